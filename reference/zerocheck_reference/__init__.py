@@ -1,0 +1,36 @@
+"""The single-device AdamW trainer that sharded training is checked against.
+
+Written from the equations. It imports torch, and neither torch.optim nor anything of zerocheck.
+Every refusal of an argument is a ValueError.
+"""
+
+from .adamw import AdamWOptions, AdamWState, adamw_step, bias_correction, initial_state
+from .clip import CLIP_RULES, clip_coefficient, gradient_norm
+from .gradient import LocalPass, average, local_pass
+from .precision import half_ulp, round_to, smallest_subnormal, unit_roundoff
+from .schedule import constant, cosine, linear_warmup
+from .trainer import Group, StepResult, Trainer
+
+__all__ = [
+    "CLIP_RULES",
+    "AdamWOptions",
+    "AdamWState",
+    "Group",
+    "LocalPass",
+    "StepResult",
+    "Trainer",
+    "adamw_step",
+    "average",
+    "bias_correction",
+    "clip_coefficient",
+    "constant",
+    "cosine",
+    "gradient_norm",
+    "half_ulp",
+    "initial_state",
+    "linear_warmup",
+    "local_pass",
+    "round_to",
+    "smallest_subnormal",
+    "unit_roundoff",
+]

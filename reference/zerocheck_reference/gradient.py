@@ -1,0 +1,146 @@
+"""The gradient of a global batch: local passes of every rank and microbatch, and their average."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ._check import one_of, real
+from .precision import round_to
+
+Average = Literal["mean", "sum"]
+Divide = Literal["loss", "gradient"]
+Unused = Literal["skip", "zero"]
+
+
+class LocalPass(NamedTuple):
+    """One forward and backward of one rank on one microbatch.
+
+    loss       0-d, detached, as the loss function returned it: not divided
+    gradients  by the name in `model.named_parameters()` (a tied alias is not repeated), for every
+               parameter that requires a gradient; None where it took no part in the loss
+    """
+
+    loss: Tensor
+    gradients: dict[str, Tensor | None]
+
+
+def local_pass(
+    model: nn.Module, loss: Callable[[nn.Module], Tensor], *, loss_divisor: float = 1.0
+) -> LocalPass:
+    """Run `loss(model)`, divide by `loss_divisor` if it is not 1, go backward, harvest.
+
+    Just the operations of a training loop, in its order, so that the bits are those of a rank that
+    runs the same (thread count and alignment of the parameters being equal). Gradients that the
+    model held before are dropped, and none are left on it, whether this succeeds or not.
+
+    `loss` returns a 0-d tensor that requires a gradient. ValueError otherwise, for a divisor
+    outside (0, inf), or for a sparse gradient, which AdamW does not define.
+    """
+    real("loss_divisor", loss_divisor, low_open=True)
+    model.zero_grad(set_to_none=True)
+    try:
+        with torch.enable_grad():
+            value = loss(model)
+            _check_loss(value)
+            undivided = value.detach().clone()
+            (value if loss_divisor == 1.0 else value / loss_divisor).backward()  # type: ignore[no-untyped-call]
+        gradients = {
+            name: parameter.grad
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        }
+    finally:
+        model.zero_grad(set_to_none=True)
+    for name, gradient in gradients.items():
+        if gradient is not None and gradient.layout != torch.strided:
+            raise ValueError(f"the gradient of {name!r} is {gradient.layout} (allowed: dense)")
+    return LocalPass(undivided, gradients)
+
+
+def _check_loss(value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise ValueError(f"the loss is a {type(value).__name__} (allowed: a 0-d tensor)")
+    if value.dim() != 0:
+        raise ValueError(f"the loss has shape {tuple(value.shape)} (allowed: a 0-d tensor)")
+    if not value.requires_grad:
+        raise ValueError("the loss depends on no parameter that requires a gradient")
+
+
+@torch.no_grad()
+def average(
+    passes: Sequence[Sequence[LocalPass]],
+    *,
+    average: Average = "mean",
+    divide: Divide = "loss",
+    unused: Unused = "skip",
+    dtype: torch.dtype | None = None,
+    like: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor | None]:
+    """The reduced gradient by parameter name, from `passes` as [rank][microbatch].
+
+    The gradients g_rm of N ranks with M microbatches are summed in float64, divided once, and
+    rounded once to `dtype` (default: their own):
+
+        sum_rm g_rm / (N if average == "mean" else 1) / (M if divide == "gradient" else 1)
+
+    With divide == "loss" the passes ran with `loss_divisor=M`, so 1/M is in them already. A None in
+    some passes counts as zero. A parameter with None in all of them gives None for unused ==
+    "skip" and zeros for "zero"; these have the shape, device and (if `dtype` is None) dtype of
+    `like[name]`, which is needed only then.
+
+    ValueError if ranks differ in their number of microbatches, passes in their names, gradients in
+    their shape, for no passes at all, an unknown word, or a `like` that is missing.
+    """
+    one_of("average", average, ("mean", "sum"))
+    one_of("divide", divide, ("loss", "gradient"))
+    one_of("unused", unused, ("skip", "zero"))
+    microbatches = check_rectangle("passes", passes)
+    count = len(passes) if average == "mean" else 1
+    count *= microbatches if divide == "gradient" else 1
+
+    flat = [single for rank in passes for single in rank]
+    names = flat[0].gradients.keys()
+    for single in flat:
+        if single.gradients.keys() != names:
+            odd = sorted(single.gradients.keys() ^ names)
+            raise ValueError(f"{', '.join(odd)}: in some passes only (allowed: in all or in none)")
+
+    reduced: dict[str, Tensor | None] = {}
+    for name in names:
+        terms = [g for single in flat if (g := single.gradients[name]) is not None]
+        if terms:
+            reduced[name] = _mean(name, terms, count, dtype)
+        elif unused == "skip":
+            reduced[name] = None
+        elif like is None or name not in like:
+            raise ValueError(f"like has no {name!r}, whose shape no pass tells (needed for zeros)")
+        else:
+            reduced[name] = torch.zeros_like(like[name], dtype=dtype)
+    return reduced
+
+
+def check_rectangle(what: str, rows: Sequence[Sequence[object]]) -> int:
+    """The number of microbatches, if every rank has the same one, at least 1; else ValueError."""
+    lengths = sorted({len(row) for row in rows})
+    if len(lengths) != 1 or lengths[0] == 0:
+        raise ValueError(
+            f"{what} has {len(rows)} ranks with {lengths} microbatches "
+            "(allowed: one rank or more, the same number of microbatches on each, at least 1)"
+        )
+    return lengths[0]
+
+
+def _mean(name: str, terms: Sequence[Tensor], count: int, dtype: torch.dtype | None) -> Tensor:
+    total = terms[0].to(torch.float64)
+    for term in terms[1:]:
+        if term.shape != total.shape:
+            raise ValueError(
+                f"the gradient of {name!r} has the shapes {tuple(total.shape)} and "
+                f"{tuple(term.shape)} (allowed: one)"
+            )
+        total = total + term.to(torch.float64)
+    return round_to(total / count, terms[0].dtype if dtype is None else dtype)

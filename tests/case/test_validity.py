@@ -1,0 +1,165 @@
+"""Cases that are well-formed but impossible: each refused, with what is given and allowed."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from zerocheck.case.codec import merged
+from zerocheck.case.schema import Block, Case, Model
+from zerocheck.case.validity import MAX_ELEMENTS, check
+from zerocheck.errors import UsageError
+
+NORM = [{"kind": "batch_norm"}]
+TOKENS = {"stem": "embedding", "inputs": 8}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"mesh": [64, 32]}, "mesh [64, 32] has 2048 ranks; allowed: at most 1024"),
+        (
+            {"start": {"moments": "tiny"}},
+            "start.moments is 'tiny', but start.step is 0, where the moments are zero",
+        ),
+        (
+            {"model": {"tied": True}},
+            "model.tied needs the stem 'embedding', model.stem is 'dense'",
+        ),
+        (
+            {"model": {**TOKENS, "tied": True, "outputs": 7}},
+            "model.tied needs model.outputs == model.inputs, given are 7 and 8",
+        ),
+        (
+            {"model": {"padding_idx": 0}},
+            "model.padding_idx needs the stem 'embedding', model.stem is 'dense'",
+        ),
+        (
+            {"model": {**TOKENS, "padding_idx": 8}},
+            "model.padding_idx is 8; allowed: 0 to 7 (model.inputs is 8)",
+        ),
+        (
+            {"model": {"blocks": [{"kind": "mlp"}], "calls": [0, 1]}},
+            "model.calls[1] is 1; allowed: 0 to 0 (the model has 1 blocks)",
+        ),
+        ({"model": {"calls": [0]}}, "model.calls[0] is 0; allowed: none"),
+        (
+            {"model": {"width": 6, "blocks": [{"kind": "attention", "heads": 4}]}},
+            "model.blocks[0].heads is 4, which does not divide model.width 6; allowed: 1, 2, 3, 6",
+        ),
+        (
+            {"model": {"width": 6, "blocks": [{"kind": "group_norm", "heads": 5}]}},
+            "model.blocks[0].heads is 5, which does not divide model.width 6",
+        ),
+        (
+            {"model": {"blocks": [{"kind": "conv", "kernel": 2}]}},
+            "model.blocks[0].kernel is 2; allowed: odd numbers, 1 to 15",
+        ),
+        (
+            {"model": {"blocks": NORM}, "data": {"batch": 1, "length": 1}},
+            "model.blocks[0] is a batch_norm, which needs data.batch * data.length >= 2",
+        ),
+        (
+            {
+                "model": {"width": 4, "blocks": [{"kind": "group_norm", "heads": 4}]},
+                "data": {"batch": 1, "length": 1},
+            },
+            "model.blocks[0] is a group_norm with 1 value per group",
+        ),
+        (
+            {"model": {"frozen": ["head.*", "stm.*"]}},
+            "model.frozen: the pattern 'stm.*' matches no parameter (stem.weight, stem.bias, "
+            "head.weight, head.bias)",
+        ),
+        ({"start": {"zeros": ["x"]}}, "start.zeros: the pattern 'x' matches no parameter"),
+        (
+            {"model": {"frozen": ["*"]}},
+            "no trainable parameter is left that the loss depends on (model.frozen: '*')",
+        ),
+        (
+            {"model": {"frozen": ["stem*", "head*"], "unused": True}},
+            "no trainable parameter is left that the loss depends on",
+        ),
+        (
+            {"optimizer": {"groups": [{"pattern": "*.bias"}]}},
+            "stem.weight, head.weight matches no pattern of optimizer.groups ('*.bias')",
+        ),
+    ],
+)
+def test_messages(fields: dict[str, Any], message: str) -> None:
+    case = merged(Case(), fields, source="x")
+    with pytest.raises(UsageError) as caught:
+        check(case)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": {"blocks": NORM, "calls": []}, "data": {"batch": 1, "length": 1}},
+        {"model": {"blocks": NORM}, "data": {"batch": 2, "length": 1}},
+        {"model": {**TOKENS, "tied": True, "outputs": 8, "padding_idx": 7}},
+        {"model": {"frozen": ["stem.*"]}, "optimizer": {"groups": [{"pattern": "head.*"}]}},
+        {"start": {"step": 3}},
+    ],
+)
+def test_possible(fields: dict[str, Any]) -> None:
+    check(merged(Case(), fields, source="x"))
+
+
+def test_fields_out_of_bounds_are_seen_in_cases_made_by_hand() -> None:
+    with pytest.raises(UsageError, match=r"the case: model.width is 0; allowed: an integer >= 1"):
+        check(Case(model=Model(width=0)))
+    with pytest.raises(UsageError, match=r"the case: data.loss_factor is null"):
+        check(merged(Case(), {}, source="x").__class__(data={"loss_factor": float("nan")}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"model": {"inputs": 1 << 20, "width": 1 << 20}}, "the parameters would have 10995"),
+        (
+            {"model": {"width": 1 << 20, "blocks": [{"kind": "attention"}] * 128}},
+            "the parameters would have 562",
+        ),
+        (
+            {
+                "data": {"batch": 256, "length": 256},
+                "model": {"width": 256, "blocks": [{"kind": "attention", "heads": 256}]},
+            },
+            "the activations of one microbatch would have",
+        ),
+        (
+            {
+                "data": {"batch": 256, "length": 256},
+                "model": {"blocks": [{"kind": "mlp", "hidden": 2048}], "calls": [0] * 256},
+            },
+            "the activations of one microbatch would have",
+        ),
+    ],
+)
+def test_absurd_cases_are_refused_fast_and_without_memory(
+    fields: dict[str, Any], what: str
+) -> None:
+    case = merged(Case(), fields, source="x")
+    tracemalloc.start()
+    begin = time.perf_counter()
+    with pytest.raises(UsageError, match=rf"{what}\d* elements; allowed: at most {MAX_ELEMENTS}|"):
+        check(case)
+    taken = time.perf_counter() - begin
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert taken < 0.5
+    assert peak < 4 << 20
+
+
+def test_long_patterns_are_fast() -> None:
+    blocks = tuple(Block(kind="mlp") for _ in range(128))
+    frozen = tuple("*a" * 100 + str(i) for i in range(64))
+    begin = time.perf_counter()
+    with pytest.raises(UsageError, match="matches no parameter"):
+        check(Case(model=Model(blocks=blocks, frozen=frozen)))
+    assert time.perf_counter() - begin < 2

@@ -1,0 +1,1 @@
+"""Verification of the reference trainer: independent oracles, derived bounds, torch's own AdamW."""

@@ -1,0 +1,55 @@
+"""zerocheck tells the authors of sharded-training code whether that code is right."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .contract.build import Built as Built
+    from .contract.build import BuiltImplementation as BuiltImplementation
+    from .contract.groups import adamw_options as adamw_options
+    from .contract.groups import groups as groups
+    from .contract.implementation import Implementation as Implementation
+    from .contract.implementation import Microbatch as Microbatch
+    from .contract.implementation import Step as Step
+    from .contract.implementation import StepReport as StepReport
+    from .contract.semantics import Semantics as Semantics
+    from .contract.shard import Shard as Shard
+    from .errors import Unsupported as Unsupported
+    from .errors import UsageError as UsageError
+    from .testing import parametrize_with_checks as parametrize_with_checks
+
+__version__ = "0.1.0"
+
+# Where each public name lives. They are imported on first use, so that `zerocheck --help`, and
+# every pytest session that only has the plugin installed, starts without torch.
+_WHERE = {
+    "Built": "contract.build",
+    "BuiltImplementation": "contract.build",
+    "Implementation": "contract.implementation",
+    "Microbatch": "contract.implementation",
+    "Semantics": "contract.semantics",
+    "Shard": "contract.shard",
+    "Step": "contract.implementation",
+    "StepReport": "contract.implementation",
+    "Unsupported": "errors",
+    "UsageError": "errors",
+    "adamw_options": "contract.groups",
+    "groups": "contract.groups",
+    "parametrize_with_checks": "testing",
+}
+
+__all__ = [*_WHERE]  # noqa: PLE0604 - all are strings
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_WHERE[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_WHERE})

@@ -1,0 +1,191 @@
+"""Cases as JSON and as plain data, and errors in words that help.
+
+What comes from elsewhere is checked here for form: fields, types, bounds. Whether the fields go
+together is said by `validity.check`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from ..errors import UsageError, did_you_mean
+from .schema import FORMAT, Case
+
+Path = tuple[str | int, ...]
+
+_CASE_TYPE = inspect.type_info(Case)
+_AT = re.compile(r" - at `\$(?P<path>[^`]*)`$")
+_PART = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
+_UNKNOWN_FIELD = re.compile(r"^Object contains unknown field `(?P<name>.*)`$", re.DOTALL)
+_MISSING_FIELD = re.compile(r"^Object missing required field `(?P<name>[^`]*)`$")
+
+
+def encode(case: Case) -> bytes:
+    """The case as indented JSON, every field written out, with a newline at the end."""
+    return msgspec.json.format(msgspec.json.encode(case), indent=2) + b"\n"
+
+
+def decode(data: bytes, *, source: str) -> Case:
+    """The case in `data`. `source` names the file in messages.
+
+    Raises UsageError for what is not JSON, of another format version, or out of bounds.
+    """
+    try:
+        raw = msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{source}: {_not_json(str(error), data)}") from None
+    except UnicodeDecodeError as error:
+        place = data.find(error.object[error.start : error.end])
+        raise UsageError(f"{source} is not UTF-8 text ({_place(data, max(place, 0))})") from None
+    except RecursionError:
+        raise UsageError(f"{source} is nested too deeply to be a case") from None
+    return from_plain(raw, source=source)
+
+
+def from_plain(raw: Any, *, source: str) -> Case:
+    """The case in dicts, lists and numbers. Raises UsageError, with the path in the case."""
+    if not isinstance(raw, dict):
+        raise UsageError(f"{source} is not a case: it holds {_shown(raw)}, needed is an object")
+    version = raw.get("format", FORMAT)
+    if isinstance(version, bool) or version != FORMAT:
+        raise UsageError(
+            f"{source} has case format {_shown(version)}; this zerocheck knows format {FORMAT}"
+        )
+    try:
+        return msgspec.convert(raw, Case)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{source}: {_in_words(str(error), raw)}") from None
+
+
+def to_plain(case: Case) -> dict[str, Any]:
+    """The case in dicts, lists and numbers."""
+    plain: dict[str, Any] = msgspec.to_builtins(case)
+    return plain
+
+
+def merged(case: Case, fields: Mapping[str, Any], *, source: str) -> Case:
+    """The case with nested `fields` put over it, such as {"training": {"clip": None}}.
+
+    Objects are merged field by field, lists are replaced. Raises UsageError as `decode` does.
+    """
+    plain = to_plain(case)
+    for name, value in msgspec.to_builtins(dict(fields)).items():
+        if isinstance(value, dict) and isinstance(plain.get(name), dict):
+            plain[name] = {**plain[name], **value}
+        else:
+            plain[name] = value
+    return from_plain(plain, source=source)
+
+
+def _not_json(message: str, data: bytes) -> str:
+    if "truncated" in message:
+        size = len(data)
+        return f"the JSON ends too early, after {size} bytes" if size else "the file is empty"
+    found = re.search(r"(?:JSON is malformed: )?(.*?) \(byte (\d+)\)", message)
+    if found is None:
+        return f"not JSON: {_AT.sub('', message)}"
+    return f"not JSON: {found[1]} at {_place(data, int(found[2]))}"
+
+
+def _place(data: bytes, byte: int) -> str:
+    line = data.count(b"\n", 0, byte) + 1
+    column = byte - (data.rfind(b"\n", 0, byte) + 1) + 1
+    return f"line {line}, column {column}"
+
+
+def _in_words(message: str, raw: Any) -> str:
+    """msgspec's message, with the value that was given and what is allowed there."""
+    at = _AT.search(message)
+    bare = message[: at.start()] if at else message
+    path = _parsed(at["path"]) if at else ()
+    where = _written(path) or "the case"
+    kind = _type_at(path)
+    names = [field.encode_name for field in kind.fields] if _is_struct(kind) else []
+    if unknown := _UNKNOWN_FIELD.match(bare):
+        name = unknown["name"]
+        return (
+            f"{where} has no field {name!r}{did_you_mean(name, names)} (fields: {', '.join(names)})"
+        )
+    if missing := _MISSING_FIELD.match(bare):
+        inner = next(f.type for f in kind.fields if f.encode_name == missing["name"])
+        return f"{where} lacks the field {missing['name']!r}, {_allowed(inner)}"
+    given = _value_at(raw, path)
+    hint = ""
+    if isinstance(kind, inspect.LiteralType) and isinstance(given, str):
+        hint = did_you_mean(given, [str(value) for value in kind.values])
+    return f"{where} is {_shown(given)}{hint}; allowed: {_allowed(kind)}"
+
+
+def _parsed(path: str) -> Path:
+    return tuple(name or int(index) for name, index in _PART.findall(path))
+
+
+def _written(path: Path) -> str:
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return "".join(parts).lstrip(".")
+
+
+def _is_struct(kind: inspect.Type) -> Any:
+    return isinstance(kind, inspect.StructType)
+
+
+def _type_at(path: Path) -> Any:
+    """msgspec's description of the type at a path of the case; None is looked through."""
+    kind: Any = _CASE_TYPE
+    for part in path:
+        if isinstance(kind, inspect.UnionType):
+            kind = next(k for k in kind.types if not isinstance(k, inspect.NoneType))
+        if isinstance(part, int):
+            kind = kind.item_type
+        else:
+            kind = next(field.type for field in kind.fields if field.encode_name == part)
+    return kind
+
+
+def _value_at(raw: Any, path: Path) -> Any:
+    for part in path:
+        raw = raw[part]
+    return raw
+
+
+def _shown(value: Any) -> str:
+    """The value as it stands in JSON, cut where it is long."""
+    try:
+        text = msgspec.json.encode(value).decode()
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError):
+        text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _allowed(kind: Any) -> str:
+    """What may stand there, in words."""
+    match kind:
+        case inspect.LiteralType():
+            return "one of " + ", ".join(_shown(value) for value in kind.values)
+        case inspect.IntType():
+            return "an integer" + _bounds(kind)
+        case inspect.FloatType():
+            return "a number" + _bounds(kind)
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.StrType():
+            return f"a text of {kind.min_length or 0} to {kind.max_length} characters"
+        case inspect.VarTupleType():
+            return f"a list of {kind.min_length or 0} to {kind.max_length} elements"
+        case inspect.UnionType():
+            return " or ".join(_allowed(part) for part in kind.types)
+        case inspect.NoneType():
+            return "null"
+        case _:
+            return "an object"
+
+
+def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
+    signs = ((">=", kind.ge), (">", kind.gt), ("<=", kind.le), ("<", kind.lt))
+    parts = [f"{sign} {bound}" for sign, bound in signs if bound is not None]
+    return " " + " and ".join(parts) if parts else ""

@@ -1,0 +1,221 @@
+"""Every dimension of a case as named features: the rows of the coverage table, and --feature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from math import prod
+
+from ..errors import unknown
+from .schema import Block, Case
+from .shapes import call_order, parameter_shapes, trainable, uncalled
+
+Present = Callable[[Case], bool]
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A property of cases: `present(case)`. Features of one dimension stand together."""
+
+    name: str
+    title: str
+    dimension: str
+    present: Present
+
+
+def features(case: Case) -> tuple[str, ...]:
+    """Names of the features that the case has, in the order of the table."""
+    return tuple(name for name, feature in FEATURES.items() if feature.present(case))
+
+
+def feature(name: str) -> Feature:
+    """The feature of that name. Raises UsageError with the nearest one."""
+    if name not in FEATURES:
+        raise unknown("feature", name, FEATURES)
+    return FEATURES[name]
+
+
+def _any_block(present: Callable[[Block], bool]) -> Present:
+    return lambda case: any(present(block) for block in case.model.blocks)
+
+
+def _any_group(name: str, *values: float) -> Present:
+    return lambda case: any(getattr(group, name) in values for group in case.optimizer.groups)
+
+
+def _lengths(case: Case) -> list[int]:
+    """Size of the first dim of each trainable parameter, the one that is sharded."""
+    shapes = parameter_shapes(case.model)
+    return [shapes[name][0] for name in trainable(case.model)]
+
+
+def _uneven_total(case: Case) -> bool:
+    shapes = parameter_shapes(case.model)
+    return sum(prod(shapes[name]) for name in trainable(case.model)) % case.world_size != 0
+
+
+def _scaled_clip(case: Case) -> float:
+    """Maximum norm in units of the loss; gradients of drawn models are at 0.1 to 10 of it."""
+    return (case.training.clip or 0.0) / case.data.loss_factor
+
+
+def _twice(case: Case) -> bool:
+    calls = call_order(case.model)
+    return len(set(calls)) < len(calls)
+
+
+def _some_decay(case: Case) -> bool:
+    decays = [group.weight_decay > 0 for group in case.optimizer.groups]
+    return any(decays) and not all(decays)
+
+
+def _table(*rows: tuple[str, str, Present], dimension: str) -> list[Feature]:
+    return [Feature(name, title, dimension, present) for name, title, present in rows]
+
+
+_WORLD = _table(
+    ("world-1", "one rank", lambda c: c.world_size == 1),
+    ("world-2", "2 ranks", lambda c: c.world_size == 2),
+    ("world-3", "3 ranks", lambda c: c.world_size == 3),
+    ("world-4", "4 ranks", lambda c: c.world_size == 4),
+    ("world-5-up", "5 ranks or more", lambda c: c.world_size >= 5),
+    (
+        "dims-below-world",
+        "a parameter with a first dim smaller than the world",
+        lambda c: min(_lengths(c)) < c.world_size,
+    ),
+    (
+        "uneven",
+        "a parameter whose first dim the world does not divide",
+        lambda c: any(length % c.world_size for length in _lengths(c)),
+    ),
+    ("uneven-total", "the world does not divide the number of elements", _uneven_total),
+    dimension="world",
+)
+
+_MODEL = _table(
+    ("stem-dense", "linear stem", lambda c: c.model.stem == "dense"),
+    ("stem-conv", "convolution stem", lambda c: c.model.stem == "conv"),
+    ("stem-embedding", "embedding stem", lambda c: c.model.stem == "embedding"),
+    ("no-blocks", "stem and head only", lambda c: not c.model.blocks),
+    ("block-mlp", "MLP block", _any_block(lambda b: b.kind == "mlp")),
+    ("block-attention", "attention block", _any_block(lambda b: b.kind == "attention")),
+    ("block-conv", "convolution block", _any_block(lambda b: b.kind == "conv")),
+    ("block-layer-norm", "layer norm", _any_block(lambda b: b.kind == "layer_norm")),
+    ("block-rms-norm", "RMS norm", _any_block(lambda b: b.kind == "rms_norm")),
+    ("block-group-norm", "group norm", _any_block(lambda b: b.kind == "group_norm")),
+    ("block-batch-norm", "batch norm with buffers", _any_block(lambda b: b.kind == "batch_norm")),
+    (
+        "relu",
+        "ReLU, gradients of exactly 0",
+        _any_block(lambda b: b.kind == "mlp" and b.activation == "relu"),
+    ),
+    (
+        "heads",
+        "several attention heads",
+        _any_block(lambda b: b.kind == "attention" and b.heads > 1),
+    ),
+    ("no-bias", "a block without bias", _any_block(lambda b: not b.bias)),
+    ("residual", "residual connection", _any_block(lambda b: b.residual)),
+    ("dropout", "dropout", _any_block(lambda b: b.dropout > 0)),
+    ("head-without-bias", "head without bias", lambda c: not c.model.head_bias),
+    ("tied", "head tied to the embedding", lambda c: c.model.tied),
+    ("padding-idx", "embedding with a padding row", lambda c: c.model.padding_idx is not None),
+    ("module-twice", "a module used twice", _twice),
+    ("unused", "parameters that no forward uses", lambda c: bool(uncalled(c.model))),
+    ("frozen", "frozen parameters", lambda c: bool(c.model.frozen)),
+    dimension="model",
+)
+
+_DATA = _table(
+    ("batch-of-one", "one sample per microbatch", lambda c: c.data.batch == 1),
+    ("length-of-one", "one position per sample", lambda c: c.data.length == 1),
+    ("loss-tiny", "loss times 1e-4 or less", lambda c: c.data.loss_factor <= 1e-4),
+    ("loss-huge", "loss times 1e3 or more", lambda c: c.data.loss_factor >= 1e3),
+    dimension="data",
+)
+
+_OPTIMIZER = _table(
+    ("groups", "several parameter groups", lambda c: len(c.optimizer.groups) > 1),
+    ("some-decay", "groups with and without weight decay", _some_decay),
+    ("no-decay", "a group without weight decay", _any_group("weight_decay", 0.0)),
+    (
+        "lr-large",
+        "learning rate 1e-2 or more",
+        lambda c: any(group.lr >= 1e-2 for group in c.optimizer.groups),
+    ),
+    (
+        "lr-small",
+        "learning rate 1e-4 or less",
+        lambda c: any(group.lr <= 1e-4 for group in c.optimizer.groups),
+    ),
+    ("eps-1e-3", "eps 1e-3", _any_group("eps", 1e-3)),
+    ("eps-1e-6", "eps 1e-6", _any_group("eps", 1e-6)),
+    ("beta2-0.9999", "beta2 0.9999", _any_group("beta2", 0.9999)),
+    ("beta2-0.95", "beta2 0.95", _any_group("beta2", 0.95)),
+    ("amsgrad", "AMSGrad", lambda c: c.optimizer.amsgrad),
+    ("maximize", "maximize", lambda c: c.optimizer.maximize),
+    ("schedule-warmup", "warm-up schedule", lambda c: c.optimizer.schedule == "warmup"),
+    ("schedule-cosine", "cosine schedule", lambda c: c.optimizer.schedule == "cosine"),
+    ("kernel-foreach", "foreach AdamW", lambda c: c.optimizer.kernel == "foreach"),
+    ("kernel-for-loop", "for-loop AdamW", lambda c: c.optimizer.kernel == "for-loop"),
+    ("kernel-fused", "fused AdamW", lambda c: c.optimizer.kernel == "fused"),
+    dimension="optimizer",
+)
+
+_START = _table(
+    ("zeros", "parameters that start at 0", lambda c: bool(c.start.zeros)),
+    ("mid-training", "start in mid-training", lambda c: c.start.step > 0),
+    ("step-1", "start after step 1", lambda c: c.start.step == 1),
+    ("step-2", "start after step 2", lambda c: c.start.step == 2),
+    ("step-255", "start after step 255", lambda c: c.start.step == 255),
+    ("step-256", "start after step 256", lambda c: c.start.step == 256),
+    ("step-10000", "start after step 10000", lambda c: c.start.step == 10_000),
+    (
+        "moments-zero",
+        "start in mid-training with moments 0",
+        lambda c: c.start.step > 0 and c.start.moments == "zero",
+    ),
+    ("moments-typical", "start with typical moments", lambda c: c.start.moments == "typical"),
+    ("moments-tiny", "start with tiny moments", lambda c: c.start.moments == "tiny"),
+    ("moments-huge", "start with huge moments", lambda c: c.start.moments == "huge"),
+    dimension="start",
+)
+
+_TRAINING = _table(
+    ("single-step", "one step", lambda c: c.training.steps == 1),
+    ("several-steps", "3 steps or more", lambda c: c.training.steps >= 3),
+    ("microbatches", "several microbatches", lambda c: c.training.microbatches > 1),
+    ("clip", "gradient clipping", lambda c: c.training.clip is not None),
+    (
+        "clip-inf",
+        "clipping by the largest element",
+        lambda c: c.training.clip is not None and c.training.norm == "inf",
+    ),
+    (
+        "clip-tight",
+        "maximum norm far below the gradient's",
+        lambda c: 0 < _scaled_clip(c) <= 0.01,
+    ),
+    ("clip-loose", "maximum norm far above the gradient's", lambda c: _scaled_clip(c) >= 100),
+    ("keep-gradients", "zero_grad(set_to_none=False)", lambda c: not c.training.set_to_none),
+    dimension="training",
+)
+
+_SHARDING = _table(
+    ("wrap-whole", "the model is one unit", lambda c: c.sharding.wrap == "whole"),
+    ("wrap-block", "each block is a unit", lambda c: c.sharding.wrap == "block"),
+    ("wrap-layer", "each layer is a unit", lambda c: c.sharding.wrap == "layer"),
+    ("reshard", "parameters released after the forward", lambda c: c.sharding.reshard),
+    ("keep-gathered", "parameters kept until the backward", lambda c: not c.sharding.reshard),
+    ("bucket-small", "buckets of 256 elements or less", lambda c: c.sharding.bucket <= 256),
+    ("prefetch-none", "no prefetching", lambda c: c.sharding.prefetch == 0),
+    ("prefetch-several", "several units prefetched", lambda c: c.sharding.prefetch >= 2),
+    dimension="sharding",
+)
+
+FEATURES: dict[str, Feature] = {
+    row.name: row for row in chain(_WORLD, _MODEL, _DATA, _OPTIMIZER, _START, _TRAINING, _SHARDING)
+}
+"""Name -> feature, in the order of the coverage table."""

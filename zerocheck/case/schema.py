@@ -1,0 +1,194 @@
+"""The case: everything that determines a run, as frozen data that round-trips through JSON.
+
+Every field has a default or a bound, and every bound is checked when a case is decoded, so that a
+case file from elsewhere is data and nothing else. Sizes are in elements, counts are plain integers.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+FORMAT: Final = 1
+"""Version of the case format. A file of another version is refused, not guessed at."""
+
+MAX_WORLD_SIZE = 1024
+
+Size = Annotated[int, Meta(ge=1, le=1 << 20)]
+Small = Annotated[int, Meta(ge=1, le=256)]
+Fraction = Annotated[float, Meta(ge=0.0, lt=1.0)]
+Positive = Annotated[float, Meta(gt=0.0, le=1e30)]
+NonNegative = Annotated[float, Meta(ge=0.0, le=1e30)]
+
+BlockKind = Literal[
+    "mlp", "attention", "conv", "layer_norm", "rms_norm", "group_norm", "batch_norm"
+]
+StemKind = Literal["dense", "embedding", "conv"]
+ActivationKind = Literal["gelu", "relu"]
+WrapKind = Literal["whole", "block", "layer"]
+MomentsKind = Literal["zero", "typical", "tiny", "huge"]
+ScheduleKind = Literal["constant", "warmup", "cosine"]
+KernelKind = Literal["foreach", "for-loop", "fused"]
+Dtype = Literal["fp32", "bf16", "fp16"]
+Pattern = Annotated[str, Meta(min_length=1, max_length=256)]
+Patterns = Annotated[tuple[Pattern, ...], Meta(max_length=64)]
+
+
+class _Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Frozen, and strict about fields that it does not know.
+
+    `frozen` and `kw_only` stand at each class again, since type checkers do not inherit them.
+    """
+
+
+class Block(_Data, frozen=True, kw_only=True):
+    """One block of the model: maps activations of shape (batch, length, width) to the same."""
+
+    kind: BlockKind
+    hidden: Size = 8
+    """mlp: hidden width. Other kinds ignore it."""
+    heads: Small = 1
+    """attention: number of heads, group_norm: number of groups. Divides the width."""
+    kernel: Annotated[int, Meta(ge=1, le=15)] = 3
+    """conv: kernel size over the length, odd."""
+    activation: ActivationKind = "gelu"
+    """mlp: between its two layers. ReLU leaves gradients of exactly 0."""
+    bias: bool = True
+    """rms_norm: ignored, it has none."""
+    residual: bool = False
+    dropout: Fraction = 0.0
+
+
+class Model(_Data, frozen=True, kw_only=True):
+    """A stem, blocks and a head. Activations between them have shape (batch, length, width)."""
+
+    stem: StemKind = "dense"
+    inputs: Size = 8
+    """dense: input features; conv: input channels; embedding: vocabulary. In elements."""
+    width: Size = 8
+    blocks: Annotated[tuple[Block, ...], Meta(max_length=128)] = ()
+    calls: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(max_length=256)] | None = None
+    """Which block is called when; an index that stands twice is a module used twice."""
+    outputs: Size = 4
+    head_bias: bool = True
+    tied: bool = False
+    """The head's weight is the embedding's (stem `embedding`; then outputs == inputs)."""
+    padding_idx: Annotated[int, Meta(ge=0)] | None = None
+    unused: bool = False
+    """One more block with parameters that no forward calls."""
+    frozen: Patterns = ()
+    """Patterns (fnmatch) of parameter names that do not require gradients."""
+
+
+class Data(_Data, frozen=True, kw_only=True):
+    """What each rank reads: other samples on every rank, at every step and microbatch."""
+
+    batch: Small = 2
+    """Samples in one microbatch of one rank."""
+    length: Small = 3
+    """Positions per sample."""
+    loss_factor: Positive = 1.0
+    """The loss is multiplied by it: tiny and huge gradients."""
+
+
+class Group(_Data, frozen=True, kw_only=True):
+    """Options of the parameters whose name matches `pattern` (fnmatch); the first match counts."""
+
+    pattern: Pattern = "*"
+    lr: NonNegative = 1e-3
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
+    eps: NonNegative = 1e-8
+    weight_decay: NonNegative = 1e-2
+
+
+class Optimizer(_Data, frozen=True, kw_only=True):
+    """AdamW and its parameter groups."""
+
+    groups: Annotated[tuple[Group, ...], Meta(min_length=1, max_length=16)] = (Group(),)
+    amsgrad: bool = False
+    maximize: bool = False
+    schedule: ScheduleKind = "constant"
+    kernel: KernelKind = "foreach"
+    """Which of torch's AdamW kernels the built-in implementations use."""
+
+
+class Start(_Data, frozen=True, kw_only=True):
+    """The state before the first step."""
+
+    step: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
+    """Optimizer steps taken already. In mid-training the moments are not zero."""
+    moments: MomentsKind = "zero"
+    zeros: Patterns = ()
+    """Patterns of parameters that start at exactly 0, where the update is seen best."""
+
+
+class Training(_Data, frozen=True, kw_only=True):
+    """How a step is taken."""
+
+    steps: Annotated[int, Meta(ge=1, le=1000)] = 2
+    microbatches: Annotated[int, Meta(ge=1, le=64)] = 1
+    clip: Positive | None = None
+    """Maximum norm of the gradient, or None for no clipping."""
+    norm: Literal["2", "inf"] = "2"
+    set_to_none: bool = True
+
+
+class Precision(_Data, frozen=True, kw_only=True):
+    """Dtypes of compute and of reduction. Built-in cases draw fp32 only so far."""
+
+    compute: Dtype = "fp32"
+    reduce: Dtype = "fp32"
+
+
+class Sharding(_Data, frozen=True, kw_only=True):
+    """Options of sharding; an implementation ignores those that it does not have."""
+
+    wrap: WrapKind = "block"
+    """Granularity of units: the whole model, each block, or each layer with parameters."""
+    reshard: bool = True
+    """Parameters are released after the forward and gathered again in the backward."""
+    bucket: Size = 1 << 20
+    """Elements in one bucket of gradient reduction."""
+    prefetch: Annotated[int, Meta(ge=0, le=8)] = 1
+    """Units gathered ahead of use."""
+
+
+class Disturbance(_Data, frozen=True, kw_only=True):
+    """Delays that reorder ranks. Milliseconds; 0 is none."""
+
+    delay: Annotated[float, Meta(ge=0.0, le=10_000.0)] = 0.0
+
+
+class Case(_Data, frozen=True, kw_only=True):
+    """Everything that determines a run, the implementation aside.
+
+    `mesh` holds the size of each axis: (W,) shards over W ranks; (R, S), later, replicates over R
+    and shards over S. `seed` determines the initial weights, the state of a start in mid-training,
+    every sample and every dropout mask.
+    """
+
+    format: Literal[1] = FORMAT
+    mesh: Annotated[
+        tuple[Annotated[int, Meta(ge=1, le=MAX_WORLD_SIZE)], ...],
+        Meta(min_length=1, max_length=2),
+    ] = (2,)
+    seed: Annotated[int, Meta(ge=0, lt=1 << 62)] = 0
+    model: Model = Model()
+    data: Data = Data()
+    optimizer: Optimizer = Optimizer()
+    start: Start = Start()
+    training: Training = Training()
+    precision: Precision = Precision()
+    sharding: Sharding = Sharding()
+    disturbance: Disturbance = Disturbance()
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        size = 1
+        for axis in self.mesh:
+            size *= axis
+        return size

@@ -1,0 +1,147 @@
+"""Cases that are well-formed but impossible, refused before anything is allocated."""
+
+from __future__ import annotations
+
+from ..errors import UsageError
+from .codec import from_plain, to_plain
+from .schema import MAX_WORLD_SIZE, Block, Case
+from .shapes import (
+    activation_elements,
+    call_order,
+    matching,
+    parameter_elements,
+    parameter_shapes,
+    trainable,
+    uncalled,
+)
+
+MAX_ELEMENTS = 1 << 28
+"""Most elements of parameters, and of one microbatch's activations (1 GiB each in fp32)."""
+
+
+def check(case: Case) -> None:
+    """Raise UsageError, with what is given and what is allowed, for a case that cannot be run.
+
+    Costs microseconds and little memory, whatever the case asks for.
+    """
+    from_plain(to_plain(case), source="the case")
+    if case.world_size > MAX_WORLD_SIZE:
+        raise UsageError(
+            f"mesh {list(case.mesh)} has {case.world_size} ranks; allowed: at most {MAX_WORLD_SIZE}"
+        )
+    if case.start.step == 0 and case.start.moments != "zero":
+        raise UsageError(
+            f"start.moments is {case.start.moments!r}, but start.step is 0, where the moments are "
+            "zero; allowed: start.step >= 1, or 'zero'"
+        )
+    _check_stem(case)
+    _check_calls(case)
+    for index, block in enumerate(case.model.blocks):
+        _check_block(case, index, block)
+    _check_sizes(case)
+    _check_patterns(case)
+
+
+def _check_stem(case: Case) -> None:
+    model = case.model
+    if model.tied and model.stem != "embedding":
+        raise UsageError(f"model.tied needs the stem 'embedding', model.stem is {model.stem!r}")
+    if model.tied and model.outputs != model.inputs:
+        raise UsageError(
+            f"model.tied needs model.outputs == model.inputs, given are {model.outputs} and "
+            f"{model.inputs}"
+        )
+    if model.padding_idx is None:
+        return
+    if model.stem != "embedding":
+        raise UsageError(
+            f"model.padding_idx needs the stem 'embedding', model.stem is {model.stem!r}"
+        )
+    if model.padding_idx >= model.inputs:
+        raise UsageError(
+            f"model.padding_idx is {model.padding_idx}; allowed: 0 to {model.inputs - 1} "
+            f"(model.inputs is {model.inputs})"
+        )
+
+
+def _check_calls(case: Case) -> None:
+    blocks = len(case.model.blocks)
+    for place, index in enumerate(case.model.calls or ()):
+        if index >= blocks:
+            allowed = f"0 to {blocks - 1}" if blocks else "none"
+            raise UsageError(
+                f"model.calls[{place}] is {index}; allowed: {allowed} (the model has {blocks} "
+                "blocks)"
+            )
+
+
+def _check_block(case: Case, index: int, block: Block) -> None:
+    where = f"model.blocks[{index}]"
+    width = case.model.width
+    positions = case.data.batch * case.data.length
+    called = index in call_order(case.model)
+    if block.kind in ("attention", "group_norm") and width % block.heads:
+        fitting = ", ".join(str(n) for n in range(1, min(width, 256) + 1) if width % n == 0)
+        raise UsageError(
+            f"{where}.heads is {block.heads}, which does not divide model.width {width}; allowed: "
+            f"{fitting}"
+        )
+    if block.kind == "conv" and block.kernel % 2 == 0:
+        raise UsageError(f"{where}.kernel is {block.kernel}; allowed: odd numbers, 1 to 15")
+    if block.kind == "batch_norm" and called and positions == 1:
+        raise UsageError(
+            f"{where} is a batch_norm, which needs data.batch * data.length >= 2 in training; "
+            f"given are {case.data.batch} * {case.data.length}"
+        )
+    # torch multiplies the batch in here too, and refuses a product of 1.
+    if block.kind == "group_norm" and called and positions * (width // block.heads) == 1:
+        raise UsageError(
+            f"{where} is a group_norm with 1 value per group; allowed: {where}.heads < {width}, or "
+            "data.batch * data.length >= 2"
+        )
+
+
+def _check_sizes(case: Case) -> None:
+    for what, elements in (
+        ("parameters", parameter_elements(case.model)),
+        ("activations of one microbatch", activation_elements(case.model, case.data)),
+    ):
+        if elements > MAX_ELEMENTS:
+            raise UsageError(
+                f"the {what} would have {elements} elements; allowed: at most {MAX_ELEMENTS}"
+            )
+
+
+def _check_patterns(case: Case) -> None:
+    model = case.model
+    names = list(parameter_shapes(model))
+    for where, patterns in (
+        ("model.frozen", model.frozen),
+        ("start.zeros", case.start.zeros),
+    ):
+        for pattern in patterns:
+            if not matching(names, (pattern,)):
+                raise UsageError(
+                    f"{where}: the pattern {pattern!r} matches no parameter ({_few(names)})"
+                )
+    learning = trainable(model)
+    idle = uncalled(model)
+    if not any(not name.startswith(idle) for name in learning):
+        frozen = ", ".join(repr(pattern) for pattern in model.frozen)
+        raise UsageError(
+            f"no trainable parameter is left that the loss depends on (model.frozen: {frozen}); "
+            "needed is at least 1"
+        )
+    groups = [group.pattern for group in case.optimizer.groups]
+    reached = set(matching(learning, groups))
+    left = [name for name in learning if name not in reached]
+    if left:
+        raise UsageError(
+            f"{_few(left)} matches no pattern of optimizer.groups "
+            f"({', '.join(repr(pattern) for pattern in groups)}); end them with '*'"
+        )
+
+
+def _few(names: list[str]) -> str:
+    shown = ", ".join(names[:4])
+    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"

@@ -1,0 +1,21 @@
+"""The contract between zerocheck and the code under test."""
+
+from .build import Built, BuiltImplementation
+from .groups import adamw_options, grouped, groups
+from .implementation import Implementation, Microbatch, Step, StepReport
+from .semantics import Semantics
+from .shard import Shard
+
+__all__ = [
+    "Built",
+    "BuiltImplementation",
+    "Implementation",
+    "Microbatch",
+    "Semantics",
+    "Shard",
+    "Step",
+    "StepReport",
+    "adamw_options",
+    "grouped",
+    "groups",
+]

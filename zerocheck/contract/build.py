@@ -1,0 +1,192 @@
+"""The short form of the contract, for code that looks like torch: a model and an optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from ..case.schema import Case
+from ..compat import local_index
+from ..errors import UsageError
+from .implementation import Implementation, Step, StepReport
+from .names import unwrapped
+from .shard import Index, Role, Shard
+
+MOMENT_ROLES: tuple[Role, ...] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+
+
+@dataclass(frozen=True, kw_only=False)
+class Built:
+    """What `build(model, case, mesh)` returns.
+
+    model       the wrapped model that is called in training
+    optimizer   a torch optimizer over its parameters, with the groups of `zerocheck.groups`
+    accumulate  accumulate(last: bool) -> context for the forward and backward of a microbatch;
+                default: no_sync() or set_requires_gradient_sync(False) until the last one
+    clip        clip(max_norm, norm_type) -> total norm; default: torch's clip_grad_norm_
+    states      states() -> mapping of parameter to its optimizer state; default: optimizer.state
+    names       names(wrapped name) -> name in the unwrapped model; default: wrapper prefixes cut
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    accumulate: Callable[[bool], AbstractContextManager[Any]] | None = None
+    clip: Callable[[float, float], torch.Tensor | float] | None = None
+    states: Callable[[], Mapping[torch.Tensor, Mapping[str, Any]]] | None = None
+    names: Callable[[str], str] | None = None
+
+
+class BuiltImplementation(Implementation):
+    """An Implementation made from `build`; the built-in DDP and FSDP2 are made this way too."""
+
+    def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
+        """Wrap the model and make its optimizer."""
+        raise NotImplementedError
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        built = self.build(model, case, mesh)
+        if not isinstance(built, Built):
+            raise UsageError(
+                f"build must return zerocheck.Built(model, optimizer), got {type(built).__name__}"
+            )
+        self.case = case
+        self.built = built
+        self._places: dict[str, tuple[tuple[int, ...], Index | None]] = {}
+
+    def train_step(self, step: Step) -> StepReport:
+        model, optimizer = self.built.model, self.built.optimizer
+        training = self.case.training
+        optimizer.zero_grad(set_to_none=training.set_to_none)
+        self._set_learning_rates(step.lr)
+        count = len(step.microbatches)
+        for index, microbatch in enumerate(step.microbatches):
+            with self._accumulating(last=index == count - 1):
+                loss = microbatch.loss(model)
+                (loss / count if count > 1 else loss).backward()  # type: ignore[no-untyped-call]
+        step.reached("reduced")
+        norm: float | None = None
+        if training.clip is not None:
+            norm = self._clip(training.clip, float(training.norm))
+            step.reached("clipped")
+        optimizer.step()
+        return StepReport(grad_norm=norm)
+
+    def shards(self) -> Iterator[Shard]:
+        rename = self.built.names or unwrapped
+        states = self.built.states() if self.built.states else self.built.optimizer.state
+        for wrapped, parameter in self.built.model.named_parameters():
+            name = rename(wrapped)
+            shape, index = self._place(name, parameter)
+            yield Shard(name, "parameter", _local(parameter), shape, index)
+            if not parameter.requires_grad:
+                continue
+            grad = parameter.grad
+            yield Shard(name, "gradient", None if grad is None else _local(grad), shape, index)
+            state = states.get(parameter)
+            if not state:
+                continue
+            for role in MOMENT_ROLES:
+                if role in state:
+                    yield Shard(name, role, _local(state[role]), shape, index)
+            if "step" in state:
+                yield Shard(name, "step", _local(torch.as_tensor(state["step"])), ())
+        for wrapped, buffer in self.built.model.named_buffers():
+            yield Shard(rename(wrapped), "buffer", _local(buffer), tuple(buffer.shape))
+
+    def restore(self, full: Mapping[tuple[str, str], torch.Tensor]) -> None:
+        rename = self.built.names or unwrapped
+        state = self.built.optimizer.state
+        with torch.no_grad():
+            for wrapped, parameter in self.built.model.named_parameters():
+                name = rename(wrapped)
+                _local(parameter).copy_(_part(full[name, "parameter"], self._place(name, parameter)[1]))
+                if not parameter.requires_grad:
+                    continue
+                entry = state[parameter]
+                entry["step"] = full[name, "step"].clone()
+                for role in MOMENT_ROLES:
+                    if (name, role) in full:
+                        moment = torch.zeros_like(parameter)
+                        _local(moment).copy_(_part(full[name, role], self._place(name, parameter)[1]))
+                        entry[role] = moment
+
+    def close(self) -> None:
+        self._places.clear()
+        del self.built
+
+    def _place(self, name: str, parameter: torch.Tensor) -> tuple[tuple[int, ...], Index | None]:
+        if not isinstance(parameter, DTensor):
+            return tuple(parameter.shape), None
+        place = self._places.get(name)
+        if place is None:
+            place = (tuple(parameter.shape), local_index(parameter))
+            self._places[name] = place
+        return place
+
+    def _accumulating(self, *, last: bool) -> AbstractContextManager[Any]:
+        if self.built.accumulate is not None:
+            return self.built.accumulate(last)
+        model = self.built.model
+        if hasattr(model, "set_requires_gradient_sync"):
+            if self.case.training.microbatches > 1:
+                model.set_requires_gradient_sync(last)
+        elif not last and hasattr(model, "no_sync"):
+            return cast(AbstractContextManager[Any], model.no_sync())
+        return nullcontext()
+
+    def _clip(self, max_norm: float, norm_type: float) -> float:
+        if self.built.clip is not None:
+            return float(self.built.clip(max_norm, norm_type))
+        norm = torch.nn.utils.clip_grad_norm_(
+            self.built.model.parameters(), max_norm, norm_type=norm_type
+        )
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+    def _set_learning_rates(self, rates: Sequence[float]) -> None:
+        own = self.built.optimizer.param_groups
+        if len(own) != len(rates):
+            raise UsageError(
+                f"the optimizer has {len(own)} parameter groups, the case has {len(rates)}; "
+                "build it with zerocheck.groups(model, case)"
+            )
+        for group, rate in zip(own, rates, strict=True):
+            group["lr"] = rate
+
+
+def from_function(
+    build: Callable[[nn.Module, Case, DeviceMesh], Built],
+) -> type[BuiltImplementation]:
+    """The class for a bare `build` function.
+
+    Attributes `semantics`, `fixed` and `supports` of the function become those of the class.
+    """
+    members: dict[str, Any] = {"build": lambda self, *given: build(*given)}
+    for name in ("semantics", "fixed"):
+        if hasattr(build, name):
+            members[name] = getattr(build, name)
+    if hasattr(build, "supports"):
+        members["supports"] = staticmethod(build.supports)
+    return type(build.__name__, (BuiltImplementation,), members)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """The local tensor, detached. The private field: `to_local` may wait or differentiate."""
+    if isinstance(tensor, DTensor):
+        return tensor._local_tensor.detach()
+    return tensor.detach()
+
+
+def _part(whole: torch.Tensor, index: Index | None) -> torch.Tensor:
+    if index is None:
+        return whole
+    return whole.reshape(-1)[index] if isinstance(index, slice) else whole[index]
+
+
+__all__: Iterable[str] = ["Built", "BuiltImplementation", "from_function"]

@@ -1,0 +1,115 @@
+"""The contract: what an implementation must be able to do so that it can be judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..case.schema import Case
+from .semantics import Semantics
+from .shard import Shard
+
+Moment = Literal["reduced", "clipped"]
+Call = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Microbatch:
+    """One microbatch of one rank: its samples, the loss, and the seed of its random numbers.
+
+    inputs: positional arguments of the model; target: what the loss compares with; seed: set
+    before the forward, so that dropout is replayable; loss_of(outputs, target): 0-d fp32 tensor;
+    seen(loss): the harness notes the loss there.
+    """
+
+    inputs: tuple[torch.Tensor, ...]
+    target: torch.Tensor
+    seed: int
+    loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    seen: Callable[[torch.Tensor], None] | None = None
+
+    def loss(self, call: Call) -> torch.Tensor:
+        """Run `call(*inputs)` and return the mean loss, 0-d fp32.
+
+        It is divided neither by the world size nor by the number of microbatches.
+        """
+        torch.manual_seed(self.seed)
+        loss = self.loss_of(call(*self.inputs), self.target)
+        if self.seen is not None:
+            self.seen(loss.detach())
+        return loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One optimizer step to take.
+
+    index: 0-based within the case; microbatches: this rank's; lr: learning rate per group, in the
+    order of `case.optimizer.groups`; reached("reduced"): call it where every gradient is reduced
+    and not clipped yet; reached("clipped"): after clipping, only if the case clips. The harness
+    reads `shards()` there and copies. `reached` may raise to end the case: let it pass.
+    """
+
+    index: int
+    microbatches: Sequence[Microbatch]
+    lr: Sequence[float]
+    reached: Callable[[Moment], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """What the implementation says of the step that it took.
+
+    grad_norm: total norm of the reduced gradient before clipping, or None if it computes none;
+    skipped: no update was made (overflow under loss scaling); loss_scale: 1.0 without scaling.
+    """
+
+    grad_norm: float | None = None
+    skipped: bool = False
+    loss_scale: float = 1.0
+
+
+class Implementation:
+    """Sharded training code under test: one object per rank.
+
+    Subclass it, or give a function `build(model, case, mesh) -> Built` (see contract/build.py) if
+    the code looks like torch. Required: `__init__`, `train_step`, `shards`. Optional: `supports`,
+    `restore`, `close`, and the class attributes `semantics` and `fixed`.
+    """
+
+    semantics: Semantics = Semantics()
+    fixed: ClassVar[Mapping[str, Any]] = {}
+    """Case fields that it sets itself, e.g. {"training": {"clip": None}}; the rest is drawn."""
+
+    @classmethod
+    def supports(cls, case: Case) -> str | None:
+        """None, or the reason why this case cannot be run. No process group is needed."""
+        return None
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        """`model` is not wrapped yet and equal on every rank; `mesh` has the axes of case.mesh."""
+        raise NotImplementedError
+
+    def train_step(self, step: Step) -> StepReport:
+        """Forward and backward of all microbatches, reduction, clipping, update."""
+        raise NotImplementedError
+
+    def shards(self) -> Iterable[Shard]:
+        """Everything this rank holds now, as local views, with no communication."""
+        raise NotImplementedError
+
+    def restore(self, full: Mapping[tuple[str, str], torch.Tensor]) -> None:
+        """Take over a state of mid-training: {(name, role): whole tensor}, before the first step.
+
+        Roles: parameter, exp_avg, exp_avg_sq, max_exp_avg_sq (with amsgrad) and step (0-d fp32).
+        Frozen parameters have the role parameter only.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Release everything. The next case runs in the same process."""

@@ -1,0 +1,111 @@
+"""From a name to an implementation: built in, `package.module:Name` or `path/to/file.py:Name`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..catalogue import BUILT_IN, check_spelling
+from ..errors import UsageError, did_you_mean
+from .build import BuiltImplementation, from_function
+from .implementation import Implementation
+
+_loaded: dict[str, type[Implementation]] = {}
+
+
+def load(name: str) -> type[Implementation]:
+    """The class of an implementation. Imports the user's code, so ranks call it, not the judge.
+
+    Raises UsageError, with what is missing and where, if it cannot be used.
+    """
+    if name not in _loaded:
+        check_spelling(name)
+        where, _, attribute = BUILT_IN.get(name, name).rpartition(":")
+        _loaded[name] = _as_class(name, _attribute(_module(where), where, attribute))
+    return _loaded[name]
+
+
+def _module(where: str) -> ModuleType:
+    if where.endswith(".py"):
+        path = Path(where).resolve()
+        if not path.is_file():
+            raise UsageError(f"there is no file {where!r} (looked at {path})")
+        spec = importlib.util.spec_from_file_location(f"zerocheck_user_{path.stem}", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        folder = str(path.parent)
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException as error:
+            del sys.modules[spec.name]
+            raise UsageError(f"{where} does not import: {_said(error, path)}") from error
+        return module
+    try:
+        return importlib.import_module(where)
+    except BaseException as error:
+        raise UsageError(f"module {where!r} does not import: {_said(error)}") from error
+
+
+def _attribute(module: ModuleType, where: str, attribute: str) -> Any:
+    if hasattr(module, attribute):
+        return getattr(module, attribute)
+    names = [name for name in vars(module) if not name.startswith("_")]
+    raise UsageError(f"{where} has no {attribute!r}{did_you_mean(attribute, names)}")
+
+
+def _as_class(name: str, given: Any) -> type[Implementation]:
+    if inspect.isfunction(given):
+        if len(inspect.signature(given).parameters) < 3:
+            raise UsageError(
+                f"{name}: a build function takes (model, case, mesh) and returns zerocheck.Built; "
+                f"this one takes {inspect.signature(given)}"
+            )
+        return from_function(given)
+    if not inspect.isclass(given):
+        raise UsageError(
+            f"{name} is a {type(given).__name__}; needed is a subclass of "
+            "zerocheck.Implementation or a function build(model, case, mesh)"
+        )
+    if not issubclass(given, Implementation):
+        given = _adopted(name, given)
+    base: type[Implementation] = Implementation
+    required = ["__init__", "train_step", "shards"]
+    if issubclass(given, BuiltImplementation):
+        base, required = BuiltImplementation, ["build"]
+    missing = [method for method in required if getattr(given, method) is getattr(base, method)]
+    if missing:
+        raise UsageError(f"{name} lacks {_listed(missing)}, which every implementation must have")
+    return given  # type: ignore[no-any-return]
+
+
+def _adopted(name: str, given: type) -> type[Implementation]:
+    """A class that follows the contract without subclassing it."""
+    missing = [method for method in ("train_step", "shards") if not hasattr(given, method)]
+    if missing:
+        raise UsageError(f"{name} lacks {_listed(missing)}, which every implementation must have")
+    return type(given.__name__, (given, Implementation), {})
+
+
+def _listed(methods: list[str]) -> str:
+    return " and ".join(f"{method}()" for method in methods)
+
+
+def _said(error: BaseException, path: Path | None = None) -> str:
+    """Type, message and, for a file of the user, the line in it."""
+    line = ""
+    trace = error.__traceback__
+    while trace is not None:
+        if path is not None and trace.tb_frame.f_code.co_filename == str(path):
+            line = f" (line {trace.tb_lineno})"
+        trace = trace.tb_next
+    if isinstance(error, SyntaxError) and error.lineno:
+        line = f" (line {error.lineno})"
+    return f"{type(error).__name__}: {error}{line}"

@@ -1,0 +1,45 @@
+"""What an implementation declares of itself. Correct trainers differ; the report prints this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal, get_args, get_type_hints
+
+from ..errors import unknown
+
+
+@dataclass(frozen=True, kw_only=True)
+class Semantics:
+    """The meaning of a step, declared and not guessed.
+
+    average     "mean": the gradient is the mean over ranks; "sum": their sum.
+    divide      where 1/microbatches is applied: to the "loss" before the backward, or to the
+                "gradient" after it.
+    weight      "microbatch": every microbatch counts alike; "token": every token does.
+    accumulate  "local": microbatches are summed on the rank and reduced once;
+                "reduce_each": every microbatch is reduced, the results are summed.
+    unused      a trainable parameter that no rank used: "skip" (no update, as torch does) or
+                "zero" (its gradient counts as 0, so that it still decays).
+    buffers     "local" to the rank, or "rank0": those of rank 0 are sent to all ranks at the first
+                forward of each step.
+    clip        how the coefficient comes from the norm: "min(1, c/(norm+eps))" with eps = 1e-6, or
+                "c/norm if norm>c".
+
+    Raises UsageError for a word that is not allowed.
+    """
+
+    average: Literal["mean", "sum"] = "mean"
+    divide: Literal["loss", "gradient"] = "loss"
+    weight: Literal["microbatch", "token"] = "microbatch"
+    accumulate: Literal["local", "reduce_each"] = "local"
+    unused: Literal["skip", "zero"] = "skip"
+    buffers: Literal["local", "rank0"] = "local"
+    clip: Literal["min(1, c/(norm+eps))", "c/norm if norm>c"] = "min(1, c/(norm+eps))"
+
+    def __post_init__(self) -> None:
+        allowed = get_type_hints(type(self))
+        for field in fields(self):
+            words = get_args(allowed[field.name])
+            given = getattr(self, field.name)
+            if given not in words:
+                raise unknown(f"Semantics.{field.name}", str(given), words)

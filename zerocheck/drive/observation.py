@@ -1,0 +1,88 @@
+"""What a rank tells of one case: small structured data here, tensors in the rank's arena."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from ..case.schema import Case
+
+Point = Literal["state", "reduced", "clipped"]
+"""state: after a step (step -1: before the first); reduced, clipped: gradients within a step."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What the judge asks of a rank.
+
+    describe: only load the implementation and tell what it declares; observe False: run the steps
+    bare, as a user's loop would; trace: note every collective (for hangs and crashes).
+    """
+
+    implementation: str
+    case: Case | None = None
+    observe: bool = True
+    trace: bool = False
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """The place of one shard: the range [start, stop) of the flattened whole, or a box.
+
+    present is False for a gradient that does not exist (None).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    box: tuple[tuple[int, int], ...] | None = None
+    present: bool = True
+
+
+class Recorded(msgspec.Struct, frozen=True, array_like=True):
+    """All shards of one role and dtype at one point: a manifest and a place in the arena.
+
+    offset in bytes; numel in elements, over all entries of the manifest in order.
+    """
+
+    step: int
+    point: Point
+    role: str
+    manifest: int
+    offset: int
+    numel: int
+    dtype: str
+
+
+class StepSeen(msgspec.Struct, frozen=True, array_like=True):
+    """Losses per microbatch (fp32 values), what the implementation reported, and the places of the
+    parameters that forward read: {name: address modulo 64}, where it is not 0."""
+
+    losses: tuple[float, ...]
+    grad_norm: float | None = None
+    skipped: bool = False
+    loss_scale: float = 1.0
+    misaligned: dict[str, int] = {}
+    reported: bool = True
+    """False for the last forward and backward, which the harness ends before its update."""
+
+
+class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """The reply of a rank for one case."""
+
+    unsupported: str | None = None
+    semantics: dict[str, str] = {}
+    manifests: tuple[tuple[Entry, ...], ...] = ()
+    records: tuple[Recorded, ...] = ()
+    steps: tuple[StepSeen, ...] = ()
+    restored: bool = False
+    """Whether the case's state of mid-training was put in."""
+
+
+class Described(msgspec.Struct, frozen=True, kw_only=True):
+    """The reply to a `describe` job: what the implementation declares, or why it cannot be used."""
+
+    error: str = ""
+    semantics: dict[str, str] = {}
+    fixed: dict[str, object] = {}
+    restores: bool = False

@@ -1,0 +1,113 @@
+"""What a rank process does with a job: the target of the rank pool."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from typing import Protocol
+
+import msgspec
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from ..contract.implementation import Implementation
+from ..contract.loading import load
+from ..errors import Unsupported, UsageError
+from .collectives import CollectiveTrace
+from .observation import Described, Job, RankSeen
+from .poison import deterministic
+from .recorder import Recorder, Store
+from .steps import Driver, restores
+
+AXES = {1: ("shard",), 2: ("replicate", "shard")}
+"""Names of the mesh axes, by their number."""
+
+_meshes: dict[tuple[int, ...], DeviceMesh] = {}
+
+
+class Progress(Protocol):
+    """The rank's progress page."""
+
+    def at(self, text: str) -> None: ...
+    def collective(self, name: str, sequence: int) -> None: ...
+
+
+class Context(Protocol):
+    """What the pool gives to a job."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def arena(self) -> Store: ...
+    @property
+    def progress(self) -> Progress: ...
+
+
+def run(payload: bytes, context: Context) -> bytes:
+    """Do one job (msgpack of Job), return msgpack of RankSeen or Described.
+
+    Raises whatever the implementation raises; the pool reports it.
+    """
+    job = msgspec.msgpack.decode(payload, type=Job)
+    reply = _describe(job) if job.case is None else _run_case(job, context)
+    return msgspec.msgpack.encode(reply)
+
+
+def _describe(job: Job) -> Described:
+    try:
+        implementation = load(job.implementation)
+        # Only plain data can be merged into a case.
+        msgspec.json.encode(dict(implementation.fixed))
+    except UsageError as error:
+        return Described(error=str(error))
+    except TypeError as error:
+        return Described(error=f"{job.implementation}: `fixed` must be plain data: {error}")
+    return Described(
+        semantics=_semantics(implementation),
+        fixed=dict(implementation.fixed),
+        restores=restores(implementation),
+    )
+
+
+def _semantics(implementation: type[Implementation]) -> dict[str, str]:
+    declared = implementation.semantics
+    return {name: str(getattr(declared, name)) for name in declared.__dataclass_fields__}
+
+
+def _run_case(job: Job, context: Context) -> RankSeen:
+    assert job.case is not None
+    case = job.case
+    deterministic()
+    implementation = load(job.implementation)
+    reason = implementation.supports(case)
+    if reason is None and _needs_restore(job) and not restores(implementation):
+        reason = "it has no restore(), so it cannot start in mid-training"
+    if reason is not None:
+        return RankSeen(unsupported=reason)
+    driver = Driver(
+        implementation, case, _mesh(case.mesh), rank=context.rank, progress=context.progress
+    )
+    try:
+        with ExitStack() as stack:
+            if job.trace:
+                stack.enter_context(CollectiveTrace(context.progress.collective))
+            if job.observe:
+                return driver.observed(Recorder(context.arena))
+            return driver.bare()
+    except Unsupported as refusal:
+        return RankSeen(unsupported=str(refusal))
+
+
+def _needs_restore(job: Job) -> bool:
+    return job.case is not None and (job.case.start.step > 0 or job.case.start.moments != "zero")
+
+
+def _mesh(shape: tuple[int, ...]) -> DeviceMesh:
+    """The device mesh of the case, made once per team: making one calls collectives."""
+    mesh = _meshes.get(shape)
+    if mesh is None:
+        device = os.environ.get("ZEROCHECK_DEVICE", "cpu")
+        mesh = init_device_mesh(device, shape, mesh_dim_names=AXES[len(shape)])
+        _meshes[shape] = mesh
+    return mesh
+
+

@@ -1,0 +1,114 @@
+"""Copies what an implementation shows into the rank's arena."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
+
+import torch
+
+from ..contract.shard import Shard
+from .observation import Entry, Point, Recorded
+
+STATE_ROLES = frozenset(
+    ("parameter", "master", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step", "buffer")
+)
+GRADIENT_ROLES = frozenset(("gradient",))
+
+
+class Slot(Protocol):
+    """Where an arena put something: offset in bytes, numel in elements."""
+
+    @property
+    def offset(self) -> int: ...
+    @property
+    def numel(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+
+
+class Store(Protocol):
+    """What the recorder needs of an arena."""
+
+    def put(self, tensors: Sequence[torch.Tensor]) -> Slot: ...
+
+
+class Recorder:
+    """Collects records and the manifests that they refer to, each different manifest once."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._manifests: dict[tuple[Entry, ...], int] = {}
+        self._entries: dict[tuple[object, ...], Entry] = {}
+        self.records: list[Recorded] = []
+
+    @property
+    def manifests(self) -> tuple[tuple[Entry, ...], ...]:
+        """All manifests, in the order of their numbers."""
+        return tuple(self._manifests)
+
+    def take(
+        self, step: int, point: Point, shards: Iterable[Shard], roles: Collection[str]
+    ) -> None:
+        """Copy the shards of these roles now; the implementation may change them afterwards."""
+        batches: dict[tuple[str, str], tuple[list[Entry], list[torch.Tensor]]] = {}
+        for shard in shards:
+            if shard.role not in roles:
+                continue
+            dtype = "none" if shard.tensor is None else str(shard.tensor.dtype)
+            batch = batches.get((shard.role, dtype))
+            if batch is None:
+                batch = batches[shard.role, dtype] = ([], [])
+            batch[0].append(self._entry(shard))
+            if shard.tensor is not None:
+                batch[1].append(shard.tensor)
+        for (role, dtype), (entries, tensors) in batches.items():
+            manifest = self._manifests.setdefault(tuple(entries), len(self._manifests))
+            if tensors:
+                slot = self._store.put(tensors)
+                place = slot.offset, slot.numel, slot.dtype
+            else:
+                place = 0, 0, dtype
+            self.records.append(Recorded(step, point, role, manifest, *place))
+
+    def _entry(self, shard: Shard) -> Entry:
+        index = shard.index
+        tensor = shard.tensor
+        local = None if tensor is None else tensor.shape
+        # Slices cannot be hashed on Python 3.11: spelled out.
+        place: object
+        if index is None:
+            place = None
+        elif isinstance(index, slice):
+            place = index.start, index.stop
+        else:
+            place = tuple([(part.start, part.stop) for part in index])
+        key = (shard.name, shard.shape, place, local)
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = _new_entry(shard)
+        return entry
+
+
+def _new_entry(shard: Shard) -> Entry:
+    """The entry, after a check that the tensor has the extent that the index says.
+
+    Raises ValueError, which becomes the verdict `crashed` with this text.
+    """
+    flat = shard.flat_range()
+    box = None
+    if flat is None:
+        assert isinstance(shard.index, tuple)
+        bounds = [part.indices(size) for part, size in zip(shard.index, shard.shape, strict=True)]
+        box = tuple((low, max(low, high)) for low, high, _ in bounds)
+        count = 1
+        for low, high in box:
+            count *= high - low
+        flat = (0, count)
+    if shard.tensor is not None and shard.tensor.numel() != flat[1] - flat[0]:
+        raise ValueError(
+            f"shards() gave {shard.role} of {shard.name!r} with {shard.tensor.numel()} elements "
+            f"(shape {tuple(shard.tensor.shape)}) for an index of {flat[1] - flat[0]} elements: "
+            f"{shard.index}"
+        )
+    return Entry(shard.name, shard.shape, *flat, box, shard.tensor is not None)

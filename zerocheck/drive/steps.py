@@ -1,0 +1,182 @@
+"""One rank drives one case: build, restore, step after step, observe. No transport."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import fields
+from typing import Protocol
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..case.schema import Case
+from ..contract.groups import learning_rates
+from ..contract.implementation import Implementation, Microbatch, Moment, Step, StepReport
+from ..models.batches import batch, loss_of
+from ..models.network import build_model
+from ..models.start import initial_state
+from .alignment import AlignmentProbe
+from .observation import RankSeen, StepSeen
+from .poison import poisoned
+from .recorder import GRADIENT_ROLES, STATE_ROLES, Recorder
+
+
+class Progress(Protocol):
+    """Where a rank notes how far it is."""
+
+    def at(self, text: str) -> None: ...
+
+
+class EndOfCase(BaseException):
+    """Ends the last forward and backward before its update. Not an error: let it pass."""
+
+
+def restores(implementation: type[Implementation]) -> bool:
+    """Whether it can start in mid-training."""
+    return implementation.restore is not Implementation.restore
+
+
+class Driver:
+    """Runs one implementation on one case, on this rank."""
+
+    def __init__(
+        self,
+        implementation: type[Implementation],
+        case: Case,
+        mesh: DeviceMesh,
+        *,
+        rank: int,
+        progress: Progress,
+    ) -> None:
+        self.implementation = implementation
+        self.case = case
+        self.mesh = mesh
+        self.rank = rank
+        self.progress = progress
+        self._delays = random.Random(case.seed * 1021 + rank)
+        self._loss_of = loss_of(case)
+
+    def bare(self) -> RankSeen:
+        """The same steps as a user's loop would take them: nothing observed, nothing poisoned."""
+        subject, _ = self._built()
+        for index in range(self.case.training.steps):
+            subject.train_step(self._step(index, seen=None, reached=lambda _: None))
+        subject.close()
+        return RankSeen()
+
+    def observed(self, recorder: Recorder) -> RankSeen:
+        """All steps, then one more forward and backward without an update, everything recorded."""
+        with ExitStack() as stack:
+            stack.enter_context(poisoned())
+            subject, model_probe = self._built()
+            stack.enter_context(model_probe.watching())
+            self.progress.at("observing the initial state")
+            recorder.take(-1, "state", subject.shards(), STATE_ROLES)
+            steps: list[StepSeen] = []
+            count = self.case.training.steps
+            for index in range(count + 1):
+                steps.append(
+                    self._observe(subject, recorder, model_probe, index, last=index == count)
+                )
+            self.progress.at("close()")
+            semantics = {
+                field.name: str(getattr(subject.semantics, field.name))
+                for field in fields(subject.semantics)
+            }
+            subject.close()
+        return RankSeen(
+            semantics=semantics,
+            manifests=recorder.manifests,
+            records=tuple(recorder.records),
+            steps=tuple(steps),
+            restored=self._restored,
+        )
+
+    def _built(self) -> tuple[Implementation, AlignmentProbe]:
+        case = self.case
+        model = build_model(case)
+        probe = AlignmentProbe(model)
+        state = self._start_state(model)
+        self.progress.at(f"{self.implementation.__name__}(model, case, mesh)")
+        subject = self.implementation(model, case, self.mesh)
+        if state is not None:
+            self.progress.at("restore()")
+            subject.restore(state)
+        self._restored = state is not None
+        return subject, probe
+
+    def _start_state(self, model: nn.Module) -> dict[tuple[str, str], torch.Tensor] | None:
+        return initial_state(self.case, model) if restores(self.implementation) else None
+
+    def _observe(
+        self,
+        subject: Implementation,
+        recorder: Recorder,
+        probe: AlignmentProbe,
+        index: int,
+        *,
+        last: bool,
+    ) -> StepSeen:
+        losses: list[torch.Tensor] = []
+        probe.misaligned = {}
+
+        def reached(moment: Moment) -> None:
+            self.progress.at(f"step {index}, {moment}")
+            recorder.take(index, moment, subject.shards(), GRADIENT_ROLES)
+            if last:
+                raise EndOfCase
+
+        report: StepReport | None = None
+        try:
+            report = subject.train_step(self._step(index, seen=losses.append, reached=reached))
+        except EndOfCase:
+            pass
+        if not last:
+            self.progress.at(f"step {index}, after the update")
+            recorder.take(index, "state", subject.shards(), STATE_ROLES)
+        seen = tuple(float(loss) for loss in losses)
+        if report is None or last:
+            return StepSeen(seen, misaligned=probe.misaligned, reported=False)
+        return StepSeen(
+            seen,
+            None if report.grad_norm is None else float(report.grad_norm),
+            bool(report.skipped),
+            float(report.loss_scale),
+            probe.misaligned,
+        )
+
+    def _step(
+        self,
+        index: int,
+        *,
+        seen: Callable[[torch.Tensor], None] | None,
+        reached: Callable[[Moment], None],
+    ) -> Step:
+        return Step(
+            index=index,
+            microbatches=[
+                self._microbatch(index, number, seen)
+                for number in range(self.case.training.microbatches)
+            ],
+            lr=learning_rates(self.case, index),
+            reached=reached,
+        )
+
+    def _microbatch(
+        self, index: int, number: int, seen: Callable[[torch.Tensor], None] | None
+    ) -> Microbatch:
+        drawn = batch(self.case, step=index, rank=self.rank, microbatch=number)
+
+        def loss_of(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            self.progress.at(f"step {index}, microbatch {number}, after the forward")
+            if self.case.disturbance.delay:
+                time.sleep(self._delays.random() * self.case.disturbance.delay / 1000)
+            return self._loss_of(outputs, target)
+
+        return Microbatch(
+            inputs=drawn.inputs, target=drawn.target, seed=drawn.seed, loss_of=loss_of, seen=seen
+        )

@@ -1,0 +1,47 @@
+"""torch's FSDP2 (`fully_shard`) with AdamW over DTensors: ZeRO-3."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+from ..case.schema import Case
+from ..contract import Built, BuiltImplementation, Semantics, adamw_options, groups
+from ..errors import Unsupported
+from .limits import one_axis_fp32
+from .units import unit_modules
+
+
+class Fsdp2(BuiltImplementation):
+    """`fully_shard` on each unit of `sharding.wrap` and on the root, which stays gathered.
+
+    Gradients of microbatches are accumulated unsharded and reduced once, with the last one.
+    Refused by torch, and declared here: 0-d, empty and non-contiguous parameters. A parameter that
+    is tied across units would be refused too; units.py keeps both of its users in the root.
+    """
+
+    semantics = Semantics(accumulate="local", unused="skip", buffers="local")
+
+    @classmethod
+    def supports(cls, case: Case) -> str | None:
+        """None, or the reason why this case cannot be run."""
+        return one_axis_fp32(case)
+
+    def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
+        """Shard the model in place, then make the optimizer over its sharded parameters.
+
+        Raises Unsupported for parameters that FSDP2 refuses.
+        """
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 0 or parameter.numel() == 0:
+                raise Unsupported(f"FSDP2 refuses 0-d and empty parameters: {name}")
+            if not parameter.is_contiguous():
+                raise Unsupported(f"FSDP2 refuses non-contiguous parameters: {name}")
+        reshard = case.sharding.reshard
+        for module in unit_modules(model, case.sharding.wrap):
+            fully_shard(module, mesh=mesh, reshard_after_forward=reshard)
+        fully_shard(model, mesh=mesh, reshard_after_forward=None if reshard else False)
+        optimizer = torch.optim.AdamW(groups(model, case), **adamw_options(case))
+        return Built(model, optimizer)

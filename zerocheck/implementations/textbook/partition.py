@@ -1,0 +1,102 @@
+"""The flat partition: parameters laid end to end, and cut in one equal shard per rank.
+
+Section 5 of the ZeRO paper partitions a flat buffer and not tensors, so that ranks hold the same
+number of elements whatever the shapes are. Pure arithmetic, no tensors.
+
+    parameters   |aaaaaaa.|bb......|cccccccccc|..      . is padding
+    shards, W=3  | rank 0    | rank 1    | rank 2|
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ALIGNMENT = 16
+"""Parameters start at multiples of this many elements: 64 bytes in fp32.
+
+A matrix kernel chooses its path by the address. At the alignment that torch's own allocations have
+the local gradients are those of a single device bit for bit.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one rank owns of one parameter.
+
+    Elements `start` to `stop` of the parameter in row-major order; they lie at `offset` (elements)
+    in the rank's shard. `shape` is the global shape.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    offset: int
+
+    @property
+    def inside(self) -> slice:
+        """Where the piece lies in the rank's shard."""
+        return slice(self.offset, self.offset + self.stop - self.start)
+
+
+class Partition:
+    """The places of parameters in a flat buffer of `numel` elements, cut in W equal shards.
+
+    The world size need not divide anything: the end is padded to a multiple of it. A rank may own
+    all of a parameter, a part of it, nothing of it, or nothing but padding.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[str, tuple[int, ...]]], world_size: int) -> None:
+        self.shapes = list(shapes)
+        self.offsets: list[int] = []
+        end = 0
+        for _, shape in self.shapes:
+            start = -(-end // ALIGNMENT) * ALIGNMENT
+            self.offsets.append(start)
+            end = start + math.prod(shape)
+        self.shard_size = -(-end // world_size)
+        self.numel = self.shard_size * world_size
+
+    def shard(self, rank: int) -> slice:
+        """Where the shard of `rank` lies in the flat buffer."""
+        return slice(rank * self.shard_size, (rank + 1) * self.shard_size)
+
+    def pieces(self, rank: int) -> list[Piece]:
+        """What `rank` owns, in flat order, without parameters of which it owns nothing."""
+        mine = self.shard(rank)
+        pieces = []
+        for (name, shape), offset in zip(self.shapes, self.offsets, strict=True):
+            low = max(offset, mine.start)
+            high = min(offset + math.prod(shape), mine.stop)
+            if low < high:
+                pieces.append(Piece(name, shape, low - offset, high - offset, low - mine.start))
+        return pieces
+
+    def padding(self, start: int, stop: int) -> list[slice]:
+        """Ranges of the flat buffer between `start` and `stop` that belong to no parameter."""
+        gaps = []
+        end = 0
+        for (_, shape), offset in zip(self.shapes, self.offsets, strict=True):
+            gaps.append((end, offset))
+            end = offset + math.prod(shape)
+        gaps.append((end, self.numel))
+        cut = [slice(max(low, start), min(high, stop)) for low, high in gaps]
+        return [gap for gap in cut if gap.start < gap.stop]
+
+
+def split(sizes: Sequence[int], limit: int) -> list[list[int]]:
+    """Indices of consecutive tensors, in buckets of at most `limit` elements.
+
+    A tensor that is larger than `limit` has a bucket of its own; no tensor is cut.
+    """
+    buckets: list[list[int]] = []
+    room = 0
+    for index, size in enumerate(sizes):
+        if not buckets or size > room:
+            buckets.append([])
+            room = limit
+        buckets[-1].append(index)
+        room -= size
+    return buckets

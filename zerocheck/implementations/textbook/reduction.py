@@ -1,0 +1,47 @@
+"""Reduce-scatters in flight: launched in the backward, waited for later."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+import torch.distributed as dist
+
+from ...compat import reduce_scatter_single
+
+
+class Reduction:
+    """Sums flat gradients over ranks, and adds the mean of this rank's shard to where it belongs.
+
+    At most `depth` reductions are in flight: launching one more waits for the oldest first, which
+    bounds the memory of whole gradients to `depth` buffers. The waiting depends on the program and
+    not on the clock, so that the order is the same on all ranks.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, depth: int = 2) -> None:
+        self.group = group
+        self.depth = depth
+        self.world_size = group.size()
+        self._flying: deque[tuple[dist.Work | None, torch.Tensor, torch.Tensor]] = deque()
+
+    def launch(self, whole: torch.Tensor, mine: slice, into: torch.Tensor) -> None:
+        """Reduce `whole`, which nobody reads any more; add the mean of `whole[mine]` to `into`."""
+        while len(self._flying) >= self.depth:
+            self._land()
+        part = whole[mine]
+        self._flying.append((reduce_scatter_single(part, whole, self.group), part, into))
+
+    def finish(self) -> None:
+        """Wait for all reductions."""
+        while self._flying:
+            self._land()
+
+    def _land(self) -> None:
+        work, part, into = self._flying.popleft()
+        if work is not None:
+            work.wait()
+        into.add_(part.div_(self.world_size))
+
+    def clear(self) -> None:
+        """Forget what is in flight."""
+        self._flying.clear()

@@ -1,0 +1,115 @@
+"""The partitioned optimizer state, which all stages share (section 5.1 of the paper, `P_os`).
+
+Every rank runs AdamW over the pieces that it owns, and over nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.distributed as dist
+
+from ...case.schema import Case
+from ...contract import Shard, adamw_options, grouped
+from ...contract.shard import Role
+from .partition import Piece
+
+MOMENTS: tuple[Role, ...] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """A piece with its memory: 1-D fp32 views of the rank's parameter and gradient shards."""
+
+    piece: Piece
+    parameter: torch.Tensor
+    gradient: torch.Tensor
+
+
+class ShardedAdamW:
+    """torch.optim.AdamW over the pieces of one rank.
+
+    AdamW is elementwise, so a slice of a parameter is updated as it would be inside of the whole.
+    Each slice has its own moments, which keeps the options of parameter groups exact where one
+    shard holds pieces of several groups.
+    """
+
+    def __init__(self, case: Case, owned: Sequence[Owned], group: dist.ProcessGroup) -> None:
+        self.owned = list(owned)
+        self.group = group
+        for one in self.owned:
+            one.parameter.grad = one.gradient
+        named = [(one.piece.name, one.parameter) for one in self.owned]
+        self.optimizer = torch.optim.AdamW(grouped(case, named), **adamw_options(case))
+
+    def clip(self, max_norm: float, norm_type: float) -> float:
+        """Scale the gradient in place by min(1, max_norm / (norm + 1e-6)); return the total norm.
+
+        The norm is over the gradient of the whole model: each rank adds the part of its pieces.
+        Padding is no part of any piece. The sum is in fp64, since the square of a tiny gradient is
+        0 in fp32. With a norm below `max_norm` the factor is 1.0, and no bit changes.
+        """
+        gradients = [one.gradient for one in self.owned]
+        norms = [
+            torch.linalg.vector_norm(gradient, norm_type, dtype=torch.float64)
+            for gradient in gradients
+        ]
+        local = torch.stack(norms) if norms else torch.zeros(1, dtype=torch.float64)
+        if norm_type == 2.0:
+            norm = local.square().sum()
+            dist.all_reduce(norm, group=self.group)
+            norm.sqrt_()
+        else:
+            norm = local.max()
+            dist.all_reduce(norm, op=dist.ReduceOp.MAX, group=self.group)
+        total = norm.float()
+        factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+        for gradient in gradients:
+            gradient.mul_(factor)
+        return float(total)
+
+    def step(self, rates: Sequence[float]) -> None:
+        """Update the pieces, with the learning rate of each parameter group."""
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        self.optimizer.step()
+
+    def shards(self) -> Iterator[Shard]:
+        """Moments and step counts. There are none before the first step."""
+        for one in self.owned:
+            piece = one.piece
+            index = slice(piece.start, piece.stop)
+            state = self.optimizer.state.get(one.parameter, {})
+            for role in MOMENTS:
+                if role in state:
+                    yield Shard(piece.name, role, state[role], piece.shape, index)
+            if "step" in state:
+                yield Shard(piece.name, "step", state["step"], ())
+
+    def gradients(self) -> Iterator[Shard]:
+        """The owned slices of the reduced gradient."""
+        for one in self.owned:
+            index = slice(one.piece.start, one.piece.stop)
+            yield Shard(one.piece.name, "gradient", one.gradient, one.piece.shape, index)
+
+    def restore(self, full: Mapping[tuple[str, str], torch.Tensor]) -> None:
+        """Take the owned slices of the whole moments, and the step counts."""
+        for one in self.owned:
+            piece = one.piece
+            state = self.optimizer.state[one.parameter]
+            state["step"] = full[piece.name, "step"].clone()
+            for role in MOMENTS:
+                if (piece.name, role) in full:
+                    whole = full[piece.name, role].reshape(-1)
+                    state[role] = whole[piece.start : piece.stop].clone()
+
+    def close(self) -> None:
+        """Drop all state."""
+        for one in self.owned:
+            one.parameter.grad = None
+        self.owned.clear()
+        cast(dict[torch.Tensor, object], self.optimizer.state).clear()
+        self.optimizer.param_groups.clear()

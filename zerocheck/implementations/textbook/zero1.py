@@ -1,0 +1,134 @@
+"""ZeRO-1: the optimizer state is partitioned (section 5.1 of the ZeRO paper, `P_os`).
+
+    forward, backward   as on one device, with all parameters and all gradients
+    reduce-scatter      each rank gets the mean gradient of its shard         P elements
+    AdamW               each rank updates its shard, with its share of state
+    all-gather          each rank gets the updated shards of all others       P elements
+
+Plain data parallelism moves the same 2 P: its all-reduce is a reduce-scatter and an all-gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ...case.schema import Case
+from ...compat import reduce_scatter_single
+from ...contract import Implementation, Semantics, Shard, Step, StepReport
+from ..limits import one_axis_fp32
+from .bucket import Bucket, buckets_of
+from .sharded_adamw import Owned, ShardedAdamW
+
+
+class Zero1(Implementation):
+    """One rank of ZeRO-1 in fp32.
+
+    Gradients of all microbatches are summed locally and reduced once. A trainable parameter that
+    the forward does not use has the gradient 0, so it still decays: its place in the flat buffer
+    cannot be skipped. Frozen parameters are in no bucket and never change.
+    """
+
+    semantics = Semantics(accumulate="local", unused="zero", buffers="local")
+
+    @classmethod
+    def supports(cls, case: Case) -> str | None:
+        """None, or the reason why this case cannot be run."""
+        return one_axis_fp32(case)
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        self.model = model
+        self.case = case
+        self.group = mesh.get_group()
+        self.world_size = self.group.size()
+        self.buckets = buckets_of(model, case.sharding.bucket, self.group)
+        self.gradients = [self._whole_gradients(bucket) for bucket in self.buckets]
+        owned = [
+            Owned(piece, bucket.shard[piece.inside], self._own(bucket, gradients)[piece.inside])
+            for bucket, gradients in zip(self.buckets, self.gradients, strict=True)
+            for piece in bucket.pieces
+        ]
+        self.optimizer = ShardedAdamW(case, owned, self.group)
+        self.reduced = False
+
+    def _whole_gradients(self, bucket: Bucket) -> torch.Tensor:
+        """A flat buffer for the local gradients of a bucket; the backward adds into its views."""
+        gradients = torch.zeros(bucket.partition.numel)
+        for parameter, view in zip(bucket.parameters, bucket.views(gradients), strict=True):
+            parameter.grad = view
+        return gradients
+
+    def _own(self, bucket: Bucket, gradients: torch.Tensor) -> torch.Tensor:
+        """This rank's shard of a flat gradient buffer."""
+        return gradients[bucket.partition.shard(bucket.rank)]
+
+    def train_step(self, step: Step) -> StepReport:
+        """Backward of all microbatches, reduce-scatter, clip, update of the shard, all-gather."""
+        for gradients in self.gradients:
+            gradients.zero_()
+        for microbatch in step.microbatches:
+            loss = microbatch.loss(self.model) / len(step.microbatches)
+            if loss.requires_grad:
+                loss.backward()  # type: ignore[no-untyped-call]
+        self._reduce()
+        step.reached("reduced")
+        norm = None
+        training = self.case.training
+        if training.clip is not None:
+            norm = self.optimizer.clip(training.clip, float(training.norm))
+            step.reached("clipped")
+        self.optimizer.step(step.lr)
+        self._publish()
+        return StepReport(grad_norm=norm)
+
+    def _reduce(self) -> None:
+        """Replace this rank's shard of the gradients by their mean over ranks.
+
+        In place: the shard is a view of the whole. The rest of the buffer is used up.
+        """
+        launched = []
+        for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
+            mine = self._own(bucket, gradients)
+            launched.append((reduce_scatter_single(mine, gradients, self.group), mine))
+        for work, mine in launched:
+            if work is not None:
+                work.wait()
+            mine.div_(self.world_size)
+        self.reduced = True
+
+    def _publish(self) -> None:
+        """Give every rank the updated parameters of all. All buckets are in flight at once."""
+        for work in [bucket.publish() for bucket in self.buckets]:
+            if work is not None:
+                work.wait()
+
+    def shards(self) -> Iterator[Shard]:
+        """Whole parameters and buffers; slices of gradient and moments; padding."""
+        for name, parameter in self.model.named_parameters():
+            yield Shard(name, "parameter", parameter.detach(), tuple(parameter.shape))
+        if self.reduced:
+            yield from self.optimizer.gradients()
+        yield from self.optimizer.shards()
+        for name, buffer in self.model.named_buffers():
+            yield Shard(name, "buffer", buffer, tuple(buffer.shape))
+        for bucket in self.buckets:
+            yield from bucket.padding()
+
+    def restore(self, full: Mapping[tuple[str, str], torch.Tensor]) -> None:
+        """Start in mid-training from whole tensors. The shards are views of the parameters."""
+        for name, parameter in self.model.named_parameters():
+            parameter.detach().copy_(full[name, "parameter"])
+        self.optimizer.restore(full)
+
+    def close(self) -> None:
+        """Drop gradients, moments and the flat buffers."""
+        self.optimizer.close()
+        for bucket in self.buckets:
+            for parameter in bucket.parameters:
+                parameter.grad = None
+        self.buckets.clear()
+        self.gradients.clear()
+        del self.model

@@ -1,0 +1,175 @@
+"""ZeRO-2: gradients are partitioned too (section 5.2 of the ZeRO paper, `P_os+g`).
+
+    backward        when the last gradient of a bucket is ready, it is reduce-scattered while the
+                    backward goes on, and its memory is freed                 P elements
+    AdamW           each rank updates its shard
+    all-gather      each rank gets the updated shards of all others           P elements
+
+A rank keeps 1/W of the gradients, and for a moment the buckets that are being filled or reduced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ...case.schema import Case
+from ...contract import Implementation, Semantics, Shard, Step, StepReport
+from ..limits import one_axis_fp32
+from .bucket import Bucket, buckets_of
+from .reduction import Reduction
+from .sharded_adamw import Owned, ShardedAdamW
+
+
+class GradientBucket:
+    """The gradients of a bucket: whole while they are collected, a shard otherwise.
+
+    shard    1-D fp32, the sum over microbatches of the mean over ranks
+    missing  parameters whose gradient has not arrived in this backward
+    """
+
+    def __init__(self, bucket: Bucket) -> None:
+        self.bucket = bucket
+        self.shard = torch.zeros(bucket.partition.shard_size)
+        self.missing = len(bucket.parameters)
+        self._whole: torch.Tensor | None = None
+
+    def collect(self, number: int) -> None:
+        """Move the gradient of parameter `number` of the bucket into the flat buffer."""
+        parameter = self.bucket.parameters[number]
+        assert parameter.grad is not None
+        start = self.bucket.partition.offsets[number]
+        self._buffer()[start : start + parameter.numel()].view_as(parameter).copy_(parameter.grad)
+        parameter.grad = None
+        self.missing -= 1
+
+    def take(self) -> torch.Tensor:
+        """The flat buffer, given away. Gradients that did not arrive, and padding, are 0."""
+        whole = self._buffer()
+        self._whole = None
+        self.missing = len(self.bucket.parameters)
+        return whole
+
+    def _buffer(self) -> torch.Tensor:
+        if self._whole is None:
+            self._whole = torch.zeros(self.bucket.partition.numel)
+        return self._whole
+
+
+class Zero2(Implementation):
+    """One rank of ZeRO-2 in fp32.
+
+    Every microbatch is reduced, and the results are summed in the shard: keeping whole gradients
+    over microbatches would be ZeRO-1. A trainable parameter that the forward does not use has the
+    gradient 0, so it still decays. Frozen parameters are in no bucket and never change.
+    """
+
+    semantics = Semantics(accumulate="reduce_each", unused="zero", buffers="local")
+
+    @classmethod
+    def supports(cls, case: Case) -> str | None:
+        """None, or the reason why this case cannot be run."""
+        return one_axis_fp32(case)
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        self.model = model
+        self.case = case
+        group = mesh.get_group()
+        self.buckets = buckets_of(model, case.sharding.bucket, group)
+        self.gradients = [GradientBucket(bucket) for bucket in self.buckets]
+        owned = [
+            Owned(piece, gradient.bucket.shard[piece.inside], gradient.shard[piece.inside])
+            for gradient in self.gradients
+            for piece in gradient.bucket.pieces
+        ]
+        self.optimizer = ShardedAdamW(case, owned, group)
+        self.reduction = Reduction(group)
+        self.reduced = False
+        self._next = 0
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(self._ready, gradient, number))
+            for gradient in self.gradients
+            for number, parameter in enumerate(gradient.bucket.parameters)
+        ]
+
+    def train_step(self, step: Step) -> StepReport:
+        """Backward with reductions inside, clip, update of the shard, all-gather."""
+        for gradient in self.gradients:
+            gradient.shard.zero_()
+        for microbatch in step.microbatches:
+            loss = microbatch.loss(self.model) / len(step.microbatches)
+            if loss.requires_grad:
+                loss.backward()  # type: ignore[no-untyped-call]
+            self._flush()
+        self.reduced = True
+        step.reached("reduced")
+        norm = None
+        training = self.case.training
+        if training.clip is not None:
+            norm = self.optimizer.clip(training.clip, float(training.norm))
+            step.reached("clipped")
+        self.optimizer.step(step.lr)
+        self._publish()
+        return StepReport(grad_norm=norm)
+
+    def _ready(self, gradient: GradientBucket, number: int, _: torch.Tensor) -> None:
+        """Called in the backward, when the gradient of one parameter is complete."""
+        gradient.collect(number)
+        while self._next < len(self.gradients) and not self.gradients[self._next].missing:
+            self._launch()
+
+    def _launch(self) -> None:
+        """Reduce the next bucket. Always in the same order, in whichever order they fill up."""
+        gradient = self.gradients[self._next]
+        self._next += 1
+        mine = gradient.bucket.partition.shard(gradient.bucket.rank)
+        self.reduction.launch(gradient.take(), mine, gradient.shard)
+
+    def _flush(self) -> None:
+        """After a backward: reduce the buckets that unused parameters kept from filling up."""
+        while self._next < len(self.gradients):
+            self._launch()
+        self._next = 0
+        self.reduction.finish()
+
+    def _publish(self) -> None:
+        """Give every rank the updated parameters of all. All buckets are in flight at once."""
+        for work in [bucket.publish() for bucket in self.buckets]:
+            if work is not None:
+                work.wait()
+
+    def shards(self) -> Iterator[Shard]:
+        """Whole parameters and buffers; slices of gradient and moments; padding."""
+        for name, parameter in self.model.named_parameters():
+            yield Shard(name, "parameter", parameter.detach(), tuple(parameter.shape))
+        if self.reduced:
+            yield from self.optimizer.gradients()
+        yield from self.optimizer.shards()
+        for name, buffer in self.model.named_buffers():
+            yield Shard(name, "buffer", buffer, tuple(buffer.shape))
+        for bucket in self.buckets:
+            yield from bucket.padding()
+
+    def restore(self, full: Mapping[tuple[str, str], torch.Tensor]) -> None:
+        """Start in mid-training from whole tensors. The shards are views of the parameters."""
+        for name, parameter in self.model.named_parameters():
+            parameter.detach().copy_(full[name, "parameter"])
+        self.optimizer.restore(full)
+
+    def close(self) -> None:
+        """Take the hooks off the parameters, drop gradients, moments and the flat buffers."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self.reduction.clear()
+        self.optimizer.close()
+        for bucket in self.buckets:
+            for parameter in bucket.parameters:
+                parameter.grad = None
+        self.buckets.clear()
+        self.gradients.clear()
+        del self.model

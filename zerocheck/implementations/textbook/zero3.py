@@ -1,0 +1,288 @@
+"""ZeRO-3: parameters are partitioned too (section 5.3 of the ZeRO paper, `P_os+g+p`).
+
+    forward     a unit is all-gathered before use and released after it       P elements
+    backward    it is gathered again, last unit first                         P elements
+                its gradients are reduce-scattered when it is done            P elements
+    AdamW       each rank updates its shard; there is nothing to publish
+
+While one unit computes, the next ones are gathered and the gradients of the last one are reduced.
+The root unit (whatever no other unit holds) stays gathered from the forward to the end of the
+backward.
+
+When is the backward of a unit over? Autograd runs nodes in the reverse of the order in which the
+forward made them. So when the gradient of the output of call k is there, the backward of call
+k + 1 and of all later calls is over, and a unit is done if its first call was a later one. This
+needs no counting of gradients: it holds for a unit that is called twice and for parameters that
+were not used, and it depends on the calls alone, so all ranks launch the same collectives in the
+same order. Every rank must call the same units in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._pytree import tree_leaves
+
+from ...case.schema import Case
+from ...contract import Implementation, Semantics, Shard, Step, StepReport
+from ..limits import one_axis_fp32
+from ..units import unit_modules
+from .flat import FlatParameter
+from .reduction import Reduction
+from .sharded_adamw import ShardedAdamW
+
+
+class Unit:
+    """A module and its flat parameters: one for what trains, one for what is frozen."""
+
+    def __init__(self, flats: Iterable[FlatParameter]) -> None:
+        self.flats = list(flats)
+        self.first_call = -1
+
+    @property
+    def gathered(self) -> bool:
+        """The parameters are there, or on their way."""
+        return any(flat.gathered for flat in self.flats)
+
+    def gather(self) -> None:
+        """Launch the all-gathers, if they are not yet."""
+        for flat in self.flats:
+            flat.gather()
+
+    def wait(self) -> None:
+        """Wait until the parameters can be read."""
+        for flat in self.flats:
+            flat.wait()
+
+    def release(self) -> None:
+        """Give back the memory of the gathered parameters."""
+        for flat in self.flats:
+            flat.release()
+
+
+class Zero3(Implementation):
+    """One rank of ZeRO-3 in fp32.
+
+    Every microbatch is reduced, and the results are summed in the shard. A trainable parameter
+    that the forward does not use has the gradient 0, so it still decays. Frozen parameters are
+    sharded and gathered like others and never change.
+    """
+
+    semantics = Semantics(accumulate="reduce_each", unused="zero", buffers="local")
+
+    @classmethod
+    def supports(cls, case: Case) -> str | None:
+        """None, or the reason why this case cannot be run."""
+        return one_axis_fp32(case)
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        self.model = model
+        self.case = case
+        self.group = mesh.get_group()
+        modules = unit_modules(model, case.sharding.wrap)
+        self.units, self.root = self._make_units(modules)
+        self.flats = [flat for unit in (*self.units, self.root) for flat in unit.flats]
+        owned = [one for flat in self.flats for one in flat.owned()]
+        self.optimizer = ShardedAdamW(case, owned, self.group)
+        self.reduction = Reduction(self.group)
+        self.reduced = False
+        self._calls: list[Unit] = []  # of this forward, in order
+        self._expected: list[Unit] = []  # the calls of the forward before, for prefetching
+        self._open: list[int] = []  # numbers of the calls whose backward is not over
+        self._in_backward = False
+        self._hooks = [
+            model.register_forward_pre_hook(self._before_model),
+            model.register_forward_hook(self._after_model),
+        ]
+        for module, unit in zip(modules, self.units, strict=True):
+            self._hooks.append(module.register_forward_pre_hook(partial(self._before, unit)))
+            self._hooks.append(module.register_forward_hook(partial(self._after, unit)))
+
+    def _make_units(self, modules: list[nn.Module]) -> tuple[list[Unit], Unit]:
+        """A unit for each module, and the root unit for the rest. Shards the parameters."""
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        paths = {module: path for path, module in self.model.named_modules()}
+        units = []
+        for module in modules:
+            inside = list(module.parameters())
+            units.append(self._unit(paths[module], [(names.pop(p), p) for p in inside]))
+        return units, self._unit("root", [(name, p) for p, name in names.items()])
+
+    def _unit(self, path: str, named: list[tuple[str, nn.Parameter]]) -> Unit:
+        trainable = [pair for pair in named if pair[1].requires_grad]
+        frozen = [pair for pair in named if not pair[1].requires_grad]
+        return Unit(
+            FlatParameter(name, part, self.group)
+            for name, part in ((path, trainable), (f"{path}.frozen", frozen))
+            if part
+        )
+
+    def train_step(self, step: Step) -> StepReport:
+        """Forward and backward with all collectives inside, clip, update of the shard."""
+        for flat in self.flats:
+            if flat.gradient is not None:
+                flat.gradient.zero_()
+        for microbatch in step.microbatches:
+            self._start()
+            loss = microbatch.loss(self.model) / len(step.microbatches)
+            if loss.requires_grad:
+                self._backward(loss)
+            self._finish()
+        self.reduced = True
+        step.reached("reduced")
+        norm = None
+        training = self.case.training
+        if training.clip is not None:
+            norm = self.optimizer.clip(training.clip, float(training.norm))
+            step.reached("clipped")
+        self.optimizer.step(step.lr)
+        return StepReport(grad_norm=norm)
+
+    # The forward.
+
+    def _start(self) -> None:
+        """Forget the forward before, but for its order of calls."""
+        for unit in (*self.units, self.root):
+            unit.release()
+            unit.first_call = -1
+        self._expected, self._calls, self._open = self._calls, [], []
+
+    def _before_model(self, *_: Any) -> None:
+        self.root.gather()
+        self.root.wait()
+
+    def _before(self, unit: Unit, *_: Any) -> None:
+        """Before a call of a unit: gather it, and launch the all-gathers of the next calls."""
+        unit.gather()
+        if torch.is_grad_enabled() and not self._in_backward:
+            number = len(self._calls)
+            if unit.first_call < 0:
+                unit.first_call = number
+            self._calls.append(unit)
+            self._open.append(number)
+            for later in self._ahead(number):
+                later.gather()
+        unit.wait()
+
+    def _after(self, unit: Unit, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        """After a call of a unit: release it, and have the backward stop by at its output."""
+        if self._in_backward:
+            return  # a checkpoint runs the forward once more: the backward needs the unit now
+        ahead: list[Unit] = []
+        if torch.is_grad_enabled():
+            number = len(self._calls) - 1
+            ahead = self._ahead(number)
+            for tensor in tree_leaves(output):
+                if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                    tensor.register_hook(partial(self._before_backward, number))
+        if self.case.sharding.reshard and unit not in ahead:
+            unit.release()
+
+    def _ahead(self, number: int) -> list[Unit]:
+        """The units of the calls that will follow call `number`, if it goes as the last time."""
+        if self._expected[number : number + 1] != self._calls[number:]:
+            return []
+        return self._expected[number + 1 : number + 1 + self.case.sharding.prefetch]
+
+    def _after_model(self, *_: Any) -> None:
+        """Release what was gathered in vain, and everything if no backward will follow."""
+        if self._in_backward:
+            return
+        if not torch.is_grad_enabled():
+            self.root.release()
+        if self.case.sharding.reshard or not torch.is_grad_enabled():
+            for unit in self.units:
+                unit.release()
+
+    # The backward.
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        self._in_backward = True
+        try:
+            loss.backward()  # type: ignore[no-untyped-call]
+        finally:
+            self._in_backward = False
+
+    def _before_backward(self, number: int, _: torch.Tensor) -> None:
+        """Before the backward of a call: reduce what is done, gather what comes.
+
+        Memory first: what is over is released before more is gathered. Then the all-gathers, which
+        are needed soon, then the reduce-scatters, which are needed at the end.
+        """
+        if not self._open or number > self._open[-1]:
+            return  # a second output of a call that has begun
+        first = max(0, number - self.case.sharding.prefetch)
+        window = self._calls[first : number + 1][::-1]
+        done = self._close_calls(number, window)
+        for unit in window:
+            unit.gather()
+        for unit in done:
+            self._reduce(unit)
+        self._calls[number].wait()
+
+    def _close_calls(self, number: int, keep: list[Unit]) -> list[Unit]:
+        """Close the calls after `number`; return the units whose backward is over.
+
+        Released are those units, and units between two of their calls if the case reshards; but
+        none of `keep`.
+        """
+        done = []
+        while self._open and self._open[-1] > number:
+            last = self._open.pop()
+            unit = self._calls[last]
+            if last == unit.first_call:
+                done.append(unit)
+            if unit not in keep and (last == unit.first_call or self.case.sharding.reshard):
+                unit.release()
+        return done
+
+    def _reduce(self, unit: Unit) -> None:
+        for flat in unit.flats:
+            flat.reduce(self.reduction)
+
+    def _finish(self) -> None:
+        """After a backward: reduce what is left, the root last, and release everything.
+
+        Units that were not called have no gradient on any rank, so there is nothing to reduce.
+        """
+        for unit in (*self._close_calls(-1, []), self.root):
+            self._reduce(unit)
+            unit.release()
+        self.reduction.finish()
+
+    # The state.
+
+    def shards(self) -> Iterator[Shard]:
+        """Slices of parameters, gradient and moments; whole buffers; padding."""
+        for flat in self.flats:
+            yield from flat.shards()
+        if self.reduced:
+            yield from self.optimizer.gradients()
+        yield from self.optimizer.shards()
+        for name, buffer in self.model.named_buffers():
+            yield Shard(name, "buffer", buffer, tuple(buffer.shape))
+
+    def restore(self, full: Mapping[tuple[str, str], torch.Tensor]) -> None:
+        """Start in mid-training from whole tensors."""
+        for flat in self.flats:
+            flat.restore(full)
+        self.optimizer.restore(full)
+
+    def close(self) -> None:
+        """Take the hooks off the model; drop shards, gradients and moments."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self.reduction.clear()
+        self.optimizer.close()
+        for flat in self.flats:
+            flat.close()
+        self._calls, self._expected, self._open = [], [], []
+        self.units.clear()
+        self.flats.clear()
+        del self.root, self.model

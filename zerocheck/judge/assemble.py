@@ -1,0 +1,198 @@
+"""From what each rank recorded to whole flat vectors, one per role and point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ..drive.observation import Entry, Point, RankSeen, Recorded, StepSeen
+from .layout import Layout
+
+Fetch = Callable[[int, Recorded], torch.Tensor]
+"""fetch(rank, record) -> the flat tensor that the record points to; a view is enough."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the elements of one manifest lie in the flat vector.
+
+    index: flat position of each element in order, or None if they are all positions in order.
+    """
+
+    index: torch.Tensor | None
+    present: frozenset[str]
+    absent: frozenset[str]
+
+    def scatter(self, into: torch.Tensor, data: torch.Tensor) -> None:
+        """Write a rank's data into the whole."""
+        if self.index is None:
+            into.copy_(data)
+        else:
+            into[self.index] = data
+
+    def gather(self, whole: torch.Tensor) -> torch.Tensor:
+        """The part of the whole that this manifest holds, in its order."""
+        return whole if self.index is None else whole[self.index]
+
+
+@dataclass(frozen=True)
+class Held:
+    """One role at one point: what each rank holds, and the whole vector put together.
+
+    whole: (size,), NaN where nobody holds anything; where several ranks hold an element, that of
+    the lowest rank. parts[r] and plans[r]: rank r's data and where it lies.
+    """
+
+    whole: torch.Tensor
+    parts: tuple[torch.Tensor, ...]
+    plans: tuple[Plan, ...]
+    manifests: tuple[tuple[Entry, ...], ...]
+
+    @property
+    def present(self) -> frozenset[str]:
+        """Names that some rank holds."""
+        return frozenset().union(*(plan.present for plan in self.plans))
+
+    @property
+    def whole_everywhere(self) -> bool:
+        """Every rank holds every element, in order."""
+        return all(plan.index is None for plan in self.plans)
+
+
+@dataclass
+class Observation:
+    """All that was observed of one case."""
+
+    layout: Layout
+    seen: Sequence[RankSeen]
+    fetch: Fetch
+    _found: dict[tuple[int, Point, str], list[list[Recorded]]] = field(init=False)
+    _held: dict[tuple[int, Point, str], Held | None] = field(init=False, default_factory=dict)
+    _plans: dict[tuple[Entry, ...], Plan] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._found = {}
+        for rank, seen in enumerate(self.seen):
+            for record in seen.records:
+                key = (record.step, record.point, record.role)
+                if key not in self._found:
+                    self._found[key] = [[] for _ in self.seen]
+                self._found[key][rank].append(record)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return len(self.seen)
+
+    def steps(self, index: int) -> list[StepSeen]:
+        """What each rank saw of step `index`."""
+        return [seen.steps[index] for seen in self.seen]
+
+    def entries(self, step: int, point: Point, role: str) -> list[list[Entry]]:
+        """Per rank, the places of all shards of a role at a point."""
+        found = self._found.get((step, point, role), [[] for _ in self.seen])
+        return [
+            [e for record in records for e in seen.manifests[record.manifest]]
+            for seen, records in zip(self.seen, found, strict=True)
+        ]
+
+    def held(self, step: int, point: Point, role: str) -> Held | None:
+        """The whole vector of a role of the parameters' shape, or None if nobody showed it."""
+        key = (step, point, role)
+        if key not in self._held:
+            self._held[key] = self._assemble(key)
+        return self._held[key]
+
+    def forget(self, step: int) -> None:
+        """Drop what was put together for a step."""
+        self._held = {key: held for key, held in self._held.items() if key[0] != step}
+
+    def scalars(self, step: int, role: str) -> list[dict[str, float]]:
+        """Per rank, 0-d values by name (role `step`)."""
+        found = self._found.get((step, "state", role), [[] for _ in self.seen])
+        result: list[dict[str, float]] = []
+        for rank, records in enumerate(found):
+            values: dict[str, float] = {}
+            for record in records:
+                names = [e.name for e in self.seen[rank].manifests[record.manifest]]
+                values.update(zip(names, self.fetch(rank, record).tolist(), strict=True))
+            result.append(values)
+        return result
+
+    def buffers(self, step: int) -> list[dict[str, torch.Tensor]]:
+        """Per rank, the buffers after a step by name, each with its shape."""
+        found = self._found.get((step, "state", "buffer"), [[] for _ in self.seen])
+        result: list[dict[str, torch.Tensor]] = []
+        for rank, records in enumerate(found):
+            values: dict[str, torch.Tensor] = {}
+            for record in records:
+                data = self.fetch(rank, record)
+                offset = 0
+                for entry in self.seen[rank].manifests[record.manifest]:
+                    count = entry.stop - entry.start
+                    values[entry.name] = data[offset : offset + count].view(entry.shape)
+                    offset += count
+            result.append(values)
+        return result
+
+    def records(self) -> list[tuple[int, Recorded]]:
+        """Every record with its rank, in order."""
+        return [(rank, record) for rank, seen in enumerate(self.seen) for record in seen.records]
+
+    def _assemble(self, key: tuple[int, Point, str]) -> Held | None:
+        found = self._found.get(key)
+        if found is None:
+            return None
+        parts: list[torch.Tensor] = []
+        plans: list[Plan] = []
+        manifests: list[tuple[Entry, ...]] = []
+        for rank, records in enumerate(found):
+            data = [self.fetch(rank, record) for record in records if record.numel]
+            parts.append(data[0] if len(data) == 1 else _joined(data))
+            manifest = tuple(
+                entry
+                for record in records
+                for entry in self.seen[rank].manifests[record.manifest]
+            )
+            manifests.append(manifest)
+            plan = self._plans.get(manifest)
+            if plan is None:
+                plan = self._plans[manifest] = _plan(manifest, self.layout)
+            plans.append(plan)
+        if plans[0].index is None:
+            whole = parts[0]
+        else:
+            whole = torch.full((self.layout.size,), torch.nan)
+            for part, plan in zip(reversed(parts), reversed(plans), strict=True):
+                plan.scatter(whole, part)
+        return Held(whole, tuple(parts), tuple(plans), tuple(manifests))
+
+
+def _joined(data: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat(data) if data else torch.empty(0)
+
+
+def _plan(manifest: tuple[Entry, ...], layout: Layout) -> Plan:
+    """Entries of names that the model does not have are ownership's business: left out here they
+    would shift all others, so they raise KeyError unless ownership ran before."""
+    ranges: list[torch.Tensor] = []
+    present: set[str] = set()
+    absent: set[str] = set()
+    for entry in manifest:
+        if not entry.present:
+            absent.add(entry.name)
+            continue
+        present.add(entry.name)
+        start = layout.by_name[entry.name].start
+        if entry.box is None:
+            ranges.append(torch.arange(start + entry.start, start + entry.stop))
+        else:
+            positions = torch.arange(start, layout.by_name[entry.name].stop).view(entry.shape)
+            ranges.append(positions[tuple(slice(*part) for part in entry.box)].reshape(-1))
+    index = torch.cat(ranges) if ranges else torch.empty(0, dtype=torch.int64)
+    in_order = len(index) == layout.size and bool(
+        (index == torch.arange(layout.size)).all()
+    )
+    return Plan(None if in_order else index, frozenset(present), frozenset(absent - present))

@@ -1,0 +1,56 @@
+"""Obligation: buffers, such as running statistics, follow the declared semantics, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ..contract.semantics import Semantics
+from .verdict import Violation
+
+Buffers = Mapping[str, torch.Tensor]
+
+
+def entering(before: Sequence[Buffers], semantics: Semantics) -> Sequence[Buffers]:
+    """The buffers that each rank computes with in a step, from those after the previous one."""
+    return [before[0]] * len(before) if semantics.buffers == "rank0" else before
+
+
+def check(
+    observed: Sequence[Buffers], expected: Sequence[Buffers], semantics: Semantics, *, step: int
+) -> Violation | None:
+    """The first buffer that differs, on all ranks where it does."""
+    for name in expected[0]:
+        bad = [
+            rank
+            for rank, (seen, wanted) in enumerate(zip(observed, expected, strict=True))
+            if name in seen and not _same(seen[name], wanted[name])
+        ]
+        if not bad:
+            continue
+        seen, wanted = observed[bad[0]][name], expected[bad[0]][name]
+        different = (seen != wanted).reshape(-1).nonzero().reshape(-1)
+        first = int(different[0]) if len(different) else 0
+        return Violation(
+            obligation="buffers",
+            step=step,
+            role="buffer",
+            tensors=(name,),
+            ranks=tuple(bad),
+            observed=float(seen.reshape(-1)[first]),
+            expected=float(wanted.reshape(-1)[first]),
+            bound=0.0,
+            wrong=len(different),
+            total=seen.numel(),
+            explanation=f"buffer {name!r} is not what the declared semantics "
+            f"(buffers={semantics.buffers!r}) give",
+            causes=("buffers differ",),
+        )
+    return None
+
+
+def _same(seen: torch.Tensor, wanted: torch.Tensor) -> bool:
+    return torch.equal(seen, wanted) or torch.equal(
+        seen.nan_to_num(nan=0.0), wanted.nan_to_num(nan=0.0)
+    ) and torch.equal(seen.isnan(), wanted.isnan())

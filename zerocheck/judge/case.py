@@ -1,0 +1,229 @@
+"""The judge: induction over the steps of one case.
+
+Base case: the initial state is the model's. Step: from the state that the implementation itself
+held before, the reference takes the one step, and what the implementation held after must lie in
+the enclosure. So errors never compound, and the first wrong step is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..case.schema import Case
+from ..contract.groups import learning_rates
+from ..contract.semantics import Semantics
+from ..drive.observation import RankSeen
+from ..models.network import build_model
+from ..models.start import initial_state
+from . import buffers as buffers_
+from . import clip as clip_
+from . import gradient as gradient_
+from . import loss as loss_
+from . import publish
+from .assemble import Fetch, Held, Observation
+from .digest import digest_of
+from .layout import Layout
+from .local import LocalRunner, Passes, as_on_a_rank
+from .ownership import MOMENTS, Ownership
+from .state import State
+from .update import Update, UpdateJudge
+from .verdict import OBLIGATIONS, Judgement, Obligation, Status, Tier, Violation
+
+
+def judge(case: Case, seen: Sequence[RankSeen], fetch: Fetch, *, digest: bool = False) -> Judgement:
+    """Judge what all ranks observed of a case.
+
+    seen[r]: the reply of rank r; fetch(rank, record): the tensor that a record points to. With
+    `digest`, or if anything is violated, the hash of all that was observed is taken.
+    """
+    with as_on_a_rank(), torch.no_grad():
+        return _CaseJudge(case, seen, fetch).judgement(digest=digest)
+
+
+class _CaseJudge:
+    def __init__(self, case: Case, seen: Sequence[RankSeen], fetch: Fetch) -> None:
+        self.case = case
+        model = build_model(case)
+        self.layout = Layout.of(model, case)
+        self.observation = Observation(self.layout, seen, fetch)
+        self.semantics = Semantics(**seen[0].semantics)  # type: ignore[arg-type]
+        self._start(model, restored=seen[0].restored)
+        self.runner = LocalRunner(model, case, self.layout)
+        self.ownership = Ownership(self.observation)
+        self.updates = UpdateJudge(self.layout, case)
+        self.exercised: set[Obligation] = set()
+        self.shares: dict[Obligation, float] = {}
+        self.violations: dict[Obligation, Violation] = {}
+        self.tier: Tier = "full"
+
+    def judgement(self, *, digest: bool) -> Judgement:
+        if self._owned(-1, "state"):
+            self._induction()
+        statuses: dict[Obligation, Status] = {
+            o: "violated"
+            if o in self.violations
+            else "holds"
+            if o in self.exercised
+            else "not exercised"
+            for o in OBLIGATIONS
+        }
+        first = sorted(self.violations.values(), key=lambda v: v.step)
+        return Judgement(
+            statuses=statuses,
+            share=self.shares,
+            violations=tuple(first),
+            tier=self.tier,
+            digest=digest_of(self.observation) if digest or self.violations else "",
+            semantics=self.observation.seen[0].semantics,
+        )
+
+    def _start(self, model: torch.nn.Module, *, restored: bool) -> None:
+        state = initial_state(self.case, model) if restored else None
+        flat = torch.zeros(self.layout.size)
+        self.moments = {role: torch.zeros(self.layout.size) for role in MOMENTS} if state else {}
+        self.counts = [0.0] * len(self.layout.places)
+        for position, (place, (name, parameter)) in enumerate(
+            zip(self.layout.places, model.named_parameters(), strict=True)
+        ):
+            part = slice(place.start, place.stop)
+            value = parameter if state is None else state[name, "parameter"]
+            flat[part] = value.detach().reshape(-1)
+            for role, vector in self.moments.items():
+                if state is not None and (name, role) in state:
+                    vector[part] = state[name, role].reshape(-1)
+            if state is not None and (name, "step") in state:
+                self.counts[position] = float(state[name, "step"])
+        self.initial = flat
+
+    def _induction(self) -> None:
+        before = State.observed(self.observation, -1)
+        self._note("publish", 0.0, publish.check_start(
+            before, self.initial, self.moments, self.counts, self.layout
+        ))
+        self._note("publish", 0.0, publish.check(self.observation, before, step=-1))
+        earlier: State | None = None
+        steps = self.case.training.steps
+        for step in range(steps + 1):
+            gradient = self._forward(step, before, earlier)
+            if step == steps or not self._owned(step, "state"):
+                return
+            after = State.observed(self.observation, step)
+            self._update(step, before, after, gradient)
+            self._note("publish", 0.0, publish.check(self.observation, after, step=step))
+            self.observation.forget(step - 1)
+            earlier, before = before, after
+
+    def _forward(self, step: int, before: State, earlier: State | None) -> Held | None:
+        """Judge losses, buffers and the reduced gradient of a step; returns that gradient."""
+        seen = self.observation.steps(step)
+        losses = [rank.losses for rank in seen]
+        passes = self._passes(step, before)
+        violation = loss_.check(losses, passes.losses, step=step)
+        if violation is not None and earlier is not None:
+            stale = self._passes(step, earlier)
+            if loss_.same(losses, stale.losses):
+                self._note("publish", 0.0, _stale(step, violation))
+                return self._reduced(step)
+        self._note("loss", 0.0, violation)
+        if violation is not None:
+            # The forward was another one, so its gradient is too: one bug, one finding.
+            return self._reduced(step)
+        self._buffers(step, passes)
+        return self._gradient(step, passes)
+
+    def _gradient(self, step: int, passes: Passes) -> Held | None:
+        held = self._reduced(step)
+        if held is None:
+            return None
+        wanted = gradient_.expected(passes, self.case, self.semantics)
+        share, violation = gradient_.check(
+            held, wanted, passes, self.layout, self.case, self.semantics, step=step
+        )
+        self._note("gradient", share, violation)
+        return held
+
+    def _reduced(self, step: int) -> Held | None:
+        if not self._owned(step, "reduced"):
+            return None
+        held = self.observation.held(step, "reduced", "gradient")
+        if held is None:
+            self.tier = "state only"
+        return held
+
+    def _passes(self, step: int, state: State) -> Passes:
+        buffers = self.observation.buffers(step - 1)
+        return self.runner.run(
+            step,
+            state.own,
+            buffers_.entering(buffers, self.semantics),
+            [rank.misaligned for rank in self.observation.steps(step)],
+            loss_divisor=gradient_.loss_divisor(self.case, self.semantics),
+        )
+
+    def _buffers(self, step: int, passes: Passes) -> None:
+        if self.layout.buffers and step < self.case.training.steps:
+            self._note("buffers", 0.0, buffers_.check(
+                self.observation.buffers(step), passes.buffers, self.semantics, step=step
+            ))
+
+    def _update(self, step: int, before: State, after: State, gradient: Held | None) -> None:
+        if gradient is None:
+            return
+        applied = self._clip(step, gradient)
+        if applied is None:
+            return
+        has = [place.name in applied.present for place in self.layout.places]
+        share, violation = self.updates.check(
+            Update(before, after, applied.whole, 0.0, learning_rates(self.case, step), has),
+            step=step,
+        )
+        self._note("update", share, violation)
+
+    def _clip(self, step: int, gradient: Held) -> Held | None:
+        """Judge norm and clipping; returns the gradient that the optimizer was given."""
+        if self.case.training.clip is None:
+            return gradient
+        if not self._owned(step, "clipped"):
+            return None
+        clipped = self.observation.held(step, "clipped", "gradient")
+        norms = [rank.grad_norm for rank in self.observation.steps(step)]
+        if any(norm is not None for norm in norms):
+            self._note("clip", *clip_.check_norm(
+                norms, gradient, clipped, self.case, self.semantics, step=step
+            ))
+        if clipped is not None:
+            self._note("clip", *clip_.check_clipped(
+                clipped, gradient, norms, self.layout, self.case, self.semantics, step=step
+            ))
+        return clipped
+
+    def _owned(self, step: int, point: str) -> bool:
+        """Whether the shards tile their tensors here. Without that nothing can be put together."""
+        if "ownership" in self.violations:
+            return False
+        self._note("ownership", 0.0, self.ownership.check(step, point))  # type: ignore[arg-type]
+        return "ownership" not in self.violations
+
+    def _note(self, obligation: Obligation, share: float, violation: Violation | None) -> None:
+        self.exercised.add(obligation)
+        if violation is not None:
+            self.violations.setdefault(obligation, violation)
+        else:
+            self.shares[obligation] = max(self.shares.get(obligation, 0.0), share)
+
+
+def _stale(step: int, loss: Violation) -> Violation:
+    return Violation(
+        obligation="publish",
+        step=step,
+        role="parameter",
+        tensors=(),
+        ranks=loss.ranks,
+        explanation="the forward computed with the parameters of the previous step: "
+        "they were gathered before the update, or not gathered again after it",
+        observed=loss.observed,
+        expected=loss.expected,
+        causes=("parameters of the previous step",),
+    )

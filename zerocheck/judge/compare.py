@@ -1,0 +1,123 @@
+"""Is what was observed inside its enclosure, and if not, where is it worst?"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from .bounds import Enclosure
+from .layout import Elements, Layout
+from .verdict import Obligation, Violation
+
+
+class Misfit(NamedTuple):
+    """Elements outside their enclosure. All float64 vectors of the same length.
+
+    outside: mask; ratio: abs(observed - exact) / bound, infinite where NaN or where the bound is 0.
+    """
+
+    outside: torch.Tensor
+    ratio: torch.Tensor
+    observed: torch.Tensor
+    exact: torch.Tensor
+    bound: torch.Tensor
+
+
+def compare(observed: torch.Tensor, enclosure: Enclosure) -> tuple[float, Misfit | None]:
+    """(share of the bound that is used at most, the misfit or None).
+
+    Written as `not (error <= bound)`, so that NaN is outside. An infinity where the exact result
+    rounds to it, and a NaN where the exact result is NaN, are what one device gives too: inside.
+    """
+    exact, bound = enclosure
+    error = (observed - exact).abs()
+    inside = error <= bound
+    if bool(inside.all()):
+        share = error / bound
+        return float(share.nan_to_num(nan=0.0, posinf=0.0).max()) if len(share) else 0.0, None
+    inside |= _same_exception(observed, enclosure)
+    outside = ~inside
+    if not bool(outside.any()):
+        return 1.0, None
+    ratio = torch.where(outside, (error / bound).nan_to_num(nan=math.inf, posinf=math.inf), 0.0)
+    return float(ratio.max()), Misfit(outside, ratio, observed, exact, bound)
+
+
+def _same_exception(observed: torch.Tensor, enclosure: Enclosure) -> torch.Tensor:
+    exact, bound = enclosure
+    largest = torch.finfo(torch.float32).max
+    overflow = observed.isinf() & (exact.abs() + bound.nan_to_num(nan=0.0) >= largest) & (
+        observed.sign() == exact.sign()
+    )
+    return overflow | (observed.isnan() & exact.isnan())
+
+
+def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Equal bit for bit, NaN included. Both contiguous, of one dtype and shape."""
+    if torch.equal(left, right):
+        # 0.0 == -0.0 is let pass only if the bits agree.
+        if left.dtype != torch.float32:
+            return True
+        return torch.equal(left.view(torch.int32), right.view(torch.int32))
+    return left.dtype == torch.float32 and torch.equal(
+        left.view(torch.int32), right.view(torch.int32)
+    )
+
+
+def different_bits(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Mask of the elements whose bits differ."""
+    if left.dtype == torch.float32:
+        return left.contiguous().view(torch.int32) != right.contiguous().view(torch.int32)
+    return left != right
+
+
+def describe(
+    misfit: Misfit,
+    layout: Layout,
+    *,
+    obligation: Obligation,
+    step: int,
+    role: str,
+    ranks: tuple[int, ...],
+    explanation: str,
+    elements: Elements = None,
+    causes: tuple[str, ...] = (),
+    mild: bool = False,
+) -> Violation:
+    """The Violation for a misfit over `elements` of the flat vector (None: all of them)."""
+    mask = torch.zeros(layout.size, dtype=torch.bool)
+    weight = torch.zeros(layout.size, dtype=torch.float64)
+    if elements is None:
+        mask, weight = misfit.outside, misfit.ratio
+    else:
+        mask[elements] = misfit.outside
+        weight[elements] = misfit.ratio
+    worst = int(misfit.ratio.argmax())
+    place, index = layout.at(worst if elements is None else int(elements[worst]))
+    names = layout.names_of(mask, weight)
+    ratio = float(misfit.ratio[worst])
+    return Violation(
+        obligation=obligation,
+        step=step,
+        role=role,
+        tensors=(place.name, *(name for name in names if name != place.name)),
+        ranks=ranks,
+        explanation=explanation,
+        element=index,
+        observed=float(misfit.observed[worst]),
+        expected=float(misfit.exact[worst]),
+        bound=float(misfit.bound[worst]),
+        ratio=ratio if math.isfinite(ratio) else None,
+        wrong=int(misfit.outside.sum()),
+        total=misfit.outside.numel(),
+        causes=causes,
+        mild=mild,
+    )
+
+
+def exactly(expected: torch.Tensor) -> Enclosure:
+    """The enclosure of a result that must be met exactly."""
+    wide = expected.to(torch.float64)
+    return Enclosure(wide, torch.zeros_like(wide))

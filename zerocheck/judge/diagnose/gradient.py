@@ -1,0 +1,182 @@
+"""Which known cause explains a wrong gradient? Each is computed and compared, none is guessed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from ...case.schema import Case
+from ...contract.semantics import Semantics
+from .. import bounds
+from ..assemble import Held
+from ..bounds import U, Enclosure
+from ..compare import compare
+from ..layout import Layout
+from ..local import Passes
+
+
+class Evidence(NamedTuple):
+    """All that a counterfactual needs."""
+
+    held: Held
+    passes: Passes
+    enclosure: Enclosure
+    layout: Layout
+    case: Case
+    semantics: Semantics
+
+
+class Causes(NamedTuple):
+    """Names of the causes that explain the violation, and one plain sentence."""
+
+    names: tuple[str, ...]
+    explanation: str
+
+
+class _Candidate(NamedTuple):
+    """What a known cause would have given: one enclosure for all ranks, or one per rank."""
+
+    name: str
+    sentence: str
+    enclosures: list[Enclosure]
+
+
+def causes(evidence: Evidence) -> Causes:
+    """All candidates that put every wrong tensor inside the enclosure, on every rank."""
+    held = evidence.held
+    wrong = _wrong_tensors(evidence)
+    if any(bool(part.isnan().any()) for part in held.parts):
+        return Causes(
+            ("uninitialised memory",),
+            "the gradient holds NaN: memory that was never written was read "
+            "(zerocheck fills such memory with NaN)",
+        )
+    found = [
+        candidate for candidate in _candidates(evidence) if _explains(candidate, evidence, wrong)
+    ]
+    if not found:
+        ratio = _common_ratio(evidence, wrong)
+        if ratio is not None:
+            return Causes(
+                ("gradient scaled",), f"the gradient is {ratio:.6g} times what it must be"
+            )
+        return Causes((), "the reduced gradient is not what the declared semantics say")
+    return Causes(tuple(c.name for c in found), "; or ".join(c.sentence for c in found))
+
+
+def _candidates(evidence: Evidence) -> Iterator[_Candidate]:
+    yield from _scaled(evidence)
+    world, count = evidence.passes.gradients.shape[:2]
+    terms = evidence.passes.gradients.to(torch.float64)
+    divide = count if evidence.semantics.divide == "gradient" else 1
+    if world > 1:
+        for name, divisor in (("local gradient only", 1), ("local gradient / W", world)):
+            words = "" if divisor == 1 else f", divided by W = {world}"
+            yield _Candidate(
+                name,
+                f"each rank holds its own local gradient{words}: it was never reduced over ranks",
+                [_sum(terms[rank], divide * divisor) for rank in range(world)],
+            )
+    if count > 1:
+        mean = world if evidence.semantics.average == "mean" else 1
+        for name, factor in (("last microbatch only", 1), ("last microbatch only x GA", count)):
+            words = "" if factor == 1 else f", and it is not divided by {count}"
+            yield _Candidate(
+                name,
+                f"only the last of {count} microbatches counts{words}",
+                [_sum(terms[:, -1], mean * divide / factor)],
+            )
+    zero = torch.zeros_like(evidence.enclosure.exact)
+    yield _Candidate("gradient zero", "the gradient is zero", [Enclosure(zero, zero)])
+
+
+def _scaled(evidence: Evidence) -> Iterator[_Candidate]:
+    world, count = evidence.passes.gradients.shape[:2]
+    factors: dict[str, tuple[float, str]] = {}
+    if world > 1:
+        root = math.sqrt(world)
+        factors |= {
+            "gradient x W": (world, f"{world} (= W) times too large"),
+            "gradient / W": (1 / world, f"{world} (= W) times too small"),
+            "gradient x sqrt(W)": (root, f"{root:.4g} (= sqrt W) times too large"),
+            "gradient / sqrt(W)": (1 / root, f"{root:.4g} (= sqrt W) times too small"),
+        }
+    if count > 1:
+        factors |= {
+            "gradient x GA": (count, f"{count} (= microbatches) times too large"),
+            "gradient / GA": (1 / count, f"{count} (= microbatches) times too small"),
+        }
+    if count > 1 and world > 1:
+        factors["gradient x W x GA"] = (
+            world * count,
+            f"{world * count} (= W x microbatches) times too large",
+        )
+    factors["gradient doubled"] = (2.0, "2 times too large")
+    for name, (factor, words) in factors.items():
+        yield _Candidate(name, f"the gradient is {words}", [_times(evidence.enclosure, factor)])
+
+
+def _times(enclosure: Enclosure, factor: float) -> Enclosure:
+    """A scaled enclosure; the division that was left out or made twice rounds twice: 4 u."""
+    exact = enclosure.exact * factor
+    return Enclosure(exact, enclosure.bound * factor + 4 * U * exact.abs() + 4 * bounds.ETA)
+
+
+def _sum(terms: torch.Tensor, divisor: float) -> Enclosure:
+    """A sum of other terms: roundings of their additions, and of the divisions: 4."""
+    return bounds.gradient(
+        terms.sum(0) / divisor, terms.abs().sum(0) / divisor, terms.shape[0] + 4
+    )
+
+
+def _explains(candidate: _Candidate, evidence: Evidence, wrong: torch.Tensor) -> bool:
+    """Whether every wrong tensor of every rank lies within what the candidate would have given."""
+    held = evidence.held
+    for rank, (part, plan) in enumerate(zip(held.parts, held.plans, strict=True)):
+        exact, bound = candidate.enclosures[rank if len(candidate.enclosures) > 1 else 0]
+        here = plan.gather(wrong)
+        enclosure = Enclosure(plan.gather(exact)[here], plan.gather(bound)[here])
+        if compare(part[here], enclosure)[1] is not None:
+            return False
+    return True
+
+
+def _wrong_tensors(evidence: Evidence) -> torch.Tensor:
+    """Mask of all elements of the parameters in which something is outside."""
+    mask = torch.zeros(evidence.layout.size, dtype=torch.bool)
+    exact, bound = evidence.enclosure
+    for part, plan in zip(evidence.held.parts, evidence.held.plans, strict=True):
+        _, misfit = compare(part, Enclosure(plan.gather(exact), plan.gather(bound)))
+        if misfit is None:
+            continue
+        if plan.index is None:
+            mask |= misfit.outside
+        else:
+            mask[plan.index[misfit.outside]] = True
+    return evidence.layout.spread(
+        [bool(mask[place.start : place.stop].any()) for place in evidence.layout.places]
+    )
+
+
+def _common_ratio(evidence: Evidence, wrong: torch.Tensor) -> float | None:
+    """One factor that explains all wrong tensors, though it has no name.
+
+    Taken where the gradient is largest against its bound, so that round-off hardly moves it; the
+    enclosure is widened by what it can move it.
+    """
+    exact, bound = evidence.enclosure
+    whole = evidence.held.whole.to(torch.float64)
+    clarity = torch.where(wrong, exact.abs() / bound.clamp(min=bounds.ETA), 0.0)
+    best = int(clarity.argmax())
+    if clarity[best] < 1e4:
+        return None
+    ratio = float(whole[best] / exact[best])
+    uncertain = 2 * float(bound[best] / exact[best].abs())
+    scaled = _times(evidence.enclosure, abs(ratio))
+    enclosure = Enclosure(exact * ratio, scaled.bound + uncertain * scaled.exact.abs())
+    if ratio == 0 or not _explains(_Candidate("", "", [enclosure]), evidence, wrong):
+        return None
+    return ratio

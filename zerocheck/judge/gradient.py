@@ -1,0 +1,134 @@
+"""Obligation: given the parameters, the reduced gradient is what the declared semantics say."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ..case.schema import Case
+from ..contract.semantics import Semantics
+from . import bounds
+from .assemble import Held
+from .bounds import Enclosure
+from .compare import compare, describe
+from .diagnose.gradient import Evidence, causes
+from .layout import Layout
+from .local import Passes
+from .verdict import Violation
+
+
+class Expected(NamedTuple):
+    """The enclosure of the reduced gradient, and which parameters have one at all."""
+
+    enclosure: Enclosure
+    used: list[bool]
+
+
+def loss_divisor(case: Case, semantics: Semantics) -> float:
+    """What the loss is divided by before the backward."""
+    return float(case.training.microbatches) if semantics.divide == "loss" else 1.0
+
+
+def expected(passes: Passes, case: Case, semantics: Semantics) -> Expected:
+    """Sum of all local gradients over the declared divisor, and its enclosure."""
+    world, count = passes.gradients.shape[:2]
+    divisor = float(world) if semantics.average == "mean" else 1.0
+    if semantics.divide == "gradient":
+        divisor *= count
+    terms = passes.gradients.to(torch.float64)
+    exact = terms.sum((0, 1)) / divisor
+    absolute = terms.abs_().sum((0, 1)) / divisor
+    roundings = bounds.gradient_roundings(
+        world_size=world,
+        microbatches=count,
+        average=semantics.average,
+        divide=semantics.divide,
+        accumulate=semantics.accumulate,
+    )
+    return Expected(bounds.gradient(exact, absolute, roundings), passes.used.any(0).tolist())
+
+
+def check(
+    held: Held | None,
+    wanted: Expected,
+    passes: Passes,
+    layout: Layout,
+    case: Case,
+    semantics: Semantics,
+    *,
+    step: int,
+) -> tuple[float, Violation | None]:
+    """(share of the bound, violation or None) for the gradient that was shown at `reduced`."""
+    violation = _existence(held, wanted, layout, semantics, step)
+    if violation is not None or held is None:
+        return 0.0, violation
+    share = 0.0
+    bad: list[int] = []
+    first = None
+    for rank, (part, plan) in enumerate(zip(held.parts, held.plans, strict=True)):
+        if rank and plan is held.plans[0] and torch.equal(part, held.parts[0]):
+            if 0 in bad:
+                bad.append(rank)
+            continue
+        enclosure = Enclosure(plan.gather(wanted.enclosure.exact), plan.gather(wanted.enclosure.bound))
+        used, misfit = compare(part, enclosure)
+        share = max(share, used)
+        if misfit is not None:
+            bad.append(rank)
+            if first is None:
+                first = (misfit, plan.index)
+    if first is None:
+        return share, None
+    misfit, elements = first
+    found = causes(Evidence(held, passes, wanted.enclosure, layout, case, semantics))
+    return share, describe(
+        misfit,
+        layout,
+        obligation="gradient",
+        step=step,
+        role="gradient",
+        ranks=tuple(bad),
+        elements=elements,
+        explanation=found.explanation,
+        causes=found.names,
+    )
+
+
+def _existence(
+    held: Held | None, wanted: Expected, layout: Layout, semantics: Semantics, step: int
+) -> Violation | None:
+    """A gradient must exist where a parameter was used, and, with `skip`, nowhere else."""
+    if held is None:
+        return None
+    for position, place in enumerate(layout.places):
+        if not place.trainable:
+            continue
+        used = wanted.used[position]
+        there = tuple(r for r, plan in enumerate(held.plans) if place.name in plan.present)
+        lacking = tuple(r for r, plan in enumerate(held.plans) if place.name in plan.absent)
+        if used and (not there or lacking) and place.stop > place.start:
+            return _exists(
+                step, place.name, lacking,
+                "a gradient is missing (None) though the parameter was used", "gradient missing",
+            )
+        if not used and there and semantics.unused == "skip":
+            return _exists(
+                step, place.name, there,
+                "a gradient exists though no rank used the parameter; the declared semantics "
+                "(unused='skip') leave it alone, an optimizer would move it",
+                "none became zero",
+            )
+    return None
+
+
+def _exists(step: int, name: str, ranks: tuple[int, ...], text: str, cause: str) -> Violation:
+    return Violation(
+        obligation="gradient",
+        step=step,
+        role="gradient",
+        tensors=(name,),
+        ranks=ranks,
+        explanation=text,
+        causes=(cause,),
+    )

@@ -1,0 +1,150 @@
+"""The local gradients of every rank and microbatch, computed by the reference on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from zerocheck_reference import local_pass
+
+from ..case.schema import Case
+from ..drive.alignment import place
+from ..drive.poison import deterministic
+from ..models.batches import batch, loss_of
+from .layout import Layout
+
+
+@dataclass(frozen=True)
+class Passes:
+    """All forwards and backwards of one step.
+
+    gradients: (ranks, microbatches, size) fp32, 0 where there is none; used: per rank the mask of
+    parameters that took part; losses: [rank][microbatch]; buffers: per rank, after the forwards.
+    """
+
+    gradients: torch.Tensor
+    used: torch.Tensor
+    losses: list[list[float]]
+    buffers: list[dict[str, torch.Tensor]]
+
+
+class LocalRunner:
+    """Runs the model of a case with given parameters, as each rank would."""
+
+    def __init__(self, model: nn.Module, case: Case, layout: Layout) -> None:
+        self.case = case
+        self.layout = layout
+        self._loss_of = loss_of(case)
+        self._model = model
+        self._names = [name for name, _ in model.named_parameters()]
+        self._parameters = dict(model.named_parameters())
+        self._buffers = dict(model.named_buffers())
+        self._aligned: Mapping[str, int] = {}
+
+    def run(
+        self,
+        step: int,
+        parameters: Sequence[torch.Tensor],
+        buffers: Sequence[Mapping[str, torch.Tensor]],
+        misaligned: Sequence[Mapping[str, int]],
+        *,
+        loss_divisor: float,
+    ) -> Passes:
+        """One step of all ranks.
+
+        parameters[r]: the flat vector that rank r computes with; buffers[r]: its buffers before;
+        misaligned[r]: addresses modulo 64 that are not 0.
+        """
+        world, count = len(parameters), self.case.training.microbatches
+        gradients = torch.zeros(world, count, self.layout.size)
+        used = torch.zeros(world, len(self.layout.places), dtype=torch.bool)
+        losses: list[list[float]] = []
+        after: list[dict[str, torch.Tensor]] = []
+        loaded: torch.Tensor | None = None
+        for rank in range(world):
+            self._align(misaligned[rank])
+            if loaded is not parameters[rank]:
+                self._load(parameters[rank])
+                loaded = parameters[rank]
+            self._load_buffers(buffers[rank])
+            losses.append(
+                [
+                    self._pass(step, rank, number, gradients[rank, number], used[rank], loss_divisor)
+                    for number in range(count)
+                ]
+            )
+            after.append({name: buffer.clone() for name, buffer in self._buffers.items()})
+        return Passes(gradients, used, losses, after)
+
+    def _pass(
+        self,
+        step: int,
+        rank: int,
+        number: int,
+        into: torch.Tensor,
+        used: torch.Tensor,
+        loss_divisor: float,
+    ) -> float:
+        drawn = batch(self.case, step=step, rank=rank, microbatch=number)
+
+        def loss(model: nn.Module) -> torch.Tensor:
+            torch.default_generator.manual_seed(drawn.seed)
+            return self._loss_of(model(*drawn.inputs), drawn.target)
+
+        result = local_pass(self._model, loss, loss_divisor=loss_divisor)
+        for position, place_ in enumerate(self.layout.places):
+            gradient = result.gradients.get(place_.name)
+            if gradient is not None:
+                used[position] = True
+                into[place_.start : place_.stop] = gradient.reshape(-1)
+        return float(result.loss)
+
+    def _load(self, flat: torch.Tensor) -> None:
+        with torch.no_grad():
+            torch._foreach_copy_(
+                list(self._parameters.values()),
+                [flat[p.start : p.stop].view(p.shape) for p in self.layout.places],
+            )
+
+    def _load_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
+        for name, buffer in self._buffers.items():
+            if name in buffers:
+                buffer.copy_(buffers[name])
+
+    def _align(self, misaligned: Mapping[str, int]) -> None:
+        """Put the parameters where the implementation had them: BLAS cares."""
+        if misaligned == self._aligned:
+            return
+        for name, parameter in self._parameters.items():
+            offset = misaligned.get(name, 0)
+            if offset != parameter.data_ptr() % 64:
+                parameter.data = place(parameter.data, offset)
+        self._aligned = dict(misaligned)
+
+
+@contextmanager
+def as_on_a_rank() -> Iterator[None]:
+    """One thread and deterministic kernels, as ranks have; the caller's state is restored.
+
+    The thread count decides bits: Linear, LayerNorm and attention split their sums by it.
+    """
+    threads = torch.get_num_threads()
+    asked = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    random_state = torch.get_rng_state()
+    if threads != 1:
+        torch.set_num_threads(1)
+    deterministic()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(random_state)
+        torch.use_deterministic_algorithms(asked, warn_only=warn_only)
+        torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+        if threads != 1:
+            torch.set_num_threads(threads)

@@ -1,0 +1,73 @@
+"""Obligation: each rank's loss, given the parameters, is that of one device, bit for bit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from .verdict import Violation
+
+
+def same(observed: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]) -> bool:
+    """Every loss that was observed is the expected one, NaN and infinity included."""
+    return all(
+        len(seen) == len(wanted) and all(_equal(a, b) for a, b in zip(seen, wanted, strict=True))
+        for seen, wanted in zip(observed, expected, strict=True)
+    )
+
+
+def check(
+    observed: Sequence[Sequence[float]], expected: Sequence[Sequence[float]], *, step: int
+) -> Violation | None:
+    """The first loss that differs, with its rank and microbatch."""
+    if same(observed, expected):
+        return None
+    bad: list[int] = []
+    first: tuple[int, float, float] | None = None
+    for rank, (seen, wanted) in enumerate(zip(observed, expected, strict=True)):
+        if len(seen) != len(wanted):
+            return _violation(
+                step,
+                (rank,),
+                f"rank {rank} computed {len(seen)} losses for {len(wanted)} microbatches",
+                ("microbatch dropped",) if len(seen) < len(wanted) else ("microbatch doubled",),
+            )
+        for number, (a, b) in enumerate(zip(seen, wanted, strict=True)):
+            if not _equal(a, b):
+                bad.append(rank)
+                first = first or (number, a, b)
+                break
+    assert first is not None
+    number, a, b = first
+    nan = math.isnan(a) and not math.isnan(b)
+    text = f"the loss of microbatch {number} on rank {bad[0]} is not that of one device with the "
+    text += "same parameters and samples"
+    if nan:
+        text += "; it is NaN: memory that was never written was read (zerocheck fills it with NaN)"
+    return _violation(step, tuple(bad), text, ("uninitialised memory",) if nan else (), a, b)
+
+
+def _equal(a: float, b: float) -> bool:
+    return a == b or (math.isnan(a) and math.isnan(b))
+
+
+def _violation(
+    step: int,
+    ranks: tuple[int, ...],
+    explanation: str,
+    causes: tuple[str, ...],
+    observed: float | None = None,
+    expected: float | None = None,
+) -> Violation:
+    return Violation(
+        obligation="loss",
+        step=step,
+        role="loss",
+        tensors=(),
+        ranks=ranks,
+        explanation=explanation,
+        observed=observed,
+        expected=expected,
+        bound=0.0,
+        causes=causes,
+    )

@@ -1,0 +1,163 @@
+"""Obligation: the shards of every tensor tile it exactly once, replicas aside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..contract.shard import Role
+from ..drive.observation import Entry, Point
+from ..errors import did_you_mean
+from .assemble import Observation
+from .verdict import Violation
+
+MOMENTS: tuple[Role, ...] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+
+Key = tuple[int, int, tuple[tuple[int, int], ...] | None]
+
+
+class Ownership:
+    """Checks every point; manifests that were checked already are not looked at again."""
+
+    def __init__(self, observation: Observation) -> None:
+        self._observation = observation
+        self._layout = observation.layout
+        self._fine: set[tuple[str, tuple[tuple[Entry, ...], ...]]] = set()
+
+    def check(self, step: int, point: Point) -> Violation | None:
+        """The first violation among all roles at this point, or None."""
+        if point == "state":
+            roles: tuple[Role, ...] = ("parameter", *MOMENTS, "buffer", "step")
+        else:
+            roles = ("gradient",)
+        for role in roles:
+            entries = self._observation.entries(step, point, role)
+            key = (role, tuple(tuple(rank) for rank in entries))
+            if key in self._fine:
+                continue
+            violation = self._check(step, role, entries)
+            if violation is not None:
+                return violation
+            self._fine.add(key)
+        return None
+
+    def _check(self, step: int, role: Role, entries: list[list[Entry]]) -> Violation | None:
+        known = self._shapes(role)
+        by_name: dict[str, list[tuple[int, Entry]]] = {}
+        for rank, held in enumerate(entries):
+            for entry in held:
+                by_name.setdefault(entry.name, []).append((rank, entry))
+        for name, shards in by_name.items():
+            ranks = tuple(sorted({rank for rank, _ in shards}))
+            if name not in known:
+                return _violation(
+                    step, role, name, ranks,
+                    f"shards() names {role} {name!r}, which the model does not have"
+                    + did_you_mean(name, known),
+                )
+            for _, entry in shards:
+                if entry.shape != known[name]:
+                    return _violation(
+                        step, role, name, ranks,
+                        f"shards() gives {role} {name!r} the global shape {list(entry.shape)}; "
+                        f"the model has {list(known[name])}",
+                    )
+        if role == "step":
+            return None
+        for name, shape in known.items():
+            here = [(rank, entry) for rank, entry in by_name.get(name, []) if entry.present]
+            if not here:
+                if role in ("parameter", "buffer"):
+                    return _violation(
+                        step, role, name, (), f"no rank holds {role} {name!r}"
+                    )
+                continue
+            problem = _tiling(here, shape)
+            if problem:
+                ranks = tuple(sorted({rank for rank, _ in here}))
+                return _violation(step, role, name, ranks, f"{role} {name!r}: {problem}")
+        return None
+
+    def _shapes(self, role: Role) -> dict[str, tuple[int, ...]]:
+        if role == "buffer":
+            return {name: tuple(b.shape) for name, b in self._layout.buffers.items()}
+        if role == "step":
+            return {place.name: () for place in self._layout.places if place.trainable}
+        return {
+            place.name: place.shape
+            for place in self._layout.places
+            if role == "parameter" or place.trainable
+        }
+
+
+def _tiling(shards: Sequence[tuple[int, Entry]], shape: tuple[int, ...]) -> str:
+    """What is wrong with the tiling in words, or an empty string.
+
+    Equal ranges on different ranks are replicas; the same range twice on one rank is not.
+    """
+    numel = 1
+    for size in shape:
+        numel *= size
+    holders: dict[Key, list[int]] = {}
+    for rank, entry in shards:
+        holders.setdefault((entry.start, entry.stop, entry.box), []).append(rank)
+    for (start, stop, _), ranks in holders.items():
+        if len(set(ranks)) < len(ranks) and stop > start:
+            return f"elements {start} to {stop - 1} stand twice on rank {_first_double(ranks)}"
+    distinct = [key for key in holders if key[1] > key[0]]
+    if any(box is not None for _, _, box in distinct):
+        return _tiling_of_boxes(distinct, shape, numel)
+    end = 0
+    previous: Key | None = None
+    for key in sorted(distinct, key=lambda key: key[:2]):
+        start, stop, _ = key
+        if start > end:
+            return f"no rank holds elements {end} to {start - 1} of {numel}"
+        if start < end and previous is not None:
+            return (
+                f"elements {start} to {min(end, stop) - 1} are held by rank "
+                f"{holders[previous][0]} as part of {previous[0]} to {previous[1] - 1} and by rank "
+                f"{holders[key][0]} as part of {start} to {stop - 1}"
+            )
+        end, previous = max(end, stop), key
+    return "" if end == numel else f"no rank holds elements {end} to {numel - 1} of {numel}"
+
+
+def _tiling_of_boxes(distinct: list[Key], shape: tuple[int, ...], numel: int) -> str:
+    boxes = []
+    for start, stop, box in distinct:
+        if box is None:
+            row = numel // shape[0]
+            if start % row or stop % row:
+                return "flat ranges and ranges per dim are mixed"
+            box = ((start // row, stop // row), *((0, size) for size in shape[1:]))
+        boxes.append(box)
+    for position, one in enumerate(boxes):
+        for other in boxes[:position]:
+            if all(max(a, c) < min(b, d) for (a, b), (c, d) in zip(one, other, strict=True)):
+                return f"the ranges {one} and {other} overlap"
+    held = sum(_volume(box) for box in boxes)
+    return "" if held == numel else f"{numel - held} of {numel} elements are held by no rank"
+
+
+def _volume(box: tuple[tuple[int, int], ...]) -> int:
+    volume = 1
+    for low, high in box:
+        volume *= high - low
+    return volume
+
+
+def _first_double(ranks: list[int]) -> int:
+    return next(rank for rank in ranks if ranks.count(rank) > 1)
+
+
+def _violation(
+    step: int, role: str, name: str, ranks: tuple[int, ...], explanation: str
+) -> Violation:
+    return Violation(
+        obligation="ownership",
+        step=step,
+        role=role,
+        tensors=(name,),
+        ranks=ranks,
+        explanation=explanation,
+    )

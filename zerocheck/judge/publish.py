@@ -1,0 +1,127 @@
+"""Obligation: every rank computes next with the parameters that were updated.
+
+Copies are compared bit for bit. Parameters that are sharded are judged by the next forward: see
+judge/case.py, which asks whether a wrong loss is the one of the previous step's parameters.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .assemble import Held, Observation
+from .compare import different_bits, same_bits
+from .layout import Layout
+from .ownership import MOMENTS
+from .state import State
+from .verdict import Violation
+
+
+def check(observation: Observation, state: State, *, step: int) -> Violation | None:
+    """Copies on different ranks agree, those of the parameters with their owner's."""
+    for role in ("parameter", *MOMENTS):
+        held = observation.held(step, "state", role)
+        if held is None:
+            continue
+        whole = state.parameter if role == "parameter" else held.whole
+        violation = _copies(held, whole, observation.layout, role, step)
+        if violation is not None:
+            return violation
+    return None
+
+
+def _copies(
+    held: Held, whole: torch.Tensor, layout: Layout, role: str, step: int
+) -> Violation | None:
+    bad: list[int] = []
+    changed = torch.zeros(layout.size, dtype=torch.bool)
+    sample: tuple[float, float, int] | None = None
+    for rank, (part, plan) in enumerate(zip(held.parts, held.plans, strict=True)):
+        wanted = plan.gather(whole)
+        if part is wanted or same_bits(part, wanted):
+            continue
+        mask = different_bits(part, wanted)
+        bad.append(rank)
+        where = mask.nonzero().reshape(-1)
+        positions = where if plan.index is None else plan.index[where]
+        changed[positions] = True
+        if sample is None:
+            error = (part[where].double() - wanted[where].double()).abs().nan_to_num(nan=torch.inf)
+            worst = int(error.argmax())
+            sample = float(part[where][worst]), float(wanted[where][worst]), int(positions[worst])
+    if sample is None:
+        return None
+    observed, expected, position = sample
+    place, index = layout.at(position)
+    names = layout.names_of(changed, changed.to(torch.float64))
+    return Violation(
+        obligation="publish",
+        step=step,
+        role=role,
+        tensors=(place.name, *(name for name in names if name != place.name)),
+        ranks=tuple(bad),
+        element=index,
+        observed=observed,
+        expected=expected,
+        bound=0.0,
+        wrong=int(changed.sum()),
+        total=layout.size,
+        explanation=f"copies of {role} differ between ranks; they must agree bit for bit",
+        causes=("copies differ",),
+    )
+
+
+def check_start(
+    state: State,
+    wanted: torch.Tensor,
+    moments: dict[str, torch.Tensor],
+    counts: list[float],
+    layout: Layout,
+) -> Violation | None:
+    """The base case: before the first step every bit is the model's, or the restored state's.
+
+    wanted: the parameters; moments, counts: what was restored (empty and zeros without that).
+    """
+    for place, count, expected in zip(layout.places, state.steps, counts, strict=True):
+        if place.trainable and place.stop > place.start and count != expected:
+            return Violation(
+                obligation="publish",
+                step=-1,
+                role="step",
+                tensors=(place.name,),
+                ranks=(),
+                observed=count,
+                expected=expected,
+                explanation="before the first step, the optimizer's step count is not the "
+                "restored one",
+                causes=("initial state",),
+            )
+    pairs = [("parameter", state.parameter, wanted)]
+    for role in MOMENTS:
+        if role in state.moments or role in moments:
+            zero = torch.zeros_like(wanted)
+            pairs.append((role, state.moment(role), moments.get(role, zero)))
+    for role, observed, vector in pairs:
+        changed = different_bits(observed, vector)
+        if role != "parameter":
+            changed &= layout.trainable
+        if not bool(changed.any()):
+            continue
+        first = int(changed.nonzero()[0])
+        place, index = layout.at(first)
+        return Violation(
+            obligation="publish",
+            step=-1,
+            role=role,
+            tensors=layout.names_of(changed, changed.to(torch.float64)),
+            ranks=(),
+            element=index,
+            observed=float(observed[first]),
+            expected=float(vector[first]),
+            bound=0.0,
+            wrong=int(changed.sum()),
+            total=layout.size,
+            explanation=f"before the first step, {place.name} has another {role} than the model "
+            "or the state that was restored",
+            causes=("initial state",),
+        )
+    return None

@@ -1,0 +1,92 @@
+"""The state that an implementation held at one moment, put together from all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from .assemble import Held, Observation
+from .ownership import MOMENTS
+
+
+@dataclass(frozen=True)
+class State:
+    """Whole flat vectors (fp32, over all parameters) and the number of steps per parameter.
+
+    parameter: where several ranks hold an element, that of the rank whose optimizer owns it, so
+    that a copy that was not refreshed is told apart from a wrong update. moments: zero where the
+    optimizer has none yet; present[role]: names it has them for. steps: per parameter in layout
+    order; None where ranks disagree. own[r]: what rank r computes with.
+    """
+
+    parameter: torch.Tensor
+    own: list[torch.Tensor]
+    moments: Mapping[str, torch.Tensor]
+    present: Mapping[str, frozenset[str]]
+    steps: list[float | None]
+
+    @classmethod
+    def observed(cls, observation: Observation, step: int) -> State:
+        """The state after `step` (-1: before the first)."""
+        layout = observation.layout
+        held = observation.held(step, "state", "parameter")
+        assert held is not None, "ownership checks that parameters are shown"
+        moments: dict[str, torch.Tensor] = {}
+        present: dict[str, frozenset[str]] = {}
+        owners: Held | None = None
+        for role in MOMENTS:
+            moment = observation.held(step, "state", role)
+            if moment is None:
+                continue
+            owners = owners or moment
+            present[role] = moment.present
+            complete = moment.plans[0].index is None
+            moments[role] = moment.whole if complete else moment.whole.nan_to_num(nan=0.0) \
+                if len(moment.present) < len(layout.places) else moment.whole
+        return cls(
+            parameter=_by_owner(held, owners),
+            own=_own(held, _by_owner(held, owners)),
+            moments=moments,
+            present=present,
+            steps=_steps(observation, step),
+        )
+
+    def moment(self, role: str) -> torch.Tensor:
+        """The flat vector of a moment; zeros if the optimizer has none."""
+        return self.moments.get(role, torch.zeros_like(self.parameter))
+
+
+def _by_owner(held: Held, owners: Held | None) -> torch.Tensor:
+    """The whole parameter vector, each element from the rank that holds its exp_avg."""
+    if owners is None or not held.whole_everywhere or owners.whole_everywhere:
+        return held.whole
+    first = held.parts[0]
+    if all(torch.equal(first, part) for part in held.parts[1:]):
+        return first
+    whole = held.whole.clone()
+    for part, plan in zip(reversed(held.parts), reversed(owners.plans), strict=True):
+        if plan.index is None:
+            whole.copy_(part)
+        else:
+            whole[plan.index] = part[plan.index]
+    return whole
+
+
+def _own(held: Held, whole: torch.Tensor) -> list[torch.Tensor]:
+    """Per rank: its own copy where it holds all, the whole otherwise; one object if bits agree."""
+    own: list[torch.Tensor] = []
+    for part, plan in zip(held.parts, held.plans, strict=True):
+        mine = plan.index is None and not torch.equal(part, whole)
+        own.append(part if mine else whole)
+    return own
+
+
+def _steps(observation: Observation, step: int) -> list[float | None]:
+    ranks = observation.scalars(step, "step")
+    result: list[float | None] = []
+    for place in observation.layout.places:
+        values = {rank[place.name] for rank in ranks if place.name in rank}
+        result.append(values.pop() if len(values) == 1 else None if values else 0.0)
+    return result

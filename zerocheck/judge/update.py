@@ -1,0 +1,232 @@
+"""Obligation: given state and observed gradient, AdamW's next state lies in its enclosure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ..case.schema import Case
+from . import bounds
+from .bounds import Enclosure, Reading
+from .compare import Misfit, compare, describe, different_bits
+from .layout import Elements, Layout
+from .state import State
+from .verdict import Violation
+
+
+class Update(NamedTuple):
+    """One update to judge.
+
+    gradient: the vector the optimizer was given (clipped, if the case clips); error: what is not
+    known of it, 0 where it was seen; lr: per group; has: per parameter, whether it has a gradient.
+    """
+
+    before: State
+    after: State
+    gradient: torch.Tensor
+    error: torch.Tensor | float
+    lr: Sequence[float]
+    has: Sequence[bool]
+
+
+class _Wrong(NamedTuple):
+    role: str
+    misfit: Misfit
+    elements: Elements
+
+
+class UpdateJudge:
+    """Judges the updates of one case.
+
+    Which of the two readings of the hyperparameters holds is one answer for the whole case, not
+    per element: a reading that failed once is out.
+    """
+
+    def __init__(self, layout: Layout, case: Case) -> None:
+        self.layout = layout
+        self.case = case
+        self.readings: list[Reading] = list(bounds.READINGS)
+
+    def check(self, update: Update, *, step: int) -> tuple[float, Violation | None]:
+        """(share of the bound, violation or None)."""
+        violation = self._steps(update, step) or self._untouched(update, step)
+        if violation is not None:
+            return 0.0, violation
+        keys = self._keys(update)
+        failed: _Wrong | None = None
+        best = 0.0
+        kept: list[Reading] = []
+        for reading in self.readings:
+            share, wrong = self._under(reading, update, keys)
+            if wrong is None:
+                best = share if not kept else min(best, share)
+                kept.append(reading)
+                # The other reading is only asked for when this one fails.
+                break
+            failed = failed or wrong
+        if kept:
+            self.readings = self.readings[self.readings.index(kept[0]) :]
+            return best, None
+        assert failed is not None
+        text, causes = self._words(failed, update, keys)
+        return float(failed.misfit.ratio.max()), describe(
+            failed.misfit,
+            self.layout,
+            obligation="update",
+            step=step,
+            role=failed.role,
+            ranks=(),
+            elements=failed.elements,
+            explanation=text,
+            causes=causes,
+        )
+
+    def _keys(self, update: Update) -> list[int | None]:
+        keys: list[int | None] = []
+        for place, has, count in zip(
+            self.layout.places, update.has, update.after.steps, strict=True
+        ):
+            keys.append(int(count or 0) if has and place.trainable else None)
+        return keys
+
+    def _steps(self, update: Update, step: int) -> Violation | None:
+        """The count of steps goes up by exactly one where there was a gradient."""
+        for position, place in enumerate(self.layout.places):
+            if not place.trainable or place.start == place.stop:
+                continue
+            before, after = update.before.steps[position], update.after.steps[position]
+            wanted = None if before is None else before + update.has[position]
+            if after is None or after != wanted:
+                found = "different on different ranks" if after is None else f"{after:g}"
+                return Violation(
+                    obligation="update",
+                    step=step,
+                    role="step",
+                    tensors=(place.name,),
+                    ranks=(),
+                    explanation=f"the optimizer's step count is {found}, it must be {wanted:g}"
+                    if wanted is not None
+                    else "the optimizer's step count differs between ranks",
+                    observed=after,
+                    expected=wanted,
+                    causes=("step count",),
+                )
+        return None
+
+    def _untouched(self, update: Update, step: int) -> Violation | None:
+        """Frozen parameters, and those without a gradient, keep every bit, moments too."""
+        still = [
+            not (place.trainable and has)
+            for place, has in zip(self.layout.places, update.has, strict=True)
+        ]
+        if not any(still):
+            return None
+        mask = self.layout.spread(still)
+        roles = [("parameter", update.before.parameter, update.after.parameter)]
+        roles += [
+            (role, update.before.moment(role), update.after.moment(role))
+            for role in ("exp_avg", "exp_avg_sq")
+            if role in update.after.moments
+        ]
+        for role, before, after in roles:
+            changed = mask & different_bits(before, after)
+            if role != "parameter":
+                changed &= self.layout.trainable
+            if bool(changed.any()):
+                place, index = self.layout.at(int(changed.nonzero()[0]))
+                kind = "without a gradient" if place.trainable else "that is frozen"
+                position = int(changed.nonzero()[0])
+                return Violation(
+                    obligation="update",
+                    step=step,
+                    role=role,
+                    tensors=self.layout.names_of(changed, changed.to(torch.float64)),
+                    ranks=(),
+                    element=index,
+                    observed=float(after[position]),
+                    expected=float(before[position]),
+                    bound=0.0,
+                    wrong=int(changed.sum()),
+                    total=int(mask.sum()),
+                    explanation=f"the {role} of a parameter {kind} changed",
+                    causes=("untouched parameter changed",),
+                )
+        return None
+
+    def _under(
+        self, reading: Reading, update: Update, keys: Sequence[int | None]
+    ) -> tuple[float, _Wrong | None]:
+        share = 0.0
+        for group, count, elements in self.layout.segments(keys):
+            for role, observed, enclosure in self._enclosures(
+                reading, update, group, count, elements
+            ):
+                used, misfit = compare(observed, enclosure)
+                if misfit is not None:
+                    return used, _Wrong(role, misfit, elements)
+                share = max(share, used)
+        return share, None
+
+    def _enclosures(
+        self, reading: Reading, update: Update, group: int, count: int, elements: Elements
+    ) -> list[tuple[str, torch.Tensor, Enclosure]]:
+        def of(vector: torch.Tensor) -> torch.Tensor:
+            return (vector if elements is None else vector[elements]).to(torch.float64)
+
+        options = self.case.optimizer.groups[group]
+        s = bounds.scalars(
+            lr=update.lr[group],
+            beta1=options.beta1,
+            beta2=options.beta2,
+            eps=options.eps,
+            weight_decay=options.weight_decay,
+            step=count,
+            reading=reading,
+        )
+        before, after = update.before, update.after
+        g = of(update.gradient)
+        if self.case.optimizer.maximize:
+            g = -g
+        error = update.error
+        if isinstance(error, torch.Tensor):
+            error = of(error)
+        m, v = of(after.moment("exp_avg")), of(after.moment("exp_avg_sq"))
+        result = [
+            ("exp_avg", m, bounds.exp_avg(of(before.moment("exp_avg")), g, s, error)),
+            ("exp_avg_sq", v, bounds.exp_avg_sq(of(before.moment("exp_avg_sq")), g, s, error)),
+        ]
+        if self.case.optimizer.amsgrad:
+            largest = of(after.moment("max_exp_avg_sq"))
+            wanted = torch.maximum(of(before.moment("max_exp_avg_sq")), v)
+            result.append(
+                ("max_exp_avg_sq", largest, Enclosure(wanted, torch.zeros_like(wanted)))
+            )
+            v = largest
+        result.append(
+            ("parameter", of(after.parameter), bounds.parameter(of(before.parameter), m, v, s))
+        )
+        return result
+
+    def _words(
+        self, wrong: _Wrong, update: Update, keys: Sequence[int | None]
+    ) -> tuple[str, tuple[str, ...]]:
+        observed = wrong.misfit.observed
+        if bool(observed.isnan().any()):
+            return (
+                f"{wrong.role} holds NaN: memory that was never written was read "
+                "(zerocheck fills such memory with NaN)",
+                ("uninitialised memory",),
+            )
+        before = (
+            update.before.parameter
+            if wrong.role == "parameter"
+            else update.before.moment(wrong.role)
+        )
+        if wrong.elements is not None:
+            before = before[wrong.elements]
+        outside = wrong.misfit.outside
+        if torch.equal(observed[outside], before[outside].to(torch.float64)):
+            return f"{wrong.role} was not updated", ("never updated",)
+        return f"{wrong.role} is not what AdamW gives from the state before and the gradient", ()

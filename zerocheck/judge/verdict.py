@@ -1,0 +1,70 @@
+"""What the judge says: a verdict per obligation, and what it saw where one is violated."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import msgspec
+
+Obligation = Literal["ownership", "loss", "gradient", "clip", "update", "publish", "buffers"]
+OBLIGATIONS: tuple[Obligation, ...] = get_args(Obligation)
+
+TITLES: dict[Obligation, str] = {
+    "ownership": "the shards of every tensor tile it exactly once",
+    "loss": "each rank's loss is that of one device, bit for bit",
+    "gradient": "the reduced gradient lies in the enclosure of the declared semantics",
+    "clip": "the norm and the clipped gradient lie in their enclosures",
+    "update": "AdamW's next state lies in its enclosure",
+    "publish": "every rank computes next with the parameters that were updated",
+    "buffers": "running statistics follow the declared semantics",
+}
+
+Status = Literal["holds", "violated", "not exercised", "unsupported", "crashed", "hung"]
+STATUSES: tuple[Status, ...] = get_args(Status)
+
+Tier = Literal["full", "state only", "parameters only"]
+
+
+class Violation(msgspec.Struct, frozen=True, kw_only=True):
+    """The first place where an obligation does not hold.
+
+    step: 0-based within the case, -1 for the state before the first step; role and tensors: what
+    is outside its enclosure (worst first); ranks: which ranks hold it; element: index in the worst
+    tensor; observed, expected, bound: of that element, in its own unit; ratio: largest
+    abs(observed - expected) / bound; causes: what explains it, by name (may be several where the
+    world size makes them coincide); explanation: one plain sentence; wrong: elements outside,
+    of total.
+    """
+
+    obligation: Obligation
+    step: int
+    role: str
+    tensors: tuple[str, ...]
+    ranks: tuple[int, ...]
+    explanation: str
+    element: tuple[int, ...] = ()
+    observed: float | None = None
+    expected: float | None = None
+    bound: float | None = None
+    ratio: float | None = None
+    wrong: int = 0
+    total: int = 0
+    causes: tuple[str, ...] = ()
+    mild: bool = False
+    """Only what is reported is wrong (a logged norm); parameters are right."""
+
+
+class Judgement(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the judge says of one case.
+
+    statuses: per obligation; share: per obligation, the largest abs(error) / bound that was seen
+    (1.0 is the edge); violations: at most one per obligation, the first; tier: how much the
+    implementation showed; digest: hash of all that was observed, for replay bit for bit.
+    """
+
+    statuses: dict[Obligation, Status]
+    share: dict[Obligation, float] = {}
+    violations: tuple[Violation, ...] = ()
+    tier: Tier = "full"
+    digest: str = ""
+    semantics: dict[str, str] = {}

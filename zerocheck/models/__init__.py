@@ -1,0 +1,17 @@
+"""From a case to its model, its samples and its start; everything follows from the case alone."""
+
+from ..case.validity import check
+from .batches import Batch, batch, loss_of
+from .network import Block, Network, build_model
+from .start import initial_state
+
+__all__ = [
+    "Batch",
+    "Block",
+    "Network",
+    "batch",
+    "build_model",
+    "check",
+    "initial_state",
+    "loss_of",
+]

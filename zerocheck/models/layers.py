@@ -1,0 +1,100 @@
+"""torch's layers without their initialization, and the values that parameters get instead.
+
+Values come from `uniform_` alone: it is serial and made of additions and multiplications, so the
+bits do not depend on the CPU's vector units, as those of `normal_` do.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+
+class Linear(nn.Linear):
+    """nn.Linear that is filled once, not twice."""
+
+    def reset_parameters(self) -> None:
+        """Nothing: `fill` does it."""
+
+
+class Embedding(nn.Embedding):
+    """nn.Embedding that is filled once. Its padding row is not 0, so that its decay is seen."""
+
+    def reset_parameters(self) -> None:
+        """Nothing: `fill` does it."""
+
+
+class Conv1d(nn.Conv1d):
+    """nn.Conv1d over the length of (batch, length, width) activations."""
+
+    def reset_parameters(self) -> None:
+        """Nothing: `fill` does it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, length, channels) -> (batch, length, width)."""
+        return super().forward(x.transpose(1, 2)).transpose(1, 2)
+
+
+class LayerNorm(nn.LayerNorm):
+    """nn.LayerNorm that is filled once."""
+
+    def reset_parameters(self) -> None:
+        """Nothing: `fill` does it."""
+
+
+class RMSNorm(nn.RMSNorm):
+    """nn.RMSNorm that is filled once. It has no bias."""
+
+    def reset_parameters(self) -> None:
+        """Nothing: `fill` does it."""
+
+
+class GroupNorm(nn.GroupNorm):
+    """nn.GroupNorm over (batch, length, width), with or without bias."""
+
+    def __init__(self, groups: int, width: int, *, bias: bool) -> None:
+        super().__init__(groups, width)
+        if not bias:
+            self.register_parameter("bias", None)
+
+    def reset_parameters(self) -> None:
+        """Nothing: `fill` does it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Same shape."""
+        return super().forward(x.transpose(1, 2)).transpose(1, 2)
+
+
+class BatchNorm1d(nn.BatchNorm1d):
+    """nn.BatchNorm1d over (batch, length, width), with or without bias."""
+
+    def __init__(self, width: int, *, bias: bool) -> None:
+        super().__init__(width)
+        if not bias:
+            self.register_parameter("bias", None)
+
+    def reset_parameters(self) -> None:
+        """Nothing: `fill` does it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Same shape."""
+        return super().forward(x.transpose(1, 2)).transpose(1, 2)
+
+
+@torch.no_grad()
+def fill(name: str, tensor: torch.Tensor, generator: torch.Generator) -> None:
+    """Give a parameter or running statistic of this name its random values, in place.
+
+    Nothing is 0: a bias or norm weight of 0 would hide a wrong weight decay. Matrices keep the
+    variance of activations near 1/2 per layer, so that deep residual models stay finite.
+    """
+    if name.endswith((".bias", ".running_mean")):
+        tensor.uniform_(0.1, 0.5, generator=generator)
+        tensor[1::2].neg_()
+    elif tensor.dim() == 1:
+        tensor.uniform_(0.5, 1.5, generator=generator)
+    else:
+        bound = math.sqrt(1.5 * tensor.shape[0] / tensor.numel())
+        tensor.uniform_(-bound, bound, generator=generator)

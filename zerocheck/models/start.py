@@ -1,0 +1,58 @@
+"""The state of a start in mid-training."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ..case.schema import Case
+from ..case.shapes import matching
+from .layers import fill
+from .seeds import STATE, generator_of
+
+SCALES = {"typical": 1.0, "tiny": 1e-12, "huge": 1e6}
+"""Size of exp_avg; exp_avg_sq has its square. `typical` is spread over 1e-2 to 1 by tensor."""
+
+
+@torch.no_grad()
+def initial_state(case: Case, model: nn.Module) -> dict[tuple[str, str], torch.Tensor] | None:
+    """(name, role) -> whole fp32 tensor, or None for a start at step 0, where moments are zero.
+
+    Roles: `parameter` for every parameter; for the trainable ones `exp_avg`, `exp_avg_sq` (>= 0),
+    `max_exp_avg_sq` (>= exp_avg_sq; with amsgrad) and `step` (0-d). The parameters are not those
+    that `build_model` gave, so that a restore which forgets them is seen; zeros stay zeros.
+    """
+    if case.start.step == 0:
+        return None
+    generator = generator_of(case.seed, STATE)
+    parameters = dict(model.named_parameters())
+    zeros = set(matching(parameters, case.start.zeros))
+    state: dict[tuple[str, str], torch.Tensor] = {}
+    for name, parameter in parameters.items():
+        value = torch.zeros(parameter.shape)
+        if name not in zeros:
+            fill(name, value, generator)
+        state[name, "parameter"] = value
+        if not parameter.requires_grad:
+            continue
+        scale = _scale(case, generator)
+        first = torch.empty_like(value).uniform_(-1.0, 1.0, generator=generator).mul_(scale)
+        second = torch.empty_like(value).uniform_(0.5, 1.5, generator=generator).mul_(scale**2)
+        state[name, "exp_avg"] = first
+        state[name, "exp_avg_sq"] = second
+        if case.optimizer.amsgrad:
+            # Half of the elements are above exp_avg_sq, half are at it.
+            above = torch.empty_like(value).uniform_(0.0, 2.0, generator=generator).clamp_(min=1.0)
+            state[name, "max_exp_avg_sq"] = second * above
+        state[name, "step"] = torch.tensor(float(case.start.step))
+    return state
+
+
+def _scale(case: Case, generator: torch.Generator) -> float:
+    """Size of the moments of one tensor."""
+    if case.start.moments == "zero":
+        return 0.0
+    scale = SCALES[case.start.moments]
+    if case.start.moments == "typical":
+        scale *= 0.01 + 0.99 * float(torch.rand((), generator=generator)) ** 2
+    return scale

@@ -1,0 +1,71 @@
+"""An exception of user code as data, and which exceptions are only echoes of another rank's end."""
+
+from __future__ import annotations
+
+import os
+import re
+import traceback
+
+from zerocheck.ranks.messages import Raised
+
+_TEXT_LIMIT = 20_000
+_OWN_FRAME = os.path.join("zerocheck", "ranks", "worker.py") + '"'
+_ECHO = re.compile(
+    r"Connection closed by peer|Connection reset by peer|Broken pipe|Connection refused"
+    r"|Socket closed|Timed out waiting|remote process exited|DistNetworkError",
+    re.IGNORECASE,
+)
+
+
+def describe(error: BaseException, *, harness: bool = False) -> Raised:
+    """Type, message and traceback, the latter without the harness's own frames on top."""
+    kind = type(error)
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    try:
+        text = str(error)
+    except Exception as second:  # a __str__ of the user's
+        text = f"<no message: str() raised {type(second).__name__}>"
+    inner = error.__traceback__
+    if inner is not None and not harness:
+        inner = inner.tb_next or inner
+    try:
+        lines = "".join(traceback.format_exception(kind, error, inner))
+    except Exception as second:
+        lines = f"<no traceback: formatting it raised {type(second).__name__}>"
+    return Raised(
+        type_name=module + kind.__qualname__,
+        text=_clip(text),
+        traceback=_clip(lines),
+        harness=harness,
+    )
+
+
+def is_echo(error: Raised) -> bool:
+    """Whether gloo says here only that another rank is gone."""
+    return _ECHO.search(error.text) is not None
+
+
+def trim_stack(text: str) -> str:
+    """faulthandler's text without the harness's own frames below the target."""
+    lines = []
+    ours = False
+    for line in text.splitlines():
+        if not line.startswith("  "):
+            ours = False
+            if line.startswith("Extension modules:"):
+                continue
+        elif _OWN_FRAME in line:
+            ours = True
+        if not ours:
+            lines.append(line)
+    return "\n".join(lines).strip()
+
+
+def _clip(text: str) -> str:
+    """Keep both ends: the call that failed is at one, the message at the other."""
+    # Lone surrogates cannot be sent.
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    if len(text) <= _TEXT_LIMIT:
+        return text
+    half = _TEXT_LIMIT // 2
+    return f"{text[:half]}\n... {len(text) - _TEXT_LIMIT} characters left out ...\n{text[-half:]}"

@@ -1,0 +1,50 @@
+"""A job on its way: what was sent, and what has come back so far."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from zerocheck.ranks.messages import Job, Reply, frame
+from zerocheck.ranks.result import JobResult
+
+
+@dataclass
+class Flight:
+    """A job from submit to result. It may be sent twice: when a job before it broke its team."""
+
+    world_size: int
+    payloads: Sequence[bytes]
+    fresh: bool
+    sequence: int = 0
+    arena: int = 0
+    sent_at: float = 0.0
+    replies: dict[int, Reply] = field(default_factory=dict)
+    result: JobResult | None = None
+    lost: str = ""
+    """Why there will be no result, if so."""
+
+    def prepare(self, sequence: int, arena: int, floor: int) -> list[bytes]:
+        """The framed job of each rank."""
+        self.sequence, self.arena = sequence, arena
+        self.sent_at = time.monotonic()
+        self.replies.clear()
+        return [frame(Job(sequence, floor, payload, arena)) for payload in self.payloads]
+
+    def unfinished(self, gone: frozenset[int]) -> list[int]:
+        """Ranks that live and have not replied."""
+        return [r for r in range(self.world_size) if r not in self.replies and r not in gone]
+
+    @property
+    def complete(self) -> bool:
+        return len(self.replies) == self.world_size
+
+    @property
+    def put_back(self) -> bool:
+        """Whether the ranks refused to start it, since a job before it raised."""
+        return any(not reply.started for reply in self.replies.values())
+
+    @property
+    def raised(self) -> list[Reply]:
+        return [reply for reply in self.replies.values() if reply.error is not None]

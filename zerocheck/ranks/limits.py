@@ -1,0 +1,60 @@
+"""How many ranks this machine can take."""
+
+from __future__ import annotations
+
+import contextlib
+
+from zerocheck.errors import UsageError
+
+RANK_BYTES = 60 << 20
+"""What a rank has for itself before any job; the rest it shares with the zygote."""
+MOST_RANKS = 250
+
+
+def check_world_size(world_size: object, *, already: int = 0) -> int:
+    """The world size as an int, if that many new ranks fit beside `already` living ones.
+
+    Raises UsageError with the numbers.
+    """
+    if isinstance(world_size, bool) or not isinstance(world_size, int):
+        raise UsageError(f"a world size is a whole number, not {world_size!r}")
+    if world_size < 1:
+        raise UsageError(f"a world size is at least 1, not {world_size}")
+    if world_size > MOST_RANKS:
+        raise UsageError(
+            f"world size {world_size} is more than {MOST_RANKS} processes on one machine"
+        )
+    available = available_bytes()
+    if available is not None and world_size * RANK_BYTES > available:
+        fit = available // RANK_BYTES
+        raise UsageError(
+            f"world size {world_size} needs about {world_size * RANK_BYTES >> 20} MiB"
+            f" ({RANK_BYTES >> 20} MiB a rank), but {available >> 20} MiB are free:"
+            f" {fit} ranks would fit beside the {already} that run"
+        )
+    return world_size
+
+
+def available_bytes() -> int | None:
+    """The least of what the machine and the control group leave. None where nothing tells."""
+    found = []
+    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo") as meminfo:
+        for line in meminfo:
+            if line.startswith("MemAvailable:"):
+                found.append(int(line.split()[1]) << 10)
+                break
+    group = "/sys/fs/cgroup/memory"
+    with (
+        contextlib.suppress(OSError, ValueError),
+        open(f"{group}.max") as most,
+        open(f"{group}.current") as current,
+        open(f"{group}.stat") as details,
+    ):
+        # Cached files count as used there, but make way when memory is short.
+        cached = sum(
+            int(line.split()[1])
+            for line in details
+            if line.startswith(("active_file ", "inactive_file "))
+        )
+        found.append(max(0, int(most.read()) - int(current.read()) + cached))
+    return min(found) if found else None

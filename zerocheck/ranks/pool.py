@@ -1,0 +1,361 @@
+"""Rank processes on this machine: teams by world size, kept while they are sound."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+
+from zerocheck.errors import HarnessError, UsageError
+from zerocheck.ranks import post_mortem
+from zerocheck.ranks.cores import Cores
+from zerocheck.ranks.flight import Flight
+from zerocheck.ranks.limits import check_world_size
+from zerocheck.ranks.nursery import Nursery
+from zerocheck.ranks.result import JobResult
+from zerocheck.ranks.scratch import SHARED_MEMORY, Scratch
+from zerocheck.ranks.team import Team
+
+_LOOK_S = 0.2
+
+
+class Pending:
+    """A submitted job. Give it to `Pool.wait`."""
+
+    def __init__(self, flight: Flight) -> None:
+        self._flight = flight
+
+    @property
+    def done(self) -> bool:
+        """Whether the result is there already, as far as the pool has looked."""
+        return self._flight.result is not None
+
+
+class Pool:
+    """Runs jobs on teams of freshly forked ranks, one process group each.
+
+    A zygote that has imported everything starts with the pool and forks the ranks. A team is kept
+    for the next job of its world size unless that could be tainted: by a death, a hang, or an
+    exception that not all ranks raised alike. Not thread-safe. When this process dies, by
+    whatever signal, the zygote ends all ranks.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        max_idle_ranks: int = 32,
+        patience_s: float = 10.0,
+        ceiling_s: float = 300.0,
+        grace_s: float = 2.0,
+        keep_after_same_exception: bool = True,
+        shared_memory: str = SHARED_MEMORY,
+        cores: Cores | None = None,
+    ) -> None:
+        """`target` is "package.module:function", (payload, RankContext) -> bytes.
+
+        `patience_s`: no sign of life for that long is a hang. `ceiling_s`: no progress for that
+        long is one though processors are busy. `grace_s`: how long the others may be still after
+        a rank failed. Teams beyond `max_idle_ranks` ranks in all are closed, the oldest first.
+        """
+        self._target = target
+        self._max_idle_ranks = max_idle_ranks
+        self._patience_s = patience_s
+        self._ceiling_s = ceiling_s
+        self._grace_s = grace_s
+        self._keep_after_same_exception = keep_after_same_exception
+        self._cores = Cores() if cores is None else cores
+        self._scratch = Scratch(shared_memory=shared_memory)
+        self._selector = selectors.DefaultSelector()
+        self._teams: list[Team] = []
+        self._queue: list[Flight] = []
+        self._looked_at = 0.0
+        self._closed = False
+        self._nursery = self._start_nursery()
+
+    def _start_nursery(self) -> Nursery:
+        log = os.path.join(self._scratch.slow, "zygote.log")
+        nursery = Nursery(self._target, scratch=self._scratch.directories, log=log)
+        # Runs at exit too. A fork of this process must not end what is not its own.
+        self._finalizer = weakref.finalize(
+            self, _finish, nursery, self._scratch, self._cores, os.getpid()
+        )
+        return nursery
+
+    def wait_until_ready(self) -> float:
+        """Wait for the zygote's imports; returns the seconds they took. Raises HarnessError."""
+        return self._nursery.wait_until_ready()
+
+    @property
+    def zygote_pid(self) -> int:
+        return self._nursery.pid
+
+    @property
+    def rank_pids(self) -> dict[int, list[int]]:
+        """The pids of the living teams, by world size."""
+        return {team.world_size: team.pids() for team in self._teams}
+
+    # The two things that callers do
+
+    def submit(
+        self, world_size: int, payload: bytes | Sequence[bytes], *, fresh: bool = False
+    ) -> Pending:
+        """Send a job, one payload for all ranks or one for each, and do not wait for it.
+
+        Jobs of one world size run in the order of submission. `fresh`: on new processes, which
+        end with the job. Raises UsageError for a world size that cannot be.
+        """
+        if self._closed:
+            raise HarnessError("the pool is closed")
+        living = sum(team.world_size for team in self._teams)
+        known = any(team.world_size == world_size for team in self._teams) and not fresh
+        if not known or isinstance(world_size, bool):
+            world_size = check_world_size(world_size, already=living)
+        payloads = [payload] * world_size if isinstance(payload, bytes) else list(payload)
+        if len(payloads) != world_size:
+            raise UsageError(f"{len(payloads)} payloads for a world size of {world_size}")
+        flight = Flight(world_size, payloads, fresh)
+        with self._all_or_nothing():
+            self._queue.append(flight)
+            self._turn(0.0)
+            self._dispatch()
+        return Pending(flight)
+
+    def wait(self, pending: Pending) -> JobResult:
+        """The job's result, whatever happened to the ranks.
+
+        Raises HarnessError when zerocheck itself failed; then, and on KeyboardInterrupt, all
+        jobs under way are lost and their ranks ended.
+        """
+        flight = pending._flight
+        with self._all_or_nothing():
+            while flight.result is None:
+                if flight.lost:
+                    raise HarnessError(f"this job was lost: {flight.lost}")
+                self._dispatch()
+                if self._queue and not self._cores.held:
+                    self._cores.hold()
+                    continue
+                self._turn(_LOOK_S)
+        return flight.result
+
+    def close(self) -> None:
+        """End all ranks and the zygote, and remove their files. Closing twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        self._lose("the pool was closed")
+        with contextlib.suppress(OSError):
+            self._selector.close()
+        for team in self._teams:
+            for sock in team.sockets:
+                sock.close()
+        self._teams.clear()
+        self._finalizer()
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # Jobs out
+
+    def _dispatch(self) -> None:
+        """Send what can be sent, without blocking."""
+        if not self._queue or self._must_pass_on():
+            return
+        if not self._cores.try_hold():
+            return
+        blocked: set[int] = set()
+        for flight in list(self._queue):
+            if flight.world_size in blocked:
+                continue
+            team = self._team_for(flight)
+            if team is None:
+                blocked.add(flight.world_size)
+                continue
+            self._queue.remove(flight)
+            team.send(flight)
+
+    def _must_pass_on(self) -> bool:
+        """Whether other runs want the processors: let this one's jobs drain, then give way."""
+        if not self._cores.held or not self._cores.should_pass_on():
+            return False
+        if any(team.flights for team in self._teams):
+            return True
+        self._cores.release(give_way=True)
+        return False
+
+    def _team_for(self, flight: Flight) -> Team | None:
+        """None when the job has to wait until a broken team is gone."""
+        if flight.fresh:
+            return self._new_team(flight.world_size, dedicated=True)
+        for team in self._teams:
+            if team.world_size == flight.world_size and not team.dedicated:
+                if team.accepting:
+                    return team
+                if team.flights:
+                    return None
+                self._end(team)
+                break
+        return self._new_team(flight.world_size)
+
+    def _new_team(self, world_size: int, *, dedicated: bool = False) -> Team:
+        if not self._nursery.alive:
+            self._restart()
+        team = Team(
+            world_size,
+            nursery=self._nursery,
+            scratch=self._scratch,
+            ceiling_s=self._ceiling_s,
+            dedicated=dedicated,
+        )
+        self._teams.append(team)
+        for rank, sock in enumerate(team.sockets):
+            self._selector.register(sock, selectors.EVENT_READ, (team, rank))
+        return team
+
+    def _restart(self) -> None:
+        """The zygote was killed, and its ranks with it."""
+        self._finalizer.detach()
+        self._nursery.close()
+        self._scratch.remove()
+        self._scratch = Scratch(shared_memory=self._scratch.shared_memory)
+        self._nursery = self._start_nursery()
+
+    # Replies in
+
+    def _turn(self, timeout_s: float) -> None:
+        """Take what has come, then see what it means."""
+        if any(team.has_unsent for team in self._teams):
+            timeout_s = min(timeout_s, 0.001)
+            for team in self._teams:
+                team.flush()
+        touched: list[Team] = []
+        for key, _ in self._selector.select(timeout_s):
+            team, rank = key.data
+            if not team.receive(rank):
+                self._selector.unregister(key.fileobj)
+            if team not in touched:
+                touched.append(team)
+        now = time.monotonic()
+        # Not in a quick look in passing: hangs are told from a series of looks.
+        looking = timeout_s > 0 and now - self._looked_at >= _LOOK_S
+        if looking:
+            self._looked_at = now
+        for team in list(self._teams) if looking else touched:
+            self._settle(team, looking=looking)
+        if self._cores.held and not self._queue and not any(t.flights for t in self._teams):
+            self._cores.release()
+
+    def _settle(self, team: Team, *, looking: bool) -> None:
+        """Finish the jobs at the head of the team that can be finished."""
+        while team.alive and team.flights:
+            head = team.flights[0]
+            if head.complete:
+                team.take_head()
+                if head.put_back:
+                    self._requeue([head])
+                    continue
+                head.result = post_mortem.finished(team, head)
+                if not self._keepable(head):
+                    team.failing = True
+                    self._end(team)
+                elif team.dedicated:
+                    self._end(team)
+                continue
+            if team.gone and not team.has_begun(head):
+                # It died after the job before: that is not this one's fault.
+                self._end(team)
+                return
+            unfinished = head.unfinished(team.gone)
+            failed = bool(team.gone or head.raised)
+            if unfinished:
+                if failed and not team.failing:
+                    team.failing = True
+                    team.start_watch()
+                if not looking:
+                    return
+                patience = self._grace_s if failed else self._patience_s
+                verdict = team.watchdog.look(unfinished, team.pids(), patience_s=patience)
+                if verdict is None:
+                    return
+            else:
+                verdict = None
+            head.result = post_mortem.broken(team, head, verdict)
+            team.take_head()
+            self._end(team)
+        if team.alive and not team.flights:
+            if team.gone:
+                self._end(team)
+            else:
+                self._close_oldest()
+
+    def _keepable(self, flight: Flight) -> bool:
+        """Whether the ranks are fit for another job."""
+        raised = [reply.error for reply in flight.raised if reply.error is not None]
+        if not raised:
+            return True
+        assert flight.result is not None
+        return (
+            self._keep_after_same_exception
+            and len(raised) == flight.world_size
+            and len({error.type_name for error in raised}) == 1
+            and not any(stood.echo for stood in flight.result.stood)
+        )
+
+    def _close_oldest(self) -> None:
+        idle = sorted((t for t in self._teams if not t.flights), key=lambda t: t.used_at)
+        while len(idle) > 1 and sum(t.world_size for t in idle) > self._max_idle_ranks:
+            self._end(idle.pop(0))
+
+    def _end(self, team: Team) -> None:
+        """Kill the team; its jobs, none of which has begun, go to the next one."""
+        self._teams.remove(team)
+        for sock in team.sockets:
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(sock)
+        self._requeue(list(team.flights))
+        team.flights.clear()
+        team.kill()
+
+    def _requeue(self, flights: Sequence[Flight]) -> None:
+        self._queue[:0] = flights
+
+    @contextlib.contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """An interrupt may strike between any two lines: then nothing is left half done."""
+        try:
+            yield
+        except BaseException as error:
+            self._lose(f"{type(error).__name__}: {error}")
+            for team in list(self._teams):
+                with contextlib.suppress(HarnessError, OSError):
+                    self._end(team)
+            self._teams.clear()
+            self._queue.clear()
+            self._cores.release()
+            raise
+
+    def _lose(self, why: str) -> None:
+        """No flight will have a result any more."""
+        for flight in self._queue + [f for team in self._teams for f in team.flights]:
+            flight.lost = flight.lost or why
+
+
+def _finish(nursery: Nursery, scratch: Scratch, cores: Cores, owner: int) -> None:
+    if os.getpid() != owner:
+        return
+    nursery.close()
+    scratch.remove()
+    cores.release()

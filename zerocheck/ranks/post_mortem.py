@@ -1,0 +1,110 @@
+"""Turns what came back from a team, or did not, into a JobResult."""
+
+from __future__ import annotations
+
+import time
+
+from zerocheck.errors import HarnessError
+from zerocheck.ranks.failures import is_echo
+from zerocheck.ranks.flight import Flight
+from zerocheck.ranks.messages import Exit, Reply
+from zerocheck.ranks.progress import Standing
+from zerocheck.ranks.result import JobResult, RankStood, State, first_to_fail, once, signal_name
+from zerocheck.ranks.team import Team
+from zerocheck.ranks.watchdog import Verdict
+
+
+def finished(team: Team, flight: Flight) -> JobResult:
+    """All ranks replied: the job finished, or raised on some of them."""
+    return _result(team, flight, reason="", exits={}, stacks={})
+
+
+def broken(team: Team, flight: Flight, verdict: Verdict | None) -> JobResult:
+    """Some ranks died, hang, or both. Asks the living for their stacks."""
+    stacks = team.stacks(flight.unfinished(team.gone))
+    exits = team.exits()
+    hung = verdict is not None and not exits and not flight.raised
+    reason = ""
+    if hung:
+        reason = (
+            "no rank made progress or used a processor"
+            if verdict == "quiet"
+            else "ranks kept their processors busy, but none made progress"
+        )
+    return _result(team, flight, reason=reason, exits=exits, stacks=stacks)
+
+
+def _result(
+    team: Team,
+    flight: Flight,
+    *,
+    reason: str,
+    exits: dict[int, Exit],
+    stacks: dict[int, str],
+) -> JobResult:
+    replies = flight.replies
+    for reply in replies.values():
+        if reply.error is not None and reply.error.harness:
+            text = reply.error.traceback or reply.error.text
+            raise HarnessError(f"a rank could not join its process group\n{text}")
+    began = min((reply.began for reply in replies.values()), default=flight.sent_at)
+    bad = not flight.complete or bool(flight.raised)
+    stood = tuple(
+        _stood(team, rank, replies.get(rank), exits.get(rank), stacks.get(rank), began, bad=bad)
+        for rank in range(flight.world_size)
+    )
+    ends = [reply.ended for reply in replies.values()]
+    ended = max(ends) if flight.complete else time.monotonic()
+    first = first_to_fail(stood)
+    arena = flight.arena
+    return JobResult(
+        outcome="finished" if not bad else "crashed" if first is not None else "hung",
+        payloads=tuple(
+            replies[rank].payload if rank in replies else None for rank in range(flight.world_size)
+        ),
+        arenas=tuple(team.view(rank, flight) for rank in range(flight.world_size)),
+        stood=stood,
+        duration_s=max(0.0, ended - began),
+        first_failed=first,
+        reason=reason,
+        _release=once(lambda: team.free(arena)),
+    )
+
+
+def _stood(
+    team: Team,
+    rank: int,
+    reply: Reply | None,
+    end: Exit | None,
+    stack: str | None,
+    began: float,
+    *,
+    bad: bool,
+) -> RankStood:
+    standing: Standing = team.board.read(rank)
+    state: State
+    error = reply.error if reply is not None else None
+    if reply is not None:
+        state = "finished" if error is None else "raised"
+    elif end is not None:
+        state = "killed"
+    else:
+        state = "running" if rank in team.watchdog.awake else "waiting"
+    at = reply.ended if reply is not None else end.at if end is not None else None
+    lost = reply is None and end is not None
+    return RankStood(
+        rank=rank,
+        state=state,
+        at_s=None if at is None else at - began,
+        type_name=error.type_name if error else "",
+        text=error.text if error else "",
+        traceback=error.traceback if error else "",
+        echo=error is not None and is_echo(error),
+        signal_name=signal_name(end.code) if lost and end else "",
+        exit_code=end.code if lost and end and end.code >= 0 else None,
+        where=standing.where,
+        collective=standing.collective,
+        collective_sequence=standing.collective_sequence,
+        stack=stack or "",
+        output=team.output(rank) if bad else "",
+    )

@@ -1,0 +1,154 @@
+"""Where each rank stands, in shared memory: written in a microsecond, read without locks.
+
+One record per rank. A reader may catch a record half written; it reads again until two readings
+agree, and a text that is torn all the same harms nobody.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from typing import NamedTuple
+
+RECORD_BYTES = 1024
+_WHERE = struct.Struct("<Q384s")  # counter and text at 0
+_COLLECTIVE = struct.Struct("<Q120s")  # sequence number and name at 512
+_COLLECTIVE_AT = 512
+_COUNTER = struct.Struct("<Q")
+_JOB = struct.Struct("<QQ")  # sequence begun, offset of its output in the log, at 768
+_JOB_AT = 768
+_FINISHED_AT = 784  # sequence of the last job that was replied to
+_RAISED_AT = 792  # sequence of the last job that raised
+_write_where = _WHERE.pack_into
+_write_collective = _COLLECTIVE.pack_into
+_write_number = _COUNTER.pack_into
+
+Buffer = mmap.mmap | bytearray
+
+
+class Progress:
+    """The rank's own record."""
+
+    __slots__ = ("_at", "_count", "_page")
+
+    def __init__(self, page: Buffer | None = None, rank: int = 0) -> None:
+        """With no page, the record is private: targets can be run without a parent."""
+        self._page: Buffer = bytearray(RECORD_BYTES) if page is None else page
+        self._at = rank * RECORD_BYTES if page is not None else 0
+        self._count = 0
+
+    def at(self, where: str) -> None:
+        """Say what the rank does now, e.g. "step 2, microbatch 1, forward" (384 bytes)."""
+        self._count += 1
+        _write_where(self._page, self._at, self._count, where.encode("utf-8", "replace"))
+
+    def collective(self, name: str, sequence: int) -> None:
+        """Say which collective is entered, and its number in this rank."""
+        page, at = self._page, self._at
+        self._count += 1
+        _write_collective(page, at + _COLLECTIVE_AT, sequence, name.encode("utf-8", "replace"))
+        _write_number(page, at, self._count)
+
+    def tick(self) -> None:
+        """Say that something moved, without saying what."""
+        self._count += 1
+        _write_number(self._page, self._at, self._count)
+
+    def begin(self, sequence: int, log_offset: int) -> None:
+        """A job starts: forget where the last one was."""
+        self.at("")
+        _write_collective(self._page, self._at + _COLLECTIVE_AT, 0, b"")
+        _JOB.pack_into(self._page, self._at + _JOB_AT, sequence, log_offset)
+
+    def raised(self, sequence: int) -> None:
+        """A job raised here. To be called before the reply is sent."""
+        _write_number(self._page, self._at + _RAISED_AT, sequence)
+
+    def finish(self, sequence: int) -> None:
+        """A job's reply is sent."""
+        _write_number(self._page, self._at + _FINISHED_AT, sequence)
+
+
+class Standing(NamedTuple):
+    """A reading of one record. `collective` is empty when none was entered."""
+
+    counter: int
+    where: str
+    collective: str
+    collective_sequence: int
+    begun: int
+    log_offset: int
+
+
+class Board:
+    """The records of all ranks of a team, in a file that all of them map."""
+
+    def __init__(self, path: str, world_size: int, *, create: bool = False) -> None:
+        """Raises OSError when the file cannot be made or mapped."""
+        self.world_size = world_size
+        size = world_size * RECORD_BYTES
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
+        descriptor = os.open(path, flags, 0o600)
+        try:
+            if create:
+                reserve(descriptor, size)
+            self.page = mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
+
+    def counter(self, rank: int) -> int:
+        value: int = _COUNTER.unpack_from(self.page, rank * RECORD_BYTES)[0]
+        return value
+
+    def read(self, rank: int) -> Standing:
+        start = rank * RECORD_BYTES
+        record = self.page[start : start + RECORD_BYTES]
+        for _ in range(3):
+            again = self.page[start : start + RECORD_BYTES]
+            if again == record:
+                break
+            record = again
+        counter, where = _WHERE.unpack_from(record, 0)
+        sequence, name = _COLLECTIVE.unpack_from(record, _COLLECTIVE_AT)
+        begun, offset = _JOB.unpack_from(record, _JOB_AT)
+        return Standing(counter, _text(where), _text(name), sequence, begun, offset)
+
+    def begun(self, rank: int) -> int:
+        """Sequence number of the last job that the rank started."""
+        value: int = _COUNTER.unpack_from(self.page, rank * RECORD_BYTES + _JOB_AT)[0]
+        return value
+
+    def all_finished(self, sequence: int) -> bool:
+        """Whether every rank has replied to job `sequence`."""
+        unpack = _COUNTER.unpack_from
+        return all(
+            unpack(self.page, rank * RECORD_BYTES + _FINISHED_AT)[0] >= sequence
+            for rank in range(self.world_size)
+        )
+
+    def any_raised(self, after: int, before: int) -> bool:
+        """Whether a job between `after` and `before` (both exclusive) raised on some rank."""
+        unpack = _COUNTER.unpack_from
+        return any(
+            after < unpack(self.page, rank * RECORD_BYTES + _RAISED_AT)[0] < before
+            for rank in range(self.world_size)
+        )
+
+
+def reserve(descriptor: int, size: int) -> None:
+    """Give the file `size` bytes of real space, so that a full disk is an error now.
+
+    A sparse file would be a SIGBUS later. Raises OSError (ENOSPC).
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size)
+    else:  # macOS
+        have = os.fstat(descriptor).st_size
+        os.lseek(descriptor, have, os.SEEK_SET)
+        while have < size:
+            have += os.write(descriptor, bytes(min(size - have, 1 << 20)))
+
+
+def _text(raw: bytes) -> str:
+    return raw.rstrip(b"\0").decode("utf-8", "ignore")

@@ -1,0 +1,142 @@
+"""What came of a job: payloads and tensors, or where every rank stood when it went wrong."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from zerocheck.ranks.view import ArenaView
+
+Outcome = Literal["finished", "crashed", "hung"]
+State = Literal["finished", "raised", "killed", "waiting", "running"]
+
+
+@dataclass(frozen=True)
+class RankStood:
+    """One rank at the end of a job.
+
+    `killed`: it ended without our doing, by `signal_name` or with `exit_code`. `waiting` and
+    `running`: it had not finished and was stopped by us, asleep or at work. `at_s` is when it
+    finished, raised or died, in seconds after the job's first rank began; None for the others.
+    """
+
+    rank: int
+    state: State
+    at_s: float | None = None
+    type_name: str = ""
+    text: str = ""
+    traceback: str = ""
+    echo: bool = False
+    signal_name: str = ""
+    exit_code: int | None = None
+    where: str = ""
+    collective: str = ""
+    collective_sequence: int = 0
+    stack: str = ""
+    output: str = ""
+
+    def headline(self) -> str:
+        """One line: what happened to the rank, and where."""
+        if self.state == "raised":
+            first = self.text.strip().splitlines()[:1]
+            what = f"raised {self.type_name}" + (f": {first[0]}" if first else "")
+        elif self.state == "killed":
+            what = (
+                f"died of {self.signal_name}"
+                if self.signal_name
+                else f"left with exit code {self.exit_code}"
+            )
+        else:
+            what = {"finished": "finished", "waiting": "waited", "running": "was running"}[
+                self.state
+            ]
+        place = f" at {self.where}" if self.where else ""
+        if self.collective and self.state != "finished":
+            place += f", last collective {self.collective} #{self.collective_sequence}"
+        return f"rank {self.rank} {what}{place}"
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """The end of a job. Its arenas may be read until `release()`.
+
+    `payloads` and `arenas` hold None for ranks that gave none; a rank that raised has its arena.
+    `stood` is in rank order. `first_failed` is the rank whose failure came before the others',
+    or None. `duration_s` is from the first rank's begin to the last one's end.
+    """
+
+    outcome: Outcome
+    payloads: tuple[bytes | None, ...]
+    arenas: tuple[ArenaView | None, ...]
+    stood: tuple[RankStood, ...]
+    duration_s: float
+    first_failed: int | None = None
+    reason: str = ""
+    _release: Callable[[], None] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def world_size(self) -> int:
+        return len(self.stood)
+
+    def release(self) -> None:
+        """Give the arenas back for later jobs. Calling it again does nothing."""
+        if self._release is not None:
+            self._release()
+
+    def summary(self, *, stacks: bool = True) -> str:
+        """Plain text: the outcome, where each rank stood, and the stacks and output."""
+        lines = [f"{self.outcome} after {self.duration_s:.3g} s" + self._because()]
+        lines += [f"  {stood.headline()}" for stood in self.stood]
+        if stacks and self.outcome != "finished":
+            texts: dict[tuple[str, str], list[str]] = {}
+            for stood in self.stood:
+                for title in ("traceback", "stack", "output"):
+                    text = getattr(stood, title).strip()
+                    if text:
+                        texts.setdefault((title, text), []).append(str(stood.rank))
+            for (title, text), ranks in texts.items():
+                who = f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}"
+                body = "\n".join(f"    {line}" for line in text.splitlines())
+                lines.append(f"  {title} of {who}:\n{body}")
+        return "\n".join(lines)
+
+    def _because(self) -> str:
+        reason = f": {self.reason}" if self.reason else ""
+        if self.first_failed is not None:
+            reason += f"; rank {self.first_failed} failed first"
+        return reason
+
+
+def first_to_fail(stood: tuple[RankStood, ...]) -> int | None:
+    """The rank that failed on its own account, and of several the earliest.
+
+    A rank's sockets close a moment before its death is seen, so a peer's "connection closed"
+    may bear the earlier time: an echo counts only if nothing else is there.
+    """
+    failed = [one for one in stood if one.state in ("raised", "killed")]
+    if not failed:
+        return None
+    return min(failed, key=lambda one: (one.echo, one.at_s or 0.0, one.rank)).rank
+
+
+def signal_name(code: int) -> str:
+    """ "SIGABRT" for -6, and nothing for an exit code that is no signal."""
+    if code >= 0:
+        return ""
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def once(action: Callable[[], None]) -> Callable[[], None]:
+    """`action`, at most once."""
+    todo = [action]
+
+    def run() -> None:
+        while todo:
+            todo.pop()()
+
+    return run

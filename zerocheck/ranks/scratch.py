@@ -1,0 +1,75 @@
+"""The private directories of a pool, and the removal of what dead pools left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+
+_PREFIX = "zerocheck-ranks-"
+_OWNER = ".owner"
+_STALE_S = 60.0
+SHARED_MEMORY = "/dev/shm"
+
+
+class Scratch:
+    """Two directories, mode 0700: `slow` in the temp directory, `fast` in shared memory.
+
+    Where there is no usable shared memory both are the same.
+    """
+
+    def __init__(self, *, shared_memory: str = SHARED_MEMORY) -> None:
+        self.shared_memory = shared_memory
+        base = tempfile.gettempdir()
+        _sweep(base)
+        self.slow = tempfile.mkdtemp(prefix=_PREFIX, dir=base)
+        self._locks = [_own(self.slow)]
+        self.fast = self.slow
+        if os.path.isdir(shared_memory) and os.access(shared_memory, os.W_OK | os.X_OK):
+            with contextlib.suppress(OSError):
+                _sweep(shared_memory)
+                self.fast = tempfile.mkdtemp(prefix=_PREFIX, dir=shared_memory)
+                self._locks.append(_own(self.fast))
+
+    @property
+    def directories(self) -> list[str]:
+        """Fastest first."""
+        return [self.slow] if self.fast == self.slow else [self.fast, self.slow]
+
+    def remove(self) -> None:
+        for directory in self.directories:
+            shutil.rmtree(directory, ignore_errors=True)
+        for lock in self._locks:
+            os.close(lock)
+        self._locks = []
+
+
+def _own(directory: str) -> int:
+    """Lock the directory for as long as this process lives."""
+    lock = os.open(os.path.join(directory, _OWNER), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return lock
+
+
+def _sweep(base: str) -> None:
+    """Remove directories of ours whose owner is gone.
+
+    Usually the zygote does it; this is for the day when parent and zygote were killed together.
+    """
+    for entry in os.scandir(base):
+        if not entry.name.startswith(_PREFIX):
+            continue
+        with contextlib.suppress(OSError):
+            status = entry.stat(follow_symlinks=False)
+            # A young directory may not be locked yet.
+            if status.st_uid != os.getuid() or time.time() - status.st_mtime < _STALE_S:
+                continue
+            lock = os.open(os.path.join(entry.path, _OWNER), os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(entry.path, ignore_errors=True)
+            finally:
+                os.close(lock)

@@ -1,0 +1,272 @@
+"""The pool's API over ranks that torchrun started.
+
+Rank 0 submits and waits, and does its own part of each job while it waits; the others `serve`.
+Control goes through the launcher's store and not through the collectives under test. Ranks that
+a launcher started cannot be killed and started anew: a rank that never comes back ends the run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+from zerocheck.errors import HarnessError, UsageError
+from zerocheck.ranks.failures import is_echo
+from zerocheck.ranks.heartbeat import Beat, read_beat
+from zerocheck.ranks.result import JobResult, RankStood, first_to_fail, once
+from zerocheck.ranks.torchrun_rank import (
+    Order,
+    Report,
+    TorchrunRank,
+    decode_report,
+    encode,
+    machine,
+)
+from zerocheck.ranks.view import ArenaView, Mappings
+
+_SPARE_S = 10.0
+_GOODBYE_S = 5.0
+_CPU_SHARE = 0.1
+
+
+class TorchrunPending:
+    """A submitted job. Give it to `TorchrunPool.wait`."""
+
+    def __init__(self, payloads: Sequence[bytes], *, fresh: bool) -> None:
+        self._payloads = payloads
+        self._fresh = fresh
+        self._result: JobResult | None = None
+
+    @property
+    def done(self) -> bool:
+        return self._result is not None
+
+
+class TorchrunPool:
+    """One world size, that of the launcher. Constructed on every rank."""
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        device: str = "cpu",
+        backend: str | None = None,
+        timeout_s: float = 60.0,
+    ) -> None:
+        """`backend` is gloo for the cpu and nccl for cuda unless given.
+
+        `timeout_s` is the process group's: a collective that waits for longer raises.
+        Raises UsageError outside of torchrun.
+        """
+        backend = backend or ("nccl" if device.startswith("cuda") else "gloo")
+        self._self = TorchrunRank(target, device=device, backend=backend, timeout_s=timeout_s)
+        self.rank = self._self.rank
+        self.world_size = self._self.world_size
+        self._mail = self._self.mail
+        self._timeout_s = timeout_s
+        self._numbers = itertools.count(1)
+        self._group = 0
+        self._tainted = False
+        self._broken = ""
+        self._closed = False
+        self._arenas = itertools.count()
+        self._free: list[int] = []
+        self._mappings = Mappings()
+
+    def submit(
+        self, world_size: int, payload: bytes | Sequence[bytes], *, fresh: bool = False
+    ) -> TorchrunPending:
+        """As `Pool.submit`, on rank 0. `fresh` means a new process group in the same processes.
+
+        Raises UsageError unless `world_size` is the launcher's.
+        """
+        if self.rank != 0:
+            raise HarnessError("only rank 0 submits; the others serve")
+        if world_size != self.world_size or isinstance(world_size, bool):
+            raise UsageError(
+                f"torchrun started {self.world_size} ranks, so world size {world_size!r} cannot"
+                f" run; ask for --world-sizes {self.world_size}"
+            )
+        payloads = [payload] * world_size if isinstance(payload, bytes) else list(payload)
+        if len(payloads) != world_size:
+            raise UsageError(f"{len(payloads)} payloads for a world size of {world_size}")
+        return TorchrunPending(payloads, fresh=fresh)
+
+    def wait(self, pending: TorchrunPending) -> JobResult:
+        """Run the job, rank 0's part included, and collect what came of it.
+
+        Raises HarnessError when ranks are lost or the process group cannot be made again.
+        """
+        if pending._result is None:
+            if self._broken or self._closed:
+                raise HarnessError(self._broken or "the pool is closed")
+            pending._result = self._run(pending)
+        return pending._result
+
+    def serve(self) -> None:
+        """On all ranks but 0: do jobs until rank 0 closes its pool. Returns then."""
+        if self.rank == 0:
+            raise HarnessError("rank 0 submits and waits; it does not serve")
+        while self._self.serve_one(next(self._numbers)):
+            pass
+        self.close()
+
+    def close(self) -> None:
+        """On rank 0: let the others return from `serve`. Closing twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        if self.rank == 0:
+            number = next(self._numbers)
+            others = range(1, self.world_size)
+            for rank in others:
+                self._mail.put(f"order/{number}/{rank}", encode(Order(-1, 0, "")))
+            # The store may live in this process: leave last.
+            until = time.monotonic() + (0.0 if self._broken else _GOODBYE_S)
+            for rank in others:
+                self._mail.wait(f"bye/{rank}", give_up=lambda: time.monotonic() > until)
+        self._self.close()
+
+    def __enter__(self) -> TorchrunPool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(self, pending: TorchrunPending) -> JobResult:
+        number = next(self._numbers)
+        if self._tainted or pending._fresh:
+            self._group += 1
+            self._tainted = False
+        arena = self._free.pop() if self._free else next(self._arenas)
+        order = Order(self._group, arena, machine())
+        for rank in range(1, self.world_size):
+            self._mail.put(f"payload/{number}/{rank}", pending._payloads[rank])
+            self._mail.put(f"order/{number}/{rank}", encode(order))
+        began = time.monotonic()
+        reply = self._self.perform(number, order, pending._payloads[0])
+        reports = {0: Report(reply, self._self.board.read(0), 0)}
+        beats = self._collect(number, reports)
+        return self._judge(number, arena, reports, beats, time.monotonic() - began)
+
+    def _collect(self, number: int, reports: dict[int, Report]) -> dict[int, Beat | None]:
+        """Wait for the other ranks' reports; returns the last beat of those that hang."""
+        waiting = set(range(1, self.world_size))
+        moved_at = looked_at = time.monotonic()
+        beats: dict[int, Beat | None] = {}
+        pause = 0.0002
+        while waiting:
+            for rank in sorted(waiting):
+                key = f"report/{number}/{rank}"
+                if self._mail.ready(key):
+                    reports[rank] = decode_report(self._mail.take(key))
+                    waiting.remove(rank)
+                    moved_at = time.monotonic()
+            now = time.monotonic()
+            if now - looked_at > 1.0:
+                seen = {rank: read_beat(self._mail, f"beat/{number}/{rank}") for rank in waiting}
+                if _moved(beats, seen, now - moved_at):
+                    beats, moved_at = seen, now
+                looked_at = now
+                # Collectives that cannot end raise at the group's timeout, which is sooner.
+                if now - moved_at > self._timeout_s + _SPARE_S:
+                    return {rank: seen[rank] for rank in waiting}
+            if waiting:
+                time.sleep(pause)
+                pause = min(2 * pause, 0.02)
+        return {}
+
+    def _judge(
+        self,
+        number: int,
+        arena: int,
+        reports: dict[int, Report],
+        beats: dict[int, Beat | None],
+        seconds: float,
+    ) -> JobResult:
+        errors = [r.reply.error for r in reports.values() if r.reply.error is not None]
+        for error in errors:
+            if error.harness:
+                self._broken = f"the process group cannot be made\n{error.traceback}"
+                raise HarnessError(self._broken)
+        if beats:
+            ranks = ", ".join(map(str, sorted(beats)))
+            self._broken = (
+                f"rank {ranks} did not come back from a job; torchrun's ranks cannot be started"
+                " anew one by one, so this run ends here"
+            )
+        alike = len(errors) == self.world_size and len({e.type_name for e in errors}) == 1
+        self._tainted = bool(errors) and not (alike and not any(map(is_echo, errors)))
+        stood = tuple(
+            _stood(rank, reports.get(rank), beats.get(rank)) for rank in range(self.world_size)
+        )
+        first = first_to_fail(stood)
+        views = [self._view(number, rank, arena, reports.get(rank)) for rank in range(len(stood))]
+        replies = [reports[rank].reply if rank in reports else None for rank in range(len(stood))]
+        return JobResult(
+            outcome="crashed" if errors else "hung" if beats else "finished",
+            payloads=tuple(reply.payload if reply else None for reply in replies),
+            arenas=tuple(views),
+            stood=stood,
+            duration_s=seconds,
+            first_failed=first,
+            reason="no sign of progress from some ranks" if beats and not errors else "",
+            _release=once(lambda: self._free.append(arena)),
+        )
+
+    def _view(self, number: int, rank: int, arena: int, report: Report | None) -> ArenaView | None:
+        if report is None:
+            return None
+        if report.mailed:
+            # A bytearray and not bytes: torch warns of memory that is not writable.
+            return ArenaView(bytearray(self._mail.take(f"arena/{number}/{rank}")))
+        reply = report.reply
+        return self._mappings.view(rank, arena, reply.arena_path, reply.arena_bytes)
+
+
+def _moved(before: dict[int, Beat | None], now: dict[int, Beat | None], seconds: float) -> bool:
+    """Whether a rank that has not reported made progress, or computes."""
+    for rank, beat in now.items():
+        if beat is None:
+            continue
+        last = before.get(rank)
+        if last is None or beat.counter != last.counter:
+            return True
+        if beat.cpu_s - last.cpu_s > 0.1 + _CPU_SHARE * seconds:
+            return True
+    return False
+
+
+def _stood(rank: int, report: Report | None, beat: Beat | None) -> RankStood:
+    """`at_s` counts from the rank's own begin: clocks of two machines cannot be compared."""
+    if report is None:
+        if beat is None:
+            return RankStood(rank=rank, state="waiting")
+        return RankStood(
+            rank=rank,
+            state="waiting",
+            where=beat.where,
+            collective=beat.collective,
+            collective_sequence=beat.collective_sequence,
+            stack=beat.stack,
+        )
+    error, standing = report.reply.error, report.standing
+    return RankStood(
+        rank=rank,
+        state="finished" if error is None else "raised",
+        at_s=report.reply.ended - report.reply.began,
+        type_name=error.type_name if error else "",
+        text=error.text if error else "",
+        traceback=error.traceback if error else "",
+        echo=error is not None and is_echo(error),
+        where=standing.where,
+        collective=standing.collective,
+        collective_sequence=standing.collective_sequence,
+    )

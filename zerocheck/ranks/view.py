@@ -1,0 +1,59 @@
+"""The parent's side of an arena. Imports torch only when a tensor is asked for."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from zerocheck.ranks.slot import Slot
+
+
+class ArenaView:
+    """What one rank put, without a copy.
+
+    The tensors are views of shared memory: they are to be read until the result is released, and
+    later they show whatever a later job puts. Writing to them spoils this result only.
+    """
+
+    def __init__(self, mapping: mmap.mmap | bytearray | None) -> None:
+        self._mapping = mapping
+
+    def tensor(self, slot: Slot) -> Tensor:
+        """The slot as a flat tensor. Raises ValueError when it lies outside of the arena."""
+        import torch
+
+        dtype = getattr(torch, slot.dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"no such dtype: {slot.dtype!r}")
+        if slot.numel == 0:
+            return torch.empty(0, dtype=dtype)
+        end = slot.offset + slot.numel * dtype.itemsize
+        if self._mapping is None or slot.offset < 0 or slot.numel < 0 or end > len(self._mapping):
+            raise ValueError(f"{slot} lies outside of the arena")
+        return torch.frombuffer(self._mapping, dtype=dtype, count=slot.numel, offset=slot.offset)
+
+
+class Mappings:
+    """Maps arena files, and keeps a mapping while the rank reuses the file."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], tuple[str, int, mmap.mmap]] = {}
+
+    def view(self, rank: int, arena: int, path: str, size: int) -> ArenaView:
+        """Raises OSError when the file is gone. An empty path is an arena that was not used."""
+        if not path:
+            return ArenaView(None)
+        known = self._known.get((rank, arena))
+        if known is None or known[:2] != (path, size):
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                known = (path, size, mmap.mmap(descriptor, size))
+            finally:
+                os.close(descriptor)
+            # The old mapping is dropped and not closed: tensors may still look at it.
+            self._known[rank, arena] = known
+        return ArenaView(known[2])

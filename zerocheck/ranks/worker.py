@@ -1,0 +1,165 @@
+"""One rank: a forked process that joins its process group once and then runs job after job."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import datetime
+import faulthandler
+import gc
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+
+from zerocheck.ranks.arena import Arena
+from zerocheck.ranks.context import RankContext, Target
+from zerocheck.ranks.failures import describe
+from zerocheck.ranks.messages import Job, Raised, Reply, Spawn, frame, receive
+from zerocheck.ranks.progress import Board, Progress
+from zerocheck.ranks.worker_files import log_path, rendezvous_path, stack_path
+
+GROUP_TIMEOUT_S = 600.0
+"""Far behind the parent's watchdog, which is to be first."""
+_LOG_LIMIT = 1 << 20
+_PR_SET_PDEATHSIG = 1
+
+
+def run(target: Target, spawn: Spawn, rank: int, sock: socket.socket, zygote: int) -> None:
+    """Serve jobs until the parent closes the socket. Runs right after the fork."""
+    _bind_to(zygote)
+    _redirect(spawn.directory, rank)
+    torch.set_num_threads(1)
+    gc.enable()
+    board = Board(spawn.board, spawn.world_size)
+    progress = Progress(board.page, rank)
+    broken: Raised | None = None
+    try:
+        _join(spawn, rank)
+    except Exception as error:
+        broken = describe(error, harness=True)
+    arenas: dict[int, Arena] = {}
+    decoder = msgspec.msgpack.Decoder(Job)
+    me = os.getpid()
+    while True:
+        try:
+            job = receive(sock, decoder)
+        except (EOFError, ConnectionError):
+            return
+        _wait_for_others(board, job.sequence - 1)
+        if board.any_raised(job.floor, job.sequence):
+            now = time.monotonic()
+            reply = Reply(job.sequence, False, now, now, None, None, "", 0)
+        else:
+            arena = arenas.get(job.arena)
+            if arena is None:
+                name = f"arena-{rank}-{job.arena}"
+                arena = arenas[job.arena] = Arena(name, spawn.arena_directories)
+            arena.reset()
+            progress.begin(job.sequence, _log_offset())
+            context = RankContext(rank, spawn.world_size, arena, progress)
+            reply = execute(target, job.sequence, job.payload, context, broken)
+            if os.getpid() != me:  # user code forked, and its child came back to here
+                os._exit(0)
+            if reply.error is not None:
+                progress.raised(job.sequence)
+        try:
+            sock.sendall(frame(reply))
+        except ConnectionError:
+            return
+        progress.finish(job.sequence)
+        if reply.error is not None:
+            gc.collect()  # the tensors that the traceback kept
+
+
+def execute(
+    target: Target,
+    sequence: int,
+    payload: bytes,
+    context: RankContext,
+    broken: Raised | None = None,
+) -> Reply:
+    """Run the target once. Whatever it raises, SystemExit included, is in the reply."""
+    result: bytes | None = None
+    began = time.monotonic()
+    if broken is None:
+        try:
+            result = target(payload, context)
+            if not isinstance(result, bytes):
+                kind = type(result).__name__
+                result = None
+                raise TypeError(f"a target returns bytes, not {kind}")
+        except BaseException as error:
+            ended = time.monotonic()
+            broken = describe(error)
+        else:
+            ended = time.monotonic()
+    else:
+        ended = began
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    arena = context.arena
+    return Reply(sequence, True, began, ended, result, broken, arena.path, arena.size)
+
+
+def _bind_to(zygote: int) -> None:
+    """Die with the zygote; be a process group of one's own, so that children die along."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != zygote:  # it died before the line above
+        os._exit(1)
+    os.setpgid(0, 0)
+    # An abort is expected here and there; its core file would cost seconds.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+def _redirect(directory: str, rank: int) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    log = os.open(log_path(directory, rank), flags, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    stacks = open(stack_path(directory, rank), "w")  # noqa: SIM115 - open for life
+    faulthandler.enable(file=sys.stderr, all_threads=True)
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+
+
+def _log_offset() -> int:
+    offset = os.lseek(1, 0, os.SEEK_END)
+    if offset > _LOG_LIMIT:
+        os.ftruncate(1, 0)
+        return 0
+    return offset
+
+
+def _join(spawn: Spawn, rank: int) -> None:
+    dist.init_process_group(
+        "gloo",
+        store=FileStore(rendezvous_path(spawn.directory), spawn.world_size),
+        rank=rank,
+        world_size=spawn.world_size,
+        timeout=datetime.timedelta(seconds=GROUP_TIMEOUT_S),
+    )
+
+
+def _wait_for_others(board: Board, sequence: int) -> None:
+    """Wait until every rank is done with the job before.
+
+    So a job that was sent ahead cannot begin beside one that fails. Dead ranks are the parent's
+    affair: it kills this one too.
+    """
+    pause = 2e-5
+    while not board.all_finished(sequence):
+        time.sleep(pause)
+        pause = min(2 * pause, 1e-3)

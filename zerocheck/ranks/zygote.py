@@ -1,0 +1,217 @@
+"""`python -m zerocheck.ranks.zygote FD`: imports everything once, then forks ranks on request.
+
+It has one thread, so that fork is safe, and never runs a backward: autograd refuses to work in a
+child whose parent has started its threads. CUDA stays untouched for the same reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+import msgspec
+
+from zerocheck.ranks.context import Target, load_target
+from zerocheck.ranks.messages import (
+    Exit,
+    Failed,
+    Hello,
+    Ready,
+    Reap,
+    Reaped,
+    Request,
+    Spawn,
+    Spawned,
+    frame,
+    receive,
+)
+
+_PARENT_POLL_MS = 1000
+_WARM_MODULES = (
+    "torch.distributed.checkpoint",
+    "torch.distributed.device_mesh",
+    "torch.distributed.fsdp",
+    "torch.distributed.optim",
+    "torch.distributed.tensor",
+    "torch.distributed.tensor.parallel",
+    "torch.nn.parallel",
+    "torch.utils.checkpoint",
+)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve the parent at the other end of the given socket until it is gone."""
+    began = time.monotonic()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    control = socket.socket(fileno=int(arguments[0]))
+    control.set_inheritable(False)
+    hello = receive(control, msgspec.msgpack.Decoder(Hello))
+    try:
+        target = _prepare(hello)
+    except BaseException:
+        control.sendall(frame(Failed(traceback.format_exc())))
+        return
+    _Zygote(control, hello, target).serve(began)
+
+
+def _prepare(hello: Hello) -> Target:
+    """Look like the parent, then import and warm what every rank needs."""
+    sys.path[:] = hello.sys_path
+    if hello.python_path is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = hello.python_path
+    with contextlib.suppress(OSError):
+        os.chdir(hello.directory)
+    import torch
+
+    torch.set_num_threads(1)
+    for name in _WARM_MODULES:
+        importlib.import_module(name)
+    # The first optimizer step imports torch._dynamo, which takes a second.
+    parameter = torch.nn.Parameter(torch.ones(3))
+    parameter.grad = torch.ones(3)
+    torch.optim.AdamW([parameter]).step()
+    import zerocheck.ranks.worker  # noqa: F401
+
+    target = load_target(hello.target)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    gc.collect()
+    gc.disable()  # a collection would copy the pages that the ranks share
+    gc.freeze()
+    return target
+
+
+class _Zygote:
+    def __init__(self, control: socket.socket, hello: Hello, target: Target) -> None:
+        self._control = control
+        self._hello = hello
+        self._target = target
+        self._ends: dict[int, float] = {}  # pids not yet reaped -> when seen dead, or 0
+
+    def serve(self, began: float) -> None:
+        signal.signal(signal.SIGCHLD, self._note_ends)
+        try:
+            self._control.sendall(frame(Ready(os.getpid(), time.monotonic() - began)))
+            self._loop()
+        except (EOFError, ConnectionError):
+            pass
+        finally:
+            # Runs in the zygote alone: ranks leave by os._exit().
+            self._kill(list(self._ends))
+            for directory in self._hello.scratch:
+                shutil.rmtree(directory, ignore_errors=True)
+
+    def _loop(self) -> None:
+        decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        while True:
+            # End of file says that the parent is gone, unless a child that it forked holds its
+            # end of the socket: so look at the parent's pid as well.
+            if not poll.poll(_PARENT_POLL_MS):
+                if os.getppid() != self._hello.parent_pid:
+                    return
+                continue
+            request = receive(self._control, decoder)
+            if isinstance(request, Spawn):
+                self._spawn(request)
+            elif isinstance(request, Reap):
+                self._reap(request)
+
+    def _spawn(self, request: Spawn) -> None:
+        sockets: list[socket.socket] = []
+        while len(sockets) < request.world_size:
+            data, descriptors, _, _ = socket.recv_fds(self._control, 1, request.world_size)
+            if not data:
+                raise EOFError
+            sockets += [socket.socket(fileno=descriptor) for descriptor in descriptors]
+        zygote = os.getpid()
+        pids = []
+        for rank, own in enumerate(sockets):
+            pid = os.fork()
+            if pid == 0:
+                self._become_rank(request, rank, own, sockets, zygote)
+            self._ends[pid] = 0.0
+            pids.append(pid)
+        for sock in sockets:
+            sock.close()
+        self._control.sendall(frame(Spawned(request.ticket, pids)))
+
+    def _become_rank(
+        self,
+        request: Spawn,
+        rank: int,
+        own: socket.socket,
+        sockets: Sequence[socket.socket],
+        zygote: int,
+    ) -> NoReturn:
+        code = 1
+        try:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._control.close()
+            for sock in sockets:
+                if sock is not own:
+                    sock.close()
+            from zerocheck.ranks.worker import run
+
+            run(self._target, request, rank, own, zygote)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _note_ends(self, *_: object) -> None:
+        """Note when each child died, but do not reap: its pid must stay taken."""
+        now = time.monotonic()
+        for pid, end in self._ends.items():
+            if not end and _ended(pid):
+                self._ends[pid] = now
+
+    def _reap(self, request: Reap) -> None:
+        pids = [pid for pid in request.pids if pid in self._ends]
+        deadline = time.monotonic() + request.patience_s
+        while time.monotonic() < deadline and not all(_ended(pid) for pid in pids):
+            time.sleep(0.002)
+        self._note_ends()
+        self._kill(pids)
+        exits = []
+        for pid in pids:
+            _, status = os.waitpid(pid, 0)
+            at = self._ends.pop(pid) or time.monotonic()
+            exits.append(Exit(pid, os.waitstatus_to_exitcode(status), at))
+        self._control.sendall(frame(Reaped(request.ticket, exits)))
+
+    def _kill(self, pids: Sequence[int]) -> None:
+        """Kill ranks with their process groups: their own children must not outlive them."""
+        for pid in pids:
+            for kill in (os.killpg, os.kill):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    kill(pid, signal.SIGKILL)
+
+
+def _ended(pid: int) -> bool:
+    flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    try:
+        return os.waitid(os.P_PID, pid, flags) is not None
+    except ChildProcessError:
+        return True
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,136 @@
+"""The journal: one record per line (NDJSON), written the moment it is known."""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from ..errors import UsageError
+from .records import JOURNAL_FORMAT, Record, RunStarted
+
+SYNC_SECONDS = 2.0
+"""At most this much of a run is lost when the machine stops; a killed process loses nothing."""
+
+# Lax, since numbers that JSON cannot hold stand as strings: see `encode`.
+_decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record, strict=False)
+
+
+def encode(value: Any) -> bytes:
+    """A record or struct as JSON; inf and nan as the strings "inf" and "nan".
+
+    msgspec writes them as null, which a field of type float would not read back.
+    """
+    return msgspec.json.encode(_finite(msgspec.to_builtins(value)))
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float():
+            return value if math.isfinite(value) else str(value)
+        case dict():
+            return {key: _finite(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_finite(item) for item in value]
+    return value
+
+
+class Journal:
+    """Writes a new journal, and holds it locked so that two runs never share one."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises UsageError if the file cannot be written or another run is writing it."""
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("ab")
+        except OSError as error:
+            raise UsageError(f"cannot write to {path}: {error.strerror}") from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise UsageError(
+                f"another run is writing {path}; give this one its own --report-dir"
+            ) from None
+        self._file.truncate(0)
+        self._synced = time.monotonic()
+
+    def handle(self, record: Record) -> None:
+        """Append one line; the system has it when this returns, so that a kill does not lose it."""
+        self._file.write(encode(record) + b"\n")
+        self._file.flush()
+        now = time.monotonic()
+        if now - self._synced > SYNC_SECONDS:
+            os.fsync(self._file.fileno())
+            self._synced = now
+
+    def close(self) -> None:
+        """Bring everything to disk. A second call does nothing."""
+        if not self._file.closed:
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def read(path: Path, note: Callable[[str], None] | None = None) -> list[Record]:
+    """All records of a journal.
+
+    A last line without its end, as a kill leaves it, is dropped and `note` is told. Raises
+    UsageError, with the line number, for another format version or anything else.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    *lines, rest = data.split(b"\n")
+    records = [_decode(path, number, line) for number, line in enumerate(lines, 1)]
+    if rest:
+        try:
+            records.append(_decode(path, len(lines) + 1, rest))
+        except UsageError:
+            if not records:
+                raise
+            if note is not None:
+                note(f"{path}: line {len(lines) + 1} is torn and was dropped")
+    if not records:
+        raise UsageError(f"{path} holds no records")
+    return records
+
+
+def _decode(path: Path, number: int, line: bytes) -> Record:
+    where = f"{path}, line {number}"
+    try:
+        if number == 1:
+            _check_format(where, line)
+        record = _decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{where}: not a record of a journal: {error}") from error
+    if (number == 1) is not isinstance(record, RunStarted):
+        raise UsageError(f"{where}: a journal starts with 'run started', and has it once")
+    return record
+
+
+def _check_format(where: str, line: bytes) -> None:
+    """Raise UsageError for a format of another version, before its fields are looked at."""
+    first = msgspec.json.decode(line)
+    given = first.get("format", JOURNAL_FORMAT) if isinstance(first, dict) else JOURNAL_FORMAT
+    if given != JOURNAL_FORMAT:
+        raise UsageError(f"{where}: journal format {given!r}; this zerocheck reads {JOURNAL_FORMAT}")

@@ -1,0 +1,118 @@
+"""What a run is asked to do, checked before anything starts. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from ..case.features import FEATURES
+from ..case.schema import MAX_WORLD_SIZE
+from ..catalogue import BUILT_IN, check_spelling
+from ..errors import UsageError, unknown
+from ..judge.verdict import OBLIGATIONS, Obligation
+from .profiles import PROFILES
+
+Ranks = Literal["processes", "torchrun"]
+RANKS: tuple[Ranks, ...] = get_args(Ranks)
+DEVICES = ("cpu",)
+SEED_LIMIT = 1 << 62
+
+OBLIGATION_SETS: dict[str, tuple[Obligation, ...]] = {"equivalence": OBLIGATIONS}
+"""Names that stand for several obligations."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Options of a run. Values left out come from the profile.
+
+    implementations: built-in names, package.module:Name or path/to/file.py:Name; world_sizes:
+    numbers of ranks to draw from; max_cases: cases per implementation at most; features: only
+    cases that have all of them. Raises UsageError for what cannot be used.
+    """
+
+    implementations: tuple[str, ...] = tuple(BUILT_IN)
+    profile: str = "quick"
+    world_sizes: tuple[int, ...] = ()
+    seed: int = 0
+    max_cases: int | None = None
+    obligations: tuple[Obligation, ...] = OBLIGATIONS
+    features: tuple[str, ...] = ()
+    report_dir: Path = field(default=Path("zerocheck-report"))
+    ranks: Ranks = "processes"
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name in self.implementations:
+            check_spelling(name)
+        if self.profile not in PROFILES:
+            raise unknown("profile", self.profile, PROFILES)
+        for name in self.features:
+            if name not in FEATURES:
+                raise unknown("feature", name, FEATURES)
+        for obligation in self.obligations:
+            if obligation not in OBLIGATIONS:
+                raise unknown("obligation", obligation, OBLIGATIONS)
+        if self.ranks not in RANKS:
+            raise unknown("kind of ranks", self.ranks, RANKS)
+        if self.device not in DEVICES:
+            raise unknown("device", self.device, DEVICES)
+        for size in self.world_sizes:
+            _check_integer("world size", size, 1, MAX_WORLD_SIZE)
+        _check_integer("seed", self.seed, 0, SEED_LIMIT - 1)
+        if self.max_cases is not None:
+            _check_integer("max cases", self.max_cases, 1, 1 << 31)
+        self._fill_in()
+
+    def _fill_in(self) -> None:
+        """Defaults for what was left empty; what was given twice counts once."""
+        profile = PROFILES[self.profile]
+        self._set("implementations", dict.fromkeys(self.implementations or BUILT_IN))
+        self._set("world_sizes", dict.fromkeys(self.world_sizes or profile.world_sizes))
+        given = set(self.obligations)
+        self._set("obligations", [o for o in OBLIGATIONS if o in given] or OBLIGATIONS)
+        self._set("features", dict.fromkeys(self.features))
+
+    def _set(self, name: str, values: Iterable[object]) -> None:
+        object.__setattr__(self, name, tuple(values))
+
+    @property
+    def cases(self) -> int:
+        """Cases per implementation."""
+        count = PROFILES[self.profile].cases
+        return count if self.max_cases is None else min(count, self.max_cases)
+
+
+def parse_world_sizes(text: str) -> tuple[int, ...]:
+    """`"1,2,3"` as numbers. Raises UsageError for what is not a number."""
+    sizes = []
+    for part in text.split(","):
+        try:
+            sizes.append(int(part))
+        except ValueError:
+            raise UsageError(
+                f"world size {part.strip()!r} is not a whole number (example: 1,2,3)"
+            ) from None
+    return tuple(sizes)
+
+
+def parse_obligations(text: str) -> tuple[Obligation, ...]:
+    """`"gradient,update"` or `"equivalence"` as obligations. Raises UsageError for other names."""
+    chosen: list[Obligation] = []
+    for part in (part.strip() for part in text.split(",")):
+        if part in OBLIGATION_SETS:
+            chosen += OBLIGATION_SETS[part]
+            continue
+        known = [obligation for obligation in OBLIGATIONS if obligation == part]
+        if not known:
+            raise unknown("obligation", part, [*OBLIGATION_SETS, *OBLIGATIONS])
+        chosen += known
+    return tuple(chosen)
+
+
+def _check_integer(what: str, given: object, lowest: int, highest: int) -> None:
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise UsageError(f"{what} {given!r} is not a whole number")
+    if not lowest <= given <= highest:
+        raise UsageError(f"{what} {given} is out of range (allowed: {lowest} to {highest})")

@@ -1,0 +1,109 @@
+"""What a run writes down: one record per line of the journal, as data that round-trips.
+
+The journal (NDJSON) is the only source of every report. A record is appended the moment it is
+known, so that a killed run leaves a journal that is whole up to its last verdict.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from ..case.schema import Case
+from ..judge.verdict import Judgement, Obligation, Status, Violation
+
+JOURNAL_FORMAT = 1
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run took place."""
+
+    zerocheck: str
+    torch: str
+    python: str
+    platform: str
+    cpu: str
+    cores: int
+    cpu_capability: str
+
+
+class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag="run started"):
+    """First line of a journal. started: seconds since the epoch; planned: cases to run."""
+
+    environment: Environment
+    implementations: tuple[str, ...]
+    obligations: tuple[Obligation, ...]
+    profile: str
+    seed: int
+    world_sizes: tuple[int, ...]
+    planned: int
+    started: float
+    format: int = JOURNAL_FORMAT
+
+
+class CaseFinished(msgspec.Struct, frozen=True, kw_only=True, tag="case finished"):
+    """One case and its verdict.
+
+    status: of the whole case ('holds' if no obligation is violated, else 'violated', or
+    'unsupported', 'crashed', 'hung'); reason: why it is unsupported, or where each rank stood;
+    seconds: wall time of running and judging, judge_seconds: of judging alone.
+    """
+
+    number: int
+    implementation: str
+    case: Case
+    status: Status
+    judgement: Judgement | None = None
+    reason: str = ""
+    error: str = ""
+    """Exception type of a crash, for the fingerprint."""
+    seconds: float = 0.0
+    judge_seconds: float = 0.0
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
+    """A bug: all failing cases of one fingerprint are one finding.
+
+    fingerprint: implementation, obligation, role and cause, no numbers; status: violated, crashed
+    or hung; title: one plain sentence; violation: of the first failing case; case_number: which
+    that was; confirmed: how often it reproduced in fresh rank processes, of how many tries;
+    causes: those that explain all failing cases seen; case_file: what `replay` takes.
+    """
+
+    fingerprint: str
+    implementation: str
+    status: Status
+    title: str
+    case_number: int
+    obligation: Obligation | None = None
+    violation: Violation | None = None
+    causes: tuple[str, ...] = ()
+    reason: str = ""
+    confirmed: int = 0
+    tries: int = 0
+    case_file: str = ""
+
+
+class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run finished"):
+    """Last line. outcome: 'done' or 'interrupted'; exit_code as of the command line."""
+
+    outcome: Literal["done", "interrupted"]
+    exit_code: int
+    seconds: float
+    why: tuple[str, ...] = ()
+
+
+Record = RunStarted | CaseFinished | Finding | RunFinished
+
+
+class CaseFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `replay` takes: a case, the implementation it was run on, and what was seen."""
+
+    implementation: str
+    case: Case
+    status: Status
+    judgement: Judgement | None
+    environment: Environment
+    title: str = ""
+    format: Literal[1] = 1

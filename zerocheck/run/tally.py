@@ -1,0 +1,192 @@
+"""What the records of a run add up to. A pure function of them; every report starts here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ..case.features import FEATURES, features
+from ..judge.verdict import OBLIGATIONS, Obligation, Status
+from .records import CaseFinished, Finding, Record, RunFinished, RunStarted
+
+FAILING: tuple[Status, ...] = ("violated", "crashed", "hung")
+"""Verdicts that make a run fail."""
+
+# What one word for several cases is: the first of these that any case has.
+_WORST_FIRST: tuple[Status, ...] = (*FAILING, "holds", "unsupported", "not exercised")
+
+
+@dataclass
+class Cell:
+    """One obligation of one implementation, over all cases.
+
+    counts: cases per verdict; share: largest part of the bound that was used, 1.0 is the edge.
+    """
+
+    counts: Counter[Status] = field(default_factory=Counter)
+    share: float = 0.0
+
+    @property
+    def checked(self) -> int:
+        """Cases in which the obligation was looked at, whatever came of it."""
+        return sum(self.counts[status] for status in (*FAILING, "holds"))
+
+    @property
+    def status(self) -> Status:
+        """One verdict for all cases: a failing one if there is any."""
+        return next((s for s in _WORST_FIRST if self.counts[s]), "not exercised")
+
+
+@dataclass
+class ImplementationTally:
+    """All cases of one implementation. exercised: cases per feature, of those that were judged."""
+
+    name: str
+    cells: dict[Obligation, Cell]
+    cases: Counter[Status] = field(default_factory=Counter)
+    world_sizes: Counter[int] = field(default_factory=Counter)
+    exercised: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    """Why cases were unsupported: reason and count."""
+    tiers: Counter[str] = field(default_factory=Counter)
+    semantics: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def not_exercised(self) -> tuple[str, ...]:
+        """Features that no judged case had."""
+        return tuple(name for name in FEATURES if not self.exercised[name])
+
+    @property
+    def nothing_checked(self) -> bool:
+        """No obligation was looked at in any case."""
+        return not any(cell.checked for cell in self.cells.values())
+
+    def add(self, record: CaseFinished) -> None:
+        """Count one case."""
+        judgement = record.judgement
+        self.cases[record.status] += 1
+        self.seconds += record.seconds
+        if record.status == "unsupported":
+            self.refused[record.reason or "no reason given"] += 1
+        elif judgement is not None:
+            self.world_sizes[record.case.world_size] += 1
+            self.exercised.update(features(record.case))
+            self.tiers[judgement.tier] += 1
+            self.semantics = judgement.semantics or self.semantics
+        for obligation, cell in self.cells.items():
+            cell.counts[_status_of(record, obligation)] += 1
+            if judgement is not None:
+                cell.share = max(cell.share, judgement.share.get(obligation, 0.0))
+
+
+def _status_of(record: CaseFinished, obligation: Obligation) -> Status:
+    """The verdict of a case on one obligation. A crash or hang leaves all open ones failing."""
+    if record.judgement is not None and obligation in record.judgement.statuses:
+        return record.judgement.statuses[obligation]
+    return "not exercised" if record.status in ("holds", "violated") else record.status
+
+
+class Tally:
+    """Counts of a run, built record by record."""
+
+    def __init__(self) -> None:
+        self.started: RunStarted | None = None
+        self.finished: RunFinished | None = None
+        self.obligations: tuple[Obligation, ...] = OBLIGATIONS
+        self.implementations: dict[str, ImplementationTally] = {}
+        self.findings: list[Finding] = []
+        self.cases = 0
+
+    def add(self, record: Record) -> None:
+        """Count one more record."""
+        match record:
+            case RunStarted():
+                self.started = record
+                self.obligations = record.obligations or OBLIGATIONS
+                for name in record.implementations:
+                    self._of(name)
+            case CaseFinished():
+                self.cases += 1
+                self._of(record.implementation).add(record)
+            case Finding():
+                self.findings.append(record)
+            case RunFinished():
+                self.finished = record
+
+    def _of(self, name: str) -> ImplementationTally:
+        if name not in self.implementations:
+            cells = {obligation: Cell() for obligation in self.obligations}
+            self.implementations[name] = ImplementationTally(name, cells)
+        return self.implementations[name]
+
+    @property
+    def planned(self) -> int:
+        """Cases that the run set out to do."""
+        return max(self.cases, self.started.planned if self.started is not None else 0)
+
+    @property
+    def complete(self) -> bool:
+        """The run came to its end."""
+        return self.finished is not None and self.finished.outcome == "done"
+
+    def findings_of(
+        self, implementation: str, obligation: Obligation | None = None
+    ) -> list[Finding]:
+        """Findings of one implementation; with an obligation, those and the crashes and hangs."""
+        return [
+            finding
+            for finding in self.findings
+            if finding.implementation == implementation
+            and (obligation is None or finding.obligation in (obligation, None))
+        ]
+
+
+def tally(records: Iterable[Record]) -> Tally:
+    """Count all records of a run."""
+    counted = Tally()
+    for record in records:
+        counted.add(record)
+    return counted
+
+
+def reasons(counted: Tally) -> tuple[str, ...]:
+    """Why the run fails, one plain sentence each; empty if all obligations hold."""
+    said: list[str] = []
+    for name, implementation in counted.implementations.items():
+        failing = [
+            f"{implementation.cases[status]} {status}"
+            for status in FAILING
+            if implementation.cases[status]
+        ]
+        found = len(counted.findings_of(name))
+        if failing or found:
+            cases = sum(implementation.cases.values())
+            findings = f" ({found} finding{'s' if found != 1 else ''})" if found else ""
+            said.append(f"{name}: {', '.join(failing) or 'violated'} of {cases} cases{findings}")
+        if implementation.nothing_checked:
+            said.append(f"{name}: nothing was checked: {_why_not(implementation)}")
+            continue
+        for obligation, cell in implementation.cells.items():
+            if not cell.checked:
+                said.append(
+                    f"{name}: nothing was checked for {obligation}: "
+                    f"none of {sum(cell.counts.values())} cases exercised it"
+                )
+    return tuple(said)
+
+
+def _why_not(implementation: ImplementationTally) -> str:
+    cases = sum(implementation.cases.values())
+    if not cases:
+        return "no case was run"
+    if implementation.refused:
+        reason, count = implementation.refused.most_common(1)[0]
+        return f"{count} of {cases} cases are unsupported, most often since {reason}"
+    return f"none of {cases} cases exercised an obligation"
+
+
+def exit_code(counted: Tally) -> int:
+    """0 if all obligations hold; 1 for a finding, a failing case, or an obligation unchecked."""
+    return 1 if reasons(counted) else 0
