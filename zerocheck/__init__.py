@@ -40,7 +40,7 @@ _WHERE = {
     "parametrize_with_checks": "testing",
 }
 
-__all__ = [*_WHERE]  # noqa: PLE0604 - all are strings
+__all__ = [*_WHERE]
 
 
 def __getattr__(name: str) -> Any:

@@ -71,7 +71,7 @@ def test_no_flipped_byte_raises_anything_else(data: st.DataObject) -> None:
     [
         (b'{"model":}', "c.json: not JSON: invalid character at line 1, column 10"),
         (b'{\n "seed": 1x}', "c.json: not JSON: expected ',' or '}' at line 2, column 11"),
-        (b"{} {}", "c.json: not JSON: trailing characters at line 1, column 4"),
+        (b"{} {}", "c.json: not JSON: trailing characters at line 1, column 5"),
         (b'{"model":{"stem":"\xff"}}', "c.json is not UTF-8 text (line 1, column 19)"),
         (b'{"mesh":[1e999]}', "c.json: not JSON: Number out of range"),
         (b"[" * 100_000, "c.json is nested too deeply to be a case"),

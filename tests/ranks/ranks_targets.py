@@ -99,11 +99,11 @@ def interrupt_all(context: RankContext, argument: str) -> None:
 
 
 def bad_text(context: RankContext, argument: str) -> None:
-    class Silent(Exception):
+    class SilentError(Exception):
         def __str__(self) -> str:
             raise ValueError("no words")
 
-    raise Silent
+    raise SilentError
 
 
 def skip_one(context: RankContext, argument: str) -> None:

@@ -35,8 +35,13 @@ def decode(data: bytes, *, source: str) -> Case:
 
     Raises UsageError for what is not JSON, of another format version, or out of bounds.
     """
+    return from_plain(parse(data, source=source), source=source)
+
+
+def parse(data: bytes, *, source: str) -> Any:
+    """The JSON in `data` as dicts, lists and numbers. Raises UsageError for what is not JSON."""
     try:
-        raw = msgspec.json.decode(data)
+        return msgspec.json.decode(data)
     except msgspec.DecodeError as error:
         raise UsageError(f"{source}: {_not_json(str(error), data)}") from None
     except UnicodeDecodeError as error:
@@ -44,7 +49,6 @@ def decode(data: bytes, *, source: str) -> Case:
         raise UsageError(f"{source} is not UTF-8 text ({_place(data, max(place, 0))})") from None
     except RecursionError:
         raise UsageError(f"{source} is nested too deeply to be a case") from None
-    return from_plain(raw, source=source)
 
 
 def from_plain(raw: Any, *, source: str) -> Case:

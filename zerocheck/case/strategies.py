@@ -26,7 +26,11 @@ def cases(
 
 @st.composite
 def _cases(choose: st.DrawFn, maker: CaseMaker) -> Case:
-    case = maker.make(lambda n: choose(_below(n)))
+    case = maker.make(
+        lambda n: choose(_below(n)),
+        # What is drawn inside of one strategy is cut out as a whole when a case shrinks.
+        part=lambda make: choose(st.builds(make)),
+    )
     assume(case is not None)
     assert case is not None
     return case

@@ -69,7 +69,8 @@ class BuiltImplementation(Implementation):
         for index, microbatch in enumerate(step.microbatches):
             with self._accumulating(last=index == count - 1):
                 loss = microbatch.loss(model)
-                (loss / count if count > 1 else loss).backward()  # type: ignore[no-untyped-call]
+                if loss.requires_grad:  # else everything is frozen
+                    (loss / count if count > 1 else loss).backward()  # type: ignore[no-untyped-call]
         step.reached("reduced")
         norm: float | None = None
         if training.clip is not None:
@@ -133,7 +134,7 @@ class BuiltImplementation(Implementation):
     def _accumulating(self, *, last: bool) -> AbstractContextManager[Any]:
         if self.built.accumulate is not None:
             return self.built.accumulate(last)
-        model = self.built.model
+        model: Any = self.built.model
         if hasattr(model, "set_requires_gradient_sync"):
             if self.case.training.microbatches > 1:
                 model.set_requires_gradient_sync(last)
@@ -189,4 +190,4 @@ def _part(whole: torch.Tensor, index: Index | None) -> torch.Tensor:
     return whole.reshape(-1)[index] if isinstance(index, slice) else whole[index]
 
 
-__all__: Iterable[str] = ["Built", "BuiltImplementation", "from_function"]
+__all__ = ["Built", "BuiltImplementation", "from_function"]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from typing import Protocol
 
 import msgspec
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ..contract.implementation import Implementation
@@ -21,7 +21,7 @@ from .steps import Driver, restores
 AXES = {1: ("shard",), 2: ("replicate", "shard")}
 """Names of the mesh axes, by their number."""
 
-_meshes: dict[tuple[int, ...], DeviceMesh] = {}
+_meshes: dict[tuple[object, tuple[int, ...]], DeviceMesh] = {}
 
 
 class Progress(Protocol):
@@ -101,13 +101,11 @@ def _needs_restore(job: Job) -> bool:
     return job.case is not None and (job.case.start.step > 0 or job.case.start.moments != "zero")
 
 
-def _mesh(shape: tuple[int, ...]) -> DeviceMesh:
-    """The device mesh of the case, made once per team: making one calls collectives."""
-    mesh = _meshes.get(shape)
+def _mesh(shape: tuple[int, ...], device: str = "cpu") -> DeviceMesh:
+    """The device mesh of the case, made once per process group: making one calls collectives."""
+    key = (dist.group.WORLD, shape)
+    mesh = _meshes.get(key)
     if mesh is None:
-        device = os.environ.get("ZEROCHECK_DEVICE", "cpu")
-        mesh = init_device_mesh(device, shape, mesh_dim_names=AXES[len(shape)])
-        _meshes[shape] = mesh
+        _meshes.clear()
+        mesh = _meshes[key] = init_device_mesh(device, shape, mesh_dim_names=AXES[len(shape)])
     return mesh
-
-

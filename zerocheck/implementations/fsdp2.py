@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -12,6 +14,9 @@ from ..contract import Built, BuiltImplementation, Semantics, adamw_options, gro
 from ..errors import Unsupported
 from .limits import one_axis_fp32
 from .units import unit_modules
+
+# Our models write to no output in place; the warning would come for every Linear of every case.
+warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
 
 class Fsdp2(BuiltImplementation):

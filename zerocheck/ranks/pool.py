@@ -269,13 +269,12 @@ class Pool:
                     continue
                 head.result = post_mortem.finished(team, head)
                 if not self._keepable(head):
-                    team.failing = True
                     self._end(team)
                 elif team.dedicated:
                     self._end(team)
+                team.failing = False
                 continue
-            if team.gone and not team.has_begun(head):
-                # It died after the job before: that is not this one's fault.
+            if team.gone and team.died_early(head):
                 self._end(team)
                 return
             unfinished = head.unfinished(team.gone)
@@ -320,7 +319,7 @@ class Pool:
             self._end(idle.pop(0))
 
     def _end(self, team: Team) -> None:
-        """Kill the team; its jobs, none of which has begun, go to the next one."""
+        """Kill the team; the jobs that it still has go to the next one."""
         self._teams.remove(team)
         for sock in team.sockets:
             with contextlib.suppress(KeyError, ValueError):

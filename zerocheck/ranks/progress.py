@@ -18,7 +18,7 @@ _COLLECTIVE_AT = 512
 _COUNTER = struct.Struct("<Q")
 _JOB = struct.Struct("<QQ")  # sequence begun, offset of its output in the log, at 768
 _JOB_AT = 768
-_FINISHED_AT = 784  # sequence of the last job that was replied to
+_FINISHED_AT = 784  # 1 + sequence of the last job that was replied to; 1 after joining
 _RAISED_AT = 792  # sequence of the last job that raised
 _write_where = _WHERE.pack_into
 _write_collective = _COLLECTIVE.pack_into
@@ -66,8 +66,8 @@ class Progress:
         _write_number(self._page, self._at + _RAISED_AT, sequence)
 
     def finish(self, sequence: int) -> None:
-        """A job's reply is sent."""
-        _write_number(self._page, self._at + _FINISHED_AT, sequence)
+        """A job's reply is sent. Number 0 stands for joining the process group."""
+        _write_number(self._page, self._at + _FINISHED_AT, sequence + 1)
 
 
 class Standing(NamedTuple):
@@ -120,10 +120,10 @@ class Board:
         return value
 
     def all_finished(self, sequence: int) -> bool:
-        """Whether every rank has replied to job `sequence`."""
+        """Whether every rank has replied to job `sequence`, or has joined if that is 0."""
         unpack = _COUNTER.unpack_from
         return all(
-            unpack(self.page, rank * RECORD_BYTES + _FINISHED_AT)[0] >= sequence
+            unpack(self.page, rank * RECORD_BYTES + _FINISHED_AT)[0] > sequence
             for rank in range(self.world_size)
         )
 

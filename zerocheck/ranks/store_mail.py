@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from torch.distributed import Store
+from torch._C._distributed_c10d import Store
 
 CHUNK_BYTES = 4 << 20
 """The store's server refuses values above 8 MiB."""

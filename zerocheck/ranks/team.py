@@ -170,9 +170,9 @@ class Team:
             self.start_watch()
         return flight
 
-    def has_begun(self, flight: Flight) -> bool:
-        """Whether any rank has started it."""
-        return any(self.board.begun(rank) >= flight.sequence for rank in range(self.world_size))
+    def died_early(self, flight: Flight) -> bool:
+        """Whether a rank died without beginning the job: that is not the job's fault."""
+        return any(self.board.begun(rank) < flight.sequence for rank in self.gone)
 
     # Arenas
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import msgspec
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
-from torch.distributed import Store
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from zerocheck.errors import UsageError
 from zerocheck.ranks.arena import Arena
@@ -77,8 +77,8 @@ class TorchrunRank:
         self._device = device
         self._backend = backend
         self._timeout_s = timeout_s
-        rendezvous: Iterator[tuple[Store, int, int]] = dist.rendezvous("env://")
-        store, self.rank, self.world_size = next(rendezvous)
+        meeting: Iterator[tuple[Store, int, int]] = rendezvous("env://")
+        store, self.rank, self.world_size = next(meeting)
         if device.startswith("cuda"):
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         # torchrun's agent keeps the store over restarts: keys of a former life must not be read.

@@ -41,10 +41,12 @@ def run(target: Target, spawn: Spawn, rank: int, sock: socket.socket, zygote: in
     board = Board(spawn.board, spawn.world_size)
     progress = Progress(board.page, rank)
     broken: Raised | None = None
+    progress.at("joining the process group")
     try:
         _join(spawn, rank)
     except Exception as error:
         broken = describe(error, harness=True)
+    progress.finish(0)
     arenas: dict[int, Arena] = {}
     decoder = msgspec.msgpack.Decoder(Job)
     me = os.getpid()
@@ -156,7 +158,8 @@ def _join(spawn: Spawn, rank: int) -> None:
 def _wait_for_others(board: Board, sequence: int) -> None:
     """Wait until every rank is done with the job before.
 
-    So a job that was sent ahead cannot begin beside one that fails. Dead ranks are the parent's
+    So a job that was sent ahead cannot begin beside one that fails, and none that dies at once
+    can make another rank's joining fail. Dead ranks are the parent's
     affair: it kills this one too.
     """
     pause = 2e-5

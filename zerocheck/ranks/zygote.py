@@ -74,6 +74,7 @@ def _prepare(hello: Hello) -> Target:
         os.environ["PYTHONPATH"] = hello.python_path
     with contextlib.suppress(OSError):
         os.chdir(hello.directory)
+    target = load_target(hello.target)
     import torch
 
     torch.set_num_threads(1)
@@ -85,7 +86,6 @@ def _prepare(hello: Hello) -> Target:
     torch.optim.AdamW([parameter]).step()
     import zerocheck.ranks.worker  # noqa: F401
 
-    target = load_target(hello.target)
     sys.stdout.flush()
     sys.stderr.flush()
     gc.collect()

@@ -133,4 +133,6 @@ def _check_format(where: str, line: bytes) -> None:
     first = msgspec.json.decode(line)
     given = first.get("format", JOURNAL_FORMAT) if isinstance(first, dict) else JOURNAL_FORMAT
     if given != JOURNAL_FORMAT:
-        raise UsageError(f"{where}: journal format {given!r}; this zerocheck reads {JOURNAL_FORMAT}")
+        raise UsageError(
+            f"{where}: journal format {given!r}; this zerocheck reads {JOURNAL_FORMAT}"
+        )

@@ -42,6 +42,8 @@ class RunOptions:
     report_dir: Path = field(default=Path("zerocheck-report"))
     ranks: Ranks = "processes"
     device: str = "cpu"
+    world_sizes_given: bool = field(init=False, default=False)
+    """Whether the user chose them; otherwise they are the profile's."""
 
     def __post_init__(self) -> None:
         for name in self.implementations:
@@ -63,6 +65,7 @@ class RunOptions:
         _check_integer("seed", self.seed, 0, SEED_LIMIT - 1)
         if self.max_cases is not None:
             _check_integer("max cases", self.max_cases, 1, 1 << 31)
+        object.__setattr__(self, "world_sizes_given", bool(self.world_sizes))
         self._fill_in()
 
     def _fill_in(self) -> None:

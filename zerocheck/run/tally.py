@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -78,7 +79,8 @@ class ImplementationTally:
         for obligation, cell in self.cells.items():
             cell.counts[_status_of(record, obligation)] += 1
             if judgement is not None:
-                cell.share = max(cell.share, judgement.share.get(obligation, 0.0))
+                share = judgement.share.get(obligation, 0.0)
+                cell.share = max(cell.share, math.inf if math.isnan(share) else share)
 
 
 def _status_of(record: CaseFinished, obligation: Obligation) -> Status:
@@ -151,7 +153,7 @@ def tally(records: Iterable[Record]) -> Tally:
     return counted
 
 
-def reasons(counted: Tally) -> tuple[str, ...]:
+def why(counted: Tally) -> tuple[str, ...]:
     """Why the run fails, one plain sentence each; empty if all obligations hold."""
     said: list[str] = []
     for name, implementation in counted.implementations.items():
@@ -166,7 +168,7 @@ def reasons(counted: Tally) -> tuple[str, ...]:
             findings = f" ({found} finding{'s' if found != 1 else ''})" if found else ""
             said.append(f"{name}: {', '.join(failing) or 'violated'} of {cases} cases{findings}")
         if implementation.nothing_checked:
-            said.append(f"{name}: nothing was checked: {_why_not(implementation)}")
+            said.append(f"{name}: nothing was checked: {why_nothing(implementation)}")
             continue
         for obligation, cell in implementation.cells.items():
             if not cell.checked:
@@ -177,7 +179,8 @@ def reasons(counted: Tally) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _why_not(implementation: ImplementationTally) -> str:
+def why_nothing(implementation: ImplementationTally) -> str:
+    """Why no obligation of the implementation was looked at."""
     cases = sum(implementation.cases.values())
     if not cases:
         return "no case was run"
@@ -189,4 +192,4 @@ def _why_not(implementation: ImplementationTally) -> str:
 
 def exit_code(counted: Tally) -> int:
     """0 if all obligations hold; 1 for a finding, a failing case, or an obligation unchecked."""
-    return 1 if reasons(counted) else 0
+    return 1 if why(counted) else 0

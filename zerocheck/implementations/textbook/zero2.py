@@ -16,6 +16,7 @@ from functools import partial
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.hooks import RemovableHandle
 
 from ...case.schema import Case
 from ...contract import Implementation, Semantics, Shard, Step, StepReport
@@ -90,11 +91,12 @@ class Zero2(Implementation):
         self.reduction = Reduction(group)
         self.reduced = False
         self._next = 0
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(self._ready, gradient, number))
-            for gradient in self.gradients
-            for number, parameter in enumerate(gradient.bucket.parameters)
-        ]
+        self._hooks: list[RemovableHandle] = []
+        for gradient in self.gradients:
+            for number, parameter in enumerate(gradient.bucket.parameters):
+                ready = partial(self._ready, gradient, number)
+                hook = parameter.register_post_accumulate_grad_hook(ready)  # type: ignore[no-untyped-call]
+                self._hooks.append(hook)
 
     def train_step(self, step: Step) -> StepReport:
         """Backward with reductions inside, clip, update of the shard, all-gather."""

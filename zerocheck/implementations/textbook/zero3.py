@@ -19,7 +19,7 @@ same order. Every rank must call the same units in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -179,7 +179,7 @@ class Zero3(Implementation):
             ahead = self._ahead(number)
             for tensor in tree_leaves(output):
                 if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-                    tensor.register_hook(partial(self._before_backward, number))
+                    _hook(tensor, partial(self._before_backward, number))
         if self.case.sharding.reshard and unit not in ahead:
             unit.release()
 
@@ -286,3 +286,13 @@ class Zero3(Implementation):
         self.units.clear()
         self.flats.clear()
         del self.root, self.model
+
+
+def _hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:
+    """Call `hook` in the backward, before the node that made the tensor.
+
+    A view forgets its hooks when it is written to (`output += x`), its base does not.
+    """
+    base = tensor._base
+    source = base if base is not None and base.requires_grad else tensor
+    source.register_hook(hook)  # type: ignore[no-untyped-call]

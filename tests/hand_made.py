@@ -1,0 +1,163 @@
+"""Records made by hand: what reports are tested with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from zerocheck.case.schema import Case
+from zerocheck.judge.verdict import OBLIGATIONS, Judgement, Obligation, Status, Violation
+from zerocheck.run.records import (
+    CaseFinished,
+    Environment,
+    Finding,
+    Record,
+    RunFinished,
+    RunStarted,
+)
+
+ENVIRONMENT = Environment(
+    zerocheck="0.1.0",
+    torch="2.13.0",
+    python="3.11.7",
+    platform="Linux",
+    cpu="a cpu",
+    cores=2,
+    cpu_capability="AVX2",
+)
+
+VIOLATION = Violation(
+    obligation="gradient",
+    step=1,
+    role="gradient",
+    tensors=("blocks.0.up.weight", "head.weight", "head.bias", "stem.bias"),
+    ranks=(2,),
+    explanation="the reduced gradient is not what the declared semantics say",
+    element=(3, 5),
+    observed=0.125,
+    expected=0.03125,
+    bound=3.1e-9,
+    ratio=3.0e7,
+    wrong=96,
+    total=128,
+    causes=("x GA", "x W"),
+)
+
+HOSTILE = "[red]x[/red] <b>&\x1b[31m\x00\ud800 | `` ``` # \u202e end"
+"""Rich markup, HTML, terminal escapes, what XML cannot hold, Markdown, and a bidi override."""
+
+
+def started(*implementations: str, planned: int = 4, **given: Any) -> RunStarted:
+    """The first record of a run."""
+    fields: dict[str, Any] = {
+        "environment": ENVIRONMENT,
+        "implementations": implementations or ("zero2",),
+        "obligations": OBLIGATIONS,
+        "profile": "quick",
+        "seed": 0,
+        "world_sizes": (2, 3),
+        "planned": planned,
+        "started": 1_700_000_000.0,
+    }
+    return RunStarted(**{**fields, **given})
+
+
+def statuses(default: Status = "holds", **other: Status) -> dict[Obligation, Status]:
+    """A verdict for every obligation."""
+    return {obligation: other.get(obligation, default) for obligation in OBLIGATIONS}
+
+
+def case(
+    number: int = 0,
+    implementation: str = "zero2",
+    status: Status = "holds",
+    *,
+    share: float = 0.25,
+    mesh: tuple[int, ...] = (2,),
+    reason: str = "",
+    **verdicts: Status,
+) -> CaseFinished:
+    """A case that was judged, or, for other statuses, was not."""
+    judgement = None
+    if status in ("holds", "violated"):
+        judgement = Judgement(
+            statuses=statuses(**verdicts),
+            share={obligation: share for obligation in OBLIGATIONS},
+            semantics={"average": "mean"},
+        )
+    return CaseFinished(
+        number=number,
+        implementation=implementation,
+        case=Case(mesh=mesh),
+        status=status,
+        judgement=judgement,
+        reason=reason,
+        seconds=0.5,
+        judge_seconds=0.1,
+    )
+
+
+def finding(**given: Any) -> Finding:
+    """A violated gradient."""
+    fields: dict[str, Any] = {
+        "fingerprint": "zero2 / gradient / x W",
+        "implementation": "zero2",
+        "status": "violated",
+        "title": "the reduced gradient is 4 times too large",
+        "case_number": 1,
+        "obligation": "gradient",
+        "violation": VIOLATION,
+        "causes": ("x W",),
+        "confirmed": 2,
+        "tries": 2,
+        "case_file": "zerocheck-report/findings/zero2-gradient.json",
+    }
+    return Finding(**{**fields, **given})
+
+
+def hostile_finding() -> Finding:
+    """A finding whose every text is hostile."""
+    return finding(
+        implementation=HOSTILE,
+        title=HOSTILE,
+        reason=HOSTILE,
+        causes=(HOSTILE,),
+        case_file=HOSTILE,
+        violation=msgspec.structs.replace(
+            VIOLATION, explanation=HOSTILE, role=HOSTILE, tensors=(HOSTILE,)
+        ),
+    )
+
+
+def finished(exit_code: int = 0) -> RunFinished:
+    """The last record of a run that came to its end."""
+    return RunFinished(outcome="done", exit_code=exit_code, seconds=12.0)
+
+
+def held(count: int = 2) -> list[Record]:
+    """A run of one implementation in which all holds."""
+    return [started(planned=count), *(case(i) for i in range(count)), finished()]
+
+
+def failed() -> list[Record]:
+    """A run with a violated, a crashed, an unsupported and a good case."""
+    return [
+        started("zero2", "ddp"),
+        case(0, mesh=(3,)),
+        case(1, "zero2", "violated", gradient="violated", update="not exercised", share=3.0e7),
+        case(2, "ddp", "crashed", reason="rank 1: IndexError"),
+        case(3, "ddp", "unsupported", reason="no empty parameters"),
+        finding(),
+        finding(
+            fingerprint="ddp / crashed / IndexError",
+            implementation="ddp",
+            status="crashed",
+            title="the ranks crashed: IndexError",
+            obligation=None,
+            violation=None,
+            causes=(),
+            reason="rank 1: IndexError\nrank 0 waited in all_reduce",
+        ),
+        finished(1),
+    ]

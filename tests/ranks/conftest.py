@@ -1,0 +1,41 @@
+"""One pool for most tests: its zygote takes seconds to start."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+sys.path.insert(0, os.path.dirname(__file__))
+
+from zerocheck.ranks import JobResult, Pool
+
+TARGET = "ranks_targets:run"
+Ask = Callable[..., JobResult]
+
+
+@pytest.fixture(scope="session")
+def shared_pool() -> Iterator[Pool]:
+    with Pool(TARGET, patience_s=1.0, grace_s=0.4) as pool:
+        yield pool
+
+
+@pytest.fixture
+def ask(shared_pool: Pool) -> Ask:
+    """Run one job to its end."""
+
+    def run(world_size: int, what: str = "", **options: bool) -> JobResult:
+        result = shared_pool.wait(shared_pool.submit(world_size, what.encode(), **options))
+        result.release()
+        return result
+
+    return run
+
+
+def answers(result: JobResult) -> list[object]:
+    """What the ranks returned."""
+    assert result.outcome == "finished", result.summary()
+    return [json.loads(payload or b"null") for payload in result.payloads]

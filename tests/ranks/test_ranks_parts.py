@@ -1,0 +1,351 @@
+"""The parts that need no rank process: arena, progress, watchdog, cores, scratch, results."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from zerocheck.errors import HarnessError
+from zerocheck.ranks import ArenaView, JobResult, RankStood, Slot
+from zerocheck.ranks import arena as arena_module
+from zerocheck.ranks.arena import Arena
+from zerocheck.ranks.cores import Cores
+from zerocheck.ranks.failures import trim_stack
+from zerocheck.ranks.messages import Inbox, Job, frame
+from zerocheck.ranks.progress import Board, Progress
+from zerocheck.ranks.result import first_to_fail
+from zerocheck.ranks.scratch import Scratch
+from zerocheck.ranks.view import Mappings
+from zerocheck.ranks.watchdog import Activity, Watchdog
+
+
+def look(arena: Arena) -> ArenaView:
+    return Mappings().view(0, 0, arena.path, arena.size)
+
+
+DTYPES = [
+    torch.bool,
+    torch.int8,
+    torch.uint16,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.float8_e4m3fn,
+]
+
+
+class TestArena:
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    def test_every_dtype_comes_back_bit_for_bit(self, tmp_path: Path, dtype: torch.dtype) -> None:
+        arena = Arena("a", [str(tmp_path)])
+        raw = torch.arange(160, dtype=torch.uint8) % (2 if dtype is torch.bool else 100)
+        one = raw.view(dtype)
+        for tensors in ([one], [one, one[:3]], [one] * 3000):
+            slot = arena.put(tensors)
+            assert slot.offset % 64 == 0
+            expected = torch.cat([t.view(torch.uint8) for t in tensors])
+            assert torch.equal(look(arena).tensor(slot).view(torch.uint8), expected)
+
+    @pytest.mark.parametrize("many", [1, 5000])
+    def test_strides_scalars_and_nothing(self, tmp_path: Path, many: int) -> None:
+        arena = Arena("a", [str(tmp_path)])
+        base = torch.randn(6, 4, requires_grad=True)
+        shapes = [base.t(), base[::2, 1:3], base[0, 0], base[:0], torch.nn.Parameter(base[1:2])]
+        for tensors in ([shape] for shape in shapes):
+            slot = arena.put(tensors)
+            assert torch.equal(look(arena).tensor(slot), tensors[0].reshape(-1))
+        slot = arena.put(shapes * many)
+        expected = torch.cat([t.detach().reshape(-1) for t in shapes * many])
+        assert torch.equal(look(arena).tensor(slot), expected)
+        assert look(arena).tensor(arena.put([])).numel() == 0
+
+    def test_filled_fresh_memory_does_not_matter(self, tmp_path: Path) -> None:
+        arena = Arena("a", [str(tmp_path)])
+        torch.use_deterministic_algorithms(True)
+        try:
+            assert torch.utils.deterministic.fill_uninitialized_memory
+            for tensors in ([torch.ones(3), torch.ones(2)], [torch.ones(30000)] * 2):
+                slot = arena.put(tensors)
+                assert look(arena).tensor(slot).eq(1).all()
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+    def test_one_dtype_to_a_slot(self, tmp_path: Path) -> None:
+        with pytest.raises(TypeError, match="one dtype"):
+            Arena("a", [str(tmp_path)]).put([torch.ones(1), torch.ones(1).double()])
+
+    def test_slots_survive_growth_and_files_are_reused(self, tmp_path: Path) -> None:
+        arena = Arena("a", [str(tmp_path)], first_bytes=4096, kept_bytes=1 << 20)
+        slots = [arena.put([torch.full((500,), float(i))]) for i in range(20)]
+        view = look(arena)
+        assert all(view.tensor(slot).eq(i).all() for i, slot in enumerate(slots))
+        path = arena.path
+        arena.reset()
+        assert (arena.path, arena.used) == (path, 0)
+        arena.put([torch.ones(1 << 19)])
+        arena.reset()  # too large to keep
+        assert arena.path == "" and not os.listdir(tmp_path)
+        assert view.tensor(slots[3]).numel() == 500  # no SIGBUS from a file that is gone
+        arena.put([torch.ones(3)])
+        assert arena.size == 4096
+
+    def test_a_full_file_system_moves_the_arena(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        small, large = tmp_path / "small", tmp_path / "large"
+        small.mkdir()
+        large.mkdir()
+        real = arena_module.reserve
+
+        def reserve(descriptor: int, size: int) -> None:
+            if "small" in os.readlink(f"/proc/self/fd/{descriptor}") and size > 8192:
+                raise OSError(errno.ENOSPC, "full")
+            real(descriptor, size)
+
+        monkeypatch.setattr(arena_module, "reserve", reserve)
+        arena = Arena("a", [str(small), str(large)], first_bytes=4096)
+        first = arena.put([torch.arange(1000.0)])
+        assert str(small) in arena.path
+        second = arena.put([torch.arange(5000.0)])
+        assert str(large) in arena.path and not os.listdir(small)
+        assert torch.equal(look(arena).tensor(first), torch.arange(1000.0))
+        assert torch.equal(look(arena).tensor(second), torch.arange(5000.0))
+
+    def test_nowhere_any_room(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(descriptor: int, size: int) -> None:
+            raise OSError(errno.ENOSPC, "full")
+
+        monkeypatch.setattr(arena_module, "reserve", full)
+        with pytest.raises(HarnessError, match=r"no room for 1 MiB.*set TMPDIR"):
+            Arena("a", [str(tmp_path)]).put([torch.ones(1)])
+        assert not os.listdir(tmp_path)
+
+    def test_some_shared_memory_is_left_to_others(self, tmp_path: Path) -> None:
+        huge = os.statvfs(tmp_path).f_blocks * os.statvfs(tmp_path).f_frsize
+        with pytest.raises(OSError, match="No space"):
+            arena_module._refuse_the_last_room(str(tmp_path), huge)
+
+    @pytest.mark.parametrize("slot", [Slot(0, 5, "float32"), Slot(-8, 1, "int8"), Slot(0, 1, "x")])
+    def test_a_slot_outside_is_refused(self, slot: Slot) -> None:
+        with pytest.raises(ValueError):
+            ArenaView(bytearray(16)).tensor(slot)
+
+
+class TestProgress:
+    def test_is_read_by_another_mapping(self, tmp_path: Path) -> None:
+        path = str(tmp_path / "board")
+        Board(path, 3, create=True)
+        progress = Progress(Board(path, 3).page, 1)
+        board = Board(path, 3)
+        progress.begin(7, 123)
+        progress.at("étape " + "x" * 600)
+        progress.collective("all_gather", 9)
+        standing = board.read(1)
+        assert standing.where.startswith("étape xxx")
+        assert standing[2:] == ("all_gather", 9, 7, 123)
+        assert standing.counter == board.counter(1) == 3
+        progress.tick()
+        assert board.counter(1) == 4
+        assert board.read(0).counter == board.read(2).counter == 0
+
+    def test_costs_a_microsecond(self) -> None:
+        progress = Progress()
+        best = min(_time(lambda: progress.at("step 2, microbatch 1")) for _ in range(5))
+        assert best < 5e-6
+
+
+def _time(action: object) -> float:
+    assert callable(action)
+    began = time.perf_counter()
+    for _ in range(1000):
+        action()
+    return (time.perf_counter() - began) / 1000
+
+
+class TestWatchdog:
+    @pytest.fixture
+    def world(self, tmp_path: Path) -> _World:
+        return _World(tmp_path)
+
+    def test_quiet(self, world: _World) -> None:
+        assert world.until_verdict() == ("quiet", pytest.approx(10, abs=1))
+
+    def test_progress_is_life(self, world: _World) -> None:
+        assert world.until_verdict(each=world.progress.tick) == (None, 100)
+
+    def test_work_is_life_up_to_the_ceiling(self, world: _World) -> None:
+        def work() -> None:
+            world.ticks += 10
+
+        assert world.until_verdict(each=work) == ("ceiling", pytest.approx(60, abs=1))
+
+    def test_a_rank_that_waits_for_a_core_is_not_hung(self, world: _World) -> None:
+        world.asleep = False
+        assert world.until_verdict(limit_s=50) == (None, 50)
+        assert world.dog.awake == {0}
+
+    def test_a_little_polling_is_no_life(self, world: _World) -> None:
+        def poll() -> None:
+            world.ticks += 1 if int(world.now) % 2 and world.now % 1 < 0.2 else 0
+
+        assert world.until_verdict(each=poll)[0] == "quiet"
+
+    def test_time_counts_only_while_somebody_looks(self, world: _World) -> None:
+        world.look()
+        for _ in range(5):
+            world.now += 1000  # the parent was busy, or the machine asleep
+            assert world.look() is None
+
+
+class _World:
+    """One rank, and a clock that moves by hand."""
+
+    def __init__(self, directory: Path) -> None:
+        path = str(directory / "board")
+        board = Board(path, 1, create=True)
+        self.progress = Progress(board.page, 0)
+        self.now = 0.0
+        self.ticks = 0
+        self.asleep = True
+        self.dog = Watchdog(
+            board,
+            ceiling_s=60.0,
+            clock=lambda: self.now,
+            look=lambda pid: Activity(self.ticks, self.asleep),
+        )
+
+    def look(self) -> str | None:
+        return self.dog.look([0], [1], patience_s=10.0)
+
+    def until_verdict(
+        self, *, each: object = lambda: None, limit_s: float = 100
+    ) -> tuple[str | None, float]:
+        assert callable(each)
+        while self.now < limit_s:
+            each()
+            if verdict := self.look():
+                return verdict, self.now
+            self.now += 0.25
+        return None, self.now
+
+
+class TestCores:
+    def test_slots_are_shared_between_claims(self, tmp_path: Path) -> None:
+        first, second, third = (Cores(slots=2, directory=str(tmp_path)) for _ in range(3))
+        assert first.try_hold() and first.try_hold() and second.try_hold()
+        assert not third.try_hold()
+        first.release()
+        assert third.try_hold()
+        second.release()
+        third.release()
+
+    def test_a_dead_holder_holds_nothing(self, tmp_path: Path) -> None:
+        code = (
+            "import sys, os; sys.path.insert(0, os.getcwd())\n"
+            "from zerocheck.ranks.cores import Cores\n"
+            f"print(Cores(slots=1, directory={str(tmp_path)!r}).try_hold(), flush=True)\n"
+            "input()"
+        )
+        holder = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "True\n"
+        mine = Cores(slots=1, directory=str(tmp_path))
+        assert not mine.try_hold()
+        holder.kill()
+        holder.communicate()
+        assert mine.try_hold()
+        mine.release()
+
+    def test_patience_ends(self, tmp_path: Path) -> None:
+        first = Cores(slots=1, directory=str(tmp_path))
+        second = Cores(slots=1, directory=str(tmp_path), patience_s=0.05)
+        first.hold()
+        second.hold()
+        assert second.held
+        second.release()
+        first.release()
+
+    def test_a_long_holder_passes_on_if_others_wait(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("zerocheck.ranks.cores.QUANTUM_S", 0.0)
+        first, second = (Cores(slots=1, directory=str(tmp_path)) for _ in range(2))
+        first.hold()
+        assert not first.should_pass_on()
+        assert not second.try_hold()
+        assert first.should_pass_on()
+        first.release()
+        second.hold()
+        assert not second.should_pass_on()
+        second.release()
+
+
+class TestScratch:
+    def test_without_shared_memory(self, tmp_path: Path) -> None:
+        scratch = Scratch(shared_memory=str(tmp_path / "none"))
+        assert scratch.directories == [scratch.slow]
+        assert os.stat(scratch.slow).st_mode & 0o777 == 0o700
+        scratch.remove()
+        assert not os.path.exists(scratch.slow)
+
+    def test_leftovers_of_the_dead_are_removed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        old = Scratch(shared_memory="/none")
+        os.utime(old.slow, (0, 0))
+        Scratch(shared_memory="/none").remove()
+        assert os.path.exists(old.slow)  # its owner lives
+        for lock in old._locks:
+            os.close(lock)
+        Scratch(shared_memory="/none").remove()
+        assert not os.path.exists(old.slow)
+
+
+def test_frames_come_out_whole_however_they_are_cut() -> None:
+    data = b"".join(frame(Job(n, 0, b"x" * n, 0)) for n in range(20))
+    for step in (1, 7, 100, len(data)):
+        inbox = Inbox()
+        pieces = (data[at : at + step] for at in range(0, len(data), step))
+        assert sum(1 for piece in pieces for _ in inbox.take(piece)) == 20
+
+
+def test_the_first_to_fail_is_not_an_echo() -> None:
+    stood = (
+        RankStood(0, "raised", at_s=0.9, echo=True),
+        RankStood(1, "killed", at_s=1.0, signal_name="SIGKILL"),
+        RankStood(2, "waiting"),
+    )
+    assert first_to_fail(stood) == 1
+    assert first_to_fail(stood[:1]) == 0
+    assert first_to_fail(stood[2:]) is None
+    text = JobResult("crashed", (None,) * 3, (None,) * 3, stood, 1.5, first_failed=1).summary()
+    assert text.splitlines()[0] == "crashed after 1.5 s; rank 1 failed first"
+    assert "  rank 1 died of SIGKILL" in text
+
+
+def test_stacks_end_where_the_harness_begins() -> None:
+    text = (
+        "Current thread 0x1 (most recent call first):\n"
+        '  File "user.py", line 1 in loss\n'
+        f'  File "{os.path.join("zerocheck", "ranks", "worker.py")}", line 9 in execute\n'
+        '  File "zygote.py", line 9 in main\n'
+        "\nThread 0x2 (most recent call first):\n"
+        '  File "other.py", line 2 in run\n'
+        "\nExtension modules: numpy (total: 1)\n"
+    )
+    trimmed = trim_stack(text)
+    assert "loss" in trimmed and "other.py" in trimmed
+    assert "zygote" not in trimmed and "Extension" not in trimmed

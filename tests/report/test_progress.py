@@ -1,0 +1,72 @@
+"""The console, as a terminal and as a file."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from hand_made import HOSTILE, case, failed, finding, finished, held, hostile_finding, started
+from rich.console import Console
+
+from zerocheck.report.progress import Progress, duration
+from zerocheck.run.records import Record
+
+
+def shown(records: list[Record], *, terminal: bool, plain_seconds: float = 10.0) -> str:
+    file = io.StringIO()
+    console = Console(
+        file=file, force_terminal=terminal, color_system=None, width=120, highlight=False,
+        soft_wrap=True, _environ={"TERM": "xterm"},
+    )  # fmt: skip
+    progress = Progress(console, plain_seconds=plain_seconds)
+    for record in records:
+        progress.handle(record)
+    progress.close()
+    progress.close()
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_final_matrix(terminal: bool) -> None:
+    text = shown(failed(), terminal=terminal)
+    assert "1 violated of 2" in text and "1 crashed of 1" in text
+    assert "VIOLATED zero2: the reduced gradient is 4 times too large" in text
+    assert "zero2: 1 violated of 2 cases (1 finding)" in text
+    assert "all obligations hold" not in text
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_run_that_holds(terminal: bool) -> None:
+    text = shown(held(), terminal=terminal)
+    assert "2 hold" in text and "all obligations hold in 2 cases" in text
+
+
+def test_plain_lines_in_between() -> None:
+    text = shown(held(3), terminal=False, plain_seconds=0.0)
+    assert text.startswith("3 cases of zero2 on 2, 3 ranks\n")
+    assert "\n1 of 3 cases, " in text and " left\n" in text
+    assert "\x1b" not in text
+    assert "1 of 3 cases" not in shown(held(3), terminal=False)
+
+
+def test_an_interrupted_run() -> None:
+    text = shown([started(planned=9), case()], terminal=False)
+    assert "all obligations hold" not in text
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_values_are_never_markup(terminal: bool) -> None:
+    records = [
+        started(HOSTILE),
+        case(0, HOSTILE, "violated", gradient="violated"),
+        hostile_finding(),
+        finding(title="[/]"),
+        finished(1),
+    ]
+    text = shown(records, terminal=terminal)
+    assert "[red]x[/red] <b>&" in text and "[/]" in text
+    assert "\x1b[31m" not in text and "\x00" not in text
+
+
+def test_durations() -> None:
+    assert [duration(s) for s in (5, 300, 10_000)] == ["5 s", "about 5 min", "about 3 h"]

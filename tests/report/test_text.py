@@ -1,0 +1,87 @@
+"""How a finding reads."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hand_made import HOSTILE, VIOLATION, finding, hostile_finding
+
+from zerocheck.judge.verdict import Status
+from zerocheck.report.text import cell_text, finding_text, printable, replay_line
+from zerocheck.run.tally import Cell
+
+
+def test_a_finding() -> None:
+    assert finding_text(finding()) == """\
+VIOLATED zero2: the reduced gradient is 4 times too large
+  obligation  gradient: the reduced gradient lies in the enclosure of the declared semantics
+  what        the reduced gradient is not what the declared semantics say
+  where       step 1, role gradient, rank 2
+  tensors     blocks.0.up.weight, head.weight, head.bias and 1 more
+  element     [3, 5]: observed 0.125, expected 0.03125, bound 3.1e-09, 3e+07 times the bound
+  wrong       96 of 128 elements
+  cause       x W
+  reproduced  2 of 2 times in fresh rank processes
+  replay      zerocheck replay zerocheck-report/findings/zero2-gradient.json"""
+
+
+def test_the_state_before_the_first_step_and_a_mild_finding() -> None:
+    violation = msgspec.structs.replace(VIOLATION, step=-1, ranks=(0, 1, 2, 3), mild=True)
+    text = finding_text(finding(violation=violation))
+    assert "where       before the first step, role gradient, ranks 0, 1, 2 and 1 more" in text
+    assert "only what is reported is wrong; the parameters are right" in text
+
+
+def test_causes_that_cannot_be_told_apart_are_all_named() -> None:
+    assert "one of: x W; x GA (the cases" in finding_text(finding(causes=("x W", "x GA")))
+    unknown = msgspec.structs.replace(VIOLATION, causes=())
+    assert "no known bug explains it" in finding_text(finding(causes=(), violation=unknown))
+
+
+def test_a_hang_says_where_each_rank_stood() -> None:
+    text = finding_text(
+        finding(
+            status="hung",
+            title="the ranks hung",
+            obligation=None,
+            violation=None,
+            causes=(),
+            reason="rank 0: all_reduce 7\nrank 1: broadcast 7",
+        )
+    )
+    assert "  reason      rank 0: all_reduce 7\n              rank 1: broadcast 7" in text
+    assert "cause" not in text
+
+
+def test_the_replay_line_names_code_of_the_user_again() -> None:
+    line = replay_line(finding(implementation="my dir/a.py:My", case_file="a b.json"))
+    assert line == "zerocheck replay 'a b.json' --implementation 'my dir/a.py:My'"
+    assert replay_line(finding(case_file="")) == ""
+
+
+def test_nothing_hostile_is_printed() -> None:
+    text = finding_text(hostile_finding())
+    assert all(character.isprintable() or character == "\n" for character in text)
+    text.encode("utf-8")
+    assert printable("a\tb\nc\r\x1b\ud800") == "a\tb\nc\\r\\x1b\\ud800"
+    assert "\x1b" in HOSTILE
+
+
+@pytest.mark.parametrize(
+    ("counts", "text"),
+    [
+        ({"holds": 46}, "46 hold"),
+        ({"holds": 1}, "1 holds"),
+        ({"holds": 43, "violated": 3}, "3 violated of 46"),
+        ({"holds": 1, "violated": 2, "hung": 1}, "2 violated, 1 hung of 4"),
+        ({"not exercised": 9}, "– not exercised"),
+        ({}, "– not exercised"),
+        ({"unsupported": 9}, "all 9 unsupported"),
+        ({"unsupported": 9, "not exercised": 1}, "– not exercised"),
+        ({"unsupported": 9, "holds": 2}, "2 hold"),
+    ],
+)
+def test_cells(counts: dict[Status, int], text: str) -> None:
+    cell = Cell()
+    cell.counts.update(counts)
+    assert cell_text(cell) == text

@@ -1,0 +1,117 @@
+"""Counts, and the exit code that follows from them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hand_made import case, failed, finding, finished, held, started
+
+from zerocheck.judge.verdict import OBLIGATIONS
+from zerocheck.run.records import Record, RunFinished
+from zerocheck.run.tally import exit_code, tally, why
+
+
+def test_all_hold() -> None:
+    counted = tally(held(3))
+    assert exit_code(counted) == 0 and why(counted) == ()
+    assert counted.complete and counted.cases == counted.planned == 3
+    (implementation,) = counted.implementations.values()
+    assert implementation.cases == {"holds": 3}
+    assert implementation.world_sizes == {2: 3}
+    assert implementation.semantics == {"average": "mean"}
+    for cell in implementation.cells.values():
+        assert cell.status == "holds" and cell.checked == 3 and cell.share == 0.25
+
+
+def test_a_failed_run() -> None:
+    counted = tally(failed())
+    zero2, ddp = counted.implementations["zero2"], counted.implementations["ddp"]
+    assert zero2.cells["gradient"].counts == {"holds": 1, "violated": 1}
+    assert zero2.cells["gradient"].status == "violated"
+    assert zero2.cells["update"].counts == {"holds": 1, "not exercised": 1}
+    assert zero2.cells["update"].status == "holds"
+    assert zero2.cells["gradient"].share == 3.0e7
+    assert zero2.world_sizes == {2: 1, 3: 1}
+    for cell in ddp.cells.values():
+        assert cell.counts == {"crashed": 1, "unsupported": 1} and cell.status == "crashed"
+    assert ddp.refused == {"no empty parameters": 1}
+    assert not ddp.exercised
+    assert exit_code(counted) == 1
+    assert why(counted) == (
+        "zero2: 1 violated of 2 cases (1 finding)",
+        "ddp: 1 crashed of 2 cases (1 finding)",
+    )
+    assert [f.status for f in counted.findings_of("ddp", "clip")] == ["crashed"]
+    assert [f.status for f in counted.findings_of("zero2", "clip")] == []
+    assert [f.status for f in counted.findings_of("zero2", "gradient")] == ["violated"]
+
+
+@pytest.mark.parametrize("status", ["violated", "crashed", "hung"])
+def test_every_failing_status_exits_1(status: str) -> None:
+    counted = tally([started(), case(0), case(1, status=status), finished(1)])  # type: ignore[arg-type]
+    assert exit_code(counted) == 1
+
+
+def test_a_finding_alone_exits_1() -> None:
+    assert exit_code(tally([*held()[:-1], finding(), finished(1)])) == 1
+
+
+def test_unsupported_beside_holds_exits_0() -> None:
+    counted = tally([started(), case(0), case(1, status="unsupported", reason="no")])
+    assert exit_code(counted) == 0
+    assert all(cell.status == "holds" for cell in counted.implementations["zero2"].cells.values())
+
+
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        ([], "nothing was checked: no case was run"),
+        (
+            [case(status="unsupported", reason="no mesh")],
+            "nothing was checked: 1 of 1 cases are unsupported, most often since no mesh",
+        ),
+        (
+            [case(**{obligation: "not exercised" for obligation in OBLIGATIONS})],
+            "nothing was checked: none of 1 cases exercised an obligation",
+        ),
+        (
+            [case(clip="not exercised"), case(clip="not exercised")],
+            "nothing was checked for clip: none of 2 cases exercised it",
+        ),
+    ],
+)
+def test_nothing_checked_exits_1(records: list[Record], said: str) -> None:
+    counted = tally([started(), *records])
+    assert exit_code(counted) == 1
+    assert why(counted) == (f"zero2: {said}",)
+
+
+def test_only_what_was_asked_for_counts() -> None:
+    counted = tally([started(obligations=("update",)), case(clip="not exercised")])
+    assert list(counted.implementations["zero2"].cells) == ["update"]
+    assert exit_code(counted) == 0
+
+
+def test_one_implementation_unchecked_beside_a_good_one_exits_1() -> None:
+    counted = tally([started("zero2", "ddp"), case()])
+    assert exit_code(counted) == 1
+    assert why(counted) == ("ddp: nothing was checked: no case was run",)
+
+
+def test_nan_never_hides_as_a_small_share() -> None:
+    counted = tally([started(), case(share=math.nan), case(share=0.5)])
+    assert counted.implementations["zero2"].cells["loss"].share == math.inf
+
+
+def test_features_exercised_and_not() -> None:
+    implementation = tally([started(), case(mesh=(3,))]).implementations["zero2"]
+    assert implementation.exercised["world-3"] == 1
+    assert "world-3" not in implementation.not_exercised
+    assert "world-2" in implementation.not_exercised
+
+
+def test_an_interrupted_run_is_not_complete() -> None:
+    assert not tally([started(), case()]).complete
+    end = RunFinished(outcome="interrupted", exit_code=130, seconds=1.0)
+    assert not tally([started(), case(), end]).complete

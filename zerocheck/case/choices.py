@@ -1,0 +1,335 @@
+"""The distribution of cases: one class that makes a case out of choices.
+
+It does not know where the choices come from. Hypothesis supplies them in `strategies.cases`, so
+that cases shrink; a seeded generator supplies them in `drawing.draw`. Every option list begins
+with the simplest, so that a case shrinks to the first of each.
+
+Cases are valid by construction, so that nothing is drawn in vain: what depends on other fields is
+chosen after them. The values follow the blind spots listed in numerics.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any, Literal, TypeVar, cast
+
+import msgspec
+
+from .schema import (
+    Block,
+    BlockKind,
+    Case,
+    Data,
+    Group,
+    KernelKind,
+    Model,
+    MomentsKind,
+    Optimizer,
+    ScheduleKind,
+    Sharding,
+    Start,
+    StemKind,
+    Training,
+    WrapKind,
+)
+from .shapes import matching, parameter_shapes, trainable, uncalled
+
+T = TypeVar("T")
+Choose = Callable[[int], int]
+"""choose(n) -> an index below n; smaller is simpler."""
+
+Part = Callable[[Callable[[], T]], T]
+"""part(make) -> make(), where the choices in it may be told to belong together."""
+
+WIDTHS = (2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 32, 1)
+SIZES = (2, 3, 4, 5, 6, 7, 8, 10, 1, 17)
+HIDDEN = (1, 2, 3, 4, 5, 6, 8, 11, 16, 33, 64)
+VOCABULARIES = (5, 6, 7, 8, 11, 16, 24)
+MORE_BLOCKS = (90, 72, 55, 37)
+"""Percentage of the models with n blocks that get one more."""
+
+KINDS: tuple[BlockKind, ...] = (
+    "mlp",
+    "mlp",
+    "layer_norm",
+    "rms_norm",
+    "group_norm",
+    "batch_norm",
+    "conv",
+    "attention",
+    "attention",
+)
+STEMS: tuple[StemKind, ...] = ("dense", "conv", "embedding")
+MOMENTS: tuple[MomentsKind, ...] = ("typical", "typical", "typical", "tiny", "huge", "zero")
+SCHEDULES: tuple[ScheduleKind, ...] = ("constant", "constant", "warmup", "cosine")
+KERNELS: tuple[KernelKind, ...] = ("foreach", "foreach", "for-loop", "fused")
+NORMS: tuple[Literal["2", "inf"], ...] = ("2", "2", "inf")
+WRAPS: tuple[WrapKind, ...] = ("whole", "block", "layer")
+RATES = (
+    (1e-3, 0.01),
+    (1e-3, 0.0),
+    (1e-3, 0.1),
+    (1e-2, 0.0),
+    (1e-2, 0.01),
+    (1e-2, 0.1),
+    (3e-5, 0.0),
+    (3e-5, 0.5),
+)
+"""(lr, weight_decay): a decay is seen if lr * weight_decay >= 1e-5, so the rest is not drawn."""
+
+CLIPS = (1.0, 0.003, 1e3)
+"""Maximum norms in units of the loss: sometimes active, surely active, surely not."""
+
+GROUP_PATTERNS = ("*.bias", "head.*", "stem.*", "*norm*", "blocks.*", "*.weight", "blocks.0.*")
+ZERO_PATTERNS = ("*.bias", "head.*", "stem.weight", "blocks.0.*", "*norm.weight", "*.down.*")
+FROZEN_PATTERNS = ("stem.*", "*.bias", "head.*", "blocks.0.*", "*norm*", "*.weight", "blocks.*")
+
+
+class Choices:
+    """The choices of one case, in order; a fixed field is not chosen."""
+
+    def __init__(
+        self,
+        choose: Choose,
+        part: Part[Block | None],
+        fixed: Mapping[str, Any],
+        worlds: Sequence[tuple[int]],
+    ) -> None:
+        self._choose = choose
+        self._part = part
+        self._fixed = fixed
+        self._worlds = worlds
+
+    def pick(self, options: Sequence[T]) -> T:
+        """One of the options; the first is the simplest."""
+        return options[self._choose(len(options))] if len(options) > 1 else options[0]
+
+    def chance(self, percent: int) -> bool:
+        """True in `percent` of 100; False is simpler."""
+        return self._choose(100) >= 100 - percent
+
+    def field(self, path: str, chosen: Callable[[], T]) -> T:
+        """The fixed value of the field, or what `chosen` returns."""
+        return cast("T", self._fixed[path]) if path in self._fixed else chosen()
+
+    def flag(self, path: str, percent: int) -> bool:
+        """A boolean field that is True in `percent` of 100."""
+        return self.field(path, lambda: self.chance(percent))
+
+    def option(self, path: str, options: Sequence[T]) -> T:
+        """A field with one of the options."""
+        return self.field(path, lambda: self.pick(options))
+
+    def case(self) -> Case:
+        mesh = self.option("mesh", self._worlds)
+        data = self.data()
+        model = self.model(data, prod(mesh))
+        return Case(
+            mesh=mesh,
+            seed=self.field("seed", lambda: self._choose(100) + 100 * self._choose(100)),
+            data=data,
+            model=model,
+            optimizer=self.optimizer(model),
+            start=self.start(model),
+            training=self.training(data),
+            sharding=self.sharding(),
+            **{section: _section(section, self._fixed) for section in ("precision", "disturbance")},
+        )
+
+    def data(self) -> Data:
+        return Data(
+            batch=self.option("data.batch", (1, 2, 2, 3, 4)),
+            length=self.option("data.length", (2, 3, 1, 4, 5)),
+            loss_factor=self.option("data.loss_factor", (1.0,) * 8 + (1e-6, 1e4)),
+        )
+
+    def model(self, data: Data, world: int) -> Model:
+        fixed = self._fixed
+        needs_tokens = fixed.get("model.tied") or fixed.get("model.padding_idx") is not None
+        stem = self.option("model.stem", STEMS[2:] if needs_tokens else STEMS)
+        tokens = stem == "embedding"
+        same = fixed.get("model.tied") and "model.outputs" in fixed
+        inputs = self.option(
+            "model.inputs",
+            (fixed["model.outputs"],) if same else VOCABULARIES if tokens else SIZES,
+        )
+        width = self.option("model.width", WIDTHS)
+        blocks = self.field("model.blocks", lambda: self.blocks(width, data))
+        can_tie = tokens and fixed.get("model.outputs", inputs) == inputs
+        tied = self.flag("model.tied", 30 if can_tie else 0)
+        # A single class has no gradient in the cross entropy.
+        outputs = self.option(
+            "model.outputs", (inputs,) if tied else SIZES[:8] if tokens else SIZES
+        )
+        can_pad = tokens and inputs > 1 and data.batch * data.length > 1
+        model = Model(
+            stem=stem,
+            inputs=inputs,
+            width=width,
+            blocks=blocks,
+            calls=self.field("model.calls", lambda: self.calls(len(blocks))),
+            outputs=outputs,
+            head_bias=self.option("model.head_bias", (True, True, True, False)),
+            tied=tied,
+            padding_idx=self.option(
+                "model.padding_idx", (None, None, 0, inputs // 2) if can_pad else (None,)
+            ),
+            unused=self.flag("model.unused", 12),
+        )
+        frozen = self.field("model.frozen", lambda: self.frozen(model))
+        return msgspec.structs.replace(model, frozen=frozen)
+
+    def blocks(self, width: int, data: Data) -> tuple[Block, ...]:
+        """0 to 4 blocks. Whether there is one more belongs to it, so that it can be cut out."""
+        blocks: list[Block] = []
+        for percent in MORE_BLOCKS:
+
+            def more(percent: int = percent) -> Block | None:
+                return self.block(width, data) if self.chance(percent) else None
+
+            block = self._part(more)
+            if block is None:
+                break
+            blocks.append(block)
+        return tuple(blocks)
+
+    def block(self, width: int, data: Data) -> Block:
+        kind = self.pick(KINDS)
+        single = data.batch * data.length == 1
+        if single and (kind == "batch_norm" or (kind == "group_norm" and width == 1)):
+            kind = "layer_norm"  # torch refuses to normalize over one value
+        heads = 1
+        if kind == "attention":
+            heads = self.pick(_divisors(width))
+        elif kind == "group_norm":
+            # Not one value per group: its gradient would be zero.
+            heads = self.pick(_divisors(width)[:-1] or (1,))
+        return Block(
+            kind=kind,
+            hidden=self.pick(HIDDEN) if kind == "mlp" else 8,
+            heads=heads,
+            kernel=self.pick((3, 1, 5)) if kind == "conv" else 3,
+            activation="relu" if kind == "mlp" and self.chance(40) else "gelu",
+            bias=not self.chance(25),
+            residual=self.chance(30),
+            dropout=self.pick((0.1, 0.5)) if self.chance(12) else 0.0,
+        )
+
+    def calls(self, blocks: int) -> tuple[int, ...] | None:
+        """All blocks in order, or one of them once more, or one of them not at all."""
+        if blocks == 0 or not self.chance(20):
+            return None
+        order = list(range(blocks))
+        if blocks > 1 and self.chance(25):
+            del order[self._choose(blocks)]
+        else:
+            order.insert(self._choose(blocks + 1), self._choose(blocks))
+        return tuple(order)
+
+    def frozen(self, model: Model) -> tuple[str, ...]:
+        """At most two patterns; a parameter that the loss depends on stays trainable."""
+        if not self.chance(18):
+            return ()
+        names = list(parameter_shapes(model))
+        idle = uncalled(model)
+        used = [name for name in names if not name.startswith(idle)]
+        patterns: tuple[str, ...] = ()
+        for _ in range(self.pick((1, 1, 2))):
+            options = [
+                pattern
+                for pattern in FROZEN_PATTERNS
+                if matching(names, (pattern,))
+                and len(matching(used, (*patterns, pattern))) < len(used)
+                and pattern not in patterns
+            ]
+            if options:
+                patterns = (*patterns, self.pick(options))
+        return patterns
+
+    def optimizer(self, model: Model) -> Optimizer:
+        return Optimizer(
+            groups=self.field("optimizer.groups", lambda: self.groups(model)),
+            amsgrad=self.flag("optimizer.amsgrad", 15),
+            maximize=self.flag("optimizer.maximize", 10),
+            schedule=self.option("optimizer.schedule", SCHEDULES),
+            kernel=self.option("optimizer.kernel", KERNELS),
+        )
+
+    def groups(self, model: Model) -> tuple[Group, ...]:
+        """1 to 3 groups; none is empty and the last one takes the rest."""
+        left = trainable(model)
+        patterns: list[str] = []
+        for _ in range(self.pick((0, 0, 0, 1, 1, 2))):
+            options = [
+                pattern
+                for pattern in GROUP_PATTERNS
+                if 0 < len(matching(left, (pattern,))) < len(left)
+            ]
+            if options:
+                patterns.append(self.pick(options))
+                taken = set(matching(left, patterns[-1:]))
+                left = [name for name in left if name not in taken]
+        return tuple(self.group(pattern) for pattern in (*patterns, "*"))
+
+    def group(self, pattern: str) -> Group:
+        lr, weight_decay = self.pick(RATES)
+        return Group(
+            pattern=pattern,
+            lr=lr,
+            beta1=self.pick((0.9, 0.9, 0.9, 0.5)),
+            beta2=self.pick((0.999, 0.95, 0.9999)),
+            eps=self.pick((1e-8, 1e-8, 1e-3, 1e-6)),
+            weight_decay=weight_decay,
+        )
+
+    def start(self, model: Model) -> Start:
+        wanted = self._fixed.get("start.moments", "zero") != "zero"
+        steps = (1, 2, 255, 256, 10_000) if wanted else (0,) * 6 + (1, 2, 255, 256, 10_000)
+        step = self.option("start.step", steps)
+        moments = self.option("start.moments", MOMENTS if step else MOMENTS[-1:])
+        return Start(
+            step=step,
+            moments=moments,
+            zeros=self.field("start.zeros", lambda: self.zeros(model)),
+        )
+
+    def zeros(self, model: Model) -> tuple[str, ...]:
+        if not self.chance(30):
+            return ()
+        names = list(parameter_shapes(model))
+        options = [pattern for pattern in ZERO_PATTERNS if matching(names, (pattern,))]
+        return (self.pick(options),) if options else ()
+
+    def training(self, data: Data) -> Training:
+        return Training(
+            steps=self.option("training.steps", (1, 2, 2, 3, 3, 4)),
+            microbatches=self.option("training.microbatches", (1,) * 6 + (2, 2, 3, 4)),
+            clip=self.field(
+                "training.clip",
+                lambda: self.pick(CLIPS) * data.loss_factor if self.chance(45) else None,
+            ),
+            norm=self.option("training.norm", NORMS),
+            set_to_none=self.option("training.set_to_none", (True, True, True, False)),
+        )
+
+    def sharding(self) -> Sharding:
+        return Sharding(
+            wrap=self.option("sharding.wrap", WRAPS),
+            reshard=self.option("sharding.reshard", (True, True, False)),
+            bucket=self.option("sharding.bucket", (1 << 20, 256, 64, 16)),
+            prefetch=self.option("sharding.prefetch", (0, 1, 2)),
+        )
+
+
+def _section(name: str, fixed: Mapping[str, Any]) -> Any:
+    """A section that is not drawn: its defaults, with the fixed fields in it."""
+    prefix = f"{name}."
+    given = {
+        path.removeprefix(prefix): value for path, value in fixed.items() if path.startswith(prefix)
+    }
+    return msgspec.structs.replace(getattr(Case(), name), **given)
+
+
+def _divisors(width: int) -> tuple[int, ...]:
+    return tuple(n for n in range(1, min(width, 8) + 1) if width % n == 0)

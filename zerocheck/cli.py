@@ -1,0 +1,225 @@
+"""The command line. Imports no torch before a command needs it, so that help comes at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from . import __version__
+from .cli_errors import Program
+from .errors import UsageError
+
+if TYPE_CHECKING:
+    from .run.options import RunOptions
+
+INTERRUPTED = 130
+_DIRECTORY = click.Path(file_okay=False, path_type=Path)
+_report_dir = click.option(
+    "--report-dir",
+    type=_DIRECTORY,
+    default=Path("zerocheck-report"),
+    show_default=True,
+    help="Where the journal, the reports and the cases to replay are written.",
+)
+
+
+@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="zerocheck")
+def main() -> None:
+    """Check sharded training code step by step against single-device AdamW.
+
+    Exit codes: 0 all obligations hold; 1 a finding, or nothing was checked; 2 wrong usage;
+    3 zerocheck itself failed; 130 interrupted.
+    """
+
+
+@main.command()
+@click.argument("implementations", metavar="[IMPLEMENTATION]...", nargs=-1)
+@click.option(
+    "--profile",
+    metavar="NAME",
+    default="quick",
+    show_default=True,
+    help="How many cases: quick, ci or thorough.",
+)
+@click.option("--world-sizes", metavar="1,2,3", help="Numbers of ranks. Default: the profile's.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Another seed, other cases.")
+@click.option("--max-cases", type=int, metavar="N", help="Cases per implementation at most.")
+@click.option(
+    "--obligations",
+    metavar="NAMES",
+    default="equivalence",
+    show_default=True,
+    help="What to check: equivalence (all), or names with commas between.",
+)
+@click.option(
+    "--feature",
+    "features",
+    metavar="NAME",
+    multiple=True,
+    help="Only cases that have this feature. Give it again for several.",
+)
+@click.option(
+    "--ranks",
+    metavar="KIND",
+    default="processes",
+    show_default=True,
+    help="processes: started here; torchrun: given by the launcher.",
+)
+@click.option("--device", metavar="NAME", default="cpu", show_default=True, help="cpu.")
+@_report_dir
+def run(
+    implementations: tuple[str, ...],
+    world_sizes: str | None,
+    obligations: str,
+    report_dir: Path,
+    **given: Any,
+) -> int:
+    """Check implementations: built-in names, package.module:Name or path/to/file.py:Name.
+
+    Without a name, all built-in ones. `zerocheck list` shows them.
+    """
+    from .catalogue import BUILT_IN
+    from .run.options import RunOptions, parse_obligations, parse_world_sizes
+
+    options = RunOptions(
+        implementations=implementations or tuple(BUILT_IN),
+        world_sizes=parse_world_sizes(world_sizes) if world_sizes is not None else (),
+        obligations=parse_obligations(obligations),
+        report_dir=report_dir,
+        **given,
+    )
+    return _run(options)
+
+
+def _run(options: RunOptions) -> int:
+    from .report.progress import Progress
+    from .run.journal import Journal
+
+    if options.ranks == "torchrun" and os.environ.get("RANK", "0") != "0":
+        return _engine(options)  # rank 0 judges and reports
+    progress = Progress()
+    journal = Journal(options.report_dir / "journal.ndjson")
+    try:
+        code = _engine(options, journal, progress)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    finally:
+        # Also where the harness failed: what was found so far stays readable.
+        progress.close()
+        journal.close()
+        _write_what_there_is(journal.path)
+    if code == INTERRUPTED:
+        click.echo("interrupted", err=True)
+    return code
+
+
+def _engine(options: RunOptions, *handlers: Any) -> int:
+    from .run import engine
+
+    return engine.run(options, handlers)
+
+
+def _write_what_there_is(journal: Path) -> None:
+    from .report.write import write_reports
+    from .run.journal import read
+
+    if not journal.stat().st_size:
+        journal.unlink()  # refused before it began
+        return
+    write_reports(read(journal, note=_note), journal.parent)
+    click.echo(f"report: {journal.parent / 'report.md'}")
+
+
+def _note(text: str) -> None:
+    click.echo(f"note: {text}", err=True)
+
+
+@main.command()
+@click.argument("case", type=click.Path(path_type=Path), metavar="CASE.json")
+@click.option(
+    "--implementation",
+    metavar="NAME",
+    help="Run the case on this one. Needed for code that only the file names.",
+)
+@_report_dir
+def replay(case: Path, implementation: str | None, report_dir: Path) -> int:
+    """Run one case again, as a finding names it."""
+    from .catalogue import check_spelling
+
+    if implementation is not None:
+        check_spelling(implementation)
+    if not case.is_file():
+        raise UsageError(f"there is no file {str(case)!r}")
+    from .run.replay import replay as replay_case
+
+    return replay_case(case, implementation=implementation, report_dir=report_dir)
+
+
+@main.command()
+@click.argument("journal", type=click.Path(path_type=Path), metavar="JOURNAL")
+@click.option(
+    "--report-dir",
+    type=_DIRECTORY,
+    help="Where the reports are written. Default: beside the journal.",
+)
+def report(journal: Path, report_dir: Path | None) -> int:
+    """Write the reports of a journal again, and exit as its run did.
+
+    A journal of a run that was interrupted gives a report of what it holds, and exit code 1.
+    """
+    from rich.console import Console
+
+    from .report.progress import print_finding, print_outcome
+    from .report.write import write_reports
+    from .run.journal import read
+    from .run.tally import exit_code, tally
+
+    if journal.is_dir():
+        journal = journal / "journal.ndjson"
+    records = read(journal, note=_note)
+    counted = tally(records)
+    console = Console(highlight=False, soft_wrap=True)
+    for finding in counted.findings:
+        print_finding(console, finding)
+    print_outcome(console, counted)
+    directory = report_dir or journal.parent
+    write_reports(records, directory)
+    click.echo(f"report: {directory / 'report.md'}")
+    return exit_code(counted) if counted.complete else 1
+
+
+@main.command("list")
+def list_() -> None:
+    """Show implementations, obligations, features and profiles."""
+    from .case.features import FEATURES
+    from .catalogue import BUILT_IN
+    from .judge.verdict import TITLES
+    from .run.profiles import PROFILES
+
+    _section("implementations", BUILT_IN)
+    _section("obligations", TITLES)
+    _section("features", {f.name: f"{f.title} ({f.dimension})" for f in FEATURES.values()})
+    _section(
+        "profiles",
+        {
+            p.name: f"{p.cases} cases on {', '.join(map(str, p.world_sizes))} ranks, {p.summary}"
+            for p in PROFILES.values()
+        },
+    )
+
+
+def _section(title: str, entries: Any) -> None:
+    click.echo(title)
+    width = max(map(len, entries))
+    for name, text in entries.items():
+        click.echo(f"  {name:<{width}}  {text}")
+    click.echo()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

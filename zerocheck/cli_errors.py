@@ -1,0 +1,94 @@
+"""How the command line fails: one line for people, an exit code, a traceback in a file."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from . import __version__
+from .errors import UsageError, unknown
+
+USAGE, HARNESS, INTERRUPTED = 2, 3, 130
+
+
+class Program(click.Group):
+    """A click group whose commands return exit codes and whose errors read alike."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            raise unknown("command", args[0], self.list_commands(ctx))
+        return super().resolve_command(ctx, args)
+
+    def main(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
+    ) -> NoReturn:
+        """Run the program and exit."""
+        extra["standalone_mode"] = False
+        given = list(sys.argv[1:] if args is None else args)
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="replace")  # a terminal may lack a character
+        try:
+            code = super().main(given, prog_name, **extra)
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message())
+            code = USAGE
+        except click.ClickException as error:
+            code = _say(error.format_message(), USAGE)
+        except UsageError as error:
+            code = _say(str(error), USAGE)
+        except click.Abort:
+            code = _say("interrupted", INTERRUPTED)
+        except Exception as error:
+            code = _harness_failed(error, given)
+        sys.exit(code or 0)
+
+
+def _say(message: str, code: int) -> int:
+    click.echo(f"error: {message}", err=True)
+    return code
+
+
+def _harness_failed(error: Exception, args: list[str]) -> int:
+    what = f"{type(error).__name__}: {error}".strip().rstrip(":")
+    where = _write_traceback(error, args)
+    return _say(
+        f"zerocheck itself failed: {what}\n  the traceback is in {where}; please report it", HARNESS
+    )
+
+
+def _write_traceback(error: Exception, args: list[str]) -> Path:
+    """Write the traceback into the report directory, or a temporary file if that fails."""
+    text = f"zerocheck {__version__}, arguments {args}\n" + "".join(
+        traceback.format_exception(error)
+    )
+    directory = _report_dir(args)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / "harness-error.txt"
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="zerocheck-", suffix=".txt", delete=False, encoding="utf-8"
+        ) as file:
+            file.write(text)
+        path = Path(file.name)
+    return path
+
+
+def _report_dir(args: list[str]) -> Path:
+    """Of the arguments as given: the context is gone when an error arrives here."""
+    for index, arg in enumerate(args):
+        if arg == "--report-dir" and index + 1 < len(args):
+            return Path(args[index + 1])
+        if arg.startswith("--report-dir="):
+            return Path(arg.partition("=")[2])
+    return Path("zerocheck-report")

@@ -1,0 +1,74 @@
+"""report.json: the form for machines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ..judge.verdict import STATUSES
+from ..run.journal import encode
+from ..run.tally import ImplementationTally, Tally, exit_code, why
+from .text import replay_line
+
+REPORT_FORMAT = 1
+
+
+def render(counted: Tally) -> str:
+    """The whole report as JSON. Numbers that JSON cannot hold stand as "inf" and "nan"."""
+    return msgspec.json.format(encode(as_data(counted)), indent=2).decode() + "\n"
+
+
+def as_data(counted: Tally) -> dict[str, Any]:
+    """The report as plain data."""
+    started, finished = counted.started, counted.finished
+    return {
+        "format": REPORT_FORMAT,
+        "environment": started.environment if started else None,
+        "run": {
+            "profile": started.profile if started else "",
+            "seed": started.seed if started else 0,
+            "world_sizes": started.world_sizes if started else (),
+            "obligations": counted.obligations,
+            "started": started.started if started else None,
+            "seconds": finished.seconds if finished else None,
+            "planned": counted.planned,
+            "cases": counted.cases,
+            "outcome": finished.outcome if finished else "interrupted",
+        },
+        "exit_code": finished.exit_code if finished else exit_code(counted),
+        "why": why(counted),
+        "implementations": {
+            name: _implementation(implementation)
+            for name, implementation in counted.implementations.items()
+        },
+        "findings": [
+            {**msgspec.to_builtins(finding), "replay": replay_line(finding)}
+            for finding in counted.findings
+        ],
+    }
+
+
+def _implementation(implementation: ImplementationTally) -> dict[str, Any]:
+    return {
+        "cases": {status: implementation.cases[status] for status in STATUSES},
+        "obligations": {
+            obligation: {
+                "status": cell.status,
+                "verdicts": {status: cell.counts[status] for status in STATUSES},
+                "max_share": cell.share,
+            }
+            for obligation, cell in implementation.cells.items()
+        },
+        "coverage": {
+            "world_sizes": {
+                str(size): count for size, count in sorted(implementation.world_sizes.items())
+            },
+            "features": dict(implementation.exercised),
+            "not_exercised": implementation.not_exercised,
+        },
+        "unsupported": dict(implementation.refused),
+        "tiers": dict(implementation.tiers),
+        "semantics": implementation.semantics,
+        "seconds": implementation.seconds,
+    }

@@ -1,0 +1,71 @@
+"""junit.xml: one test case per implementation and obligation, for CI servers."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from datetime import UTC, datetime
+
+from ..judge.verdict import TITLES, Obligation
+from ..run.tally import FAILING, Cell, ImplementationTally, Tally
+from .text import cell_text, finding_text, printable
+
+_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def clean(text: str) -> str:
+    """`text` with only characters that an XML document may hold."""
+    return _NOT_XML.sub("\ufffd", printable(text))
+
+
+def render(counted: Tally) -> str:
+    """The whole report as JUnit XML."""
+    suites = ET.Element("testsuites", name="zerocheck")
+    for implementation in counted.implementations.values():
+        suites.append(_suite(counted, implementation))
+    ET.indent(suites)
+    return ET.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _suite(counted: Tally, implementation: ImplementationTally) -> ET.Element:
+    cases = [
+        _testcase(counted, implementation, obligation, cell)
+        for obligation, cell in implementation.cells.items()
+    ]
+    suite = ET.Element(
+        "testsuite",
+        name=clean(implementation.name),
+        tests=str(len(cases)),
+        failures=str(sum(case.find("failure") is not None for case in cases)),
+        errors="0",
+        skipped="0",
+        time=f"{implementation.seconds:.3f}",
+    )
+    if counted.started is not None:
+        moment = datetime.fromtimestamp(counted.started.started, UTC)
+        suite.set("timestamp", moment.strftime("%Y-%m-%dT%H:%M:%S"))
+    suite.extend(cases)
+    return suite
+
+
+def _testcase(
+    counted: Tally, implementation: ImplementationTally, obligation: Obligation, cell: Cell
+) -> ET.Element:
+    case = ET.Element(
+        "testcase",
+        classname=clean(f"zerocheck.{implementation.name}"),
+        name=obligation,
+        time=f"{implementation.seconds / len(implementation.cells):.3f}",
+    )
+    if cell.status in FAILING:
+        failure = ET.SubElement(case, "failure", type=cell.status, message=cell_text(cell))
+        findings = counted.findings_of(implementation.name, obligation)
+        failure.text = clean("\n\n".join(map(finding_text, findings)) or TITLES[obligation])
+    elif not cell.checked:
+        # A failure and not a skip: it makes the run exit with 1 too.
+        failure = ET.SubElement(case, "failure", type=cell.status, message="nothing was checked")
+        failure.text = clean(f"{TITLES[obligation]}: {cell_text(cell)}")
+    else:
+        output = ET.SubElement(case, "system-out")
+        output.text = f"{cell_text(cell)}; largest share of the bound {cell.share:.3g}"
+    return case

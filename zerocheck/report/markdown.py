@@ -1,0 +1,153 @@
+"""report.md: the form for people, on a page that renders Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from tabulate import tabulate
+
+from ..case.features import FEATURES
+from ..run.tally import Tally, why
+from .text import cell_text, finding_lines, finding_title, number, one_line, printable
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&!])")
+
+
+def escape(text: str) -> str:
+    """`text` as one line in which nothing is read as Markdown or HTML."""
+    return _SPECIAL.sub(r"\\\1", one_line(text)).replace(r"\<", "&lt;").replace(r"\>", "&gt;")
+
+
+def render(counted: Tally) -> str:
+    """The whole report as Markdown."""
+    parts = [
+        "# zerocheck report",
+        *_summary(counted),
+        "## Obligations",
+        _matrix(counted),
+        *_findings(counted),
+        "## Coverage",
+        *_coverage(counted),
+        "## Share of the bound",
+        "The largest error seen, as a part of its bound. 1 is the edge.",
+        _shares(counted),
+        *_semantics(counted),
+        *_environment(counted),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _summary(counted: Tally) -> Iterable[str]:
+    failing = why(counted)
+    if not counted.complete:
+        yield (
+            f"**This run did not finish: {counted.cases} of {counted.planned} cases were run.** "
+            "What follows is of those."
+        )
+    if failing:
+        yield "\n".join(f"- {escape(reason)}" for reason in failing)
+    else:
+        yield f"All obligations hold in {counted.cases} cases."
+
+
+def _matrix(counted: Tally) -> str:
+    rows = [
+        [escape(name), *(cell_text(cell) for cell in implementation.cells.values())]
+        for name, implementation in counted.implementations.items()
+    ]
+    return _table(["implementation", *counted.obligations], rows)
+
+
+def _findings(counted: Tally) -> Iterable[str]:
+    if not counted.findings:
+        return
+    yield "## Findings"
+    for finding in counted.findings:
+        yield f"### {escape(finding_title(finding))}"
+        yield fenced("\n".join(finding_lines(finding)[1:]))
+
+
+def fenced(text: str) -> str:
+    """`text` in a code block that it cannot end."""
+    text = printable(text)
+    longest = max((len(ticks) for ticks in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{text}\n{fence}"
+
+
+def _coverage(counted: Tally) -> Iterable[str]:
+    if not counted.implementations:
+        return
+    names = list(counted.implementations)
+    sizes = sorted({size for i in counted.implementations.values() for size in i.world_sizes})
+    rows = [
+        [f"{size} rank{'s' if size > 1 else ''}"]
+        + [str(counted.implementations[name].world_sizes[size] or "–") for name in names]
+        for size in sizes
+    ]
+    yield "Cases judged, by number of ranks:"
+    yield _table(["world size", *map(escape, names)], rows)
+    missing = [
+        [feature.name, escape(feature.title)]
+        + [
+            "–" if not counted.implementations[name].exercised[feature.name] else ""
+            for name in names
+        ]
+        for feature in FEATURES.values()
+        if any(not i.exercised[feature.name] for i in counted.implementations.values())
+    ]
+    if missing:
+        yield f"Not exercised (–), of {len(FEATURES)} features:"
+        yield _table(["feature", "", *map(escape, names)], missing)
+    else:
+        yield f"All {len(FEATURES)} features were exercised."
+    refused = [
+        [escape(name), str(count), escape(reason)]
+        for name, implementation in counted.implementations.items()
+        for reason, count in implementation.refused.most_common()
+    ]
+    if refused:
+        yield "Unsupported cases:"
+        yield _table(["implementation", "cases", "reason"], refused)
+
+
+def _shares(counted: Tally) -> str:
+    rows = [
+        [escape(name)]
+        + [
+            number(cell.share, digits=3) if cell.checked else "–"
+            for cell in implementation.cells.values()
+        ]
+        for name, implementation in counted.implementations.items()
+    ]
+    return _table(["implementation", *counted.obligations], rows)
+
+
+def _semantics(counted: Tally) -> Iterable[str]:
+    declared = [i for i in counted.implementations.values() if i.semantics]
+    if not declared:
+        return
+    words = list(dict.fromkeys(word for i in declared for word in i.semantics))
+    rows = [
+        [escape(i.name), ", ".join(i.tiers), *(escape(i.semantics.get(word, "")) for word in words)]
+        for i in declared
+    ]
+    yield "## Declared semantics"
+    yield _table(["implementation", "shown", *map(escape, words)], rows)
+
+
+def _environment(counted: Tally) -> Iterable[str]:
+    if counted.started is None:
+        return
+    environment = counted.started.environment
+    yield "## Environment"
+    rows = [
+        [name, escape(str(getattr(environment, name)))] for name in environment.__struct_fields__
+    ]
+    rows += [["profile", escape(counted.started.profile)], ["seed", str(counted.started.seed)]]
+    yield _table(["", ""], rows)
+
+
+def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return str(tabulate(rows, headers=headers, tablefmt="pipe", disable_numparse=True))

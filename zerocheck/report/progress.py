@@ -1,0 +1,150 @@
+"""The console while a run goes on: a matrix that fills in, or plain lines where there is none."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+from tabulate import tabulate
+
+from ..run.records import CaseFinished, Finding, Record, RunFinished, RunStarted
+from ..run.tally import FAILING, Cell, Tally, why
+from .text import cell_text, finding_lines, one_line
+
+PLAIN_SECONDS = 10.0
+"""Time between two lines where the output is not a terminal."""
+
+
+class Progress:
+    """Shows the records of a run as they come. Every value is printed as text, never as markup."""
+
+    def __init__(self, console: Console | None = None, *, plain_seconds: float = PLAIN_SECONDS):
+        self._console = console or Console(highlight=False, soft_wrap=True)
+        self._plain_seconds = plain_seconds
+        self._tally = Tally()
+        self._live: Live | None = None
+        self._began = self._said = time.monotonic()
+
+    def handle(self, record: Record) -> None:
+        """Show one record."""
+        self._tally.add(record)
+        match record:
+            case RunStarted():
+                self._start()
+            case CaseFinished():
+                self._case_finished()
+            case Finding():
+                self._print_finding(record)
+            case RunFinished():
+                self.close()
+                print_outcome(self._console, self._tally)
+
+    def close(self) -> None:
+        """Give the terminal back. A second call does nothing."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _start(self) -> None:
+        self._began = self._said = time.monotonic()
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._live = Live(console=self._console, get_renderable=self._picture, transient=True)
+            self._live.start()
+        else:
+            started = self._tally.started
+            sizes = ", ".join(map(str, started.world_sizes)) if started else ""
+            names = ", ".join(map(one_line, self._tally.implementations))
+            self._say(f"{self._tally.planned} cases of {names} on {sizes} ranks")
+
+    def _case_finished(self) -> None:
+        now = time.monotonic()
+        if self._live is None and now - self._said >= self._plain_seconds:
+            self._said = now
+            self._say(self._status())
+
+    def _print_finding(self, finding: Finding) -> None:
+        print_finding(self._console, finding)
+
+    def _say(self, line: str) -> None:
+        self._console.print(Text(line))
+
+    def _picture(self) -> Group:
+        return Group(matrix(self._tally), Text(self._status(), style="dim"))
+
+    def _status(self) -> str:
+        """`"120 of 1200 cases, 3.4 per second, about 5 min left, 2 findings"`."""
+        done, planned = self._tally.cases, self._tally.planned
+        parts = [f"{done} of {planned} cases"]
+        rate = done / max(time.monotonic() - self._began, 1e-9)
+        if done:
+            parts += [f"{rate:.1f} per second", f"{duration((planned - done) / rate)} left"]
+        found = len(self._tally.findings)
+        if found:
+            parts.append(f"{found} finding{'s' if found != 1 else ''}")
+        return ", ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """`"40 s"`, `"about 5 min"`, `"about 2 h"`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"about {seconds / 60:.0f} min"
+    return f"about {seconds / 3600:.0f} h"
+
+
+def matrix(counted: Tally) -> Table:
+    """Obligations down, implementations across."""
+    table = Table(show_edge=False, pad_edge=False)
+    table.add_column("obligation", no_wrap=True)
+    for name in counted.implementations:
+        table.add_column(Text(one_line(name)), overflow="fold")
+    for obligation in counted.obligations:
+        cells = [i.cells[obligation] for i in counted.implementations.values()]
+        table.add_row(Text(obligation), *(_cell(cell) for cell in cells))
+    return table
+
+
+def _cell(cell: Cell) -> Text:
+    if not cell.counts:
+        return Text("")
+    if cell.status in FAILING:
+        return Text(cell_text(cell), style="bold red")
+    return Text(cell_text(cell), style="green" if cell.status == "holds" else "dim")
+
+
+def print_finding(console: Console, finding: Finding) -> None:
+    """One finding, its title in red."""
+    title, *rest = finding_lines(finding)
+    console.print(Text(title, style="bold red"))
+    for line in rest:
+        console.print(Text(line))
+    console.print()
+
+
+def print_outcome(console: Console, counted: Tally) -> None:
+    """The final matrix, and why the run fails or that it does not."""
+    if console.is_terminal:
+        console.print(matrix(counted))
+    else:
+        rows = [
+            [
+                obligation,
+                *(cell_text(i.cells[obligation]) for i in counted.implementations.values()),
+            ]
+            for obligation in counted.obligations
+        ]
+        headers = ["obligation", *map(one_line, counted.implementations)]
+        console.print(Text(str(tabulate(rows, headers, "simple", disable_numparse=True))))
+    console.print()
+    for reason in why(counted):
+        console.print(Text(one_line(reason), style="red"))
+    if not counted.complete:
+        line = f"interrupted after {counted.cases} of {counted.planned} cases"
+        console.print(Text(line, style="yellow"))
+    elif not why(counted):
+        line = f"all obligations hold in {counted.cases} cases"
+        console.print(Text(line, style="bold green"))

@@ -1,0 +1,156 @@
+"""How a finding reads: on the console, in Markdown, in JUnit and in pytest, the same words."""
+
+from __future__ import annotations
+
+import shlex
+
+from ..judge.verdict import TITLES, Status, Violation
+from ..run.records import Finding
+from ..run.tally import FAILING, Cell
+
+_LABEL_WIDTH = 12
+_SHOWN = 3
+"""Names that are spelled out before the rest is counted."""
+
+
+def printable(text: str) -> str:
+    """`text` without what could move a cursor, end an XML document or hide itself.
+
+    Newlines and tabs stay; every other character that cannot be printed becomes its escape.
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape", "backslashreplace").decode("ascii")
+
+
+def one_line(text: str) -> str:
+    """`text` in one line of printable characters."""
+    return " ".join(printable(text).split())
+
+
+def finding_title(finding: Finding) -> str:
+    """`"VIOLATED zero2: the gradient is ..."`."""
+    return (
+        f"{finding.status.upper()}  {one_line(finding.implementation)}: {one_line(finding.title)}"
+    )
+
+
+def finding_lines(finding: Finding) -> list[str]:
+    """The finding for people, without markup and without control characters."""
+    lines = [finding_title(finding)]
+    if finding.violation is not None:
+        lines += _violation_lines(finding.violation, title=finding.title)
+    causes = finding.causes or (finding.violation.causes if finding.violation else ())
+    if finding.status == "violated":
+        lines += _row("cause", _causes(causes))
+    if finding.reason:
+        lines += _row("reason", finding.reason)
+    if finding.tries:
+        lines += _row(
+            "reproduced", f"{finding.confirmed} of {finding.tries} times in fresh rank processes"
+        )
+    replay = replay_line(finding)
+    if replay:
+        lines += _row("replay", replay)
+    return lines
+
+
+def finding_text(finding: Finding) -> str:
+    """`finding_lines` as one text."""
+    return "\n".join(finding_lines(finding))
+
+
+def replay_line(finding: Finding) -> str:
+    """The command that replays the finding, or an empty text if no case file was written.
+
+    A user's implementation is named again, since `replay` imports no code that only a file names.
+    """
+    if not finding.case_file:
+        return ""
+    command = ["zerocheck", "replay", finding.case_file]
+    if ":" in finding.implementation:
+        command += ["--implementation", finding.implementation]
+    return shlex.join(command)
+
+
+def _violation_lines(violation: Violation, *, title: str) -> list[str]:
+    lines = _row("obligation", f"{violation.obligation}: {TITLES[violation.obligation]}")
+    if violation.explanation != title:
+        lines += _row("what", violation.explanation)
+    lines += _row("where", _where(violation))
+    if violation.tensors:
+        lines += _row("tensors", _some(violation.tensors))
+    if violation.observed is not None or violation.expected is not None:
+        lines += _row("element", _element(violation))
+    if violation.total:
+        lines += _row("wrong", f"{violation.wrong} of {violation.total} elements")
+    if violation.mild:
+        lines += _row("mild", "only what is reported is wrong; the parameters are right")
+    return lines
+
+
+def _where(violation: Violation) -> str:
+    step = "before the first step" if violation.step < 0 else f"step {violation.step}"
+    ranks = violation.ranks
+    parts = [step, f"role {violation.role}" if violation.role else ""]
+    if ranks:
+        parts.append(f"rank{'s' if len(ranks) > 1 else ''} {_some([str(rank) for rank in ranks])}")
+    return ", ".join(part for part in parts if part)
+
+
+def _element(violation: Violation) -> str:
+    place = f"[{', '.join(map(str, violation.element))}]: " if violation.element else ""
+    parts = [
+        f"{label} {number(value)}"
+        for label, value in (
+            ("observed", violation.observed),
+            ("expected", violation.expected),
+            ("bound", violation.bound),
+        )
+        if value is not None
+    ]
+    if violation.ratio is not None:
+        parts.append(f"{number(violation.ratio, digits=3)} times the bound")
+    return place + ", ".join(parts)
+
+
+def _causes(causes: tuple[str, ...]) -> str:
+    if not causes:
+        return "not known: no known bug explains it"
+    if len(causes) == 1:
+        return causes[0]
+    return f"one of: {'; '.join(causes)} (the cases that failed do not tell them apart)"
+
+
+def _some(names: tuple[str, ...] | list[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    more = len(names) - _SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _row(label: str, text: str) -> list[str]:
+    """`  label       text`, further lines of the text below the first."""
+    lines = [line.rstrip() for line in printable(text).split("\n") if line.strip()] or [""]
+    gap = " " * (_LABEL_WIDTH + 2)
+    first = f"  {label:<{_LABEL_WIDTH}}{lines[0]}"
+    return [first.rstrip(), *(gap + line for line in lines[1:])]
+
+
+def number(value: float, *, digits: int = 9) -> str:
+    """A number as people read it; 9 digits tell all float32 values apart."""
+    return f"{value:.{digits}g}"
+
+
+def cell_text(cell: Cell) -> str:
+    """`46 hold`, `3 violated of 46`, `– not exercised`, `all 46 unsupported`."""
+    status: Status = cell.status
+    if status in FAILING:
+        parts = [f"{cell.counts[s]} {s}" for s in FAILING if cell.counts[s]]
+        return f"{', '.join(parts)} of {cell.checked}"
+    if status == "holds":
+        return f"{cell.counts['holds']} hold{'s' if cell.counts['holds'] == 1 else ''}"
+    if status == "unsupported" and not cell.counts["not exercised"]:
+        return f"all {cell.counts['unsupported']} unsupported"
+    return "– not exercised"

@@ -1,0 +1,50 @@
+"""Writes every report format into one directory."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from ..errors import UsageError
+from ..run.records import Record
+from ..run.tally import Tally, tally
+from . import json_report, junit, markdown
+
+FORMATS: dict[str, Callable[[Tally], str]] = {
+    "report.json": json_report.render,
+    "report.md": markdown.render,
+    "junit.xml": junit.render,
+}
+"""File name of each format, and what renders it."""
+
+
+def write_reports(records: Iterable[Record], directory: Path) -> list[Path]:
+    """Write all formats, each one whole or not at all. Returns the files.
+
+    Raises UsageError if the directory cannot be written.
+    """
+    counted = tally(records)
+    written = []
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, render in FORMATS.items():
+            written.append(directory / name)
+            _replace(directory / name, render(counted))
+    except OSError as error:
+        raise UsageError(f"cannot write to {directory}: {error.strerror}") from error
+    return written
+
+
+def _replace(path: Path, text: str) -> None:
+    """Put `text` where `path` is, in one move: a reader sees the old file or the new one."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,58 @@
+"""Case files: what a finding leaves behind for `zerocheck replay`. Plain JSON, no code."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from ..case.codec import from_plain, parse
+from ..case.validity import check
+from ..errors import UsageError
+from .records import CaseFile
+
+FORMAT = 1
+"""Version of the case file; the case in it has its own."""
+
+LARGEST = 16 << 20
+"""Bytes; a case file is a few kilobytes."""
+
+
+def write(folder: Path, name: str, case_file: CaseFile) -> Path:
+    """Write folder/name.json atomically, without overwriting another finding's; returns it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    data = msgspec.json.format(msgspec.json.encode(case_file), indent=2)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_bytes(data + b"\n")
+    os.replace(temporary, path)
+    return path
+
+
+def read(path: Path) -> CaseFile:
+    """The case file, validated.
+
+    Raises UsageError, with what is wrong where, for a file that is missing, truncated, of another
+    format version, or asks for the impossible.
+    """
+    try:
+        if path.stat().st_size > LARGEST:
+            raise UsageError(f"{path} is larger than {LARGEST >> 20} MiB; it is not a case file")
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    raw = parse(data, source=str(path))
+    if not isinstance(raw, dict) or "case" not in raw:
+        raise UsageError(f"{path} is not a case file: it has no field 'case'")
+    version = raw.get("format", FORMAT)
+    if version != FORMAT:
+        raise UsageError(
+            f"{path} has case file format {version!r}; this zerocheck knows format {FORMAT}"
+        )
+    case = from_plain(raw["case"], source=f"the case in {path}")
+    check(case)
+    try:
+        return msgspec.convert(raw, CaseFile)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{path} is not a case file: {error}") from None

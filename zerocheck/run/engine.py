@@ -1,0 +1,209 @@
+"""The engine: plans cases, runs and judges them, and tells its handlers what it knows."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from ..errors import UsageError
+from ..ranks.pool import Pool
+from ..ranks.torchrun import TorchrunPool
+from .casefile import write
+from .environment import environment
+from .events import Bus, Handler
+from .findings import Bug, Findings
+from .options import RunOptions
+from .plan import Planned, plan
+from .records import CaseFile, CaseFinished, Record, RunFinished, RunStarted
+from .tally import exit_code, tally, why
+from .trial import TARGET, Outcome, Ranks, Trial, describe, judged
+
+PATIENCE_S = 5.0
+"""Seconds without any sign of life after which ranks count as hung."""
+
+CONFIRMATIONS = 3
+"""Tries in fresh rank processes, until a finding is seen again."""
+
+HANGS = 3
+"""After so many hangs of an implementation its other cases are left out."""
+
+
+def run(options: RunOptions, handlers: Sequence[Handler]) -> int:
+    """Run everything; returns the exit code (0 all hold, 1 a finding or nothing checked).
+
+    Raises UsageError for an implementation that cannot be loaded. On KeyboardInterrupt the journal
+    is finished first; then it is raised again.
+    """
+    with open_ranks(options.ranks, device=options.device) as (ranks, given):
+        if ranks is None:
+            return 0
+        if given is not None:
+            options = _on_given_ranks(options, given)
+        return _Run(options, handlers, ranks).run()
+
+
+@contextmanager
+def open_ranks(kind: str, *, device: str = "cpu") -> Iterator[tuple[Ranks | None, int | None]]:
+    """(rank processes, the world size if a launcher fixed it).
+
+    No rank processes on a rank of torchrun other than 0, which has served when this returns.
+    """
+    if kind == "processes":
+        with Pool(TARGET, patience_s=PATIENCE_S) as pool:
+            yield pool, None
+        return
+    launched = TorchrunPool(TARGET, device=device)
+    with launched:
+        if launched.rank != 0:
+            launched.serve()
+            yield None, launched.world_size
+        else:
+            yield launched, launched.world_size
+
+
+def _on_given_ranks(options: RunOptions, world_size: int) -> RunOptions:
+    """The options for a launcher's ranks: all cases run on all of them."""
+    if options.world_sizes_given and options.world_sizes != (world_size,):
+        raise UsageError(
+            f"torchrun started {world_size} ranks; --world-sizes must be {world_size}, or left out"
+        )
+    return dataclasses.replace(options, world_sizes=(world_size,))
+
+
+class _Run:
+    def __init__(self, options: RunOptions, handlers: Sequence[Handler], ranks: Ranks) -> None:
+        self.options = options
+        self.ranks = ranks
+        self.records: list[Record] = []
+        self.bus = Bus((*handlers, _Collector(self.records.append)))
+        self.findings = Findings()
+        self.hangs: Counter[str] = Counter()
+        self.environment = environment()
+
+    def run(self) -> int:
+        options = self.options
+        described = {
+            name: describe(self.ranks, name, world_size=min(options.world_sizes))
+            for name in options.implementations
+        }
+        planned = plan(options, described)
+        self.started = time.perf_counter()
+        self.bus.handle(
+            RunStarted(
+                environment=self.environment,
+                implementations=options.implementations,
+                obligations=options.obligations,
+                profile=options.profile,
+                seed=options.seed,
+                world_sizes=options.world_sizes,
+                planned=len(planned),
+                started=time.time(),
+            )
+        )
+        try:
+            self._cases(planned)
+        except KeyboardInterrupt:
+            self._finish(interrupted=True)
+            raise
+        return self._finish(interrupted=False)
+
+    def _cases(self, planned: Sequence[Planned]) -> None:
+        """While one case is judged here, the ranks run the next one."""
+        waiting: tuple[int, Trial] | None = None
+        for number, item in enumerate((*planned, None)):
+            result = None
+            if waiting is not None:
+                result = waiting[1].result()
+            upcoming: tuple[int, Trial] | None = None
+            if item is not None and self.hangs[item.implementation] < HANGS:
+                upcoming = number, Trial(self.ranks, item.implementation, item.case)
+            if waiting is not None and result is not None:
+                before, trial = waiting
+                outcome = judged(trial.case, result, obligations=self.options.obligations)
+                self._finished(before, trial, outcome)
+            waiting = upcoming
+
+    def _finished(self, number: int, trial: Trial, outcome: Outcome) -> None:
+        finished = CaseFinished(
+            number=number,
+            implementation=trial.implementation,
+            case=trial.case,
+            status=outcome.status,
+            judgement=outcome.judgement,
+            reason=outcome.reason,
+            error=outcome.error,
+            seconds=outcome.seconds,
+            judge_seconds=outcome.judge_seconds,
+        )
+        self.bus.handle(finished)
+        if outcome.status == "hung":
+            self.hangs[trial.implementation] += 1
+        for bug in self.findings.add(finished):
+            self._confirm(bug)
+
+    def _confirm(self, bug: Bug) -> None:
+        """Run the case again in fresh processes: a long-lived pool could be dirty.
+
+        Collectives are traced this time, so that a crash or hang says which one each rank was in.
+        """
+        first = bug.first
+        while bug.tries < CONFIRMATIONS and bug.confirmed == 0:
+            again = Trial(
+                self.ranks, first.implementation, first.case, fresh=True,
+                trace=bug.violation is None,
+            ).outcome(obligations=self.options.obligations)
+            bug.tries += 1
+            if again.status != bug.status:
+                continue
+            if bug.violation is None:
+                bug.confirmed += 1
+                bug.first = replace(first, reason=again.reason)
+            elif again.judgement is not None and any(
+                violation.obligation == bug.violation.obligation
+                for violation in again.judgement.violations
+            ):
+                bug.confirmed += 1
+        folder = Path(self.options.report_dir) / "findings"
+        bug.case_file = str(
+            write(
+                folder,
+                bug.slug,
+                CaseFile(
+                    implementation=first.implementation,
+                    case=first.case,
+                    status=first.status,
+                    judgement=first.judgement,
+                    environment=self.environment,
+                    title=bug.finding().title,
+                ),
+            )
+        )
+
+    def _finish(self, *, interrupted: bool) -> int:
+        for bug in self.findings.bugs:
+            self.bus.handle(bug.finding())
+        tallied = tally(self.records)
+        code = exit_code(tallied)
+        self.bus.handle(
+            RunFinished(
+                outcome="interrupted" if interrupted else "done",
+                exit_code=code,
+                seconds=time.perf_counter() - self.started,
+                why=why(tallied),
+            )
+        )
+        return code
+
+
+class _Collector:
+    def __init__(self, take: Callable[[Record], None]) -> None:
+        self._take = take
+
+    def handle(self, record: Record) -> None:
+        self._take(record)

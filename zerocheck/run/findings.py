@@ -1,0 +1,141 @@
+"""From failing cases to findings: one bug is one finding."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ..judge.verdict import OBLIGATIONS, Obligation, Status, Violation
+from .records import CaseFinished, Finding
+
+FOLLOWS: dict[Obligation, frozenset[Obligation]] = {
+    "gradient": frozenset(("loss",)),
+    "buffers": frozenset(("loss",)),
+    "publish": frozenset(("gradient", "clip", "update")),
+    "loss": frozenset(("publish",)),
+}
+"""What can follow from what: copies differ because the gradients did, and so on."""
+
+
+@dataclass
+class Bug:
+    """All failing cases that one bug explains.
+
+    causes: those that explain every one of them; a small world size makes causes coincide, so
+    each further case can only rule some out.
+    """
+
+    implementation: str
+    status: Status
+    violation: Violation | None
+    causes: tuple[str, ...]
+    first: CaseFinished
+    numbers: list[int] = field(default_factory=list)
+    confirmed: int = 0
+    tries: int = 0
+    case_file: str = ""
+
+    @property
+    def fingerprint(self) -> str:
+        """Implementation, obligation, role and cause; no numbers."""
+        parts = [self.implementation]
+        if self.violation is None:
+            parts += [self.status, self.first.error]
+        else:
+            parts += [self.violation.obligation, self.violation.role, "+".join(self.causes)]
+        return " / ".join(part for part in parts if part)
+
+    @property
+    def slug(self) -> str:
+        """The fingerprint as a file name."""
+        return re.sub(r"[^a-z0-9]+", "-", self.fingerprint.lower()).strip("-")[:100]
+
+    def finding(self) -> Finding:
+        """The record of this bug as it is known now."""
+        return Finding(
+            fingerprint=self.fingerprint,
+            implementation=self.implementation,
+            status=self.status,
+            title=_title(self),
+            case_number=self.first.number,
+            obligation=None if self.violation is None else self.violation.obligation,
+            violation=self.violation,
+            causes=self.causes,
+            reason=self.first.reason,
+            confirmed=self.confirmed,
+            tries=self.tries,
+            case_file=self.case_file,
+        )
+
+
+class Findings:
+    """Collects failing cases; `add` returns the bugs that are new."""
+
+    def __init__(self) -> None:
+        self.bugs: list[Bug] = []
+
+    def add(self, finished: CaseFinished) -> list[Bug]:
+        """Take one case. A case that holds, or is unsupported, changes nothing."""
+        if finished.status in ("crashed", "hung"):
+            return self._merge(finished, finished.status, None)
+        if finished.judgement is None:
+            return []
+        new: list[Bug] = []
+        for violation in independent(finished.judgement.violations):
+            new += self._merge(finished, "violated", violation)
+        return new
+
+    def _merge(
+        self, finished: CaseFinished, status: Status, violation: Violation | None
+    ) -> list[Bug]:
+        causes = () if violation is None else violation.causes
+        for bug in self.bugs:
+            if _same_kind(bug, finished, status, violation):
+                common = tuple(cause for cause in bug.causes if cause in causes)
+                if common or not (bug.causes or causes):
+                    bug.causes = common
+                    bug.numbers.append(finished.number)
+                    return []
+        bug = Bug(finished.implementation, status, violation, causes, finished, [finished.number])
+        self.bugs.append(bug)
+        return [bug]
+
+
+def independent(violations: Sequence[Violation]) -> list[Violation]:
+    """Violations that do not merely follow from another one, the first step first."""
+    ordered = sorted(violations, key=lambda v: (v.step, v.mild, OBLIGATIONS.index(v.obligation)))
+    kept: list[Violation] = []
+    for violation in ordered:
+        sources = FOLLOWS.get(violation.obligation, frozenset())
+        if not any(other.obligation in sources and not other.mild for other in kept):
+            kept.append(violation)
+    return kept
+
+
+def from_cases(cases: Iterable[CaseFinished]) -> list[Finding]:
+    """The findings of a journal that ended before its findings were written."""
+    findings = Findings()
+    for case in cases:
+        findings.add(case)
+    return [bug.finding() for bug in findings.bugs]
+
+
+def _same_kind(
+    bug: Bug, finished: CaseFinished, status: Status, violation: Violation | None
+) -> bool:
+    if bug.implementation != finished.implementation or bug.status != status:
+        return False
+    if violation is None or bug.violation is None:
+        return violation is bug.violation and bug.first.error == finished.error
+    return (bug.violation.obligation, bug.violation.role) == (violation.obligation, violation.role)
+
+
+def _title(bug: Bug) -> str:
+    if bug.violation is not None:
+        return bug.violation.explanation
+    return {
+        "crashed": f"the ranks crashed: {bug.first.error}" if bug.first.error else
+        "the ranks crashed",
+        "hung": "the ranks hung",
+    }[bug.status]

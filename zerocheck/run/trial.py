@@ -1,0 +1,150 @@
+"""One case, run on rank processes and judged."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+import torch
+
+from ..case.schema import Case
+from ..drive.observation import Described, Job, RankSeen, Recorded
+from ..errors import HarnessError, UsageError
+from ..judge.case import judge
+from ..judge.verdict import Judgement, Obligation, Status
+from ..ranks.result import JobResult
+from ..ranks.slot import Slot
+
+TARGET = "zerocheck.drive.rank:run"
+"""What rank processes run."""
+
+
+class Ranks(Protocol):
+    """Rank processes, wherever they live."""
+
+    def submit(self, world_size: int, payload: bytes, *, fresh: bool = False) -> Any: ...
+    def wait(self, pending: Any) -> JobResult: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of a case. Fields as in CaseFinished."""
+
+    status: Status
+    judgement: Judgement | None = None
+    reason: str = ""
+    error: str = ""
+    seconds: float = 0.0
+    judge_seconds: float = 0.0
+
+
+class Trial:
+    """A case under way. Create it to submit, call `outcome` to wait and judge."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        implementation: str,
+        case: Case,
+        *,
+        fresh: bool = False,
+        trace: bool = False,
+    ) -> None:
+        self.implementation = implementation
+        self.case = case
+        self._ranks = ranks
+        job = Job(implementation=implementation, case=case, trace=trace)
+        self._pending = ranks.submit(case.world_size, msgspec.msgpack.encode(job), fresh=fresh)
+
+    def result(self) -> JobResult:
+        """Wait for the ranks. Afterwards the next trial may be submitted, then `judged` called."""
+        return self._ranks.wait(self._pending)
+
+    def outcome(
+        self, *, obligations: Collection[Obligation] | None = None, digest: bool = False
+    ) -> Outcome:
+        """Wait and judge."""
+        return judged(self.case, self.result(), obligations=obligations, digest=digest)
+
+
+def judged(
+    case: Case,
+    result: JobResult,
+    *,
+    obligations: Collection[Obligation] | None = None,
+    digest: bool = False,
+) -> Outcome:
+    """The verdict on what the ranks did. Gives their arenas back."""
+    try:
+        if result.outcome != "finished" or None in result.payloads:
+            return _broken(result)
+        seen = [msgspec.msgpack.decode(p, type=RankSeen) for p in result.payloads if p is not None]
+        if seen[0].unsupported is not None:
+            return Outcome(status="unsupported", reason=seen[0].unsupported)
+        started = time.perf_counter()
+
+        def fetch(rank: int, record: Recorded) -> torch.Tensor:
+            arena = result.arenas[rank]
+            assert arena is not None
+            return arena.tensor(Slot(record.offset, record.numel, record.dtype))
+
+        judgement = judge(case, seen, fetch, digest=digest)
+        if obligations is not None:
+            judgement = _only(judgement, obligations)
+        spent = time.perf_counter() - started
+        return Outcome(
+            status="violated" if judgement.violations else "holds",
+            judgement=judgement,
+            seconds=result.duration_s + spent,
+            judge_seconds=spent,
+        )
+    finally:
+        result.release()
+
+
+def describe(ranks: Ranks, implementation: str, *, world_size: int = 1) -> Described:
+    """What an implementation declares, read in a rank process: it runs the user's code.
+
+    Raises UsageError if it cannot be loaded.
+    """
+    job = msgspec.msgpack.encode(Job(implementation=implementation))
+    result = ranks.wait(ranks.submit(world_size, job))
+    try:
+        payload = result.payloads[0]
+        if payload is None:
+            raise UsageError(
+                f"loading {implementation} ended the process that tried it: "
+                f"{result.summary(stacks=True)}"
+            )
+        described = msgspec.msgpack.decode(payload, type=Described)
+    finally:
+        result.release()
+    if described.error:
+        raise UsageError(described.error)
+    return described
+
+
+def _broken(result: JobResult) -> Outcome:
+    status: Status = "hung" if result.outcome == "hung" else "crashed"
+    error = ""
+    if result.first_failed is not None:
+        stood = result.stood[result.first_failed]
+        error = stood.type_name or stood.signal_name or f"exit code {stood.exit_code}"
+    if status == "crashed" and not error and result.outcome == "finished":
+        raise HarnessError(f"a rank gave no reply: {result.summary()}")
+    return Outcome(
+        status=status, reason=result.summary(), error=error, seconds=result.duration_s
+    )
+
+
+def _only(judgement: Judgement, obligations: Collection[Obligation]) -> Judgement:
+    return msgspec.structs.replace(
+        judgement,
+        statuses={o: s for o, s in judgement.statuses.items() if o in obligations},
+        share={o: s for o, s in judgement.share.items() if o in obligations},
+        violations=tuple(v for v in judgement.violations if v.obligation in obligations),
+    )
