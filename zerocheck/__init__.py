@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .contract.build import Built as Built
     from .contract.build import BuiltImplementation as BuiltImplementation
-    from .contract.groups import adamw_options as adamw_options
     from .contract.groups import groups as groups
     from .contract.implementation import Implementation as Implementation
     from .contract.implementation import Microbatch as Microbatch
@@ -35,7 +34,6 @@ _WHERE = {
     "StepReport": "contract.implementation",
     "Unsupported": "errors",
     "UsageError": "errors",
-    "adamw_options": "contract.groups",
     "groups": "contract.groups",
     "parametrize_with_checks": "testing",
 }

@@ -25,6 +25,14 @@ _report_dir = click.option(
     show_default=True,
     help="Where the journal, the reports and the cases to replay are written.",
 )
+_ranks = click.option(
+    "--ranks",
+    metavar="KIND",
+    default="processes",
+    show_default=True,
+    help="processes: started here; torchrun: given by the launcher.",
+)
+_device = click.option("--device", metavar="NAME", default="cpu", show_default=True, help="cpu.")
 
 
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
@@ -63,14 +71,8 @@ def main() -> None:
     multiple=True,
     help="Only cases that have this feature. Give it again for several.",
 )
-@click.option(
-    "--ranks",
-    metavar="KIND",
-    default="processes",
-    show_default=True,
-    help="processes: started here; torchrun: given by the launcher.",
-)
-@click.option("--device", metavar="NAME", default="cpu", show_default=True, help="cpu.")
+@_ranks
+@_device
 @_report_dir
 def run(
     implementations: tuple[str, ...],
@@ -146,18 +148,34 @@ def _note(text: str) -> None:
     metavar="NAME",
     help="Run the case on this one. Needed for code that only the file names.",
 )
-@_report_dir
-def replay(case: Path, implementation: str | None, report_dir: Path) -> int:
-    """Run one case again, as a finding names it."""
+@_ranks
+@_device
+def replay(case: Path, implementation: str | None, ranks: str, device: str) -> int:
+    """Run one case again, as a finding names it. Exits with 1 if it fails again."""
+    from rich.console import Console
+    from rich.text import Text
+
     from .catalogue import check_spelling
+    from .report.progress import print_finding
+    from .report.text import failures_of, printable
+    from .run.options import check_device, check_ranks
 
     if implementation is not None:
         check_spelling(implementation)
+    check_ranks(ranks)
+    check_device(device)
     if not case.is_file():
         raise UsageError(f"there is no file {str(case)!r}")
-    from .run.replay import replay as replay_case
+    from .run import replay as replaying
 
-    return replay_case(case, implementation=implementation, report_dir=report_dir)
+    replayed = replaying.replay(case, implementation=implementation, ranks=ranks, device=device)
+    if replayed is None:
+        return 0  # not rank 0 of torchrun
+    console = Console(highlight=False, soft_wrap=True)
+    for failure in failures_of(replayed.finished):
+        print_finding(console, failure)
+    console.print(Text(printable(replayed.verdict)))
+    return replayed.exit_code
 
 
 @main.command()

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from . import __version__
-from .errors import UsageError, unknown
+from .errors import HarnessError, UsageError, unknown
 
 USAGE, HARNESS, INTERRUPTED = 2, 3, 130
 
@@ -58,7 +58,7 @@ def _say(message: str, code: int) -> int:
 
 
 def _harness_failed(error: Exception, args: list[str]) -> int:
-    what = f"{type(error).__name__}: {error}".strip().rstrip(":")
+    what = str(error) if isinstance(error, HarnessError) else f"{type(error).__name__}: {error}"
     where = _write_traceback(error, args)
     return _say(
         f"zerocheck itself failed: {what}\n  the traceback is in {where}; please report it", HARNESS

@@ -6,9 +6,9 @@ import os
 import pickle
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from zerocheck.case.schema import Case
 from zerocheck.contract import Implementation, Microbatch, Shard, Step
 from zerocheck.contract.groups import learning_rates
+from zerocheck.errors import Unsupported
 from zerocheck.models.batches import batch, loss_of
 from zerocheck.models.network import build_model
 from zerocheck.models.start import initial_state
@@ -71,7 +72,11 @@ def _live(rank: int, world_size: int, folder: Path, function: Any, given: Any) -
     try:
         torch.set_num_threads(1)
         dist.init_process_group(
-            "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world_size
+            "gloo",
+            init_method=f"file://{folder}/meet",
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=60),
         )
         mesh = init_device_mesh("cpu", (world_size,))
         answer = (True, function(mesh, *given))
@@ -123,7 +128,10 @@ def observe(mesh: DeviceMesh, kind: type[Implementation], case: Case) -> Seen | 
         return reason
     model = build_model(case)
     state = initial_state(case, model)
-    implementation = kind(model, case, mesh)
+    try:
+        implementation = kind(model, case, mesh)
+    except Unsupported as refusal:
+        return str(refusal)
     if state is not None:
         implementation.restore(state)
     seen = Seen(copied(implementation))
@@ -145,28 +153,6 @@ def observe_all(
     """Run many cases in one life of the ranks, on memory that is poisoned with NaN."""
     with poisoned():
         return [observe(mesh, kind, case) for kind, case in jobs]
-
-
-@contextmanager
-def poisoned() -> Iterator[None]:
-    """Fresh memory is NaN: from torch.empty, and from a storage that grows."""
-    grow = torch.UntypedStorage.resize_
-
-    def resize(self: torch.UntypedStorage, size: int) -> Any:
-        before = self.nbytes()
-        result = grow(self, size)
-        if size > before:
-            torch.empty(0, dtype=torch.uint8).set_(self)[before:].fill_(0xFF)  # type: ignore[call-overload]
-        return result
-
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        torch.UntypedStorage.resize_ = grow  # type: ignore[method-assign]
-        torch.use_deterministic_algorithms(False)
 
 
 def assembled(views: list[list[View]], role: str) -> dict[str, torch.Tensor | None]:

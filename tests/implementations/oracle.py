@@ -7,7 +7,7 @@ import math
 import torch
 
 from zerocheck.case.schema import Case
-from zerocheck.contract import adamw_options, grouped
+from zerocheck.contract import grouped
 from zerocheck.contract.groups import learning_rates
 from zerocheck.contract.semantics import Semantics
 from zerocheck.models.network import build_model
@@ -110,7 +110,7 @@ def _check_update(
     whole = {name: tensor.clone() for name, tensor in parameters.items() if name in gradient}
     for name, tensor in whole.items():
         tensor.grad = gradient[name]
-    optimizer = torch.optim.AdamW(grouped(case, whole.items()), **adamw_options(case))
+    optimizer = torch.optim.AdamW(grouped(case, whole.items()))
     for group, rate in zip(optimizer.param_groups, learning_rates(case, index), strict=True):
         group["lr"] = rate
     steps = _steps(before)

@@ -12,14 +12,17 @@ import pytest
 sys.path.insert(0, os.path.dirname(__file__))
 
 from zerocheck.ranks import JobResult, Pool
+from zerocheck.ranks.cores import Cores
 
 TARGET = "ranks_targets:run"
 Ask = Callable[..., JobResult]
 
 
 @pytest.fixture(scope="session")
-def shared_pool() -> Iterator[Pool]:
-    with Pool(TARGET, patience_s=1.0, grace_s=0.4) as pool:
+def shared_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    # Times are asserted here, so it does not queue behind other runs on the machine.
+    cores = Cores(directory=str(tmp_path_factory.mktemp("cores")))
+    with Pool(TARGET, patience_s=1.0, grace_s=0.4, cores=cores) as pool:
         yield pool
 
 

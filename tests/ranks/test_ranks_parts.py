@@ -137,7 +137,7 @@ class TestArena:
 
     @pytest.mark.parametrize("slot", [Slot(0, 5, "float32"), Slot(-8, 1, "int8"), Slot(0, 1, "x")])
     def test_a_slot_outside_is_refused(self, slot: Slot) -> None:
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match=r"outside of the arena|no such dtype"):
             ArenaView(bytearray(16)).tensor(slot)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import time
@@ -114,6 +115,7 @@ def test_as_many_payloads_as_ranks(shared_pool: Pool) -> None:
 
 def test_nothing_grows_over_200_jobs(ask: Ask, shared_pool: Pool) -> None:
     def count() -> tuple[object, ...]:
+        gc.collect()  # mappings of teams that are gone
         processes = [psutil.Process(), psutil.Process(shared_pool.zygote_pid)]
         processes += [psutil.Process(pid) for pid in shared_pool.rank_pids[2]]
         return len(shared_pool.rank_pids), [(p.num_fds(), p.num_threads()) for p in processes]
@@ -178,5 +180,5 @@ def test_a_target_that_cannot_be_loaded() -> None:
         pytest.raises(HarnessError, match=r"(?s)its imports failed.*no attribute 'no_such'"),
     ):
         pool.wait(pool.submit(1, b""))
-    with pytest.raises(ValueError, match="'package.module:function', not 'nonsense'"):
+    with pytest.raises(ValueError, match="a target is written"):
         load_target("nonsense")

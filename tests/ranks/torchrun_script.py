@@ -9,9 +9,9 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.dirname(os.path.dirname(HERE)), HERE]
 
-from zerocheck.errors import UsageError
-from zerocheck.ranks import Slot, torchrun
-from zerocheck.ranks.torchrun import TorchrunPool
+from zerocheck.errors import UsageError  # noqa: E402
+from zerocheck.ranks import Slot, torchrun  # noqa: E402
+from zerocheck.ranks.torchrun import TorchrunPool  # noqa: E402
 
 
 def main(elsewhere: bool) -> None:

@@ -53,6 +53,8 @@ def test_norm_of_nothing_and_of_what_is_not_finite(p: float) -> None:
     both = [torch.tensor([math.inf]), torch.tensor(math.nan), torch.ones(2)]
     for order in (both, both[::-1]):
         assert math.isnan(gradient_norm(order, p=p).item())
+    least = torch.tensor([5e-324, -5e-324, 5e-324, 5e-324], dtype=torch.float64)
+    assert gradient_norm([least], p=p).item() == (1e-323 if p == 2.0 else 5e-324)
     mixed = [torch.tensor([3.0]), torch.tensor(4.0, dtype=torch.bfloat16)]
     assert gradient_norm(mixed, p=p).item() == (5.0 if p == 2.0 else 4.0)
 

@@ -190,6 +190,11 @@ def test_average_by_hand() -> None:
         assert out is not None and out.dtype == torch.float32 and out.item() == value
 
 
+def test_a_single_term_is_divided_in_float64_too() -> None:
+    out = average(passes_of([[1.0], [None], [None]], torch.float32), dtype=torch.float64)["w"]
+    assert out is not None and out.item() == 1 / 3
+
+
 def test_average_rounds_once_to_the_dtype_of_the_gradients() -> None:
     """1 + 2**-8 + 2**-40: in bfloat16 just above a tie, in float32 the tie itself."""
     exact = 1 + 2.0**-8 + 2.0**-40

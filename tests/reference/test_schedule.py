@@ -50,7 +50,7 @@ def test_cosine_is_that_of_torch() -> None:
 
 @pytest.mark.parametrize("make", [linear_warmup, cosine])
 def test_refusals(make: type) -> None:
-    with pytest.raises(ValueError, match="warmup is 5 .*less than total, which is 5"):
+    with pytest.raises(ValueError, match=r"warmup is 5 .*less than total, which is 5"):
         make(5, 5)
     for bad in ((-1, 5), (1.5, 5), (0, 0)):
         with pytest.raises(ValueError, match="an int of at least"):

@@ -12,7 +12,9 @@ from zerocheck.run.tally import Cell
 
 
 def test_a_finding() -> None:
-    assert finding_text(finding()) == """\
+    assert (
+        finding_text(finding())
+        == """\
 VIOLATED zero2: the reduced gradient is 4 times too large
   obligation  gradient: the reduced gradient lies in the enclosure of the declared semantics
   what        the reduced gradient is not what the declared semantics say
@@ -23,6 +25,7 @@ VIOLATED zero2: the reduced gradient is 4 times too large
   cause       x W
   reproduced  2 of 2 times in fresh rank processes
   replay      zerocheck replay zerocheck-report/findings/zero2-gradient.json"""
+    )
 
 
 def test_the_state_before_the_first_step_and_a_mild_finding() -> None:

@@ -1,7 +1,7 @@
 """The contract between zerocheck and the code under test."""
 
 from .build import Built, BuiltImplementation
-from .groups import adamw_options, grouped, groups
+from .groups import grouped, groups
 from .implementation import Implementation, Microbatch, Step, StepReport
 from .semantics import Semantics
 from .shard import Shard
@@ -15,7 +15,6 @@ __all__ = [
     "Shard",
     "Step",
     "StepReport",
-    "adamw_options",
     "grouped",
     "groups",
 ]

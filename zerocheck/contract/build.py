@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
@@ -107,7 +107,8 @@ class BuiltImplementation(Implementation):
         with torch.no_grad():
             for wrapped, parameter in self.built.model.named_parameters():
                 name = rename(wrapped)
-                _local(parameter).copy_(_part(full[name, "parameter"], self._place(name, parameter)[1]))
+                index = self._place(name, parameter)[1]
+                _local(parameter).copy_(_part(full[name, "parameter"], index))
                 if not parameter.requires_grad:
                     continue
                 entry = state[parameter]
@@ -115,7 +116,7 @@ class BuiltImplementation(Implementation):
                 for role in MOMENT_ROLES:
                     if (name, role) in full:
                         moment = torch.zeros_like(parameter)
-                        _local(moment).copy_(_part(full[name, role], self._place(name, parameter)[1]))
+                        _local(moment).copy_(_part(full[name, role], index))
                         entry[role] = moment
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -26,14 +26,14 @@ def group_of(case: Case, name: str) -> int:
     raise UsageError(f"parameter {name!r} matches no group pattern of the case ({patterns})")
 
 
-def grouped(
-    case: Case, named_tensors: Iterable[tuple[str, Any]]
-) -> list[dict[str, Any]]:
+def grouped(case: Case, named_tensors: Iterable[tuple[str, Any]]) -> list[dict[str, Any]]:
     """Parameter groups for `torch.optim.AdamW`, one per group of the case, in its order.
 
-    `named_tensors`: (name of the unwrapped model, tensor to optimize). Empty groups are kept, so
-    that group i of the optimizer is group i of the case.
+    `named_tensors`: (name of the unwrapped model, tensor to optimize). Every option of the case is
+    in the groups, so that `AdamW(groups)` needs no other. Empty groups are kept, so that group i of
+    the optimizer is group i of the case.
     """
+    optimizer = case.optimizer
     groups: list[dict[str, Any]] = [
         {
             "params": [],
@@ -41,8 +41,12 @@ def grouped(
             "betas": (group.beta1, group.beta2),
             "eps": group.eps,
             "weight_decay": group.weight_decay,
+            "amsgrad": optimizer.amsgrad,
+            "maximize": optimizer.maximize,
+            "foreach": optimizer.kernel == "foreach",
+            "fused": optimizer.kernel == "fused",
         }
-        for group in case.optimizer.groups
+        for group in optimizer.groups
     ]
     for name, tensor in named_tensors:
         groups[group_of(case, name)]["params"].append(tensor)
@@ -55,17 +59,6 @@ def groups(model: nn.Module, case: Case) -> list[dict[str, Any]]:
         case,
         ((unwrapped(name), p) for name, p in model.named_parameters() if p.requires_grad),
     )
-
-
-def adamw_options(case: Case) -> Mapping[str, Any]:
-    """The options of `torch.optim.AdamW` that hold for all groups of the case."""
-    kernel = case.optimizer.kernel
-    return {
-        "amsgrad": case.optimizer.amsgrad,
-        "maximize": case.optimizer.maximize,
-        "foreach": kernel == "foreach",
-        "fused": kernel == "fused",
-    }
 
 
 def learning_rates(case: Case, index: int) -> list[float]:

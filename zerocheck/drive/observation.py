@@ -55,14 +55,16 @@ class Recorded(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepSeen(msgspec.Struct, frozen=True, array_like=True):
-    """Losses per microbatch (fp32 values), what the implementation reported, and the places of the
-    parameters that forward read: {name: address modulo 64}, where it is not 0."""
+    """Losses per microbatch (fp32 values), what the implementation reported, and how it ran the
+    model: misaligned: {parameter: address modulo 64} where it is not 0; passed_through: modules
+    whose inputs go through one more autograd node."""
 
     losses: tuple[float, ...]
     grad_norm: float | None = None
     skipped: bool = False
     loss_scale: float = 1.0
     misaligned: dict[str, int] = {}
+    passed_through: tuple[str, ...] = ()
     reported: bool = True
     """False for the last forward and backward, which the harness ends before its update."""
 

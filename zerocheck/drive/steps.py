@@ -19,7 +19,7 @@ from ..contract.implementation import Implementation, Microbatch, Moment, Step, 
 from ..models.batches import batch, loss_of
 from ..models.network import build_model
 from ..models.start import initial_state
-from .alignment import AlignmentProbe
+from .fidelity import ForwardProbe
 from .observation import RankSeen, StepSeen
 from .poison import poisoned
 from .recorder import GRADIENT_ROLES, STATE_ROLES, Recorder
@@ -96,10 +96,10 @@ class Driver:
             restored=self._restored,
         )
 
-    def _built(self) -> tuple[Implementation, AlignmentProbe]:
+    def _built(self) -> tuple[Implementation, ForwardProbe]:
         case = self.case
         model = build_model(case)
-        probe = AlignmentProbe(model)
+        probe = ForwardProbe(model)
         state = self._start_state(model)
         self.progress.at(f"{self.implementation.__name__}(model, case, mesh)")
         subject = self.implementation(model, case, self.mesh)
@@ -116,13 +116,13 @@ class Driver:
         self,
         subject: Implementation,
         recorder: Recorder,
-        probe: AlignmentProbe,
+        probe: ForwardProbe,
         index: int,
         *,
         last: bool,
     ) -> StepSeen:
         losses: list[torch.Tensor] = []
-        probe.misaligned = {}
+        probe.forget()
 
         def reached(moment: Moment) -> None:
             self.progress.at(f"step {index}, {moment}")
@@ -139,14 +139,21 @@ class Driver:
             self.progress.at(f"step {index}, after the update")
             recorder.take(index, "state", subject.shards(), STATE_ROLES)
         seen = tuple(float(loss) for loss in losses)
+        passed = tuple(sorted(probe.passed_through))
         if report is None or last:
-            return StepSeen(seen, misaligned=probe.misaligned, reported=False)
+            return StepSeen(
+                seen,
+                misaligned=probe.misaligned,
+                passed_through=passed,
+                reported=False,
+            )
         return StepSeen(
             seen,
             None if report.grad_norm is None else float(report.grad_norm),
             bool(report.skipped),
             float(report.loss_scale),
             probe.misaligned,
+            passed,
         )
 
     def _step(

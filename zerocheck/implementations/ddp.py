@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from ..case.schema import Case
-from ..contract import Built, BuiltImplementation, Semantics, adamw_options, groups
+from ..contract import Built, BuiltImplementation, Semantics, groups
 from ..errors import Unsupported
 from .limits import one_axis_fp32
 
@@ -41,5 +41,5 @@ class Ddp(BuiltImplementation):
             bucket_cap_mb=case.sharding.bucket * 4 / 2**20,
             find_unused_parameters=case.model.unused,
         )
-        optimizer = torch.optim.AdamW(groups(wrapped, case), **adamw_options(case))
+        optimizer = torch.optim.AdamW(groups(wrapped, case))
         return Built(wrapped, optimizer)

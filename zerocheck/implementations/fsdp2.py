@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from ..case.schema import Case
-from ..contract import Built, BuiltImplementation, Semantics, adamw_options, groups
+from ..contract import Built, BuiltImplementation, Semantics, groups
 from ..errors import Unsupported
 from .limits import one_axis_fp32
 from .units import unit_modules
@@ -23,8 +23,10 @@ class Fsdp2(BuiltImplementation):
     """`fully_shard` on each unit of `sharding.wrap` and on the root, which stays gathered.
 
     Gradients of microbatches are accumulated unsharded and reduced once, with the last one.
-    Refused by torch, and declared here: 0-d, empty and non-contiguous parameters. A parameter that
-    is tied across units would be refused too; units.py keeps both of its users in the root.
+    Refused by torch, and declared here: 0-d, empty and non-contiguous parameters; clipping by the
+    inf-norm where a rank has an empty shard (`_foreach_norm cannot compute the infinity norm on an
+    empty tensor`, while the other ranks wait). A parameter that is tied across units would be
+    refused too; units.py keeps both of its users in the root.
     """
 
     semantics = Semantics(accumulate="local", unused="skip", buffers="local")
@@ -39,14 +41,24 @@ class Fsdp2(BuiltImplementation):
 
         Raises Unsupported for parameters that FSDP2 refuses.
         """
+        by_inf = case.training.clip is not None and case.training.norm == "inf"
         for name, parameter in model.named_parameters():
             if parameter.dim() == 0 or parameter.numel() == 0:
                 raise Unsupported(f"FSDP2 refuses 0-d and empty parameters: {name}")
             if not parameter.is_contiguous():
                 raise Unsupported(f"FSDP2 refuses non-contiguous parameters: {name}")
+            if parameter.requires_grad and by_inf and _empty_somewhere(parameter, mesh.size()):
+                raise Unsupported(f"torch has no inf-norm of the empty shard of {name}")
         reshard = case.sharding.reshard
         for module in unit_modules(model, case.sharding.wrap):
             fully_shard(module, mesh=mesh, reshard_after_forward=reshard)
         fully_shard(model, mesh=mesh, reshard_after_forward=None if reshard else False)
-        optimizer = torch.optim.AdamW(groups(model, case), **adamw_options(case))
+        optimizer = torch.optim.AdamW(groups(model, case))
         return Built(model, optimizer)
+
+
+def _empty_somewhere(parameter: torch.Tensor, world_size: int) -> bool:
+    """Cut like torch.chunk along dim 0, the last ranks get nothing: 4 rows on 3 ranks are 2 + 2."""
+    rows = parameter.shape[0]
+    most = -(-rows // world_size)
+    return -(-rows // most) < world_size

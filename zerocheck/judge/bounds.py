@@ -112,17 +112,19 @@ def scalars(
 ) -> Scalars:
     """Bias corrections 1 - beta^t at step t >= 1.
 
+    In double precision torch computes 1 - beta^t with a cancellation: 2^-53 / (1 - beta^t) relative
+    each (half of it for the second, under the root), counted twice; it matters for betas near 1.
     Single precision rounds beta to fp32 and takes powf, which adds 2 u b^t / (1 - b^t) relative for
-    each correction (half of it for the second, under the root; counted whole).
+    each correction (half of it for the second, counted whole).
     """
-    extra = 0.0
     if reading == "single":
         lr, beta1, beta2, eps, weight_decay = (
             _single(value) for value in (lr, beta1, beta2, eps, weight_decay)
         )
     correction1, correction2 = _correction(beta1, step), _correction(beta2, step)
+    extra = 2.0**-52 * (1 / correction1 + 1 / (2 * correction2))
     if reading == "single":
-        extra = 2 * U * ((1 - correction1) / correction1 + (1 - correction2) / correction2)
+        extra += 2 * U * ((1 - correction1) / correction1 + (1 - correction2) / correction2)
     return Scalars(lr, beta1, beta2, eps, weight_decay, correction1, correction2, extra)
 
 

@@ -158,7 +158,7 @@ class _CaseJudge:
             step,
             state.own,
             buffers_.entering(buffers, self.semantics),
-            [rank.misaligned for rank in self.observation.steps(step)],
+            self.observation.steps(step),
             loss_divisor=gradient_.loss_divisor(self.case, self.semantics),
         )
 

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 from zerocheck_reference import local_pass
 
 from ..case.schema import Case
-from ..drive.alignment import place
+from ..drive.fidelity import pass_through, place
+from ..drive.observation import StepSeen
 from ..drive.poison import deterministic
 from ..models.batches import batch, loss_of
 from .layout import Layout
@@ -43,21 +45,24 @@ class LocalRunner:
         self._names = [name for name, _ in model.named_parameters()]
         self._parameters = dict(model.named_parameters())
         self._buffers = dict(model.named_buffers())
+        self._modules = dict(model.named_modules())
         self._aligned: Mapping[str, int] = {}
+        self._passed: tuple[str, ...] = ()
+        self._hooks: list[RemovableHandle] = []
 
     def run(
         self,
         step: int,
         parameters: Sequence[torch.Tensor],
         buffers: Sequence[Mapping[str, torch.Tensor]],
-        misaligned: Sequence[Mapping[str, int]],
+        seen: Sequence[StepSeen],
         *,
         loss_divisor: float,
     ) -> Passes:
         """One step of all ranks.
 
         parameters[r]: the flat vector that rank r computes with; buffers[r]: its buffers before;
-        misaligned[r]: addresses modulo 64 that are not 0.
+        seen[r]: how it ran the model.
         """
         world, count = len(parameters), self.case.training.microbatches
         gradients = torch.zeros(world, count, self.layout.size)
@@ -66,7 +71,8 @@ class LocalRunner:
         after: list[dict[str, torch.Tensor]] = []
         loaded: torch.Tensor | None = None
         for rank in range(world):
-            self._align(misaligned[rank])
+            self._align(seen[rank].misaligned)
+            self._pass_through(seen[rank].passed_through)
             if loaded is not parameters[rank]:
                 self._load(parameters[rank])
                 loaded = parameters[rank]
@@ -124,6 +130,17 @@ class LocalRunner:
             if offset != parameter.data_ptr() % 64:
                 parameter.data = place(parameter.data, offset)
         self._aligned = dict(misaligned)
+
+    def _pass_through(self, names: tuple[str, ...]) -> None:
+        """Give the same modules one more autograd node: the order of additions cares."""
+        if names == self._passed:
+            return
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = [
+            self._modules[name].register_forward_pre_hook(pass_through) for name in names
+        ]
+        self._passed = names
 
 
 @contextmanager

@@ -34,7 +34,7 @@ class Conv1d(nn.Conv1d):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, length, channels) -> (batch, length, width)."""
-        return _by_position(super().forward(x.transpose(1, 2)))
+        return super().forward(x.transpose(1, 2)).transpose(1, 2)
 
 
 class LayerNorm(nn.LayerNorm):
@@ -64,7 +64,7 @@ class GroupNorm(nn.GroupNorm):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Same shape."""
-        return _by_position(super().forward(x.transpose(1, 2)))
+        return super().forward(x.transpose(1, 2)).transpose(1, 2)
 
 
 class BatchNorm1d(nn.BatchNorm1d):
@@ -80,16 +80,7 @@ class BatchNorm1d(nn.BatchNorm1d):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Same shape."""
-        return _by_position(super().forward(x.transpose(1, 2)))
-
-
-def _by_position(x: torch.Tensor) -> torch.Tensor:
-    """(batch, width, length) -> (batch, length, width), contiguous.
-
-    FSDP2 passes activations through `view_as`, which changes the stride of a dim of size 1 if the
-    tensor is transposed; later kernels choose their layout, and so their roundings, by it.
-    """
-    return x.transpose(1, 2).contiguous()
+        return super().forward(x.transpose(1, 2)).transpose(1, 2)
 
 
 @torch.no_grad()

@@ -20,6 +20,8 @@ class Flight:
     sequence: int = 0
     arena: int = 0
     sent_at: float = 0.0
+    early_deaths: int = 0
+    """Teams that died before they began it."""
     replies: dict[int, Reply] = field(default_factory=dict)
     result: JobResult | None = None
     lost: str = ""

@@ -21,6 +21,7 @@ from zerocheck.ranks.scratch import SHARED_MEMORY, Scratch
 from zerocheck.ranks.team import Team
 
 _LOOK_S = 0.2
+_EARLY_DEATHS = 3
 
 
 class Pending:
@@ -268,13 +269,17 @@ class Pool:
                     self._requeue([head])
                     continue
                 head.result = post_mortem.finished(team, head)
-                if not self._keepable(head):
-                    self._end(team)
-                elif team.dedicated:
+                if team.dedicated or not self._keepable(head):
                     self._end(team)
                 team.failing = False
                 continue
             if team.gone and team.died_early(head):
+                head.early_deaths += 1
+                if head.early_deaths > _EARLY_DEATHS:
+                    raise HarnessError(
+                        f"ranks died {head.early_deaths} times before they began a job;"
+                        f" the last output:\n{team.output(min(team.gone))}"
+                    )
                 self._end(team)
                 return
             unfinished = head.unfinished(team.gone)

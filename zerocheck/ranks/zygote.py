@@ -38,6 +38,7 @@ from zerocheck.ranks.messages import (
 )
 
 _PARENT_POLL_MS = 1000
+_LAST_WAIT_S = 2.0
 _WARM_MODULES = (
     "torch.distributed.checkpoint",
     "torch.distributed.device_mesh",
@@ -111,6 +112,12 @@ class _Zygote:
         finally:
             # Runs in the zygote alone: ranks leave by os._exit().
             self._kill(list(self._ends))
+            deadline = time.monotonic() + _LAST_WAIT_S
+            while time.monotonic() < deadline and not all(map(_ended, self._ends)):
+                time.sleep(0.002)
+            for pid in self._ends:  # not every init reaps at once
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
             for directory in self._hello.scratch:
                 shutil.rmtree(directory, ignore_errors=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from ..judge.verdict import TITLES, Status, Violation
-from ..run.records import Finding
+from ..run.records import CaseFinished, Finding
 from ..run.tally import FAILING, Cell
 
 _LABEL_WIDTH = 12
@@ -32,9 +32,7 @@ def one_line(text: str) -> str:
 
 def finding_title(finding: Finding) -> str:
     """`"VIOLATED zero2: the gradient is ..."`."""
-    return (
-        f"{finding.status.upper()}  {one_line(finding.implementation)}: {one_line(finding.title)}"
-    )
+    return one_line(f"{finding.status.upper()} {finding.implementation}: {finding.title}")
 
 
 def finding_lines(finding: Finding) -> list[str]:
@@ -60,6 +58,36 @@ def finding_lines(finding: Finding) -> list[str]:
 def finding_text(finding: Finding) -> str:
     """`finding_lines` as one text."""
     return "\n".join(finding_lines(finding))
+
+
+def failures_of(record: CaseFinished) -> list[Finding]:
+    """What is wrong in one case, each in the form of a finding; empty if all holds."""
+    violations = record.judgement.violations if record.judgement is not None else ()
+    failures = [
+        Finding(
+            fingerprint="",
+            implementation=record.implementation,
+            status="violated",
+            title=violation.explanation,
+            case_number=record.number,
+            obligation=violation.obligation,
+            violation=violation,
+            causes=violation.causes,
+        )
+        for violation in violations
+    ]
+    if record.status in ("crashed", "hung") or (record.status == "violated" and not failures):
+        failures.append(
+            Finding(
+                fingerprint="",
+                implementation=record.implementation,
+                status=record.status,
+                title=f"the ranks {record.status}{f': {record.error}' if record.error else ''}",
+                case_number=record.number,
+                reason=record.reason,
+            )
+        )
+    return failures
 
 
 def replay_line(finding: Finding) -> str:

@@ -138,6 +138,7 @@ class _Run:
             judgement=outcome.judgement,
             reason=outcome.reason,
             error=outcome.error,
+            detail=outcome.detail,
             seconds=outcome.seconds,
             judge_seconds=outcome.judge_seconds,
         )
@@ -163,13 +164,15 @@ class _Run:
                 continue
             if bug.violation is None:
                 bug.confirmed += 1
-                bug.first = replace(first, reason=again.reason)
+                bug.first = replace(first, reason=again.reason, detail=again.detail)
             elif again.judgement is not None and any(
                 violation.obligation == bug.violation.obligation
                 for violation in again.judgement.violations
             ):
                 bug.confirmed += 1
         folder = Path(self.options.report_dir) / "findings"
+        if bug.case_file:
+            Path(bug.case_file).unlink(missing_ok=True)
         bug.case_file = str(
             write(
                 folder,

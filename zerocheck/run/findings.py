@@ -44,12 +44,25 @@ class Bug:
             parts += [self.status, self.first.error]
         else:
             parts += [self.violation.obligation, self.violation.role, "+".join(self.causes)]
-        return " / ".join(part for part in parts if part)
+        return " / ".join(dict.fromkeys(part for part in parts if part))
 
     @property
     def slug(self) -> str:
         """The fingerprint as a file name."""
         return re.sub(r"[^a-z0-9]+", "-", self.fingerprint.lower()).strip("-")[:100]
+
+    def narrow(
+        self, causes: tuple[str, ...], finished: CaseFinished, violation: Violation | None
+    ) -> bool:
+        """Keep the causes that are left. A case that tells them apart becomes the one to replay;
+        True then."""
+        fewer = len(causes) < len(self.causes)
+        self.causes = causes
+        if not fewer or violation is None or violation.causes != causes:
+            return False
+        self.violation, self.first = violation, finished
+        self.confirmed = self.tries = 0
+        return True
 
     def finding(self) -> Finding:
         """The record of this bug as it is known now."""
@@ -63,6 +76,7 @@ class Bug:
             violation=self.violation,
             causes=self.causes,
             reason=self.first.reason,
+            detail=self.first.detail,
             confirmed=self.confirmed,
             tries=self.tries,
             case_file=self.case_file,
@@ -70,7 +84,7 @@ class Bug:
 
 
 class Findings:
-    """Collects failing cases; `add` returns the bugs that are new."""
+    """Collects failing cases; `add` returns the bugs that are new, or told better than before."""
 
     def __init__(self) -> None:
         self.bugs: list[Bug] = []
@@ -94,9 +108,8 @@ class Findings:
             if _same_kind(bug, finished, status, violation):
                 common = tuple(cause for cause in bug.causes if cause in causes)
                 if common or not (bug.causes or causes):
-                    bug.causes = common
                     bug.numbers.append(finished.number)
-                    return []
+                    return [bug] if bug.narrow(common, finished, violation) else []
         bug = Bug(finished.implementation, status, violation, causes, finished, [finished.number])
         self.bugs.append(bug)
         return [bug]

@@ -134,5 +134,5 @@ def _check_format(where: str, line: bytes) -> None:
     given = first.get("format", JOURNAL_FORMAT) if isinstance(first, dict) else JOURNAL_FORMAT
     if given != JOURNAL_FORMAT:
         raise UsageError(
-            f"{where}: journal format {given!r}; this zerocheck reads {JOURNAL_FORMAT}"
+            f"{where}: journal format {given!r}; this zerocheck reads format {JOURNAL_FORMAT}"
         )

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from ..case.features import FEATURES
 from ..case.schema import MAX_WORLD_SIZE
 from ..catalogue import BUILT_IN, check_spelling
-from ..errors import UsageError, unknown
+from ..errors import UsageError, did_you_mean, unknown
 from ..judge.verdict import OBLIGATIONS, Obligation
 from .profiles import PROFILES
 
@@ -52,14 +52,15 @@ class RunOptions:
             raise unknown("profile", self.profile, PROFILES)
         for name in self.features:
             if name not in FEATURES:
-                raise unknown("feature", name, FEATURES)
+                raise UsageError(
+                    f"unknown feature {name!r}{did_you_mean(name, FEATURES)}; "
+                    "`zerocheck list` shows all"
+                )
         for obligation in self.obligations:
             if obligation not in OBLIGATIONS:
                 raise unknown("obligation", obligation, OBLIGATIONS)
-        if self.ranks not in RANKS:
-            raise unknown("kind of ranks", self.ranks, RANKS)
-        if self.device not in DEVICES:
-            raise unknown("device", self.device, DEVICES)
+        check_ranks(self.ranks)
+        check_device(self.device)
         for size in self.world_sizes:
             _check_integer("world size", size, 1, MAX_WORLD_SIZE)
         _check_integer("seed", self.seed, 0, SEED_LIMIT - 1)
@@ -85,6 +86,18 @@ class RunOptions:
         """Cases per implementation."""
         count = PROFILES[self.profile].cases
         return count if self.max_cases is None else min(count, self.max_cases)
+
+
+def check_ranks(given: str) -> None:
+    """Raise UsageError for a kind of ranks that there is not."""
+    if given not in RANKS:
+        raise unknown("kind of ranks", given, RANKS)
+
+
+def check_device(given: str) -> None:
+    """Raise UsageError for a device that cases do not run on."""
+    if given not in DEVICES:
+        raise unknown("device", given, DEVICES)
 
 
 def parse_world_sizes(text: str) -> tuple[int, ...]:

@@ -58,6 +58,8 @@ class CaseFinished(msgspec.Struct, frozen=True, kw_only=True, tag="case finished
     reason: str = ""
     error: str = ""
     """Exception type of a crash, for the fingerprint."""
+    detail: str = ""
+    """Tracebacks, stacks and output of the ranks of a crash or hang."""
     seconds: float = 0.0
     judge_seconds: float = 0.0
 
@@ -67,7 +69,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
 
     fingerprint: implementation, obligation, role and cause, no numbers; status: violated, crashed
     or hung; title: one plain sentence; violation: of the first failing case; case_number: which
-    that was; confirmed: how often it reproduced in fresh rank processes, of how many tries;
+    that was; reason: where each rank stood, detail: their stacks; confirmed: how often it reproduced in fresh rank processes, of how many tries;
     causes: those that explain all failing cases seen; case_file: what `replay` takes.
     """
 
@@ -80,6 +82,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
     violation: Violation | None = None
     causes: tuple[str, ...] = ()
     reason: str = ""
+    detail: str = ""
     confirmed: int = 0
     tries: int = 0
     case_file: str = ""

@@ -38,6 +38,7 @@ class Outcome:
     judgement: Judgement | None = None
     reason: str = ""
     error: str = ""
+    detail: str = ""
     seconds: float = 0.0
     judge_seconds: float = 0.0
 
@@ -137,7 +138,11 @@ def _broken(result: JobResult) -> Outcome:
     if status == "crashed" and not error and result.outcome == "finished":
         raise HarnessError(f"a rank gave no reply: {result.summary()}")
     return Outcome(
-        status=status, reason=result.summary(), error=error, seconds=result.duration_s
+        status=status,
+        reason=result.summary(stacks=False),
+        error=error,
+        detail=result.summary(stacks=True),
+        seconds=result.duration_s,
     )
 
 

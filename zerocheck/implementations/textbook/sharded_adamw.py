@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ...case.schema import Case
-from ...contract import Shard, adamw_options, grouped
+from ...contract import Shard, grouped
 from ...contract.shard import Role
 from .partition import Piece
 
@@ -43,7 +43,7 @@ class ShardedAdamW:
         for one in self.owned:
             one.parameter.grad = one.gradient
         named = [(one.piece.name, one.parameter) for one in self.owned]
-        self.optimizer = torch.optim.AdamW(grouped(case, named), **adamw_options(case))
+        self.optimizer = torch.optim.AdamW(grouped(case, named))
 
     def clip(self, max_norm: float, norm_type: float) -> float:
         """Scale the gradient in place by min(1, max_norm / (norm + 1e-6)); return the total norm.

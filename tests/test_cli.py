@@ -1,0 +1,267 @@
+"""The command line: what it starts, and how it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+from hand_made import VIOLATION, case, failed, held, started
+
+from zerocheck import __version__
+from zerocheck.cli import main
+from zerocheck.errors import HarnessError, UsageError
+from zerocheck.judge.verdict import Status
+from zerocheck.run.events import Handler
+from zerocheck.run.journal import Journal
+from zerocheck.run.options import RunOptions
+from zerocheck.run.records import Record
+
+Engine = Callable[[RunOptions, Sequence[Handler]], int]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def invoke(*args: str) -> Result:
+    return CliRunner().invoke(main, args)
+
+
+def with_engine(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> list[RunOptions]:
+    """Replace the engine; returns the options that it is called with."""
+    asked: list[RunOptions] = []
+
+    def run(options: RunOptions, handlers: Sequence[Handler]) -> int:
+        asked.append(options)
+        return engine(options, handlers)
+
+    monkeypatch.setattr("zerocheck.run.engine.run", run)
+    return asked
+
+
+def emitting(records: Sequence[Record], code: int = 0, then: BaseException | None = None) -> Engine:
+    def run(options: RunOptions, handlers: Sequence[Handler]) -> int:
+        for record in records:
+            for handler in handlers:
+                handler.handle(record)
+        if then is not None:
+            raise then
+        return code
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ("rnu", "unknown command 'rnu'; did you mean 'run'?"),
+        ("run --profil quick", "No such option '--profil'. Did you mean '--profile'?"),
+        ("run --profile quik", "unknown profile 'quik'; did you mean 'quick'?"),
+        ("run --profile", "Option '--profile' requires an argument."),
+        ("run fsdp", "unknown implementation 'fsdp'; did you mean 'fsdp2'?"),
+        ("run my.py", "'my.py' names a file; name the class too: my.py:MyFSDP"),
+        ("run --feature tide", "unknown feature 'tide'; did you mean 'tied'?"),
+        ("run --obligations updates", "unknown obligation 'updates'; did you mean 'update'?"),
+        ("run --ranks torchrn", "unknown kind of ranks 'torchrn'; did you mean 'torchrun'?"),
+        ("run --device cuda", "unknown device 'cuda'"),
+        ("run --device cpus", "unknown device 'cpus'; did you mean 'cpu'?"),
+        ("run --world-sizes 0", "world size 0 is out of range (allowed: 1 to 1024)"),
+        ("run --world-sizes=-2", "world size -2 is out of range"),
+        ("run --world-sizes 1,two", "world size 'two' is not a whole number"),
+        ("run --world-sizes 2000", "world size 2000 is out of range"),
+        ("run --seed x", "Invalid value for '--seed': 'x' is not a valid integer."),
+        ("run --seed=-1", "seed -1 is out of range"),
+        ("run --max-cases 0", "max cases 0 is out of range"),
+        ("replay", "Missing argument 'CASE.json'."),
+        ("replay no.json", "there is no file 'no.json'"),
+        ("replay no.json --implementation zero4", "unknown implementation 'zero4'; did you mean"),
+        ("replay x --device cuda", "unknown device 'cuda'"),
+        ("report", "Missing argument 'JOURNAL'."),
+        ("report no.ndjson", "cannot read no.ndjson: No such file or directory"),
+        ("list all", "Got unexpected extra argument (all)"),
+    ],
+)
+def test_wrong_usage(args: str, said: str, tmp_path: Path) -> None:
+    result = invoke(*args.split())
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ") and said in result.stderr
+    assert "Traceback" not in result.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_report_of_garbage(tmp_path: Path) -> None:
+    (tmp_path / "j").write_text("garbage\n")
+    result = invoke("report", "j")
+    assert result.exit_code == 2 and "error: j, line 1: not a record" in result.stderr
+
+
+def test_a_report_directory_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = invoke("run", "--report-dir", "file/below")
+    assert result.exit_code == 2 and "error: cannot write to file/below" in result.stderr
+
+
+def test_help_and_version() -> None:
+    assert invoke("--help").exit_code == 0 and "Exit codes:" in invoke("-h").stdout
+    assert invoke("run", "--help").exit_code == 0
+    assert invoke("--version").stdout == f"zerocheck, version {__version__}\n"
+    assert invoke().exit_code == 2
+
+
+def test_list() -> None:
+    result = invoke("list")
+    assert result.exit_code == 0
+    for text in ("fsdp2 ", "ownership ", "padding-idx ", "thorough "):
+        assert f"  {text}" in result.stdout
+
+
+def test_options_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = with_engine(monkeypatch, emitting(held(), 0))
+    result = invoke(
+        *[
+            "run",
+            "zero2",
+            "a.py:My",
+            "--profile",
+            "ci",
+            "--world-sizes",
+            "3,2",
+            "--seed",
+            "7",
+            "--max-cases",
+            "5",
+        ],
+        *[
+            "--obligations",
+            "update,loss",
+            "--feature",
+            "tied",
+            "--feature",
+            "clip-tight",
+            "--report-dir",
+            "out",
+        ],
+    )
+    assert result.exit_code == 0, result.output
+    (options,) = asked
+    assert options == RunOptions(
+        implementations=("zero2", "a.py:My"),
+        profile="ci",
+        world_sizes=(3, 2),
+        seed=7,
+        max_cases=5,
+        obligations=("loss", "update"),
+        features=("tied", "clip-tight"),
+        report_dir=Path("out"),
+    )
+
+
+@pytest.mark.parametrize(("records", "code"), [(held(), 0), (failed(), 1)])
+def test_a_run_writes_all_reports(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, records: list[Record], code: int
+) -> None:
+    with_engine(monkeypatch, emitting(records, code))
+    result = invoke("run")
+    assert result.exit_code == code
+    assert {path.name for path in (tmp_path / "zerocheck-report").iterdir()} == {
+        "journal.ndjson", "report.json", "report.md", "junit.xml",
+    }  # fmt: skip
+    assert "report: zerocheck-report/report.md" in result.stdout
+    again = invoke("report", "zerocheck-report/journal.ndjson", "--report-dir", "again")
+    assert again.exit_code == code
+    for name in ("report.json", "report.md", "junit.xml"):
+        first = (tmp_path / "zerocheck-report" / name).read_bytes()
+        assert (tmp_path / "again" / name).read_bytes() == first
+    assert invoke("report", "zerocheck-report").exit_code == code
+
+
+def test_a_refusal_of_the_engine_leaves_no_journal(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with_engine(monkeypatch, emitting([], then=UsageError("a.py does not import")))
+    result = invoke("run", "a.py:My")
+    assert result.exit_code == 2 and result.stderr == "error: a.py does not import\n"
+    assert not list((tmp_path / "zerocheck-report").iterdir())
+
+
+@pytest.mark.parametrize("error", [HarnessError("the pool is gone"), ZeroDivisionError("oh")])
+def test_a_failure_of_ours(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception
+) -> None:
+    with_engine(monkeypatch, emitting([started(), case()], then=error))
+    result = invoke("run", "--report-dir", "out")
+    assert result.exit_code == 3
+    assert "zerocheck itself failed: " in result.stderr and str(error) in result.stderr
+    assert "out/harness-error.txt" in result.stderr and "Traceback" not in result.stderr
+    text = (tmp_path / "out" / "harness-error.txt").read_text()
+    assert "Traceback" in text and str(error) in text
+    assert "1 of 4 cases" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_ctrl_c_leaves_a_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with_engine(monkeypatch, emitting([started(), case()], then=KeyboardInterrupt()))
+    result = invoke("run")
+    assert result.exit_code == 130 and "interrupted" in result.stderr
+    report = (tmp_path / "zerocheck-report" / "report.md").read_text()
+    assert "did not finish: 1 of 4 cases" in report
+    again = invoke("report", "zerocheck-report")
+    assert again.exit_code == 1 and "interrupted after 1 of 4 cases" in again.stdout
+
+
+def test_report_notes_a_torn_line(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j") as journal:
+        for record in held():
+            journal.handle(record)
+    (tmp_path / "j").write_bytes((tmp_path / "j").read_bytes()[:-5])
+    result = invoke("report", "j")
+    assert result.exit_code == 1 and "line 4 is torn" in result.stderr
+
+
+def test_only_rank_0_of_torchrun_reports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def serve(options: RunOptions, handlers: Sequence[Handler]) -> int:
+        assert not handlers
+        return 0
+
+    with_engine(monkeypatch, serve)
+    monkeypatch.setenv("RANK", "1")
+    assert invoke("run", "--ranks", "torchrun").exit_code == 0
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("status", "code"), [("violated", 1), ("holds", 0)])
+def test_replay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: Status, code: int) -> None:
+    asked: list[Any] = []
+    record = case(0, status=status)
+    if status == "violated":
+        assert record.judgement is not None
+        judgement = msgspec.structs.replace(record.judgement, violations=(VIOLATION,))
+        record = msgspec.structs.replace(record, judgement=judgement)
+    replayed = SimpleNamespace(finished=record, verdict="[b]again", exit_code=code)
+
+    def note(path: Path, **given: Any) -> Any:
+        asked.append((path, given))
+        return replayed
+
+    monkeypatch.setattr("zerocheck.run.replay.replay", note)
+    (tmp_path / "case.json").touch()
+    result = invoke("replay", "case.json", "--implementation", "a.py:My")
+    assert result.exit_code == code
+    given = {"implementation": "a.py:My", "ranks": "processes", "device": "cpu"}
+    assert asked == [(Path("case.json"), given)]
+    assert ("VIOLATED zero2" in result.stdout) == (status == "violated")
+    assert result.stdout.endswith("[b]again\n")
+
+
+def test_a_closed_pipe_is_no_failure_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(*_: object, **__: object) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("zerocheck.cli._section", closed)
+    result = invoke("list")
+    assert result.exit_code == 1 and "zerocheck itself failed" not in result.output

@@ -1,0 +1,143 @@
+"""Imports run one way, and the command line starts without torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import zerocheck
+
+PACKAGE = Path(zerocheck.__file__).parent
+REFERENCE = Path(__file__).parent.parent / "reference" / "zerocheck_reference"
+
+# What each part may import of the others. It has no cycle, which a test below holds.
+ALLOWED: dict[str, set[str]] = {
+    "__init__": {"contract", "errors", "testing"},
+    "errors": set(),
+    "compat": set(),
+    "catalogue": {"errors"},
+    "case": {"errors"},
+    "models": {"case", "errors"},
+    "contract": {"models", "case", "catalogue", "compat", "errors"},
+    "implementations": {"contract", "models", "case", "compat", "errors"},
+    "faults": {"implementations", "contract", "models", "case", "compat", "errors"},
+    "drive": {"contract", "models", "case", "compat", "errors"},
+    "ranks": {"drive", "contract", "case", "compat", "errors"},
+    "judge": {"drive", "contract", "models", "case", "compat", "errors", "zerocheck_reference"},
+    "run": {
+        "judge", "ranks", "drive", "contract", "models", "case", "catalogue", "compat", "errors",
+        "zerocheck",
+    },
+    "report": {"run", "judge", "case", "errors"},
+    "pytest_plugin": set(),
+    "testing": {"pytest_plugin", "report", "run", "judge", "errors"},
+    "cli_errors": {"errors", "zerocheck"},
+    "cli": {"cli_errors", "report", "run", "judge", "case", "catalogue", "errors", "zerocheck"},
+    "__main__": {"cli"},
+}  # fmt: skip
+
+
+def part_of(path: Path) -> str:
+    """The part that a file belongs to: a folder or a single file of the package."""
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def imported(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, absolute module) of every import in a file, those within functions too."""
+    package = ["zerocheck", *path.relative_to(PACKAGE).parent.parts]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                yield node.lineno, f"{module}.{alias.name}"
+
+
+def parts_of(module: str) -> str | None:
+    """Which part an import names, or None for what is not ours."""
+    first, *rest = module.split(".")
+    if first == "zerocheck_reference":
+        return first
+    if first != "zerocheck":
+        return None
+    return rest[0] if rest and rest[0] in ALLOWED else "zerocheck"
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_run_one_way(path: Path) -> None:
+    part = part_of(path)
+    assert part in ALLOWED, f"{part} is new: say in ALLOWED what it may import"
+    wrong = [
+        f"line {line}: {part} imports {module}"
+        for line, module in imported(path)
+        if (other := parts_of(module)) is not None and other != part
+        if other not in ALLOWED[part]
+    ]
+    assert not wrong
+
+
+def test_what_is_allowed_has_no_cycle() -> None:
+    done: set[str] = set()
+
+    def visit(part: str, above: tuple[str, ...]) -> None:
+        assert part not in above, " -> ".join((*above, part))
+        if part not in done:
+            for other in ALLOWED.get(part, ()):
+                visit(other, (*above, part))
+            done.add(part)
+
+    for part in ALLOWED:
+        if part != "__init__":  # it imports on use only
+            visit(part, ())
+
+
+@pytest.mark.parametrize("path", sorted(REFERENCE.rglob("*.py")), ids=lambda path: path.name)
+def test_the_reference_imports_torch_only(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [node.module or ""]
+        for name in names:
+            top = name.split(".")[0]
+            assert top == "torch" or top in sys.stdlib_module_names, name
+            assert not name.startswith("torch.optim"), name
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import zerocheck.cli",
+        "import zerocheck.pytest_plugin",
+        "import zerocheck.testing",
+        "import zerocheck.run.options",
+        "import zerocheck.report.write",
+        "from zerocheck import UsageError, parametrize_with_checks",
+        "from zerocheck.cli import main\ntry: main(['list'])\nexcept SystemExit: pass",
+        "from zerocheck.cli import main\ntry: main(['run', '--help'])\nexcept SystemExit: pass",
+    ],
+)
+def test_starts_without_torch(code: str) -> None:
+    check = "\nimport sys; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    environment = {"PYTHONPATH": str(PACKAGE.parent)}
+    subprocess.run([sys.executable, "-c", code + check], check=True, env=environment)
+
+
+def test_every_public_name_is_there() -> None:
+    for name in zerocheck.__all__:
+        assert getattr(zerocheck, name).__name__ == name
+    assert set(zerocheck.__all__) <= set(dir(zerocheck))
+    with pytest.raises(AttributeError, match="has no attribute 'Implementations'"):
+        _ = zerocheck.Implementations  # type: ignore[attr-defined]

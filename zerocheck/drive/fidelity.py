@@ -1,0 +1,129 @@
+"""How the implementation runs the model, in what decides the last bits of a local gradient.
+
+Two things do, and the judge gives both to the reference, so that local gradients agree bit for bit:
+
+- Where a parameter lies modulo 64 bytes: BLAS takes another path for weights that are not aligned.
+- Which modules get their inputs through one more autograd node, as FSDP2 does to learn when a
+  backward ends. The gradient of an input that is used twice inside and once outside is then summed
+  as a + (b + c) instead of (a + b) + c; and `view_as` in such a node changes the stride of a dim
+  of size 1, by which later kernels choose their layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.function import BackwardCFunction
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+
+ALIGNMENT = 64
+"""Bytes; the widest vector that CPU kernels load at once."""
+
+
+class ForwardProbe:
+    """Notes `address % 64` of parameters, and modules whose inputs a hook passes through a node.
+
+    It uses torch's global forward hooks: the one before runs ahead of the model's own hooks, the
+    one after runs before FSDP's releases what it gathered. No hook is put on the user's model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        """`model` before it is wrapped: wrapping keeps the module objects."""
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        self._modules = {module: name for name, module in model.named_modules()}
+        self._parameters: dict[nn.Module, dict[str, str]] = {
+            module: {
+                attribute: names[parameter]
+                for attribute, parameter in module._parameters.items()
+                if parameter is not None
+            }
+            for module in self._modules
+        }
+        self._given: dict[nn.Module, Any] = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew, for the next step."""
+        self.misaligned: dict[str, int] = {}
+        self.passed_through: set[str] = set()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Notes while it is open."""
+        handles = (
+            register_module_forward_pre_hook(self._before),
+            register_module_forward_hook(self._after),
+        )
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._given.clear()
+
+    def _before(self, module: nn.Module, given: Any) -> None:
+        if module in self._modules:
+            self._given[module] = given
+
+    def _after(self, module: nn.Module, used: Any, _: Any) -> None:
+        name = self._modules.get(module)
+        if name is None:
+            return
+        given = self._given.pop(module, ())
+        for before, after in zip(given, used, strict=False):
+            if after is not before and isinstance(after, torch.Tensor):
+                if isinstance(after.grad_fn, BackwardCFunction):
+                    self.passed_through.add(name)
+        for attribute, parameter in self._parameters[module].items():
+            tensor = getattr(module, attribute, None)
+            if type(tensor) in _PLAIN:
+                offset = tensor.data_ptr() % ALIGNMENT
+                if offset:
+                    self.misaligned[parameter] = offset
+
+
+_PLAIN = (torch.Tensor, nn.Parameter)
+
+
+def place(tensor: torch.Tensor, offset: int) -> torch.Tensor:
+    """A copy of the tensor whose address is `offset` modulo 64. Same shape and dtype."""
+    size = tensor.element_size()
+    spare = torch.empty(tensor.numel() + 2 * ALIGNMENT // size, dtype=tensor.dtype)
+    start = ((offset - spare.data_ptr()) % ALIGNMENT) // size
+    copy = spare[start : start + tensor.numel()].view(tensor.shape)
+    return copy.copy_(tensor)
+
+
+class _PassThrough(torch.autograd.Function):
+    """Its inputs, through one autograd node, as FSDP2's own does."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return inputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return gradients
+
+
+def pass_through(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A forward pre-hook for the reference: tensors that need a gradient pass through a node."""
+    needing = [
+        position
+        for position, value in enumerate(given)
+        if isinstance(value, torch.Tensor) and value.requires_grad
+    ]
+    if not needing:
+        return given
+    passed = list(given)
+    outputs = _PassThrough.apply(*(given[position] for position in needing))  # type: ignore[no-untyped-call]
+    for position, value in zip(needing, outputs, strict=True):
+        passed[position] = value
+    return tuple(passed)
