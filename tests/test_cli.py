@@ -124,29 +124,9 @@ def test_list() -> None:
 def test_options_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = with_engine(monkeypatch, emitting(held(), 0))
     result = invoke(
-        *[
-            "run",
-            "zero2",
-            "a.py:My",
-            "--profile",
-            "ci",
-            "--world-sizes",
-            "3,2",
-            "--seed",
-            "7",
-            "--max-cases",
-            "5",
-        ],
-        *[
-            "--obligations",
-            "update,loss",
-            "--feature",
-            "tied",
-            "--feature",
-            "clip-tight",
-            "--report-dir",
-            "out",
-        ],
+        *("run", "zero2", "a.py:My", "--profile", "ci", "--world-sizes", "3,2"),
+        *("--seed", "7", "--max-cases", "5", "--obligations", "update,loss"),
+        *("--feature", "tied", "--feature", "clip-tight", "--report-dir", "out"),
     )
     assert result.exit_code == 0, result.output
     (options,) = asked

@@ -23,6 +23,8 @@ def report_directory(name: str) -> Path:
     if _directory is None:
         _directory = Path(tempfile.mkdtemp(prefix="zerocheck-"))
     directory = _directory / os.environ.get("PYTEST_XDIST_WORKER", "") / name
+    if directory.is_relative_to(Path.cwd()):
+        directory = directory.relative_to(Path.cwd())  # so that commands to replay stay short
     _reports.append(directory)
     return directory
 

@@ -79,7 +79,8 @@ CASES: dict[str, Case] = {
     "unused": _case(
         msgspec.structs.replace(MLP, unused=True), training=Training(steps=2, microbatches=2)
     ),
-    "empty_model": _case(Model(inputs=1, width=1, outputs=1)),
+    "all_frozen": _case(msgspec.structs.replace(MLP, frozen=("*",)), training=Training(clip=1.0)),
+    "one_wide": _case(Model(inputs=1, width=1, outputs=1)),
 }
 """Name to case; `mesh` and `sharding` are set by `on`."""
 

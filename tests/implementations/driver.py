@@ -19,12 +19,15 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from zerocheck.case.schema import Case
 from zerocheck.contract import Implementation, Microbatch, Shard, Step
 from zerocheck.contract.groups import learning_rates
+from zerocheck.drive.poison import deterministic, poisoned
 from zerocheck.errors import Unsupported
 from zerocheck.models.batches import batch, loss_of
 from zerocheck.models.network import build_model
 from zerocheck.models.start import initial_state
 
 torch.set_num_threads(1)
+# The first AdamW imports torch._dynamo: once, before the ranks are forked.
+torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))]).step()
 
 View = tuple[str, str, torch.Tensor | None, tuple[int, ...], Any]
 """A copied shard: name, role, tensor, shape, index."""
@@ -151,6 +154,7 @@ def observe_all(
     mesh: DeviceMesh, jobs: list[tuple[type[Implementation], Case]]
 ) -> list[Seen | str]:
     """Run many cases in one life of the ranks, on memory that is poisoned with NaN."""
+    deterministic()
     with poisoned():
         return [observe(mesh, kind, case) for kind, case in jobs]
 

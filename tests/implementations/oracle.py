@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 
@@ -29,7 +30,10 @@ def check(case: Case, semantics: Semantics, ranks: list[Seen]) -> None:
     views = [rank.start for rank in ranks]
     for role in ("parameter", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step"):
         expected = {name: tensor for (name, its), tensor in start.items() if its == role}
-        _same(assembled(views, role) if role != "step" else _steps(views), expected, role)
+        got: Mapping[str, torch.Tensor | None] = (
+            _steps(views) if role == "step" else assembled(views, role)
+        )
+        _same(got, expected, role)
     for index in range(case.training.steps):
         before = views
         views = [rank.after[index] for rank in ranks]
@@ -92,7 +96,7 @@ def _check_gradient(
 
 def _check_clip(case: Case, norms: set[float | None], before: Tensors, after: Tensors) -> None:
     (norm,) = norms
-    flat = torch.cat([g.double().reshape(-1) for g in before.values()])
+    flat = torch.cat([torch.zeros(1), *(g.double().reshape(-1) for g in before.values())])
     exact = float(flat.norm(float(case.training.norm)))
     assert norm is not None and math.isclose(norm, exact, rel_tol=1e-6), (norm, exact)
     assert case.training.clip is not None
@@ -145,7 +149,7 @@ def _near(got: Tensors, expected: Tensors, role: str, unmoved: Tensors) -> None:
         )
 
 
-def _same(got: dict[str, torch.Tensor | None], expected: Tensors, role: str) -> None:
+def _same(got: Mapping[str, torch.Tensor | None], expected: Tensors, role: str) -> None:
     assert got.keys() == expected.keys(), (role, got.keys() ^ expected.keys())
     for name, tensor in expected.items():
         here = got[name]

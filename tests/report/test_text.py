@@ -78,7 +78,7 @@ def test_nothing_hostile_is_printed() -> None:
         ({"holds": 43, "violated": 3}, "3 violated of 46"),
         ({"holds": 1, "violated": 2, "hung": 1}, "2 violated, 1 hung of 4"),
         ({"not exercised": 9}, "– not exercised"),
-        ({}, "– not exercised"),
+        ({}, "–"),
         ({"unsupported": 9}, "all 9 unsupported"),
         ({"unsupported": 9, "not exercised": 1}, "– not exercised"),
         ({"unsupported": 9, "holds": 2}, "2 hold"),

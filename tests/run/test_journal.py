@@ -103,7 +103,7 @@ def test_what_is_no_journal_is_refused(tmp_path: Path, data: bytes, said: str) -
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot read .*: No such file"):
+    with pytest.raises(UsageError, match=r"cannot read .*: No such file"):
         read(tmp_path / "no")
 
 

@@ -8,6 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from ..case.schema import Case
+from ..case.shapes import uncalled
 from ..contract import Built, BuiltImplementation, Semantics, groups
 from ..errors import Unsupported
 from .limits import one_axis_fp32
@@ -39,7 +40,7 @@ class Ddp(BuiltImplementation):
             model,
             process_group=mesh.get_group(),
             bucket_cap_mb=case.sharding.bucket * 4 / 2**20,
-            find_unused_parameters=case.model.unused,
+            find_unused_parameters=bool(uncalled(case.model)),
         )
         optimizer = torch.optim.AdamW(groups(wrapped, case))
         return Built(wrapped, optimizer)

@@ -56,6 +56,16 @@ class Held:
         return frozenset().union(*(plan.present for plan in self.plans))
 
     @property
+    def values(self) -> torch.Tensor:
+        """Every element that some rank holds, once, without its place."""
+        if any(plan.index is None for plan in self.plans):
+            return self.whole
+        held = torch.zeros(len(self.whole), dtype=torch.bool)
+        for plan in self.plans:
+            held[plan.index] = True
+        return self.whole[held]
+
+    @property
     def whole_everywhere(self) -> bool:
         """Every rank holds every element, in order."""
         return all(plan.index is None for plan in self.plans)

@@ -24,8 +24,7 @@ from .verdict import Violation
 
 def true_norm(gradient: Held, case: Case) -> tuple[float, int]:
     """(norm of the observed gradient in float64, number of its elements)."""
-    whole = gradient.whole
-    there = whole if not gradient.plans[0].absent else whole[~whole.isnan()]
+    there = gradient.values
     if case.training.norm == "inf":
         return float(there.abs().max()) if there.numel() else 0.0, there.numel()
     return float(torch.linalg.vector_norm(there, dtype=torch.float64)), there.numel()

@@ -174,6 +174,8 @@ def number(value: float, *, digits: int = 9) -> str:
 def cell_text(cell: Cell) -> str:
     """`46 hold`, `3 violated of 46`, `– not exercised`, `all 46 unsupported`."""
     status: Status = cell.status
+    if not cell.counts:
+        return "–"
     if status in FAILING:
         parts = [f"{cell.counts[s]} {s}" for s in FAILING if cell.counts[s]]
         return f"{', '.join(parts)} of {cell.checked}"

@@ -1,0 +1,78 @@
+"""What the benchmarks share: a pool of their own, cases of the quick profile, tables."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+from tabulate import tabulate
+
+from zerocheck.drive.observation import Job
+from zerocheck.ranks.cores import Cores
+from zerocheck.ranks.pool import Pool
+from zerocheck.run.options import RunOptions
+from zerocheck.run.plan import Planned, plan
+from zerocheck.run.trial import TARGET, Outcome, Trial, describe
+
+
+@contextlib.contextmanager
+def warm_pool(target: str = TARGET) -> Iterator[Pool]:
+    """A pool that does not queue behind other runs on the machine: times are taken here."""
+    with tempfile.TemporaryDirectory() as directory:
+        with Pool(target, cores=Cores(directory=directory), patience_s=30.0) as pool:
+            pool.wait_until_ready()
+            yield pool
+
+
+def planned(pool: Pool, options: RunOptions) -> list[Planned]:
+    """The cases that `zerocheck run` with these options would have, in its order."""
+    described = {name: describe(pool, name) for name in options.implementations}
+    return plan(options, described)
+
+
+def observed(pool: Pool, item: Planned) -> tuple[float, Outcome]:
+    """Seconds from submission to verdict, and the verdict on all obligations."""
+    started = time.perf_counter()
+    outcome = Trial(pool, item.implementation, item.case).outcome()
+    return time.perf_counter() - started, outcome
+
+
+def bare(pool: Pool, item: Planned) -> tuple[float, float]:
+    """Seconds that the same steps take as a user's loop takes them: in all, and in the ranks."""
+    job = Job(implementation=item.implementation, case=item.case, observe=False)
+    started = time.perf_counter()
+    result = pool.wait(pool.submit(item.case.world_size, msgspec.msgpack.encode(job)))
+    took = time.perf_counter() - started
+    result.release()
+    assert result.outcome == "finished", result.summary()
+    return took, result.duration_s
+
+
+def spread(values: Sequence[float], scale: float = 1.0, digits: int = 2) -> str:
+    """The median with the quartiles around it."""
+    low, middle, high = quartiles(values)
+    return " ".join(
+        (f"{middle * scale:.{digits}f}", f"({low * scale:.{digits}f} to {high * scale:.{digits}f})")
+    )
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Lower quartile, median, upper quartile."""
+    if len(values) < 2:
+        return values[0], values[0], values[0]
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
+
+
+def table(title: str, headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A title and a table in plain text."""
+    aligned = ["left", *["right"] * (len(headers) - 1)]
+    body = tabulate(rows, headers, tablefmt="simple", colalign=aligned, disable_numparse=True)
+    return f"\n{title}\n\n{body}\n"
+
+
+Show = Callable[[str], None]

@@ -1,0 +1,100 @@
+"""A thousand cases run in one process: nothing stays behind."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from zerocheck.case.schema import Case, Precision
+from zerocheck.contract import Implementation
+from zerocheck.implementations.ddp import Ddp
+from zerocheck.implementations.fsdp2 import Fsdp2
+from zerocheck.implementations.textbook.zero1 import Zero1
+from zerocheck.implementations.textbook.zero2 import Zero2
+from zerocheck.implementations.textbook.zero3 import Zero3
+from zerocheck.models.network import build_model
+
+from .cases import CASES, on
+from .driver import in_ranks, step_of
+
+KINDS: list[type[Implementation]] = [Ddp, Zero1, Zero2, Zero3, Fsdp2]
+TEXTBOOK: list[type[Implementation]] = [Zero1, Zero2, Zero3]
+
+
+class _Over(Exception):
+    """Ends a case."""
+
+
+def _stop(moment: str) -> None:
+    raise _Over(moment)
+
+
+def _run(mesh: DeviceMesh, kind: type[Implementation], case: Case) -> Implementation:
+    """A case as the harness runs it: the last step ends when the gradients are reduced."""
+    implementation = kind(build_model(case), case, mesh)
+    rank = dist.get_rank()
+    implementation.train_step(step_of(case, 0, rank, lambda _: None))
+    try:
+        implementation.train_step(step_of(case, 1, rank, _stop))
+    except _Over:
+        pass
+    else:
+        raise AssertionError("the step went on")
+    list(implementation.shards())
+    implementation.close()
+    return implementation
+
+
+def _resident() -> int:
+    """Resident memory in bytes."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+def _tensors() -> int:
+    return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+
+def _many(mesh: DeviceMesh, kind: type[Implementation], case: Case) -> tuple[int, int]:
+    """Growth of resident bytes, and of live tensors, over 40 cases after 40 to warm up."""
+    seen = []
+    for _ in range(4):
+        for _ in range(20):
+            _run(mesh, kind, case)
+        gc.collect()
+        seen.append((_resident(), _tensors()))
+    return seen[-1][0] - seen[1][0], seen[-1][1] - seen[1][1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_grows(kind: type[Implementation]) -> None:
+    case = on(CASES["mixed"], 2, "block")
+    for grown, tensors in in_ranks(2, _many, kind, case):
+        assert grown < 2 << 20
+        assert tensors <= 0
+
+
+def _without_collector(mesh: DeviceMesh, kind: type[Implementation], case: Case) -> bool:
+    gc.collect()
+    gc.disable()
+    try:
+        return weakref.ref(_run(mesh, kind, case))() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("kind", TEXTBOOK)
+def test_close_leaves_no_cycle(kind: type[Implementation]) -> None:
+    assert all(in_ranks(2, _without_collector, kind, on(CASES["frozen"], 2, "layer")))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_axes_and_bf16_are_refused_with_a_reason(kind: type[Implementation]) -> None:
+    assert kind.supports(Case()) is None
+    assert "axis" in (kind.supports(Case(mesh=(2, 2))) or "")
+    assert "fp32" in (kind.supports(Case(precision=Precision(compute="bf16"))) or "")

@@ -1,0 +1,82 @@
+"""Real observations, which tests may then change one element at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+import torch
+
+from zerocheck.case.schema import Case
+from zerocheck.drive.observation import Job, RankSeen, Recorded
+from zerocheck.judge.case import judge
+from zerocheck.judge.verdict import Judgement
+from zerocheck.ranks.pool import Pool
+from zerocheck.ranks.slot import Slot
+from zerocheck.run.trial import TARGET
+
+
+@dataclass
+class Observed:
+    """What was observed of one case, copied out of the arenas, free to be tampered with."""
+
+    case: Case
+    seen: list[RankSeen]
+    tensors: dict[tuple[int, Recorded], torch.Tensor]
+
+    def judge(self) -> Judgement:
+        """The judge's verdict on it as it is now."""
+        return judge(self.case, self.seen, lambda rank, record: self.tensors[rank, record])
+
+    def records(self, role: str, point: str, step: int) -> list[tuple[int, Recorded]]:
+        """All records of a role at a point, with their ranks."""
+        return [
+            key
+            for key in self.tensors
+            if (key[1].role, key[1].point, key[1].step) == (role, point, step)
+        ]
+
+    def places(self, role: str, point: str, step: int, name: str) -> list[tuple[int, torch.Tensor]]:
+        """(first flat element, view) of every shard of a tensor, on all ranks."""
+        found = []
+        for rank, record in self.records(role, point, step):
+            offset = 0
+            for entry in self.seen[rank].manifests[record.manifest]:
+                size = entry.stop - entry.start if entry.present else 0
+                if entry.name == name and size:
+                    data = self.tensors[rank, record][offset : offset + size]
+                    found.append((entry.start, data))
+                offset += size
+        return found
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Pool]:
+    """Rank processes for all tests of the judge."""
+    with Pool(TARGET) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def observe(pool: Pool) -> Callable[[str, Case], Observed]:
+    """observe(implementation, case): run it and copy what was observed."""
+
+    def run(implementation: str, case: Case) -> Observed:
+        job = msgspec.msgpack.encode(Job(implementation=implementation, case=case))
+        result = pool.wait(pool.submit(case.world_size, job))
+        assert result.outcome == "finished", result.summary()
+        seen = [msgspec.msgpack.decode(p, type=RankSeen) for p in result.payloads if p is not None]
+        tensors = {}
+        for rank, one in enumerate(seen):
+            for record in one.records:
+                arena = result.arenas[rank]
+                assert arena is not None
+                slot = Slot(record.offset, record.numel, record.dtype)
+                data = arena.tensor(slot) if record.numel else torch.empty(0)
+                tensors[rank, record] = data.clone()
+        result.release()
+        return Observed(case, seen, tensors)
+
+    return run

@@ -1,0 +1,169 @@
+"""The judge on real observations: as they are, and with one thing changed at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+import torch
+
+from zerocheck.case.schema import Block, Case, Data, Model, Start, Training
+from zerocheck.judge.verdict import OBLIGATIONS
+
+CASE = Case(
+    mesh=(3,),
+    seed=5,
+    model=Model(
+        inputs=5,
+        width=6,
+        outputs=3,
+        blocks=(
+            Block(kind="mlp", hidden=7),
+            Block(kind="batch_norm"),
+            Block(kind="attention", heads=2, dropout=0.1),
+        ),
+        frozen=("blocks.0.up.bias",),
+    ),
+    data=Data(batch=2, length=3),
+    start=Start(step=2, moments="typical"),
+    training=Training(steps=3, microbatches=2, clip=0.01),
+)
+ALL = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
+
+
+@pytest.mark.parametrize("implementation", ALL)
+def test_all_obligations_hold(observe: Callable, implementation: str) -> None:
+    judgement = observe(implementation, CASE).judge()
+    assert judgement.violations == ()
+    assert judgement.statuses == dict.fromkeys(OBLIGATIONS, "holds")
+    assert all(share <= 1.0 for share in judgement.share.values())
+    assert judgement.share["gradient"] > 0.05
+    assert judgement.share["update"] > 0.3
+
+
+@pytest.mark.parametrize("implementation", ALL)
+@pytest.mark.parametrize(
+    ("role", "point", "step", "obligation"),
+    [
+        ("gradient", "reduced", 1, "gradient"),
+        ("gradient", "reduced", 3, "gradient"),
+        ("gradient", "clipped", 1, "clip"),
+        ("exp_avg", "state", 1, "update"),
+        ("exp_avg_sq", "state", 0, "update"),
+        ("parameter", "state", 2, "update"),
+        ("parameter", "state", -1, "publish"),
+        ("exp_avg", "state", -1, "publish"),
+        ("step", "state", 1, "update"),
+        ("step", "state", -1, "publish"),
+        ("buffer", "state", 1, "buffers"),
+    ],
+)
+def test_a_change_on_all_ranks_is_flagged_where_it_is(
+    observe: Callable, implementation: str, role: str, point: str, step: int, obligation: str
+) -> None:
+    """One element is changed in every copy, so that only the reference can tell."""
+    observed = observe(implementation, CASE)
+    name = "blocks.1.norm.running_mean" if role == "buffer" else "blocks.2.out.weight"
+    shards = observed.places(role, point, step, name)
+    assert shards
+    start = shards[0][0]
+    for first, data in shards:
+        if first == start:
+            data[0] += max(1e-3, 1e-3 * float(data[0].abs()))
+    violations = observed.judge().violations
+    first = violations[0]
+    assert (first.obligation, first.step) == (obligation, step)
+    assert first.tensors[0] == name
+    if point == "state":
+        # Of its own step nothing else is blamed.
+        assert [v.obligation for v in violations if v.step == step] == [obligation]
+
+
+@pytest.mark.parametrize("implementation", ["ddp", "zero1", "zero2"])
+def test_a_copy_that_differs_on_one_rank_is_published_wrong(
+    observe: Callable, implementation: str
+) -> None:
+    observed = observe(implementation, CASE)
+    copies = observed.places("parameter", "state", 1, "head.weight")
+    copies[2][1][4] = torch.nextafter(copies[2][1][4], torch.tensor(9.0))
+    first = observed.judge().violations[0]
+    assert (first.obligation, first.step, first.role) == ("publish", 1, "parameter")
+    assert first.tensors == ("head.weight",)
+    assert first.ranks == (2,)
+    assert first.element == (0, 4)
+
+
+@pytest.mark.parametrize("implementation", ["ddp", "fsdp2"])
+def test_a_loss_that_differs_in_its_last_bit(observe: Callable, implementation: str) -> None:
+    observed = observe(implementation, CASE)
+    step = observed.seen[1].steps[1]
+    losses = [step.losses[0], step.losses[1] * (1 + 2**-23)]
+    steps = list(observed.seen[1].steps)
+    steps[1] = msgspec.structs.replace(step, losses=tuple(losses))
+    observed.seen[1] = msgspec.structs.replace(observed.seen[1], steps=tuple(steps))
+    first = observed.judge().violations[0]
+    assert (first.obligation, first.step, first.ranks) == ("loss", 1, (1,))
+
+
+@pytest.mark.parametrize("implementation", ["ddp", "zero3"])
+def test_a_norm_that_is_only_logged_wrong_is_mild(observe: Callable, implementation: str) -> None:
+    observed = observe(implementation, CASE)
+    for rank, seen in enumerate(observed.seen):
+        steps = list(seen.steps)
+        steps[1] = msgspec.structs.replace(steps[1], grad_norm=steps[1].grad_norm * 1.01)
+        observed.seen[rank] = msgspec.structs.replace(seen, steps=tuple(steps))
+    violations = observed.judge().violations
+    assert violations[0].obligation == "clip"
+    assert violations[0].role == "norm"
+    assert violations[0].mild
+
+
+@pytest.mark.parametrize("implementation", ["fsdp2", "zero3"])
+def test_a_shard_at_the_wrong_place_is_not_owned(observe: Callable, implementation: str) -> None:
+    observed = observe(implementation, CASE)
+    seen = observed.seen[1]
+    manifests = [
+        tuple(
+            msgspec.structs.replace(entry, start=entry.start + 1, stop=entry.stop + 1)
+            if entry.name == "blocks.2.qkv.weight" and entry.stop > entry.start
+            else entry
+            for entry in manifest
+        )
+        for manifest in seen.manifests
+    ]
+    observed.seen[1] = msgspec.structs.replace(seen, manifests=tuple(manifests))
+    first = observed.judge().violations[0]
+    assert (first.obligation, first.step) == ("ownership", -1)
+    assert first.tensors == ("blocks.2.qkv.weight",)
+
+
+@pytest.mark.parametrize("implementation", ALL)
+def test_nan_anywhere_is_flagged(observe: Callable, implementation: str) -> None:
+    for role, point in (("gradient", "reduced"), ("parameter", "state"), ("exp_avg", "state")):
+        observed = observe(implementation, CASE)
+        for _, data in observed.places(role, point, 1, "stem.weight"):
+            data[0] = torch.nan
+        assert observed.judge().violations, role
+
+
+def test_judging_leaves_the_global_state_alone(observe: Callable) -> None:
+    observed = observe("ddp", CASE)
+    torch.manual_seed(11)
+    torch.set_num_threads(2)
+    before = torch.get_rng_state()
+    observed.judge()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == 2
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_the_digest_is_that_of_the_bits(observe: Callable) -> None:
+    one, two = observe("fsdp2", CASE), observe("fsdp2", CASE)
+    for observed in (one, two):
+        for _, data in observed.places("parameter", "state", 0, "head.bias"):
+            data[0] += 1.0
+    assert one.judge().digest == two.judge().digest != ""
+    for _, data in two.places("gradient", "reduced", 0, "stem.bias"):
+        data[0] = torch.nextafter(data[0], torch.tensor(9.0))
+    assert one.judge().digest != two.judge().digest

@@ -1,0 +1,64 @@
+"""What the README says can be done, can be done."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import zerocheck
+from zerocheck.cli import main as program
+from zerocheck.judge.verdict import OBLIGATIONS
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCUMENTS = sorted(ROOT.glob("*.md"))
+
+
+def example(name: str) -> str:
+    """The Python block that starts with `# name`."""
+    found = re.search(rf"```python\n(# {re.escape(name)}\n.*?)```", README, re.DOTALL)
+    assert found is not None, name
+    return found.group(1)
+
+
+def test_the_example_runs(tmp_path: Path) -> None:
+    code = example("my_sharding.py")
+    assert len(code.splitlines()) <= 15
+    (tmp_path / "my_sharding.py").write_text(code)
+    (tmp_path / "test_my_sharding.py").write_text(example("test_my_sharding.py"))
+    path = [str(tmp_path), str(Path(zerocheck.__file__).parent.parent), str(ROOT / "reference")]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "zerocheck", "run", "my_sharding.py:my_fsdp"),
+            *("--world-sizes", "1,2,3", "--max-cases", "3", "--obligations", "gradient,update"),
+        ],
+        cwd=tmp_path,
+        env={"PYTHONPATH": ":".join(path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all obligations hold in 3 cases" in done.stdout
+
+
+def test_every_obligation_is_described() -> None:
+    described = re.findall(r"(?m)^\| (\w+) \|", README)
+    assert [name for name in described if name in OBLIGATIONS] == sorted(
+        OBLIGATIONS, key=described.index
+    )
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_what_documents_name_exists(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (ROOT / link).exists(), link
+    for command in re.findall(r"`(?:\S*/)?zerocheck (\w+)", text):
+        assert command in program.commands, command
+    for option in re.findall(r"(?m)zerocheck run [^`\n]*?(--[a-z-]+)", text):
+        assert option in {o for p in program.commands["run"].params for o in p.opts}, option

@@ -1,0 +1,132 @@
+"""Faults in the accumulation of microbatches."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..case.schema import Case
+from ..contract import Built, Step, StepReport
+from ..implementations.ddp import Ddp
+from ..implementations.fsdp2 import Fsdp2
+from ..implementations.textbook.reduction import Reduction
+from ..implementations.textbook.zero1 import Zero1
+from ..implementations.textbook.zero2 import Zero2
+from ..implementations.textbook.zero3 import Zero3
+from .parts import scaled
+
+
+class _Overwriting(Reduction):
+    def _land(self) -> None:
+        self._flying[0][2].zero_()
+        super()._land()
+
+
+class LastMicrobatchOnly(Zero2):
+    """The accumulator is reset at every microbatch (open-instruct PR#1498, TT #3575).
+
+    Flagged: last microbatch only.
+    """
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        self.reduction = _Overwriting(self.reduction.group)
+
+
+class _Rescaling(Reduction):
+    def _land(self) -> None:
+        work, part, into = self._flying.popleft()
+        if work is not None:
+            work.wait()
+        into.add_(part).div_(self.world_size)
+
+
+class ScaleAccumulatedShard(Zero2):
+    """The accumulator is divided, not what is added to it (MG PR#3023).
+
+    Microbatch i is scaled by W^(i - GA). Flagged: accumulator rescaled.
+    """
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        self.reduction = _Rescaling(self.reduction.group)
+
+
+class MicrostepOffByOne(Zero2):
+    """A counter decides where the accumulator is overwritten; at first it is one too low.
+
+    The first step loses its first microbatch, later ones are right (DS PR#6550, #7967).
+    Flagged: microbatch dropped, at step 0.
+    """
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        self.microstep = -1
+
+    def train_step(self, step: Step) -> StepReport:
+        report = super().train_step(step)
+        self.microstep = 0
+        return report
+
+    def _flush(self) -> None:
+        super()._flush()
+        self.microstep += 1
+        if self.microstep == 0:
+            for gradient in self.gradients:
+                gradient.shard.zero_()
+
+
+class DividedTwiceByGa(Fsdp2):
+    """The loss is divided by the number of microbatches in two places (DS PR#7724).
+
+    Flagged: gradient / GA.
+    """
+
+    def train_step(self, step: Step) -> StepReport:
+        return super().train_step(scaled(step, over=len(step.microbatches)))
+
+
+class NotDividedByGa(Zero1):
+    """The loss is not divided by the number of microbatches. Flagged: gradient x GA."""
+
+    def train_step(self, step: Step) -> StepReport:
+        return super().train_step(scaled(step, times=len(step.microbatches)))
+
+
+class StaleBoundary(Ddp):
+    """Each microbatch acts on the boundary flag of the one before (DS PR#1264).
+
+    So the first microbatch is reduced and the others are not. Flagged: one microbatch reduced.
+    """
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        self.flag = True
+
+    def _accumulating(self, *, last: bool) -> AbstractContextManager[Any]:
+        stale, self.flag = self.flag, last
+        return super()._accumulating(last=stale)
+
+
+class NeverZeroed(Fsdp2):
+    """Gradients are not cleared between steps. Flagged: gradient of the previous step kept."""
+
+    def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
+        built = super().build(model, case, mesh)
+        built.optimizer.zero_grad = lambda set_to_none=True: None  # type: ignore[method-assign]
+        return built
+
+
+class FirstMicrobatchTwice(Zero3):
+    """The first microbatch is run again in place of the second.
+
+    Flagged: loss, samples of another microbatch.
+    """
+
+    def train_step(self, step: Step) -> StepReport:
+        first, *rest = step.microbatches
+        object.__setattr__(step, "microbatches", [first, first, *rest[1:]] if rest else [first])
+        return super().train_step(step)

@@ -1,0 +1,164 @@
+"""Faults in the norm of the gradient and in clipping."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from ..case.schema import Case
+from ..contract import Built
+from ..implementations.ddp import Ddp
+from .parts import ClipsInParts, WithOptimizer
+
+
+class ReplicatedCountedWTimes(Ddp):
+    """The norm of replicated gradients is summed over ranks (PT #88621). Flagged: norm x sqrt(W)."""
+
+    def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
+        built = super().build(model, case, mesh)
+        group = mesh.get_group()
+
+        def clip(max_norm: float, norm_type: float) -> torch.Tensor:
+            parameters = [p for p in built.model.parameters() if p.grad is not None]
+            norm = get_total_norm([p.grad for p in parameters if p.grad is not None], norm_type)
+            if norm_type == 2.0:
+                square = norm.double().square()
+                dist.all_reduce(square, group=group)
+                norm = square.sqrt().float()
+            clip_grads_with_norm_(parameters, max_norm, norm)
+            return norm
+
+        return replace(built, clip=clip)
+
+
+class _ExtraReduce(ClipsInParts):
+    def total(self, p: float) -> torch.Tensor:
+        return self.summed(super().total(p))
+
+
+class NormExtraReduce(WithOptimizer):
+    """The total norm is summed over ranks once more (DS PR#551). Flagged: norm x sqrt(W)."""
+
+    kind = _ExtraReduce
+
+
+class _Local(ClipsInParts):
+    def total(self, p: float) -> torch.Tensor:
+        return self.local(p)
+
+
+class LocalNorm(WithOptimizer):
+    """Each rank clips by the norm of its own shard (RLinf PR#1542). Flagged: local norm."""
+
+    kind = _Local
+
+
+class _LogsLocal(ClipsInParts):
+    def clip(self, max_norm: float, norm_type: float) -> float:
+        local = float(self.local(norm_type))
+        super().clip(max_norm, norm_type)
+        return local
+
+
+class LoggedNormOnly(WithOptimizer):
+    """The norm of the own shard is reported, the total one clips (miles PR#35).
+
+    Flagged: local norm, mild: parameters are right.
+    """
+
+    kind = _LogsLocal
+
+
+class _Amplifies(ClipsInParts):
+    def factor(self, max_norm: float, norm: torch.Tensor) -> torch.Tensor:
+        return torch.clamp(max_norm / (norm + 1e-6), min=1.0)
+
+
+class ClipAmplifies(WithOptimizer):
+    """max for min in the coefficient (DS PR#5150). Flagged: clip, coefficient above 1."""
+
+    kind = _Amplifies
+
+
+class _Always2(ClipsInParts):
+    def total(self, p: float) -> torch.Tensor:
+        return super().total(2.0)
+
+
+class NormWrongP(WithOptimizer):
+    """The 2-norm, whichever is asked for (CA #4795). Flagged: another norm."""
+
+    kind = _Always2
+
+
+class _NeverScales(ClipsInParts):
+    def scale(self, factor: torch.Tensor) -> None:
+        pass
+
+
+class Unclipped(WithOptimizer):
+    """Clipping depends on a flag that is not set; the norm is right (DS PR#3166).
+
+    Flagged: not clipped.
+    """
+
+    kind = _NeverScales
+
+
+class _Rank0(ClipsInParts):
+    def scale(self, factor: torch.Tensor) -> None:
+        if self.group.rank() == 0:
+            super().scale(factor)
+
+
+class Rank0Clips(WithOptimizer):
+    """Only rank 0 clips (DS #1801). Flagged: not clipped, on the other ranks."""
+
+    kind = _Rank0
+
+
+class _Nothing(ClipsInParts):
+    def total(self, p: float) -> torch.Tensor:
+        gradients = [getattr(one, "main_grad", torch.zeros(1)) for one in self.owned]
+        return torch.cat([torch.zeros(1), *gradients]).double().norm(p)
+
+
+class NormOfNothing(WithOptimizer):
+    """The norm is read from an attribute that is not there (MG a82fa72d52).
+
+    Flagged: norm of nothing.
+    """
+
+    kind = _Nothing
+
+
+class _Stale(ClipsInParts):
+    cached: torch.Tensor | None = None
+
+    def total(self, p: float) -> torch.Tensor:
+        if self.cached is None:
+            self.cached = super().total(p)
+        return self.cached
+
+
+class StaleNorm(WithOptimizer):
+    """The norm of the first step is kept for all (CA #5002). Flagged: norm of another step."""
+
+    kind = _Stale
+
+
+class _Twice(ClipsInParts):
+    def scale(self, factor: torch.Tensor) -> None:
+        super().scale(factor)
+        super().scale(factor)
+
+
+class ClippedTwice(WithOptimizer):
+    """Clipping runs twice with one coefficient. Flagged: clipped twice."""
+
+    kind = _Twice

@@ -1,0 +1,181 @@
+"""Faults in the reduction of gradients over ranks."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+
+from ..case.schema import Case
+from ..contract import Built, Step, StepReport
+from ..errors import Unsupported
+from ..implementations.ddp import Ddp
+from ..implementations.fsdp2 import Fsdp2
+from ..implementations.textbook.zero1 import Zero1
+from ..implementations.textbook.zero2 import GradientBucket, Zero2
+from .parts import scaled
+
+
+class AverageBecomesSum(Zero2):
+    """The average over ranks is a sum (PT #162338). Flagged: gradient x W."""
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        self.reduction.world_size = 1
+
+
+class DoubleAverage(Zero1):
+    """The loss is divided by W, then gradients are averaged (verl-SpeCo PR#29).
+
+    Flagged: gradient / W.
+    """
+
+    def train_step(self, step: Step) -> StepReport:
+        return super().train_step(scaled(step, over=self.world_size))
+
+
+class LossTimesWorld(Fsdp2):
+    """The loss is multiplied by W (HF transformers #45994). Flagged: gradient x W."""
+
+    def train_step(self, step: Step) -> StepReport:
+        return super().train_step(scaled(step, times=self.case.world_size))
+
+
+class OneParameterUnreduced(Ddp):
+    """The first parameter is left out of the reduction (PT #47562, MG #599).
+
+    Flagged: local gradient only, for that tensor.
+    """
+
+    def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
+        trained = [name for name, p in model.named_parameters() if p.requires_grad]
+        if len(trained) == 1:
+            raise Unsupported("DDP refuses to ignore all parameters")
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
+            model, trained[:1]
+        )
+        return super().build(model, case, mesh)
+
+
+class FirstStepUnsynced(Zero1):
+    """The first step is not reduced (PT #60118). Flagged: local gradient only, at step 0."""
+
+    def _reduce(self) -> None:
+        if self.reduced:
+            super()._reduce()
+        self.reduced = True
+
+
+class SyncFirstStepOnly(Ddp):
+    """Only the first step is reduced (PT #187732). Flagged: local gradient only, at step 1."""
+
+    def train_step(self, step: Step) -> StepReport:
+        model: Any = self.built.model
+        with model.no_sync() if step.index else nullcontext():
+            return super().train_step(step)
+
+
+class OversizedBucketSkipped(Zero1):
+    """Buckets above the limit are not reduced (DS PR#3832).
+
+    Flagged: local gradient only, for their tensors.
+    """
+
+    def _reduce(self) -> None:
+        local = [
+            (self._own(bucket, gradients), self._own(bucket, gradients).clone())
+            for bucket, gradients in zip(self.buckets, self.gradients, strict=True)
+            if bucket.partition.numel > self.case.sharding.bucket
+        ]
+        super()._reduce()
+        for mine, kept in local:
+            mine.copy_(kept)
+
+
+class SubgroupDivisor(Zero1):
+    """Vectors are divided by another group's size, W - 1 (DS PR#6546, #5618; TT #1551).
+
+    Flagged: gradient scaled, for those tensors.
+    """
+
+    def _reduce(self) -> None:
+        super()._reduce()
+        for one in self.optimizer.owned:
+            if len(one.piece.shape) == 1:
+                one.gradient.mul_(self.world_size).div_(self.world_size - 1)
+
+
+class ReducedTwice(Zero1):
+    """Shards, which are reduced already, are averaged over ranks again (NeMo PR#9335).
+
+    Flagged: gradient; it is a mixture of all ranks' shards.
+    """
+
+    def _reduce(self) -> None:
+        super()._reduce()
+        for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
+            mine = self._own(bucket, gradients)
+            dist.all_reduce(mine, group=self.group)
+            mine.div_(self.world_size)
+
+
+class TiedReducedTwice(Zero1):
+    """A tied parameter is reduced once per alias (DS PR#7534). Flagged: gradient doubled."""
+
+    def _reduce(self) -> None:
+        gradient = self.model.get_parameter("stem.weight").grad
+        if self.case.model.tied and gradient is not None:
+            gradient.mul_(2)
+        super()._reduce()
+
+
+class PartitionsMisordered(Zero1):
+    """The last two shards of each bucket change places before the reduction (DS PR#318).
+
+    Flagged: gradient.
+    """
+
+    def _reduce(self) -> None:
+        for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
+            one = gradients[bucket.partition.shard(self.world_size - 1)]
+            other = gradients[bucket.partition.shard(self.world_size - 2)]
+            kept = one.clone()
+            one.copy_(other)
+            other.copy_(kept)
+        super()._reduce()
+
+
+class NoneGradientShifts(Zero2):
+    """A parameter without a gradient does not move the offset (DS PR#545).
+
+    Flagged: gradient, of the parameters that follow it in the bucket.
+    """
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        self.arrived: set[tuple[GradientBucket, int]] = set()
+
+    def _ready(self, gradient: GradientBucket, number: int, _: torch.Tensor) -> None:
+        self.arrived.add((gradient, number))
+        super()._ready(gradient, number, _)
+
+    def _launch(self) -> None:
+        gradient = self.gradients[self._next]
+        partition = gradient.bucket.partition
+        flat = gradient._buffer()
+        shifted = torch.zeros_like(flat)
+        shift = 0
+        for number, start in enumerate(partition.offsets):
+            stop = (*partition.offsets, partition.numel)[number + 1]
+            if (gradient, number) in self.arrived:
+                shifted[start - shift : stop - shift] = flat[start:stop]
+            else:
+                shift += stop - start
+        flat.copy_(shifted)
+        self.arrived.clear() if self._next + 1 == len(self.gradients) else None
+        super()._launch()
