@@ -101,6 +101,7 @@ def case(
 def finding(**given: Any) -> Finding:
     """A violated gradient."""
     fields: dict[str, Any] = {
+        "number": 0,
         "fingerprint": "zero2 / gradient / x W",
         "implementation": "zero2",
         "status": "violated",
@@ -150,6 +151,7 @@ def failed() -> list[Record]:
         case(3, "ddp", "unsupported", reason="no empty parameters"),
         finding(),
         finding(
+            number=1,
             fingerprint="ddp / crashed / IndexError",
             implementation="ddp",
             status="crashed",

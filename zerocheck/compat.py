@@ -28,9 +28,7 @@ def local_index(tensor: DTensor) -> tuple[slice, ...]:
     shape, offset = compute_local_shape_and_global_offset(
         tensor.shape, tensor.device_mesh, tensor.placements
     )
-    return tuple(
-        slice(start, start + size) for start, size in zip(offset, shape, strict=True)
-    )
+    return tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
 
 
 def all_gather_single(

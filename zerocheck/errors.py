@@ -22,7 +22,7 @@ class HarnessError(ZerocheckError):
     """zerocheck itself failed (exit code 3). Please report it with the message."""
 
 
-class Unsupported(ZerocheckError):  # noqa: N818 - part of the contract's vocabulary
+class Unsupported(ZerocheckError):
     """Raise it in an implementation to say that it cannot run a case, with the reason.
 
     The case gets the verdict `unsupported` and the reason stands in the report. Any other

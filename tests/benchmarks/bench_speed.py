@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 from benchmarks.measuring import Show, observed, spread, table, warm_pool
+
 from zerocheck.case.schema import Block, Case, Data, Model, Sharding, Training
 from zerocheck.run.plan import Planned
 

@@ -6,10 +6,9 @@ The same tests as in rival_spawn.py, but the ranks of a class start once, before
 
 from __future__ import annotations
 
+from benchmarks.rival_spawn import check_parity, ddp, fsdp2
 from torch.testing._internal.common_distributed import MultiProcContinuousTest
 from torch.testing._internal.common_utils import run_tests
-
-from benchmarks.rival_spawn import check_parity, ddp, fsdp2
 
 
 class _TestParity(MultiProcContinuousTest):

@@ -79,9 +79,7 @@ class _TestParity(MultiProcessTestCase):
 
     def _start(self) -> None:
         store = dist.FileStore(self.file_name, self.world_size)
-        dist.init_process_group(
-            "gloo", store=store, rank=self.rank, world_size=self.world_size
-        )
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
 
     def test_ddp(self) -> None:
         self._start()

@@ -44,7 +44,12 @@ MIXED = Model(
 )
 TWICE = msgspec.structs.replace(MLP, calls=(0, 1, 0, 0, 1))
 TIED = Model(
-    stem="embedding", inputs=11, outputs=11, width=4, tied=True, padding_idx=0,
+    stem="embedding",
+    inputs=11,
+    outputs=11,
+    width=4,
+    tied=True,
+    padding_idx=0,
     blocks=(Block(kind="mlp", hidden=6),),
 )
 FROZEN = msgspec.structs.replace(MLP, frozen=("blocks.0.*", "*.down.bias", "stem.weight"))

@@ -21,7 +21,11 @@ from .driver import in_ranks, step_of
 
 STEPS = 5
 KINDS: dict[str, type[Implementation]] = {
-    "ddp": Ddp, "zero1": Zero1, "zero2": Zero2, "zero3": Zero3, "fsdp2": Fsdp2,
+    "ddp": Ddp,
+    "zero1": Zero1,
+    "zero2": Zero2,
+    "zero3": Zero3,
+    "fsdp2": Fsdp2,
 }
 
 
@@ -56,8 +60,11 @@ def main() -> None:
     model = Model(inputs=7, width=5, blocks=(Block(kind="mlp", hidden=13),), outputs=3)
     for world_size in (2, 4):
         case = Case(
-            mesh=(world_size,), model=model, data=Data(batch=4, length=1),
-            training=Training(steps=STEPS), sharding=Sharding(wrap="layer"),
+            mesh=(world_size,),
+            model=model,
+            data=Data(batch=4, length=1),
+            training=Training(steps=STEPS),
+            sharding=Sharding(wrap="layer"),
         )
         best = in_ranks(world_size, _measure, case, rounds)[0]
         print(f"W={world_size}, ms: wall, cpu, of which build; 10 x shards()")

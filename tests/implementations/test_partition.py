@@ -10,7 +10,11 @@ import pytest
 from zerocheck.implementations.textbook.partition import ALIGNMENT, Partition, split
 
 SHAPES = [
-    ("one", (1,)), ("scalar", ()), ("empty", (0, 3)), ("matrix", (5, 7)), ("wide", (16, 2)),
+    ("one", (1,)),
+    ("scalar", ()),
+    ("empty", (0, 3)),
+    ("matrix", (5, 7)),
+    ("wide", (16, 2)),
     ("odd", (3, 1, 11)),
 ]
 

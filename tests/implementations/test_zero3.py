@@ -63,8 +63,10 @@ def _released(mesh: DeviceMesh, case: Case) -> list[tuple[list[int], ...]]:
     seen: list[tuple[list[int], ...]] = []
 
     def look(*_: Any) -> None:
-        groups = ([flat for unit in implementation.units for flat in unit.flats],
-                  implementation.root.flats)
+        groups = (
+            [flat for unit in implementation.units for flat in unit.flats],
+            implementation.root.flats,
+        )
         seen.append(tuple([flat.storage.nbytes() for flat in flats] for flats in groups))
 
     def step(index: int) -> Step:
@@ -172,9 +174,7 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[tuple[str, int]] = []
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":
             first = args[0][0] if isinstance(args[0], list) else args[0]
             self.calls.append((str(func), first.numel()))
@@ -253,6 +253,7 @@ def _odd(mesh: DeviceMesh, sharding: Sharding) -> float:
     samples = torch.randn(3, world_size, 2, 3, 4, generator=torch.Generator().manual_seed(1))
     worst = 0.0
     for index in range(3):
+
         def loss_of(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
             return (outputs - target).square().mean()
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from zerocheck.judge import bounds
-from zerocheck.judge.bounds import ETA, U, Enclosure
+from zerocheck.judge.bounds import ETA, Enclosure, U
 from zerocheck.judge.compare import compare
 
 STEPS = (1, 2, 3, 256, 10_001)
@@ -59,17 +59,19 @@ def shares() -> dict[str, float]:
                     optimizer.step()
                     after = optimizer.state[q]
                     s = bounds.scalars(
-                        lr=options["lr"], beta1=options["betas"][0], beta2=options["betas"][1],
-                        eps=options["eps"], weight_decay=options["weight_decay"], step=step,
+                        lr=options["lr"],
+                        beta1=options["betas"][0],
+                        beta2=options["betas"][1],
+                        eps=options["eps"],
+                        weight_decay=options["weight_decay"],
+                        step=step,
                         reading="double",
                     )
                     m1, v1 = after["exp_avg"].double(), after["exp_avg_sq"].double()
                     seen = {
                         "exp_avg": (m1, bounds.exp_avg(m.double(), g.double(), s)),
                         "exp_avg_sq": (v1, bounds.exp_avg_sq(v.double(), g.double(), s)),
-                        "parameter": (
-                            q.detach().double(), bounds.parameter(p.double(), m1, v1, s)
-                        ),
+                        "parameter": (q.detach().double(), bounds.parameter(p.double(), m1, v1, s)),
                     }
                     for name, (observed, enclosure) in seen.items():
                         found[name] = max(found[name], _share(observed, enclosure))
@@ -153,8 +155,10 @@ def test_one_rank_and_one_microbatch_leave_no_room_at_all() -> None:
 @pytest.mark.parametrize("size", [1, 7, 64, 1000, 100_000])
 def test_norm_bound_encloses_torch_and_a_plain_loop(size: int) -> None:
     g = torch.randn(size, generator=torch.Generator().manual_seed(size))
-    exact = math.sqrt(sum(Fraction(float(x)) ** 2 for x in g[:1000])) if size <= 1000 else float(
-        torch.linalg.vector_norm(g, dtype=torch.float64)
+    exact = (
+        math.sqrt(sum(Fraction(float(x)) ** 2 for x in g[:1000]))
+        if size <= 1000
+        else float(torch.linalg.vector_norm(g, dtype=torch.float64))
     )
     bound = bounds.norm_relative(size) * exact
     whole = float(torch.linalg.vector_norm(g))
@@ -185,7 +189,12 @@ def test_single_reading_encloses_hyperparameters_in_fp32() -> None:
     c1, c2 = 1 - b1**step, 1 - b2**step
     q = p - (torch.tensor(lr) / c1) * m1 / ((v1 / c2).sqrt() + torch.tensor(eps))
     given = {
-        "lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": 0.0, "step": step
+        "lr": lr,
+        "beta1": beta1,
+        "beta2": beta2,
+        "eps": eps,
+        "weight_decay": 0.0,
+        "step": step,
     }
     single = bounds.scalars(**given, reading="single")
     double = bounds.scalars(**given, reading="double")

@@ -60,7 +60,7 @@ def test_values_are_never_markup(terminal: bool) -> None:
         started(HOSTILE),
         case(0, HOSTILE, "violated", gradient="violated"),
         hostile_finding(),
-        finding(title="[/]"),
+        finding(title="[/]", number=1),
         finished(1),
     ]
     text = shown(records, terminal=terminal)

@@ -14,14 +14,14 @@ NAMESPACES = ("c10d", "_c10d_functional")
 IGNORED = frozenset(("wait_tensor",))
 
 
-class CollectiveTrace(TorchDispatchMode):
+class CollectiveTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is entered, calls `note(name, sequence number)` before each collective starts.
 
     Sequence numbers count from 1 over this rank's collectives, whatever their kind.
     """
 
     def __init__(self, note: Callable[[str, int], None]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._note = note
         self.names: list[str] = []
 

@@ -78,12 +78,14 @@ class ForwardProbe:
             return
         given = self._given.pop(module, ())
         for before, after in zip(given, used, strict=False):
-            if after is not before and isinstance(after, torch.Tensor):
-                if isinstance(after.grad_fn, BackwardCFunction):
-                    self.passed_through.add(name)
+            passed = isinstance(after, torch.Tensor) and isinstance(
+                after.grad_fn, BackwardCFunction
+            )
+            if passed and after is not before:
+                self.passed_through.add(name)
         for attribute, parameter in self._parameters[module].items():
             tensor = getattr(module, attribute, None)
-            if type(tensor) in _PLAIN:
+            if tensor is not None and type(tensor) in _PLAIN:
                 offset = tensor.data_ptr() % ALIGNMENT
                 if offset:
                     self.misaligned[parameter] = offset

@@ -21,7 +21,7 @@ def poisoned() -> Iterator[None]:
     """
     before = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
-    torch.UntypedStorage.resize_ = _resize_and_fill  # type: ignore[method-assign]
+    torch.UntypedStorage.resize_ = _resize_and_fill  # type: ignore[assignment,method-assign]
     try:
         yield
     finally:

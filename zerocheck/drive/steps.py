@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import fields
 from typing import Protocol
 
@@ -131,10 +131,8 @@ class Driver:
                 raise EndOfCase
 
         report: StepReport | None = None
-        try:
+        with suppress(EndOfCase):
             report = subject.train_step(self._step(index, seen=losses.append, reached=reached))
-        except EndOfCase:
-            pass
         if not last:
             self.progress.at(f"step {index}, after the update")
             recorder.take(index, "state", subject.shards(), STATE_ROLES)

@@ -15,7 +15,6 @@ from ..implementations.fsdp2 import Fsdp2
 from ..implementations.textbook.reduction import Reduction
 from ..implementations.textbook.zero1 import Zero1
 from ..implementations.textbook.zero2 import Zero2
-from ..implementations.textbook.zero3 import Zero3
 from .parts import scaled
 
 
@@ -118,15 +117,3 @@ class NeverZeroed(Fsdp2):
         built = super().build(model, case, mesh)
         built.optimizer.zero_grad = lambda set_to_none=True: None  # type: ignore[method-assign]
         return built
-
-
-class FirstMicrobatchTwice(Zero3):
-    """The first microbatch is run again in place of the second.
-
-    Flagged: loss, samples of another microbatch.
-    """
-
-    def train_step(self, step: Step) -> StepReport:
-        first, *rest = step.microbatches
-        object.__setattr__(step, "microbatches", [first, first, *rest[1:]] if rest else [first])
-        return super().train_step(step)

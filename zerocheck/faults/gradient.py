@@ -177,5 +177,5 @@ class NoneGradientShifts(Zero2):
             else:
                 shift += stop - start
         flat.copy_(shifted)
-        self.arrived.clear() if self._next + 1 == len(self.gradients) else None
+        self.arrived -= {(gradient, number) for number in range(len(partition.offsets))}
         super()._launch()

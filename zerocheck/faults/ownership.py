@@ -1,20 +1,125 @@
-"""Faults in who owns what, and in padding."""
+"""Faults in who owns what."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..case.schema import Case
-from ..contract import Shard, Step, StepReport
+from ..contract import Shard
 from ..implementations.fsdp2 import Fsdp2
+from ..implementations.textbook.bucket import Bucket
 from ..implementations.textbook.partition import Piece
+from ..implementations.textbook.sharded_adamw import Owned, ShardedAdamW
 from ..implementations.textbook.zero1 import Zero1
-from ..implementations.textbook.zero2 import GradientBucket, Zero2
 from ..implementations.textbook.zero3 import Zero3
-from .parts import ClipsInParts
+
+
+def _own(subject: Zero1, pieces: Callable[[Bucket], list[Piece]]) -> None:
+    """Make the optimizer anew, over other pieces of the flat buffers."""
+    owned = []
+    for bucket, gradients in zip(subject.buckets, subject.gradients, strict=True):
+        start = dict(
+            zip((n for n, _ in bucket.partition.shapes), bucket.partition.offsets, strict=True)
+        )
+        for piece in pieces(bucket):
+            inside = slice(start[piece.name] + piece.start, start[piece.name] + piece.stop)
+            owned.append(Owned(piece, bucket.flat[inside], gradients[inside]))
+    subject.optimizer = ShardedAdamW(subject.case, owned, subject.group)
+
+
+class GroupPartitionId(Zero1):
+    """The partition id of one rank serves for all, so that all own the same (DS PR#2059).
+
+    Flagged: ownership, elements that no rank holds.
+    """
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        _own(self, lambda bucket: bucket.partition.pieces(0))
+
+
+class ShardsOverlap(Zero1):
+    """Each shard is one element too long: padded for another group (FS #907).
+
+    Flagged: ownership, elements that two ranks hold.
+    """
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        _own(self, lambda bucket: [_longer(piece) for piece in bucket.pieces])
+
+
+def _longer(piece: Piece) -> Piece:
+    numel = 1
+    for size in piece.shape:
+        numel *= size
+    return replace(piece, stop=min(piece.stop + 1, numel))
+
+
+class RemainderDropped(Zero1):
+    """What W does not divide is stripped as if it were padding (DS #1380).
+
+    Flagged: ownership, elements that no rank holds.
+    """
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        _own(self, lambda bucket: [p for p in map(self._cut, bucket.pieces) if p.start < p.stop])
+
+    def _cut(self, piece: Piece) -> Piece:
+        numel = 1
+        for size in piece.shape:
+            numel *= size
+        return replace(piece, stop=min(piece.stop, numel // self.world_size * self.world_size))
+
+
+class PaddedShape(Zero3):
+    """Padded shapes are given for the global ones (padding-misaligns, DS PR#848).
+
+    Flagged: ownership, another global shape.
+    """
+
+    def shards(self) -> Iterator[Shard]:
+        for shard in super().shards():
+            rows = shard.shape[0] if shard.shape else 0
+            world = self.case.world_size
+            padded = (-(-rows // world) * world, *shard.shape[1:])
+            yield replace(shard, shape=padded) if shard.role == "parameter" else shard
+
+
+class RankShardsLost(Fsdp2):
+    """The last rank's shards are left out of the state (first-group-saved, DS PR#7585).
+
+    Flagged: ownership, elements that no rank holds.
+    """
+
+    def shards(self) -> Iterator[Shard]:
+        for shard in super().shards():
+            last = shard.index is not None and _stop(shard) == shard.shape[0] > 0
+            if not last:
+                yield shard
+
+
+def _stop(shard: Shard) -> int:
+    assert isinstance(shard.index, tuple)
+    return 0 if shard.index[0].start == 0 else shard.index[0].stop
+
+
+class Untied(Zero1):
+    """The alias of a tied parameter becomes a parameter of its own (MG #656; accelerate PR#3154).
+
+    Flagged: ownership, a parameter that the model does not have.
+    """
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        if case.model.tied:
+            head = model.get_submodule("head")
+            head.weight = nn.Parameter(
+                model.get_parameter("head.weight").detach().clone(),
+                requires_grad=model.get_parameter("head.weight").requires_grad,
+            )
+        super().__init__(model, case, mesh)

@@ -124,7 +124,9 @@ class AdamWInParts(ShardedAdamW):
         if group["amsgrad"]:
             v = torch.maximum(state["max_exp_avg_sq"], v, out=state["max_exp_avg_sq"])
         root = (1 - beta2**step) ** 0.5
-        p.addcdiv_(m, self.denominator(v, root, group["eps"]), value=-group["lr"] / (1 - beta1**step))
+        p.addcdiv_(
+            m, self.denominator(v, root, group["eps"]), value=-group["lr"] / (1 - beta1**step)
+        )
 
     def betas(self, group: dict[str, Any]) -> tuple[float, float]:
         """beta1 and beta2."""
@@ -135,9 +137,7 @@ class AdamWInParts(ShardedAdamW):
         """Number of this step in the bias corrections, from 1."""
         return float(state["step"])
 
-    def decay(
-        self, p: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]
-    ) -> torch.Tensor:
+    def decay(self, p: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
         """Decay the piece; the gradient that the moments get."""
         p.mul_(1 - group["lr"] * group["weight_decay"])
         return gradient

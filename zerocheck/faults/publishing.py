@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..case.schema import Case
-from ..compat import all_gather_single
 from ..contract import Built, Step, StepReport
 from ..implementations.fsdp2 import Fsdp2
-from ..implementations.textbook.bucket import Bucket
 from ..implementations.textbook.flat import FlatParameter
 from ..implementations.textbook.zero1 import Zero1
 from ..implementations.textbook.zero2 import Zero2
 from ..implementations.textbook.zero3 import Zero3
+
+
+class _Late(FlatParameter):
+    sent: torch.Tensor
+
+    def gather(self) -> None:
+        shard, self.shard = self.shard, self.sent
+        super().gather()
+        self.shard = shard
 
 
 class GatherStale(Zero3):
@@ -23,21 +32,15 @@ class GatherStale(Zero3):
     Flagged: parameters of the previous step.
     """
 
+    before: list[torch.Tensor] | None = None
+
     def train_step(self, step: Step) -> StepReport:
-        if step.index == 0:
-            self.shown = [flat.shard.clone() for flat in self.flats]
-        sent, self.shown = self.shown, [flat.shard.clone() for flat in self.flats]
-        for flat, stale in zip(self.flats, sent, strict=True):
-            flat.shard, stale_shard = stale, flat.shard
-            setattr(flat, "fresh", stale_shard)
-        reached = step.reached
-
-        def back(moment: str) -> None:
-            for flat in self.flats:
-                flat.shard = getattr(flat, "fresh")
-            reached(moment)  # type: ignore[arg-type]
-
-        object.__setattr__(step, "reached", back)
+        current = [flat.shard.clone() for flat in self.flats]
+        for flat, stale in zip(self.flats, self.before or current, strict=True):
+            flat.__class__ = _Late
+            assert isinstance(flat, _Late)
+            flat.sent = stale
+        self.before = current
         return super().train_step(step)
 
 
@@ -54,10 +57,6 @@ class NotPublished(Zero1):
 class PublishedBeforeUpdate(Zero2):
     """Parameters are gathered before the update (MG #3140). Flagged: copies of the previous step."""
 
-    def train_step(self, step: Step) -> StepReport:
-        self.early = True
-        return super().train_step(step)
-
     def _flush(self) -> None:
         super()._flush()
         super()._publish()
@@ -67,7 +66,7 @@ class PublishedBeforeUpdate(Zero2):
 
 
 class PublishedRounded(Zero1):
-    """Parameters travel in bf16 though they are fp32 (compute copies, PT #104770).
+    """Parameters travel in bf16 though they are fp32 (a compute copy is sent, as in PT #104770).
 
     Flagged: copies rounded to bf16.
     """
@@ -83,74 +82,36 @@ class PublishedRounded(Zero1):
 
 
 class MetaInitOverwritten(Fsdp2):
-    """Parameters are initialised again, on the shards (PT #90465; HF #28244).
+    """Parameters are initialised again, on the shards (PT #90465; HF #28244, #43847).
 
     Flagged: initial state.
     """
+
+    fixed: ClassVar = {"start": {"step": 0, "moments": "zero", "zeros": ()}}
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         built = super().build(model, case, mesh)
-        for module in built.model.modules():
-            if isinstance(module, nn.Linear):
-                module.reset_parameters()
+        with torch.no_grad():
+            for parameter in built.model.parameters():
+                parameter.add_(1e-3)  # another init would do; this one needs no random numbers
         return built
 
     def restore(self, full: object) -> None:
-        """There is none: the checkpoint was read before the initialisation."""
-        raise NotImplementedError
+        """The initial state was put in before."""
 
 
 class InitStep(Zero1):
-    """A real step is taken while the optimizer is made, to make its state (TT #4382).
+    """A real step is taken when the optimizer makes its state (TT #4382; DS PR#5104).
 
     Flagged: initial state.
     """
+
+    fixed: ClassVar = {"start": {"step": 0, "moments": "zero", "zeros": ()}}
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
         self.optimizer.step([group.lr for group in case.optimizer.groups])
         self._publish()
 
-
-class OutOfOrder(Zero3):
-    """The last two gathered shards change places (DS PR#318). Flagged: loss."""
-
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
-        for flat in self.flats:
-            flat.__class__ = _Misordered
-
-
-class _Misordered(FlatParameter):
-    def wait(self) -> None:
-        arrived = self._work is not None
-        super().wait()
-        if arrived:
-            size = self.group.size()
-            one = self.full[self.partition.shard(size - 1)]
-            other = self.full[self.partition.shard(size - 2)]
-            kept = one.clone()
-            one.copy_(other)
-            other.copy_(kept)
-
-
-class UnitNotGathered(Zero3):
-    """One unit is given its memory but not its parameters (bucket reuse, DS PR#5606).
-
-    Flagged: loss, uninitialised memory.
-    """
-
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
-        self.flats[-1].__class__ = _Empty
-
-
-class _Empty(FlatParameter):
-    def gather(self) -> None:
-        if not self.gathered:
-            self.storage.resize_(self._bytes)
-            self._work = all_gather_single(torch.empty_like(self.full), self.shard, self.group)
-            self.gathered = True
-
-
-__all__ = ["Bucket"]
+    def restore(self, full: object) -> None:
+        """The initial state was put in before."""

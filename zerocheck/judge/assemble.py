@@ -162,9 +162,7 @@ class Observation:
             data = [self.fetch(rank, record) for record in records if record.numel]
             parts.append(data[0] if len(data) == 1 else _joined(data))
             manifest = tuple(
-                entry
-                for record in records
-                for entry in self.seen[rank].manifests[record.manifest]
+                entry for record in records for entry in self.seen[rank].manifests[record.manifest]
             )
             manifests.append(manifest)
             plan = self._plans.get(manifest)
@@ -202,7 +200,5 @@ def _plan(manifest: tuple[Entry, ...], layout: Layout) -> Plan:
             positions = torch.arange(start, layout.by_name[entry.name].stop).view(entry.shape)
             ranges.append(positions[tuple(slice(*part) for part in entry.box)].reshape(-1))
     index = torch.cat(ranges) if ranges else torch.empty(0, dtype=torch.int64)
-    in_order = len(index) == layout.size and bool(
-        (index == torch.arange(layout.size)).all()
-    )
+    in_order = len(index) == layout.size and bool((index == torch.arange(layout.size)).all())
     return Plan(None if in_order else index, frozenset(present), frozenset(absent - present))

@@ -16,6 +16,7 @@ import math
 from typing import Literal, NamedTuple
 
 import torch
+
 from zerocheck_reference import half_ulp, smallest_subnormal, unit_roundoff
 
 U = unit_roundoff(torch.float32)
@@ -107,7 +108,13 @@ class Scalars(NamedTuple):
 
 
 def scalars(
-    *, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, step: int,
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    step: int,
     reading: Reading,
 ) -> Scalars:
     """Bias corrections 1 - beta^t at step t >= 1.
@@ -146,9 +153,9 @@ def exp_avg(
     """
     w = 1 - s.beta1
     exact = s.beta1 * m + w * g
-    q = U * torch.maximum(
-        3 * w * (g - m).abs(), 2 * s.beta1 * m.abs() + 2 * w * g.abs()
-    ) + (2 * ETA + w * g_error)
+    q = U * torch.maximum(3 * w * (g - m).abs(), 2 * s.beta1 * m.abs() + 2 * w * g.abs()) + (
+        2 * ETA + w * g_error
+    )
     return rounded(exact, q)
 
 

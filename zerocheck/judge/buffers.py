@@ -51,6 +51,7 @@ def check(
 
 
 def _same(seen: torch.Tensor, wanted: torch.Tensor) -> bool:
-    return torch.equal(seen, wanted) or torch.equal(
-        seen.nan_to_num(nan=0.0), wanted.nan_to_num(nan=0.0)
-    ) and torch.equal(seen.isnan(), wanted.isnan())
+    return torch.equal(seen, wanted) or (
+        torch.equal(seen.nan_to_num(nan=0.0), wanted.nan_to_num(nan=0.0))
+        and torch.equal(seen.isnan(), wanted.isnan())
+    )

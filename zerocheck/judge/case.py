@@ -99,9 +99,11 @@ class _CaseJudge:
 
     def _induction(self) -> None:
         before = State.observed(self.observation, -1)
-        self._note("publish", 0.0, publish.check_start(
-            before, self.initial, self.moments, self.counts, self.layout
-        ))
+        self._note(
+            "publish",
+            0.0,
+            publish.check_start(before, self.initial, self.moments, self.counts, self.layout),
+        )
         self._note("publish", 0.0, publish.check(self.observation, before, step=-1))
         earlier: State | None = None
         steps = self.case.training.steps
@@ -164,9 +166,13 @@ class _CaseJudge:
 
     def _buffers(self, step: int, passes: Passes) -> None:
         if self.layout.buffers and step < self.case.training.steps:
-            self._note("buffers", 0.0, buffers_.check(
-                self.observation.buffers(step), passes.buffers, self.semantics, step=step
-            ))
+            self._note(
+                "buffers",
+                0.0,
+                buffers_.check(
+                    self.observation.buffers(step), passes.buffers, self.semantics, step=step
+                ),
+            )
 
     def _update(self, step: int, before: State, after: State, gradient: Held | None) -> None:
         if gradient is None:
@@ -190,13 +196,17 @@ class _CaseJudge:
         clipped = self.observation.held(step, "clipped", "gradient")
         norms = [rank.grad_norm for rank in self.observation.steps(step)]
         if any(norm is not None for norm in norms):
-            self._note("clip", *clip_.check_norm(
-                norms, gradient, clipped, self.case, self.semantics, step=step
-            ))
+            self._note(
+                "clip",
+                *clip_.check_norm(norms, gradient, clipped, self.case, self.semantics, step=step),
+            )
         if clipped is not None:
-            self._note("clip", *clip_.check_clipped(
-                clipped, gradient, norms, self.layout, self.case, self.semantics, step=step
-            ))
+            self._note(
+                "clip",
+                *clip_.check_clipped(
+                    clipped, gradient, norms, self.layout, self.case, self.semantics, step=step
+                ),
+            )
         return clipped
 
     def _owned(self, step: int, point: str) -> bool:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+
 from zerocheck_reference import clip_coefficient
 
 from ..case.schema import Case
@@ -58,15 +59,18 @@ def check_norm(
             continue
         error, bound = abs(norm - exact), relative * exact + floor
         if not error <= bound:
-            mild = clipped is not None and _clipped_by(exact, relative, clipped, gradient, case,
-                                                       semantics)
+            mild = clipped is not None and _clipped_by(
+                exact, relative, clipped, gradient, case, semantics
+            )
             return error / bound if bound else math.inf, Violation(
                 obligation="clip",
                 step=step,
                 role="norm",
                 tensors=(),
                 ranks=tuple(
-                    r for r, n in enumerate(reported) if n is not None and not abs(n - exact) <= bound
+                    r
+                    for r, n in enumerate(reported)
+                    if n is not None and not abs(n - exact) <= bound
                 ),
                 explanation=_norm_words(norm, exact, gradient, rank, mild),
                 observed=norm,
@@ -101,9 +105,7 @@ def check_clipped(
         enclosure = _enclosure(before, exact_norm if norm is None else norm, case, semantics)
         if norm is None:
             slack = bounds.norm_relative(elements)
-            enclosure = Enclosure(
-                enclosure.exact, enclosure.bound + slack * enclosure.exact.abs()
-            )
+            enclosure = Enclosure(enclosure.exact, enclosure.bound + slack * enclosure.exact.abs())
         used, misfit = compare(part, enclosure)
         share = max(share, used)
         if misfit is not None:
@@ -122,9 +124,7 @@ def check_clipped(
     return share, None
 
 
-def _enclosure(
-    before: torch.Tensor, norm: float, case: Case, semantics: Semantics
-) -> Enclosure:
+def _enclosure(before: torch.Tensor, norm: float, case: Case, semantics: Semantics) -> Enclosure:
     factor = coefficient(norm, case, semantics)
     enclosure = bounds.clipped(before, factor)
     if factor == 1.0 and not _near_one(norm, case):

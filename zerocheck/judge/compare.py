@@ -48,8 +48,10 @@ def compare(observed: torch.Tensor, enclosure: Enclosure) -> tuple[float, Misfit
 def _same_exception(observed: torch.Tensor, enclosure: Enclosure) -> torch.Tensor:
     exact, bound = enclosure
     largest = torch.finfo(torch.float32).max
-    overflow = observed.isinf() & (exact.abs() + bound.nan_to_num(nan=0.0) >= largest) & (
-        observed.sign() == exact.sign()
+    overflow = (
+        observed.isinf()
+        & (exact.abs() + bound.nan_to_num(nan=0.0) >= largest)
+        & (observed.sign() == exact.sign())
     )
     return overflow | (observed.isnan() & exact.isnan())
 

@@ -71,7 +71,9 @@ def check(
             if 0 in bad:
                 bad.append(rank)
             continue
-        enclosure = Enclosure(plan.gather(wanted.enclosure.exact), plan.gather(wanted.enclosure.bound))
+        enclosure = Enclosure(
+            plan.gather(wanted.enclosure.exact), plan.gather(wanted.enclosure.bound)
+        )
         used, misfit = compare(part, enclosure)
         share = max(share, used)
         if misfit is not None:
@@ -109,12 +111,17 @@ def _existence(
         lacking = tuple(r for r, plan in enumerate(held.plans) if place.name in plan.absent)
         if used and (not there or lacking) and place.stop > place.start:
             return _exists(
-                step, place.name, lacking,
-                "a gradient is missing (None) though the parameter was used", "gradient missing",
+                step,
+                place.name,
+                lacking,
+                "a gradient is missing (None) though the parameter was used",
+                "gradient missing",
             )
         if not used and there and semantics.unused == "skip":
             return _exists(
-                step, place.name, there,
+                step,
+                place.name,
+                there,
                 "a gradient exists though no rank used the parameter; the declared semantics "
                 "(unused='skip') leave it alone, an optimizer would move it",
                 "none became zero",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from collections.abc import Iterator
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
+
 from zerocheck_reference import local_pass
 
 from ..case.schema import Case
@@ -79,7 +79,9 @@ class LocalRunner:
             self._load_buffers(buffers[rank])
             losses.append(
                 [
-                    self._pass(step, rank, number, gradients[rank, number], used[rank], loss_divisor)
+                    self._pass(
+                        step, rank, number, gradients[rank, number], used[rank], loss_divisor
+                    )
                     for number in range(count)
                 ]
             )

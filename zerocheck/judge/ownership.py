@@ -50,14 +50,20 @@ class Ownership:
             ranks = tuple(sorted({rank for rank, _ in shards}))
             if name not in known:
                 return _violation(
-                    step, role, name, ranks,
+                    step,
+                    role,
+                    name,
+                    ranks,
                     f"shards() names {role} {name!r}, which the model does not have"
                     + did_you_mean(name, known),
                 )
             for _, entry in shards:
                 if entry.shape != known[name]:
                     return _violation(
-                        step, role, name, ranks,
+                        step,
+                        role,
+                        name,
+                        ranks,
                         f"shards() gives {role} {name!r} the global shape {list(entry.shape)}; "
                         f"the model has {list(known[name])}",
                     )
@@ -67,9 +73,7 @@ class Ownership:
             here = [(rank, entry) for rank, entry in by_name.get(name, []) if entry.present]
             if not here:
                 if role in ("parameter", "buffer"):
-                    return _violation(
-                        step, role, name, (), f"no rank holds {role} {name!r}"
-                    )
+                    return _violation(step, role, name, (), f"no rank holds {role} {name!r}")
                 continue
             problem = _tiling(here, shape)
             if problem:

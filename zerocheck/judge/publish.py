@@ -6,8 +6,11 @@ judge/case.py, which asks whether a wrong loss is the one of the previous step's
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
+from ..contract.shard import Role
 from .assemble import Held, Observation
 from .compare import different_bits, same_bits
 from .layout import Layout
@@ -73,7 +76,7 @@ def _copies(
 def check_start(
     state: State,
     wanted: torch.Tensor,
-    moments: dict[str, torch.Tensor],
+    moments: Mapping[Role, torch.Tensor],
     counts: list[float],
     layout: Layout,
 ) -> Violation | None:
@@ -95,7 +98,7 @@ def check_start(
                 "restored one",
                 causes=("initial state",),
             )
-    pairs = [("parameter", state.parameter, wanted)]
+    pairs: list[tuple[str, torch.Tensor, torch.Tensor]] = [("parameter", state.parameter, wanted)]
     for role in MOMENTS:
         if role in state.moments or role in moments:
             zero = torch.zeros_like(wanted)

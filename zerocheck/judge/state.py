@@ -43,8 +43,13 @@ class State:
             owners = owners or moment
             present[role] = moment.present
             complete = moment.plans[0].index is None
-            moments[role] = moment.whole if complete else moment.whole.nan_to_num(nan=0.0) \
-                if len(moment.present) < len(layout.places) else moment.whole
+            moments[role] = (
+                moment.whole
+                if complete
+                else moment.whole.nan_to_num(nan=0.0)
+                if len(moment.present) < len(layout.places)
+                else moment.whole
+            )
         return cls(
             parameter=_by_owner(held, owners),
             own=_own(held, _by_owner(held, owners)),

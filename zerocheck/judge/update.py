@@ -200,9 +200,7 @@ class UpdateJudge:
         if self.case.optimizer.amsgrad:
             largest = of(after.moment("max_exp_avg_sq"))
             wanted = torch.maximum(of(before.moment("max_exp_avg_sq")), v)
-            result.append(
-                ("max_exp_avg_sq", largest, Enclosure(wanted, torch.zeros_like(wanted)))
-            )
+            result.append(("max_exp_avg_sq", largest, Enclosure(wanted, torch.zeros_like(wanted))))
             v = largest
         result.append(
             ("parameter", of(after.parameter), bounds.parameter(of(before.parameter), m, v, s))

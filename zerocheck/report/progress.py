@@ -26,6 +26,7 @@ class Progress:
         self._plain_seconds = plain_seconds
         self._tally = Tally()
         self._live: Live | None = None
+        self._known: set[int] = set()
         self._began = self._said = time.monotonic()
 
     def handle(self, record: Record) -> None:
@@ -37,9 +38,13 @@ class Progress:
             case CaseFinished():
                 self._case_finished()
             case Finding():
-                self._print_finding(record)
+                self._found(record)
             case RunFinished():
                 self.close()
+                if self._tally.findings:
+                    self._console.print()
+                for finding in self._tally.findings:
+                    print_finding(self._console, finding)
                 print_outcome(self._console, self._tally)
 
     def close(self) -> None:
@@ -65,8 +70,11 @@ class Progress:
             self._said = now
             self._say(self._status())
 
-    def _print_finding(self, finding: Finding) -> None:
-        print_finding(self._console, finding)
+    def _found(self, finding: Finding) -> None:
+        """One line as soon as it is known; the whole stands at the end."""
+        if finding.number not in self._known:
+            self._known.add(finding.number)
+            self._console.print(Text(finding_lines(finding)[0], style="bold red"))
 
     def _say(self, line: str) -> None:
         self._console.print(Text(line))

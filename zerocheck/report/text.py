@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from ..judge.verdict import TITLES, Status, Violation
+from ..run.findings import Findings
 from ..run.records import CaseFinished, Finding
 from ..run.tally import FAILING, Cell
 
@@ -62,32 +63,7 @@ def finding_text(finding: Finding) -> str:
 
 def failures_of(record: CaseFinished) -> list[Finding]:
     """What is wrong in one case, each in the form of a finding; empty if all holds."""
-    violations = record.judgement.violations if record.judgement is not None else ()
-    failures = [
-        Finding(
-            fingerprint="",
-            implementation=record.implementation,
-            status="violated",
-            title=violation.explanation,
-            case_number=record.number,
-            obligation=violation.obligation,
-            violation=violation,
-            causes=violation.causes,
-        )
-        for violation in violations
-    ]
-    if record.status in ("crashed", "hung") or (record.status == "violated" and not failures):
-        failures.append(
-            Finding(
-                fingerprint="",
-                implementation=record.implementation,
-                status=record.status,
-                title=f"the ranks {record.status}{f': {record.error}' if record.error else ''}",
-                case_number=record.number,
-                reason=record.reason,
-            )
-        )
-    return failures
+    return [bug.finding(number) for number, bug in enumerate(Findings().add(record))]
 
 
 def replay_line(finding: Finding) -> str:

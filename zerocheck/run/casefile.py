@@ -10,6 +10,7 @@ import msgspec
 from ..case.codec import from_plain, parse
 from ..case.validity import check
 from ..errors import UsageError
+from .journal import encode
 from .records import CaseFile
 
 FORMAT = 1
@@ -23,7 +24,7 @@ def write(folder: Path, name: str, case_file: CaseFile) -> Path:
     """Write folder/name.json atomically, without overwriting another finding's; returns it."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    data = msgspec.json.format(msgspec.json.encode(case_file), indent=2)
+    data = msgspec.json.format(encode(case_file), indent=2)
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     temporary.write_bytes(data + b"\n")
     os.replace(temporary, path)
@@ -53,6 +54,6 @@ def read(path: Path) -> CaseFile:
     case = from_plain(raw["case"], source=f"the case in {path}")
     check(case)
     try:
-        return msgspec.convert(raw, CaseFile)
+        return msgspec.convert(raw, CaseFile, strict=False)
     except msgspec.ValidationError as error:
         raise UsageError(f"{path} is not a case file: {error}") from None

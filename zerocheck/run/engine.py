@@ -20,7 +20,7 @@ from .events import Bus, Handler
 from .findings import Bug, Findings
 from .options import RunOptions
 from .plan import Planned, plan
-from .records import CaseFile, CaseFinished, Record, RunFinished, RunStarted
+from .records import CaseFile, CaseFinished, Finding, Record, RunFinished, RunStarted
 from .tally import exit_code, tally, why
 from .trial import TARGET, Outcome, Ranks, Trial, describe, judged
 
@@ -83,6 +83,7 @@ class _Run:
         self.records: list[Record] = []
         self.bus = Bus((*handlers, _Collector(self.records.append)))
         self.findings = Findings()
+        self.told: dict[int, Finding] = {}
         self.hangs: Counter[str] = Counter()
         self.environment = environment()
 
@@ -156,7 +157,10 @@ class _Run:
         first = bug.first
         while bug.tries < CONFIRMATIONS and bug.confirmed == 0:
             again = Trial(
-                self.ranks, first.implementation, first.case, fresh=True,
+                self.ranks,
+                first.implementation,
+                first.case,
+                fresh=True,
                 trace=bug.violation is None,
             ).outcome(obligations=self.options.obligations)
             bug.tries += 1
@@ -183,14 +187,21 @@ class _Run:
                     status=first.status,
                     judgement=first.judgement,
                     environment=self.environment,
-                    title=bug.finding().title,
+                    title=bug.title,
                 ),
             )
         )
+        self._tell(bug)
+
+    def _tell(self, bug: Bug) -> None:
+        finding = bug.finding(self.findings.bugs.index(bug))
+        if self.told.get(finding.number) != finding:
+            self.told[finding.number] = finding
+            self.bus.handle(finding)
 
     def _finish(self, *, interrupted: bool) -> int:
         for bug in self.findings.bugs:
-            self.bus.handle(bug.finding())
+            self._tell(bug)
         tallied = tally(self.records)
         code = exit_code(tallied)
         self.bus.handle(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..judge.verdict import OBLIGATIONS, Obligation, Status, Violation
@@ -47,6 +47,13 @@ class Bug:
         return " / ".join(dict.fromkeys(part for part in parts if part))
 
     @property
+    def title(self) -> str:
+        """One plain sentence."""
+        if self.violation is not None:
+            return self.violation.explanation
+        return f"the ranks {self.status}" + (f": {self.first.error}" if self.first.error else "")
+
+    @property
     def slug(self) -> str:
         """The fingerprint as a file name."""
         return re.sub(r"[^a-z0-9]+", "-", self.fingerprint.lower()).strip("-")[:100]
@@ -64,13 +71,14 @@ class Bug:
         self.confirmed = self.tries = 0
         return True
 
-    def finding(self) -> Finding:
-        """The record of this bug as it is known now."""
+    def finding(self, number: int) -> Finding:
+        """The record of this bug as it is known now. number: its place among the bugs."""
         return Finding(
+            number=number,
             fingerprint=self.fingerprint,
             implementation=self.implementation,
             status=self.status,
-            title=_title(self),
+            title=self.title,
             case_number=self.first.number,
             obligation=None if self.violation is None else self.violation.obligation,
             violation=self.violation,
@@ -126,14 +134,6 @@ def independent(violations: Sequence[Violation]) -> list[Violation]:
     return kept
 
 
-def from_cases(cases: Iterable[CaseFinished]) -> list[Finding]:
-    """The findings of a journal that ended before its findings were written."""
-    findings = Findings()
-    for case in cases:
-        findings.add(case)
-    return [bug.finding() for bug in findings.bugs]
-
-
 def _same_kind(
     bug: Bug, finished: CaseFinished, status: Status, violation: Violation | None
 ) -> bool:
@@ -142,13 +142,3 @@ def _same_kind(
     if violation is None or bug.violation is None:
         return violation is bug.violation and bug.first.error == finished.error
     return (bug.violation.obligation, bug.violation.role) == (violation.obligation, violation.role)
-
-
-def _title(bug: Bug) -> str:
-    if bug.violation is not None:
-        return bug.violation.explanation
-    return {
-        "crashed": f"the ranks crashed: {bug.first.error}" if bug.first.error else
-        "the ranks crashed",
-        "hung": "the ranks hung",
-    }[bug.status]

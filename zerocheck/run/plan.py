@@ -11,7 +11,11 @@ from ..case.features import features
 from ..case.schema import Case
 from ..drive.observation import Described
 from ..errors import UsageError
+from ..judge.verdict import Obligation
 from .options import RunOptions
+
+NEEDED: dict[Obligation, str] = {"clip": "clip", "buffers": "block-batch-norm"}
+"""The feature that a case must have to exercise an obligation, where not every case does."""
 
 OVERDRAW = 60
 """How many cases are drawn for one with the features asked for, at most."""
@@ -52,10 +56,31 @@ def _cases(options: RunOptions, name: str, described: Described) -> Iterator[Cas
         if count
     ]
     found = [case for turn in zip_longest(*queues) for case in turn if case is not None]
+    _complete(found, options, fixed)
     if not found:
         wanted = ", ".join(options.features)
         raise UsageError(f"no case for {name} has the features asked for: {wanted}")
     return iter(found)
+
+
+def _complete(found: list[Case], options: RunOptions, fixed: Mapping[str, object]) -> None:
+    """Put a case in for every obligation that none of a few cases would exercise.
+
+    They take the place of the last cases, for want of which nothing goes unchecked.
+    """
+    place = len(found)
+    for obligation, feature in NEEDED.items():
+        if obligation not in options.obligations or place == 0:
+            continue
+        if any(feature in features(case) for case in found):
+            continue
+        seed = options.seed * 10_007 + 1_000_003
+        drawn = draw(OVERDRAW, seed=seed, world_sizes=options.world_sizes, fixed=fixed)
+        wanted = {feature, *options.features}
+        fitting = [case for case in drawn if wanted <= set(features(case))]
+        if fitting:
+            place -= 1
+            found[place] = fitting[0]
 
 
 def _with_features(

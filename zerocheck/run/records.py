@@ -67,12 +67,17 @@ class CaseFinished(msgspec.Struct, frozen=True, kw_only=True, tag="case finished
 class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
     """A bug: all failing cases of one fingerprint are one finding.
 
+    It is written when it is found, and again when more cases say more of it: of several records
+    with one `number`, its place in the order of discovery, the last one counts.
+
     fingerprint: implementation, obligation, role and cause, no numbers; status: violated, crashed
-    or hung; title: one plain sentence; violation: of the first failing case; case_number: which
-    that was; reason: where each rank stood, detail: their stacks; confirmed: how often it reproduced in fresh rank processes, of how many tries;
-    causes: those that explain all failing cases seen; case_file: what `replay` takes.
+    or hung; title: one plain sentence; violation: of the case to replay; case_number: which that
+    is; reason: where each rank stood, detail: their stacks; confirmed: how often it reproduced in
+    fresh rank processes, of how many tries; causes: those that explain all failing cases seen;
+    case_file: what `replay` takes.
     """
 
+    number: int
     fingerprint: str
     implementation: str
     status: Status

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..catalogue import BUILT_IN
 from ..errors import UsageError
 from .casefile import read
 from .engine import open_ranks
 from .environment import environment
 from .records import CaseFile, CaseFinished, Environment
 from .trial import Outcome, Trial, describe
-from ..catalogue import BUILT_IN
 
 
 def replay(

@@ -98,7 +98,7 @@ class Tally:
         self.finished: RunFinished | None = None
         self.obligations: tuple[Obligation, ...] = OBLIGATIONS
         self.implementations: dict[str, ImplementationTally] = {}
-        self.findings: list[Finding] = []
+        self._findings: dict[int, Finding] = {}
         self.cases = 0
 
     def add(self, record: Record) -> None:
@@ -113,7 +113,7 @@ class Tally:
                 self.cases += 1
                 self._of(record.implementation).add(record)
             case Finding():
-                self.findings.append(record)
+                self._findings[record.number] = record
             case RunFinished():
                 self.finished = record
 
@@ -122,6 +122,11 @@ class Tally:
             cells = {obligation: Cell() for obligation in self.obligations}
             self.implementations[name] = ImplementationTally(name, cells)
         return self.implementations[name]
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Every finding as it was last written, in the order of discovery."""
+        return [self._findings[number] for number in sorted(self._findings)]
 
     @property
     def planned(self) -> int:

@@ -31,7 +31,7 @@ class Bucket:
         shapes = [(name, tuple(parameter.shape)) for name, parameter in parameters]
         self.partition = Partition(shapes, self.world_size)
         self.pieces: list[Piece] = self.partition.pieces(self.rank)
-        self.flat = torch.zeros(self.partition.numel)
+        self.flat = torch.zeros(self.partition.numel, device=self.parameters[0].device)
         self.shard = self.flat[self.partition.shard(self.rank)]
         for parameter, view in zip(self.parameters, self.views(self.flat), strict=True):
             view.copy_(parameter.detach())

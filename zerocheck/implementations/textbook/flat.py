@@ -98,9 +98,7 @@ class FlatParameter:
         """The owned slices of the parameters, and the padding."""
         for piece in self.pieces:
             index = slice(piece.start, piece.stop)
-            yield Shard(
-                piece.name, "parameter", self.shard[piece.inside], piece.shape, index
-            )
+            yield Shard(piece.name, "parameter", self.shard[piece.inside], piece.shape, index)
         start = self.mine.start
         for gap in self.partition.padding(start, self.mine.stop):
             held = self.shard[gap.start - start : gap.stop - start]

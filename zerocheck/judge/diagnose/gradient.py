@@ -12,7 +12,7 @@ from ...case.schema import Case
 from ...contract.semantics import Semantics
 from .. import bounds
 from ..assemble import Held
-from ..bounds import U, Enclosure
+from ..bounds import Enclosure, U
 from ..compare import compare
 from ..layout import Layout
 from ..local import Passes
@@ -127,9 +127,7 @@ def _times(enclosure: Enclosure, factor: float) -> Enclosure:
 
 def _sum(terms: torch.Tensor, divisor: float) -> Enclosure:
     """A sum of other terms: roundings of their additions, and of the divisions: 4."""
-    return bounds.gradient(
-        terms.sum(0) / divisor, terms.abs().sum(0) / divisor, terms.shape[0] + 4
-    )
+    return bounds.gradient(terms.sum(0) / divisor, terms.abs().sum(0) / divisor, terms.shape[0] + 4)
 
 
 def _explains(candidate: _Candidate, evidence: Evidence, wrong: torch.Tensor) -> bool:

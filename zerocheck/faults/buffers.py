@@ -1,0 +1,67 @@
+"""Faults in buffers, such as the running statistics of batch norm."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..case.schema import Case
+from ..contract import Built, Step, StepReport
+from ..implementations.ddp import Ddp
+from ..implementations.fsdp2 import Fsdp2
+from ..implementations.textbook.zero1 import Zero1
+from ..implementations.textbook.zero2 import Zero2
+from ..implementations.textbook.zero3 import Zero3
+
+
+class BuffersNotBroadcast(Ddp):
+    """Those of rank 0 are not sent to the others (PT #178569). Flagged: buffers local."""
+
+    def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
+        built = super().build(model, case, mesh)
+        built.model.broadcast_buffers = False  # type: ignore[assignment]
+        return built
+
+
+class BuffersAveraged(Zero1):
+    """They are averaged over ranks, though declared local. Flagged: buffers averaged."""
+
+    def train_step(self, step: Step) -> StepReport:
+        report = super().train_step(step)
+        for buffer in self.model.buffers():
+            if buffer.is_floating_point():
+                dist.all_reduce(buffer, group=self.group)
+                buffer.div_(self.world_size)
+        return report
+
+
+class BuffersOfRank0(Zero2):
+    """Those of rank 0 overwrite the others', though declared local. Flagged: buffers of rank 0."""
+
+    def train_step(self, step: Step) -> StepReport:
+        report = super().train_step(step)
+        for buffer in self.model.buffers():
+            dist.broadcast(buffer, group_src=0, group=self.optimizer.group)
+        return report
+
+
+class BuffersRounded(Zero3):
+    """All of them are cast to half precision (FS #427). Flagged: buffers rounded to bf16."""
+
+    def train_step(self, step: Step) -> StepReport:
+        report = super().train_step(step)
+        for buffer in self.model.buffers():
+            buffer.copy_(buffer.bfloat16())
+        return report
+
+
+class BuffersForgotten(Fsdp2):
+    """They are set back after every step, as if never registered. Flagged: buffers not updated."""
+
+    def train_step(self, step: Step) -> StepReport:
+        before = [buffer.clone() for buffer in self.built.model.buffers()]
+        report = super().train_step(step)
+        for buffer, kept in zip(self.built.model.buffers(), before, strict=True):
+            buffer.copy_(kept)
+        return report

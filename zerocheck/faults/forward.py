@@ -1,0 +1,123 @@
+"""Faults in the forward: other samples, other random numbers, other parameters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..case.schema import Case
+from ..compat import all_gather_single
+from ..contract import Built, Step, StepReport
+from ..implementations.ddp import Ddp
+from ..implementations.textbook.flat import FlatParameter
+from ..implementations.textbook.zero1 import Zero1
+from ..implementations.textbook.zero2 import Zero2
+from ..implementations.textbook.zero3 import Zero3
+from ..models.batches import batch
+
+
+class SeedForAll(Zero2):
+    """Every forward starts from one seed, on every rank (MG #6858). Flagged: loss."""
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        self.handle = model.register_forward_pre_hook(_reseed)
+
+    def close(self) -> None:
+        self.handle.remove()
+        super().close()
+
+
+def _reseed(*_: Any) -> None:
+    torch.manual_seed(0)
+
+
+class EvaluationMode(Ddp):
+    """The model is left in evaluation mode. Flagged: loss, evaluation mode."""
+
+    def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
+        built = super().build(model, case, mesh)
+        built.model.eval()
+        return built
+
+
+class FirstMicrobatchTwice(Zero3):
+    """The first microbatch is run again in place of the second (DS PR#1264 in the loader).
+
+    Flagged: samples of another microbatch.
+    """
+
+    def train_step(self, step: Step) -> StepReport:
+        first, *rest = step.microbatches
+        return super().train_step(
+            replace(step, microbatches=[first, *[first][: len(rest)], *rest[1:]])
+        )
+
+
+class MicrobatchDropped(Zero1):
+    """The last microbatch is not run. Flagged: microbatch dropped."""
+
+    def train_step(self, step: Step) -> StepReport:
+        kept = step.microbatches[: max(1, len(step.microbatches) - 1)]
+        return super().train_step(replace(step, microbatches=kept))
+
+
+class SamplesOfRank0(Zero1):
+    """Every rank reads the samples of rank 0 (no distributed sampler; TT #816).
+
+    Flagged: samples of another rank.
+    """
+
+    def train_step(self, step: Step) -> StepReport:
+        same = []
+        for number, one in enumerate(step.microbatches):
+            drawn = batch(self.case, step=step.index, rank=0, microbatch=number)
+            same.append(replace(one, inputs=drawn.inputs, target=drawn.target, seed=drawn.seed))
+        return super().train_step(replace(step, microbatches=same))
+
+
+class _Misordered(FlatParameter):
+    def wait(self) -> None:
+        arrived = self._work is not None
+        super().wait()
+        if arrived:
+            size = self.group.size()
+            one = self.full[self.partition.shard(size - 1)]
+            other = self.full[self.partition.shard(size - 2)]
+            kept = one.clone()
+            one.copy_(other)
+            other.copy_(kept)
+
+
+class ShardsMisordered(Zero3):
+    """The last two shards change places when they are gathered (DS PR#318). Flagged: loss."""
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        for flat in self.flats:
+            flat.__class__ = _Misordered
+
+
+class _Elsewhere(FlatParameter):
+    def gather(self) -> None:
+        if not self.gathered:
+            self.storage.resize_(self._bytes)
+            other = torch.empty_like(self.full)
+            self._work = all_gather_single(other, self.shard, self.group)
+            self.gathered = True
+
+
+class UnitNotGathered(Zero3):
+    """The root unit is gathered into another buffer than the one that is read (DS PR#5606).
+
+    Flagged: loss, uninitialised memory.
+    """
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        for flat in self.root.flats:
+            flat.__class__ = _Elsewhere

@@ -1,0 +1,73 @@
+"""Faults that read padding. They show because memory that nobody wrote is NaN during a case."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..case.schema import Case
+from ..implementations.textbook.zero2 import GradientBucket, Zero2
+from .parts import ClipsInParts
+
+
+class _Walked(GradientBucket):
+    """Gradients are laid end to end, without the padding between them."""
+
+    def collect(self, number: int) -> None:
+        partition = self.bucket.partition
+        walked = sum(parameter.numel() for parameter in self.bucket.parameters[:number])
+        aligned, partition.offsets = partition.offsets, list(partition.offsets)
+        partition.offsets[number] = walked
+        super().collect(number)
+        partition.offsets = aligned
+
+    def _buffer(self) -> torch.Tensor:
+        if self._whole is None:
+            self._whole = torch.empty(self.bucket.partition.numel)
+        return self._whole
+
+
+class AlignedWalkedUnaligned(Zero2):
+    """The gradient buffer is sized with padding and walked without it (DS PR#8158).
+
+    Flagged: gradient, uninitialised memory.
+    """
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        for gradient in self.gradients:
+            gradient.__class__ = _Walked
+
+
+class _Unwritten(GradientBucket):
+    """Only what belongs to a parameter is written."""
+
+    def _buffer(self) -> torch.Tensor:
+        if self._whole is None:
+            self._whole = torch.empty(self.bucket.partition.numel)
+            for view in self.bucket.views(self._whole):
+                view.zero_()
+        return self._whole
+
+
+class _FlatNorm(ClipsInParts):
+    flat: list[torch.Tensor]
+
+    def local(self, p: float) -> torch.Tensor:
+        return torch.linalg.vector_norm(torch.cat([*self.flat, torch.zeros(1)]).double(), p)
+
+
+class PaddingInNorm(Zero2):
+    """The norm is taken over the flat gradient, with padding that nobody wrote (DS PR#3832).
+
+    Flagged: clip, uninitialised memory.
+    """
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        optimizer = _FlatNorm(case, self.optimizer.owned, self.optimizer.group)
+        optimizer.flat = [gradient.shard for gradient in self.gradients]
+        self.optimizer = optimizer
+        for gradient in self.gradients:
+            gradient.__class__ = _Unwritten
