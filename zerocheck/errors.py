@@ -32,8 +32,9 @@ class Unsupported(ZerocheckError):
 
 def did_you_mean(given: str, allowed: Iterable[str]) -> str:
     """`"; did you mean 'fsdp2'?"` for the nearest allowed word, or an empty string."""
-    nearest = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.5)
-    return f"; did you mean {nearest[0]!r}?" if nearest else ""
+    spelled = {name.casefold(): name for name in allowed}
+    nearest = difflib.get_close_matches(given.casefold(), list(spelled), n=1, cutoff=0.5)
+    return f"; did you mean {spelled[nearest[0]]!r}?" if nearest else ""
 
 
 def unknown(what: str, given: str, allowed: Iterable[str]) -> UsageError:

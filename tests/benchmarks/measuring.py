@@ -22,10 +22,12 @@ from zerocheck.run.trial import TARGET, Outcome, Trial, describe
 @contextlib.contextmanager
 def warm_pool(target: str = TARGET) -> Iterator[Pool]:
     """A pool that does not queue behind other runs on the machine: times are taken here."""
-    with tempfile.TemporaryDirectory() as directory:
-        with Pool(target, cores=Cores(directory=directory), patience_s=30.0) as pool:
-            pool.wait_until_ready()
-            yield pool
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        Pool(target, cores=Cores(directory=directory), patience_s=30.0) as pool,
+    ):
+        pool.wait_until_ready()
+        yield pool
 
 
 def planned(pool: Pool, options: RunOptions) -> list[Planned]:

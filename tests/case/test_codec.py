@@ -51,7 +51,7 @@ def test_no_bytes_raise_anything_else(data: bytes) -> None:
     try:
         decode(data, source="c.json")
     except UsageError as error:
-        assert str(error).startswith("c.json")
+        assert str(error).startswith("c.json")  # noqa: PT017 - most bytes raise, some may not
 
 
 @QUICK
@@ -63,7 +63,7 @@ def test_no_flipped_byte_raises_anything_else(data: st.DataObject) -> None:
     try:
         decode(bytes(text), source="c.json")
     except UsageError as error:
-        assert str(error).startswith("c.json")
+        assert str(error).startswith("c.json")  # noqa: PT017 - most bytes raise, some may not
 
 
 @pytest.mark.parametrize(

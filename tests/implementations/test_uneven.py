@@ -65,7 +65,9 @@ def _difference(mesh: DeviceMesh, kind: type[Implementation]) -> float:
     for index in range(3):
         batches = [
             Microbatch(
-                inputs=(x, torch.tensor((index + number) % 3)), target=torch.ones(2), seed=0,
+                inputs=(x, torch.tensor((index + number) % 3)),
+                target=torch.ones(2),
+                seed=0,
                 loss_of=loss_of,
             )
             for number, x in enumerate(samples[index])
@@ -105,7 +107,7 @@ def _bits(mesh: DeviceMesh, kinds: list[type[Implementation]], cases: list[Case]
             loss.backward()  # type: ignore[no-untyped-call]
         for kind in kinds:
             implementation = kind(build_model(case), case, mesh)
-            got = {}
+            got: dict[str, Any] = {}
 
             def reached(
                 _: str, implementation: Implementation = implementation, got: Any = got
@@ -155,7 +157,7 @@ def _zero2_events(mesh: DeviceMesh, case: Case) -> tuple[list[str], int, bool]:
         filling = sum(gradient._whole is not None for gradient in implementation.gradients)
         most = max(most, filling + len(implementation.reduction._flying))
 
-    implementation.reduction.launch = launched  # type: ignore[method-assign]
+    implementation.reduction.launch = launched  # type: ignore[method-assign, assignment]
     implementation.train_step(step_of(case, 0, dist.get_rank(), lambda _: None))
     left = any(parameter.grad is not None for parameter in model.parameters())
     left |= any(gradient._whole is not None for gradient in implementation.gradients)

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from ..case.schema import Case
 from ..compat import local_index
-from ..errors import UsageError
+from ..errors import Unsupported, UsageError
 from .implementation import Implementation, Step, StepReport
 from .names import unwrapped
 from .shard import Index, Role, Shard
@@ -56,6 +56,8 @@ class BuiltImplementation(Implementation):
             raise UsageError(
                 f"build must return zerocheck.Built(model, optimizer), got {type(built).__name__}"
             )
+        if case.training.norm == "inf" and case.training.clip is not None and built.clip is None:
+            _refuse_empty_shards(built.model)
         self.case = case
         self.built = built
         self._places: dict[str, tuple[tuple[int, ...], Index | None]] = {}
@@ -176,6 +178,23 @@ def from_function(
     if hasattr(build, "supports"):
         members["supports"] = staticmethod(build.supports)
     return type(build.__name__, (BuiltImplementation,), members)
+
+
+def _refuse_empty_shards(model: nn.Module) -> None:
+    """Raise Unsupported where torch's clip_grad_norm_ fails by the infinity norm.
+
+    A rank whose shard of dim 0 is empty raises in `torch._foreach_norm`, while the others wait for
+    it: reports/findings/fsdp2-inf-norm-of-an-empty-shard.md. Every rank comes to the same answer.
+    """
+    for parameter in model.parameters():
+        if not (isinstance(parameter, DTensor) and parameter.requires_grad and parameter.dim()):
+            continue
+        world, rows = parameter.device_mesh.size(), parameter.shape[0]
+        if -(-rows // world) * (world - 1) >= rows and world > 1:
+            raise Unsupported(
+                "torch cannot take the infinity norm of an empty shard: "
+                "see reports/findings/fsdp2-inf-norm-of-an-empty-shard.md"
+            )
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

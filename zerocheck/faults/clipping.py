@@ -17,7 +17,10 @@ from .parts import ClipsInParts, WithOptimizer
 
 
 class ReplicatedCountedWTimes(Ddp):
-    """The norm of replicated gradients is summed over ranks (PT #88621). Flagged: norm x sqrt(W)."""
+    """The norm of replicated gradients is summed over ranks (PT #88621).
+
+    Flagged: norm x sqrt(W).
+    """
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         built = super().build(model, case, mesh)
@@ -125,7 +128,9 @@ class Rank0Clips(WithOptimizer):
 class _Nothing(ClipsInParts):
     def total(self, p: float) -> torch.Tensor:
         gradients = [getattr(one, "main_grad", torch.zeros(1)) for one in self.owned]
-        return torch.cat([torch.zeros(1), *gradients]).double().norm(p)
+        whole = torch.cat([torch.zeros(1), *gradients])
+        norm: torch.Tensor = torch.linalg.vector_norm(whole, p, dtype=torch.float64)
+        return norm
 
 
 class NormOfNothing(WithOptimizer):

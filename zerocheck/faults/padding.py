@@ -55,7 +55,9 @@ class _FlatNorm(ClipsInParts):
     flat: list[torch.Tensor]
 
     def local(self, p: float) -> torch.Tensor:
-        return torch.linalg.vector_norm(torch.cat([*self.flat, torch.zeros(1)]).double(), p)
+        whole = torch.cat([*self.flat, torch.zeros(1)]).double()
+        norm: torch.Tensor = torch.linalg.vector_norm(whole, p)
+        return norm
 
 
 class PaddingInNorm(Zero2):

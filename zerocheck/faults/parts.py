@@ -57,7 +57,8 @@ class ClipsInParts(ShardedAdamW):
         """Norm over this rank's pieces, 0-d fp64."""
         pieces = [one.gradient.double() for one in self.owned]
         whole = torch.cat(pieces) if pieces else torch.zeros(1, dtype=torch.float64)
-        return torch.linalg.vector_norm(whole, p)
+        norm: torch.Tensor = torch.linalg.vector_norm(whole, p)
+        return norm
 
     def total(self, p: float) -> torch.Tensor:
         """Norm over the pieces of all ranks, 0-d fp64."""

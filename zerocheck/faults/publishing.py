@@ -55,7 +55,10 @@ class NotPublished(Zero1):
 
 
 class PublishedBeforeUpdate(Zero2):
-    """Parameters are gathered before the update (MG #3140). Flagged: copies of the previous step."""
+    """Parameters are gathered before the update (MG #3140).
+
+    Flagged: copies of the previous step.
+    """
 
     def _flush(self) -> None:
         super()._flush()

@@ -185,6 +185,10 @@ class OutsideTheOptimizer(Ddp):
             raise Unsupported("only the head is trainable")
         return Built(built.model, torch.optim.AdamW(grouped(case, named)))
 
+    def train_step(self, step: Step) -> StepReport:
+        self.built.model.zero_grad()
+        return super().train_step(step)
+
 
 class FrozenDecay(Ddp):
     """Weight decay reaches frozen parameters. Flagged: untouched parameter changed."""

@@ -65,6 +65,15 @@ class Held:
             held[plan.index] = True
         return self.whole[held]
 
+    def covered(self) -> torch.Tensor | None:
+        """Mask of the elements that some rank holds, or None for all of them."""
+        if any(plan.index is None for plan in self.plans):
+            return None
+        mask = torch.zeros(len(self.whole), dtype=torch.bool)
+        for plan in self.plans:
+            mask[plan.index] = True
+        return mask
+
     @property
     def whole_everywhere(self) -> bool:
         """Every rank holds every element, in order."""

@@ -128,7 +128,7 @@ def scalars(
         lr, beta1, beta2, eps, weight_decay = (
             _single(value) for value in (lr, beta1, beta2, eps, weight_decay)
         )
-    correction1, correction2 = _correction(beta1, step), _correction(beta2, step)
+    correction1, correction2 = correction(beta1, step), correction(beta2, step)
     extra = 2.0**-52 * (1 / correction1 + 1 / (2 * correction2))
     if reading == "single":
         extra += 2 * U * ((1 - correction1) / correction1 + (1 - correction2) / correction2)
@@ -139,7 +139,7 @@ def _single(value: float) -> float:
     return float(torch.tensor(value, dtype=torch.float32))
 
 
-def _correction(beta: float, step: int) -> float:
+def correction(beta: float, step: int) -> float:
     return 1.0 if beta == 0 else -math.expm1(step * math.log(beta))
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from ..contract.semantics import Semantics
+from .diagnose.buffers import SENTENCES, causes
 from .verdict import Violation
 
 Buffers = Mapping[str, torch.Tensor]
@@ -18,9 +19,19 @@ def entering(before: Sequence[Buffers], semantics: Semantics) -> Sequence[Buffer
 
 
 def check(
-    observed: Sequence[Buffers], expected: Sequence[Buffers], semantics: Semantics, *, step: int
+    observed: Sequence[Buffers],
+    expected: Sequence[Buffers],
+    semantics: Semantics,
+    *,
+    step: int,
+    before: Sequence[Buffers],
+    local: Callable[[], Sequence[Buffers]] | None = None,
 ) -> Violation | None:
-    """The first buffer that differs, on all ranks where it does."""
+    """The first buffer that differs, on all ranks where it does.
+
+    For the diagnosis: before, the buffers at the start of the step; local, what each rank would
+    have if none were sent.
+    """
     for name in expected[0]:
         bad = [
             rank
@@ -32,6 +43,13 @@ def check(
         seen, wanted = observed[bad[0]][name], expected[bad[0]][name]
         different = (seen != wanted).reshape(-1).nonzero().reshape(-1)
         first = int(different[0]) if len(different) else 0
+        names = causes(
+            [rank[name] for rank in observed],
+            [rank[name] for rank in expected],
+            [rank[name] for rank in before],
+            None if local is None else [rank[name] for rank in local()],
+        )
+        words = "".join(f"; {SENTENCES[cause]}" for cause in names if cause in SENTENCES)
         return Violation(
             obligation="buffers",
             step=step,
@@ -44,8 +62,8 @@ def check(
             wrong=len(different),
             total=seen.numel(),
             explanation=f"buffer {name!r} is not what the declared semantics "
-            f"(buffers={semantics.buffers!r}) give",
-            causes=("buffers differ",),
+            f"(buffers={semantics.buffers!r}) give{words}",
+            causes=names,
         )
     return None
 

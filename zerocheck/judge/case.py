@@ -14,7 +14,7 @@ import torch
 from ..case.schema import Case
 from ..contract.groups import learning_rates
 from ..contract.semantics import Semantics
-from ..drive.observation import RankSeen
+from ..drive.observation import Point, RankSeen
 from ..models.network import build_model
 from ..models.start import initial_state
 from . import buffers as buffers_
@@ -25,7 +25,7 @@ from . import publish
 from .assemble import Fetch, Held, Observation
 from .digest import digest_of
 from .layout import Layout
-from .local import LocalRunner, Passes, as_on_a_rank
+from .local import LocalRunner, Passes, Scale, as_on_a_rank
 from .ownership import MOMENTS, Ownership
 from .state import State
 from .update import Update, UpdateJudge
@@ -113,7 +113,9 @@ class _CaseJudge:
                 return
             after = State.observed(self.observation, step)
             self._update(step, before, after, gradient)
-            self._note("publish", 0.0, publish.check(self.observation, after, step=step))
+            self._note(
+                "publish", 0.0, publish.check(self.observation, after, step=step, before=before)
+            )
             self.observation.forget(step - 1)
             earlier, before = before, after
 
@@ -122,7 +124,9 @@ class _CaseJudge:
         seen = self.observation.steps(step)
         losses = [rank.losses for rank in seen]
         passes = self._passes(step, before)
-        violation = loss_.check(losses, passes.losses, step=step)
+        violation = loss_.check(
+            losses, passes.losses, step=step, evaluated=lambda: self._evaluated(step, before)
+        )
         if violation is not None and earlier is not None:
             stale = self._passes(step, earlier)
             if loss_.same(losses, stale.losses):
@@ -132,19 +136,40 @@ class _CaseJudge:
         if violation is not None:
             # The forward was another one, so its gradient is too: one bug, one finding.
             return self._reduced(step)
-        self._buffers(step, passes)
-        return self._gradient(step, passes)
+        self._buffers(step, before, passes)
+        return self._gradient(step, before, passes)
 
-    def _gradient(self, step: int, passes: Passes) -> Held | None:
+    def _gradient(self, step: int, before: State, passes: Passes) -> Held | None:
         held = self._reduced(step)
         if held is None:
             return None
         wanted = gradient_.expected(passes, self.case, self.semantics)
         share, violation = gradient_.check(
-            held, wanted, passes, self.layout, self.case, self.semantics, step=step
+            held,
+            wanted,
+            passes,
+            self.layout,
+            self.case,
+            self.semantics,
+            step=step,
+            again=lambda scale: self._passes(step, before, scale=scale),
+            previous=self._previous(step),
         )
         self._note("gradient", share, violation)
         return held
+
+    def _previous(self, step: int) -> torch.Tensor | None:
+        """The gradient that was held when the step before ended, 0 where there was none."""
+        if step == 0:
+            return None
+        point: Point = "reduced" if self.case.training.clip is None else "clipped"
+        held = self.observation.held(step - 1, point, "gradient")
+        return None if held is None else held.whole.nan_to_num(nan=0.0)
+
+    def _evaluated(self, step: int, before: State) -> list[list[float]]:
+        """The losses in evaluation mode."""
+        with self.runner.evaluating():
+            return self._passes(step, before).losses
 
     def _reduced(self, step: int) -> Held | None:
         if not self._owned(step, "reduced"):
@@ -154,25 +179,34 @@ class _CaseJudge:
             self.tier = "state only"
         return held
 
-    def _passes(self, step: int, state: State) -> Passes:
+    def _passes(
+        self, step: int, state: State, *, scale: Scale | None = None, local: bool = False
+    ) -> Passes:
+        """All forwards and backwards. For counterfactuals: scale, of each loss; local, buffers are
+        not sent."""
         buffers = self.observation.buffers(step - 1)
         return self.runner.run(
             step,
             state.own,
-            buffers_.entering(buffers, self.semantics),
+            buffers if local else buffers_.entering(buffers, self.semantics),
             self.observation.steps(step),
             loss_divisor=gradient_.loss_divisor(self.case, self.semantics),
+            scale=scale,
         )
 
-    def _buffers(self, step: int, passes: Passes) -> None:
-        if self.layout.buffers and step < self.case.training.steps:
-            self._note(
-                "buffers",
-                0.0,
-                buffers_.check(
-                    self.observation.buffers(step), passes.buffers, self.semantics, step=step
-                ),
-            )
+    def _buffers(self, step: int, before: State, passes: Passes) -> None:
+        if not self.layout.buffers or step == self.case.training.steps:
+            return
+        sent = self.semantics.buffers == "rank0"
+        violation = buffers_.check(
+            self.observation.buffers(step),
+            passes.buffers,
+            self.semantics,
+            step=step,
+            before=self.observation.buffers(step - 1),
+            local=(lambda: self._passes(step, before, local=True).buffers) if sent else None,
+        )
+        self._note("buffers", 0.0, violation)
 
     def _update(self, step: int, before: State, after: State, gradient: Held | None) -> None:
         if gradient is None:
@@ -182,7 +216,15 @@ class _CaseJudge:
             return
         has = [place.name in applied.present for place in self.layout.places]
         share, violation = self.updates.check(
-            Update(before, after, applied.whole, 0.0, learning_rates(self.case, step), has),
+            Update(
+                before,
+                after,
+                applied.whole,
+                0.0,
+                learning_rates(self.case, step),
+                has,
+                None if applied is gradient else gradient.whole,
+            ),
             step=step,
         )
         self._note("update", share, violation)
@@ -198,7 +240,15 @@ class _CaseJudge:
         if any(norm is not None for norm in norms):
             self._note(
                 "clip",
-                *clip_.check_norm(norms, gradient, clipped, self.case, self.semantics, step=step),
+                *clip_.check_norm(
+                    norms,
+                    gradient,
+                    clipped,
+                    self.case,
+                    self.semantics,
+                    step=step,
+                    previous=self.observation.steps(step - 1)[0].grad_norm if step else None,
+                ),
             )
         if clipped is not None:
             self._note(

@@ -19,16 +19,32 @@ from . import bounds
 from .assemble import Held
 from .bounds import Enclosure, U
 from .compare import compare, describe
+from .diagnose.clip import SENTENCES, Norm, clip_causes, norm_causes
 from .layout import Layout
 from .verdict import Violation
 
 
-def true_norm(gradient: Held, case: Case) -> tuple[float, int]:
-    """(norm of the observed gradient in float64, number of its elements)."""
-    there = gradient.values
+def elements_of(gradient: Held, rank: int) -> torch.Tensor:
+    """All elements that some rank holds; those that `rank` holds as it holds them.
+
+    Frozen parameters have no gradient and are left out. Where copies differ, which is another
+    finding, each rank's clipping is judged by its own.
+    """
+    whole, plan = gradient.whole, gradient.plans[rank]
+    if plan.index is None:
+        return gradient.parts[rank]
+    if not torch.equal(plan.gather(whole), gradient.parts[rank]):
+        whole = whole.clone()
+        plan.scatter(whole, gradient.parts[rank])
+    covered = gradient.covered()
+    return whole if covered is None else whole[covered]
+
+
+def true_norm(elements: torch.Tensor, case: Case) -> float:
+    """Norm of an observed gradient in float64."""
     if case.training.norm == "inf":
-        return float(there.abs().max()) if there.numel() else 0.0, there.numel()
-    return float(torch.linalg.vector_norm(there, dtype=torch.float64)), there.numel()
+        return float(elements.abs().max()) if elements.numel() else 0.0
+    return float(torch.linalg.vector_norm(elements, dtype=torch.float64))
 
 
 def coefficient(norm: float, case: Case, semantics: Semantics) -> float:
@@ -45,43 +61,73 @@ def check_norm(
     semantics: Semantics,
     *,
     step: int,
+    previous: float | None = None,
 ) -> tuple[float, Violation | None]:
-    """Every rank's reported norm against the enclosure of the true one."""
-    exact, elements = true_norm(gradient, case)
-    if not math.isfinite(exact):
-        return 0.0, None
-    relative = 0.0 if case.training.norm == "inf" else bounds.norm_relative(elements)
-    # Squares of tiny gradients underflow: each loses at most eta before the root.
-    floor = 0.0 if case.training.norm == "inf" else math.sqrt(elements * bounds.ETA)
+    """Every rank's reported norm against the enclosure of the true one. previous: reported at the
+    step before."""
     share = 0.0
+    bad: dict[int, tuple[float, float, float]] = {}
     for rank, norm in enumerate(reported):
-        if norm is None:
+        elements = elements_of(gradient, rank)
+        exact = true_norm(elements, case)
+        if norm is None or not math.isfinite(exact):
             continue
+        relative, floor = _norm_bound(elements.numel(), case)
         error, bound = abs(norm - exact), relative * exact + floor
-        if not error <= bound:
-            mild = clipped is not None and _clipped_by(
-                exact, relative, clipped, gradient, case, semantics
-            )
-            return error / bound if bound else math.inf, Violation(
-                obligation="clip",
-                step=step,
-                role="norm",
-                tensors=(),
-                ranks=tuple(
-                    r
-                    for r, n in enumerate(reported)
-                    if n is not None and not abs(n - exact) <= bound
-                ),
-                explanation=_norm_words(norm, exact, gradient, rank, mild),
-                observed=norm,
-                expected=exact,
-                bound=bound,
-                ratio=error / bound if bound and math.isfinite(error) else None,
-                causes=_norm_causes(norm, exact, gradient, rank),
-                mild=mild,
-            )
-        share = max(share, error / bound if bound else 0.0)
-    return share, None
+        if error <= bound:
+            share = max(share, error / bound if bound else 0.0)
+        else:
+            bad[rank] = norm, exact, bound
+    if not bad:
+        return share, None
+    causes: tuple[str, ...] | None = None
+    for rank, (norm, exact, _) in bad.items():
+        elements = elements_of(gradient, rank)
+        part = gradient.parts[rank]
+        found = norm_causes(
+            Norm(
+                norm, exact, elements, part, len(part) == len(elements), len(reported), previous,
+                *_norm_bound(elements.numel(), case),
+            ),
+            case.training.norm,
+        )  # fmt: skip
+        causes = found if causes is None else tuple(c for c in causes if c in found)
+    assert causes is not None
+    rank, (norm, exact, bound) = next(iter(bad.items()))
+    elements = elements_of(gradient, rank)
+    relative = _norm_bound(elements.numel(), case)[0]
+    mild = clipped is not None and _clipped_by(exact, relative, clipped, gradient, case, semantics)
+    words = f"the reported norm is {norm:.9g}, the norm of the gradient is {exact:.9g}"
+    words += "".join(f"; {SENTENCES[cause]}" for cause in causes[:1] if cause in SENTENCES)
+    if mild and clipped is not None:
+        same = norm >= 0 and _clipped_by(norm, relative, clipped, gradient, case, semantics)
+        words += (
+            " (for this gradient both norms clip alike)"
+            if same
+            else " (only the report is wrong: clipping used the right one)"
+        )
+    return (abs(norm - exact) / bound if bound else math.inf), Violation(
+        obligation="clip",
+        step=step,
+        role="norm",
+        tensors=(),
+        ranks=tuple(bad),
+        explanation=words,
+        observed=norm,
+        expected=exact,
+        bound=bound,
+        ratio=abs(norm - exact) / bound if bound and math.isfinite(norm) else None,
+        causes=causes,
+        mild=mild,
+    )
+
+
+def _norm_bound(elements: int, case: Case) -> tuple[float, float]:
+    """(relative, absolute). Squares of tiny gradients underflow: each loses at most eta before
+    the root. The largest element is exact."""
+    if case.training.norm == "inf":
+        return 0.0, 0.0
+    return bounds.norm_relative(elements), math.sqrt(elements * bounds.ETA)
 
 
 def check_clipped(
@@ -96,20 +142,23 @@ def check_clipped(
 ) -> tuple[float, Violation | None]:
     """Every rank's clipped gradient, from its own gradient and its own reported norm."""
     share = 0.0
-    exact_norm, elements = true_norm(gradient, case)
     for rank, (part, plan) in enumerate(zip(clipped.parts, clipped.plans, strict=True)):
         norm = reported[rank]
+        elements = elements_of(gradient, rank)
+        used_norm = true_norm(elements, case) if norm is None else norm
         before = plan.gather(gradient.whole).to(torch.float64)
         if plan is gradient.plans[rank]:
             before = gradient.parts[rank].to(torch.float64)
-        enclosure = _enclosure(before, exact_norm if norm is None else norm, case, semantics)
+        enclosure = _enclosure(before, used_norm, case, semantics)
         if norm is None:
-            slack = bounds.norm_relative(elements)
+            slack = bounds.norm_relative(elements.numel())
             enclosure = Enclosure(enclosure.exact, enclosure.bound + slack * enclosure.exact.abs())
         used, misfit = compare(part, enclosure)
         share = max(share, used)
         if misfit is not None:
-            text, causes = _clip_words(part, before, case)
+            assert case.training.clip is not None
+            factor = coefficient(used_norm, case, semantics)
+            text, causes = clip_causes(part, before, used_norm, factor, case.training.clip)
             return share, describe(
                 misfit,
                 layout,
@@ -151,42 +200,3 @@ def _clipped_by(
     enclosure = _enclosure(before, norm, case, semantics)
     slack = relative * enclosure.exact.abs()
     return compare(clipped.whole, Enclosure(enclosure.exact, enclosure.bound + slack))[1] is None
-
-
-def _norm_words(norm: float, exact: float, gradient: Held, rank: int, mild: bool) -> str:
-    words = f"the reported norm is {norm:.9g}, the norm of the gradient is {exact:.9g}"
-    if "local norm" in _norm_causes(norm, exact, gradient, rank):
-        words += "; it is the norm of this rank's own shard alone"
-    if mild:
-        words += " (only the report is wrong: clipping used the right one)"
-    return words
-
-
-def _norm_causes(norm: float, exact: float, gradient: Held, rank: int) -> tuple[str, ...]:
-    world = len(gradient.parts)
-    close = 1e-3
-    found: list[str] = []
-    if world > 1 and exact > 0:
-        if abs(norm / exact - math.sqrt(world)) < close:
-            found.append("norm x sqrt(W)")
-        if abs(norm / exact * math.sqrt(world) - 1) < close:
-            found.append("norm / sqrt(W)")
-        part = gradient.parts[rank]
-        local = float(torch.linalg.vector_norm(part, dtype=torch.float64)) if part.numel() else 0.0
-        if len(part) < len(gradient.whole) and abs(norm - local) <= close * exact:
-            found.append("local norm")
-    if norm == 0:
-        found.append("norm of nothing")
-    return tuple(found)
-
-
-def _clip_words(
-    part: torch.Tensor, before: torch.Tensor, case: Case
-) -> tuple[str, tuple[str, ...]]:
-    if torch.equal(part.to(torch.float64), before):
-        return "the gradient was not clipped", ("not clipped",)
-    return (
-        f"the clipped gradient is not the gradient times the coefficient of its norm and "
-        f"c = {case.training.clip:g}",
-        (),
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from .bounds import Enclosure
 from .compare import compare, describe
 from .diagnose.gradient import Evidence, causes
 from .layout import Layout
-from .local import Passes
+from .local import Passes, Scale
 from .verdict import Violation
 
 
@@ -58,6 +59,8 @@ def check(
     semantics: Semantics,
     *,
     step: int,
+    again: Callable[[Scale], Passes] | None = None,
+    previous: torch.Tensor | None = None,
 ) -> tuple[float, Violation | None]:
     """(share of the bound, violation or None) for the gradient that was shown at `reduced`."""
     violation = _existence(held, wanted, layout, semantics, step)
@@ -83,7 +86,9 @@ def check(
     if first is None:
         return share, None
     misfit, elements = first
-    found = causes(Evidence(held, passes, wanted.enclosure, layout, case, semantics))
+    found = causes(
+        Evidence(held, passes, wanted.enclosure, layout, case, semantics, again, previous)
+    )
     return share, describe(
         misfit,
         layout,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -18,6 +18,8 @@ from ..drive.observation import StepSeen
 from ..drive.poison import deterministic
 from ..models.batches import batch, loss_of
 from .layout import Layout
+
+Scale = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class LocalRunner:
         self.case = case
         self.layout = layout
         self._loss_of = loss_of(case)
+        self._scale: Scale | None = None
         self._model = model
         self._names = [name for name, _ in model.named_parameters()]
         self._parameters = dict(model.named_parameters())
@@ -58,12 +61,15 @@ class LocalRunner:
         seen: Sequence[StepSeen],
         *,
         loss_divisor: float,
+        scale: Scale | None = None,
     ) -> Passes:
         """One step of all ranks.
 
         parameters[r]: the flat vector that rank r computes with; buffers[r]: its buffers before;
-        seen[r]: how it ran the model.
+        seen[r]: how it ran the model. For counterfactuals: scale, what else is done to each loss
+        before its backward.
         """
+        self._scale = scale
         world, count = len(parameters), self.case.training.microbatches
         gradients = torch.zeros(world, count, self.layout.size)
         used = torch.zeros(world, len(self.layout.places), dtype=torch.bool)
@@ -101,7 +107,8 @@ class LocalRunner:
 
         def loss(model: nn.Module) -> torch.Tensor:
             torch.default_generator.manual_seed(drawn.seed)
-            return self._loss_of(model(*drawn.inputs), drawn.target)
+            value = self._loss_of(model(*drawn.inputs), drawn.target)
+            return value if self._scale is None else self._scale(value)
 
         result = local_pass(self._model, loss, loss_divisor=loss_divisor)
         for position, place_ in enumerate(self.layout.places):
@@ -110,6 +117,15 @@ class LocalRunner:
                 used[position] = True
                 into[place_.start : place_.stop] = gradient.reshape(-1)
         return float(result.loss)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """The model is in evaluation mode within it."""
+        self._model.eval()
+        try:
+            yield
+        finally:
+            self._model.train()
 
     def _load(self, flat: torch.Tensor) -> None:
         with torch.no_grad():

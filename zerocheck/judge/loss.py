@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from .diagnose.loss import SENTENCES, Losses, causes
 from .verdict import Violation
 
 
@@ -17,9 +18,12 @@ def same(observed: Sequence[Sequence[float]], expected: Sequence[Sequence[float]
 
 
 def check(
-    observed: Sequence[Sequence[float]], expected: Sequence[Sequence[float]], *, step: int
+    observed: Losses, expected: Losses, *, step: int, evaluated: Callable[[], Losses] | None = None
 ) -> Violation | None:
-    """The first loss that differs, with its rank and microbatch."""
+    """The first loss that differs, with its rank and microbatch.
+
+    evaluated: the losses in evaluation mode, asked for only if they can explain something.
+    """
     if same(observed, expected):
         return None
     bad: list[int] = []
@@ -44,7 +48,10 @@ def check(
     text += "same parameters and samples"
     if nan:
         text += "; it is NaN: memory that was never written was read (zerocheck fills it with NaN)"
-    return _violation(step, tuple(bad), text, ("uninitialised memory",) if nan else (), a, b)
+        return _violation(step, tuple(bad), text, ("uninitialised memory",), a, b)
+    names = causes(observed, expected, None if evaluated is None else evaluated())
+    text += "".join(SENTENCES[name] for name in names[:1])
+    return _violation(step, tuple(bad), text, names, a, b)
 
 
 def _equal(a: float, b: float) -> bool:

@@ -13,29 +13,42 @@ import torch
 from ..contract.shard import Role
 from .assemble import Held, Observation
 from .compare import different_bits, same_bits
+from .diagnose.publish import SENTENCES, causes
 from .layout import Layout
 from .ownership import MOMENTS
 from .state import State
 from .verdict import Violation
 
 
-def check(observation: Observation, state: State, *, step: int) -> Violation | None:
-    """Copies on different ranks agree, those of the parameters with their owner's."""
+def check(
+    observation: Observation, state: State, *, step: int, before: State | None = None
+) -> Violation | None:
+    """Copies on different ranks agree, those of the parameters with their owner's.
+
+    before: the state before the step, for the diagnosis.
+    """
     for role in ("parameter", *MOMENTS):
         held = observation.held(step, "state", role)
         if held is None:
             continue
         whole = state.parameter if role == "parameter" else held.whole
-        violation = _copies(held, whole, observation.layout, role, step)
+        own = before.own if before is not None and role == "parameter" else None
+        violation = _copies(held, whole, observation.layout, role, step, own)
         if violation is not None:
             return violation
     return None
 
 
 def _copies(
-    held: Held, whole: torch.Tensor, layout: Layout, role: str, step: int
+    held: Held,
+    whole: torch.Tensor,
+    layout: Layout,
+    role: str,
+    step: int,
+    own: list[torch.Tensor] | None,
 ) -> Violation | None:
     bad: list[int] = []
+    names: tuple[str, ...] | None = None
     changed = torch.zeros(layout.size, dtype=torch.bool)
     sample: tuple[float, float, int] | None = None
     for rank, (part, plan) in enumerate(zip(held.parts, held.plans, strict=True)):
@@ -47,6 +60,9 @@ def _copies(
         where = mask.nonzero().reshape(-1)
         positions = where if plan.index is None else plan.index[where]
         changed[positions] = True
+        earlier = None if own is None else own[rank][positions]
+        found = causes(part[where], wanted[where], earlier)
+        names = found if names is None else tuple(name for name in names if name in found)
         if sample is None:
             error = (part[where].double() - wanted[where].double()).abs().nan_to_num(nan=torch.inf)
             worst = int(error.argmax())
@@ -55,12 +71,14 @@ def _copies(
         return None
     observed, expected, position = sample
     place, index = layout.at(position)
-    names = layout.names_of(changed, changed.to(torch.float64))
+    tensors = layout.names_of(changed, changed.to(torch.float64))
+    names = names or ("copies differ",)
+    words = "".join(f"; {SENTENCES[name]}" for name in names if name in SENTENCES)
     return Violation(
         obligation="publish",
         step=step,
         role=role,
-        tensors=(place.name, *(name for name in names if name != place.name)),
+        tensors=(place.name, *(name for name in tensors if name != place.name)),
         ranks=tuple(bad),
         element=index,
         observed=observed,
@@ -68,8 +86,8 @@ def _copies(
         bound=0.0,
         wrong=int(changed.sum()),
         total=layout.size,
-        explanation=f"copies of {role} differ between ranks; they must agree bit for bit",
-        causes=("copies differ",),
+        explanation=f"copies of {role} differ between ranks; they must agree bit for bit{words}",
+        causes=names,
     )
 
 
@@ -99,10 +117,10 @@ def check_start(
                 causes=("initial state",),
             )
     pairs: list[tuple[str, torch.Tensor, torch.Tensor]] = [("parameter", state.parameter, wanted)]
-    for role in MOMENTS:
-        if role in state.moments or role in moments:
+    for moment in MOMENTS:
+        if moment in state.moments or moment in moments:
             zero = torch.zeros_like(wanted)
-            pairs.append((role, state.moment(role), moments.get(role, zero)))
+            pairs.append((moment, state.moment(moment), moments.get(moment, zero)))
     for role, observed, vector in pairs:
         changed = different_bits(observed, vector)
         if role != "parameter":

@@ -30,7 +30,6 @@ class State:
     @classmethod
     def observed(cls, observation: Observation, step: int) -> State:
         """The state after `step` (-1: before the first)."""
-        layout = observation.layout
         held = observation.held(step, "state", "parameter")
         assert held is not None, "ownership checks that parameters are shown"
         moments: dict[str, torch.Tensor] = {}
@@ -42,13 +41,10 @@ class State:
                 continue
             owners = owners or moment
             present[role] = moment.present
-            complete = moment.plans[0].index is None
+            covered = moment.covered()
+            # Only what nobody holds is 0: a NaN that somebody holds stays one.
             moments[role] = (
-                moment.whole
-                if complete
-                else moment.whole.nan_to_num(nan=0.0)
-                if len(moment.present) < len(layout.places)
-                else moment.whole
+                moment.whole if covered is None else moment.whole.masked_fill(~covered, 0.0)
             )
         return cls(
             parameter=_by_owner(held, owners),

@@ -8,10 +8,12 @@ from typing import NamedTuple
 import torch
 
 from ..case.schema import Case
+from ..contract.groups import learning_rates
 from . import bounds
-from .bounds import Enclosure, Reading
+from .bounds import Enclosure, Reading, Scalars
 from .compare import Misfit, compare, describe, different_bits
-from .layout import Elements, Layout
+from .diagnose.update import Segment, causes, sentence
+from .layout import Elements, Layout, Place
 from .state import State
 from .verdict import Violation
 
@@ -20,7 +22,8 @@ class Update(NamedTuple):
     """One update to judge.
 
     gradient: the vector the optimizer was given (clipped, if the case clips); error: what is not
-    known of it, 0 where it was seen; lr: per group; has: per parameter, whether it has a gradient.
+    known of it, 0 where it was seen; lr: per group; has: per parameter, whether it has a gradient;
+    unclipped: the gradient before clipping, for the diagnosis only.
     """
 
     before: State
@@ -29,12 +32,15 @@ class Update(NamedTuple):
     error: torch.Tensor | float
     lr: Sequence[float]
     has: Sequence[bool]
+    unclipped: torch.Tensor | None = None
 
 
 class _Wrong(NamedTuple):
     role: str
     misfit: Misfit
     elements: Elements
+    group: int
+    steps: int
 
 
 class UpdateJudge:
@@ -70,7 +76,7 @@ class UpdateJudge:
             self.readings = self.readings[self.readings.index(kept[0]) :]
             return best, None
         assert failed is not None
-        text, causes = self._words(failed, update, keys)
+        text, names = self._words(failed, update)
         return float(failed.misfit.ratio.max()), describe(
             failed.misfit,
             self.layout,
@@ -80,7 +86,7 @@ class UpdateJudge:
             ranks=(),
             elements=failed.elements,
             explanation=text,
-            causes=causes,
+            causes=names,
         )
 
     def _keys(self, update: Update) -> list[int | None]:
@@ -98,6 +104,8 @@ class UpdateJudge:
                 continue
             before, after = update.before.steps[position], update.after.steps[position]
             wanted = None if before is None else before + update.has[position]
+            if after is not None and after == before and self._same(update, place):
+                return self._never(place, step)
             if after is None or after != wanted:
                 found = "different on different ranks" if after is None else f"{after:g}"
                 return Violation(
@@ -114,6 +122,25 @@ class UpdateJudge:
                     causes=("step count",),
                 )
         return None
+
+    def _same(self, update: Update, place: Place) -> bool:
+        """Nothing of this parameter changed, though it has a gradient."""
+        part = slice(place.start, place.stop)
+        pairs = [(update.before.parameter, update.after.parameter)]
+        pairs += [(update.before.moment(r), update.after.moment(r)) for r in update.after.moments]
+        has = update.has[self.layout.places.index(place)]
+        return has and all(torch.equal(old[part], new[part]) for old, new in pairs)
+
+    def _never(self, place: Place, step: int) -> Violation:
+        return Violation(
+            obligation="update",
+            step=step,
+            role="parameter",
+            tensors=(place.name,),
+            ranks=(),
+            explanation=f"{place.name} was not updated: no optimizer has it",
+            causes=("never updated",),
+        )
 
     def _untouched(self, update: Update, step: int) -> Violation | None:
         """Frozen parameters, and those without a gradient, keep every bit, moments too."""
@@ -165,7 +192,7 @@ class UpdateJudge:
             ):
                 used, misfit = compare(observed, enclosure)
                 if misfit is not None:
-                    return used, _Wrong(role, misfit, elements)
+                    return used, _Wrong(role, misfit, elements, group, count)
                 share = max(share, used)
         return share, None
 
@@ -175,16 +202,7 @@ class UpdateJudge:
         def of(vector: torch.Tensor) -> torch.Tensor:
             return (vector if elements is None else vector[elements]).to(torch.float64)
 
-        options = self.case.optimizer.groups[group]
-        s = bounds.scalars(
-            lr=update.lr[group],
-            beta1=options.beta1,
-            beta2=options.beta2,
-            eps=options.eps,
-            weight_decay=options.weight_decay,
-            step=count,
-            reading=reading,
-        )
+        s = self._scalars(update, group, count, reading)
         before, after = update.before, update.after
         g = of(update.gradient)
         if self.case.optimizer.maximize:
@@ -207,9 +225,7 @@ class UpdateJudge:
         )
         return result
 
-    def _words(
-        self, wrong: _Wrong, update: Update, keys: Sequence[int | None]
-    ) -> tuple[str, tuple[str, ...]]:
+    def _words(self, wrong: _Wrong, update: Update) -> tuple[str, tuple[str, ...]]:
         observed = wrong.misfit.observed
         if bool(observed.isnan().any()):
             return (
@@ -227,4 +243,60 @@ class UpdateJudge:
         outside = wrong.misfit.outside
         if torch.equal(observed[outside], before[outside].to(torch.float64)):
             return f"{wrong.role} was not updated", ("never updated",)
+        names = causes(self._segment(wrong, update))
+        if names:
+            return sentence(wrong.role, names), names
         return f"{wrong.role} is not what AdamW gives from the state before and the gradient", ()
+
+    def _segment(self, wrong: _Wrong, update: Update) -> Segment:
+        """The wrong tensors of the group in which something is outside."""
+        mask = torch.zeros(self.layout.size, dtype=torch.bool)
+        everything = torch.arange(self.layout.size) if wrong.elements is None else wrong.elements
+        mask[everything[wrong.misfit.outside]] = True
+        tensors = self.layout.spread(
+            [bool(mask[place.start : place.stop].any()) for place in self.layout.places]
+        )
+        elements = everything[tensors[everything]]
+
+        def of(vector: torch.Tensor) -> torch.Tensor:
+            return vector[elements].to(torch.float64)
+
+        before, after = update.before, update.after
+        sign = -1.0 if self.case.optimizer.maximize else 1.0
+        largest = "max_exp_avg_sq" if self.case.optimizer.amsgrad else "exp_avg_sq"
+        observed = after.parameter if wrong.role == "parameter" else after.moment(wrong.role)
+        groups = self.case.optimizer.groups
+        return Segment(
+            role=wrong.role,
+            observed=of(observed),
+            p=of(before.parameter),
+            g=sign * of(update.gradient),
+            unclipped=None if update.unclipped is None else sign * of(update.unclipped),
+            old_m=of(before.moment("exp_avg")),
+            old_v=of(before.moment("exp_avg_sq")),
+            m=of(after.moment("exp_avg")),
+            v=of(after.moment(largest)),
+            scalars=self._scalars(update, wrong.group, wrong.steps, self.readings[0]),
+            step=wrong.steps,
+            rates=[
+                learning_rates(self.case, index)[wrong.group]
+                for index in range(self.case.training.steps)
+            ],
+            others=[
+                (group, update.lr[number])
+                for number, group in enumerate(groups)
+                if number != wrong.group
+            ],
+        )
+
+    def _scalars(self, update: Update, group: int, count: int, reading: Reading) -> Scalars:
+        options = self.case.optimizer.groups[group]
+        return bounds.scalars(
+            lr=update.lr[group],
+            beta1=options.beta1,
+            beta2=options.beta2,
+            eps=options.eps,
+            weight_decay=options.weight_decay,
+            step=count,
+            reading=reading,
+        )

@@ -1,8 +1,8 @@
 """A machine-wide semaphore: several runs (pytest-xdist) share the processors.
 
-N lock files, N = max(1, processors // 2): a team of a few ranks keeps about two processors busy,
-as its ranks mostly wait for each other, and its parent judges beside it. The kernel releases the
-lock of a dead holder. It is a courtesy and not a guarantee: who has waited too long goes ahead.
+N lock files, one per processor: ranks mostly wait for each other, so a run of any world size keeps
+one to two processors busy, and as many runs as processors waste none. The kernel releases the lock
+of a dead holder. It is a courtesy and not a guarantee: who has waited too long goes ahead.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Cores:
         directory: str | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        self._slots = max(1, processors() // 2) if slots is None else slots
+        self._slots = processors() if slots is None else slots
         self._directory = _private_directory() if directory is None else directory
         self._patience_s = patience_s
         self._lock = -1

@@ -34,18 +34,21 @@ HANGS = 3
 """After so many hangs of an implementation its other cases are left out."""
 
 
-def run(options: RunOptions, handlers: Sequence[Handler]) -> int:
+def run(options: RunOptions, handlers: Sequence[Handler], *, ranks: Ranks | None = None) -> int:
     """Run everything; returns the exit code (0 all hold, 1 a finding or nothing checked).
 
+    ranks: rank processes that are there already; they are left open.
     Raises UsageError for an implementation that cannot be loaded. On KeyboardInterrupt the journal
     is finished first; then it is raised again.
     """
-    with open_ranks(options.ranks, device=options.device) as (ranks, given):
-        if ranks is None:
+    if ranks is not None:
+        return _Run(options, handlers, ranks).run()
+    with open_ranks(options.ranks, device=options.device) as (opened, given):
+        if opened is None:
             return 0
         if given is not None:
             options = _on_given_ranks(options, given)
-        return _Run(options, handlers, ranks).run()
+        return _Run(options, handlers, opened).run()
 
 
 @contextmanager

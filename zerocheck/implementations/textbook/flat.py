@@ -38,7 +38,7 @@ class FlatParameter:
         self.partition = Partition(shapes, group.size())
         self.mine = self.partition.shard(group.rank())
         self.pieces: list[Piece] = self.partition.pieces(group.rank())
-        self.full = torch.zeros(self.partition.numel)
+        self.full = torch.zeros(self.partition.numel, device=self.parameters[0].device)
         for parameter, view in zip(self.parameters, self._views(self.full), strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
@@ -78,7 +78,7 @@ class FlatParameter:
         """
         if self.gradient is None:
             return
-        whole = torch.zeros(self.partition.numel)
+        whole = self.shard.new_zeros(self.partition.numel)
         for parameter, view in zip(self.parameters, self._views(whole), strict=True):
             if parameter.grad is not None:
                 view.copy_(parameter.grad)
@@ -115,7 +115,7 @@ class FlatParameter:
         self._work = None
         for parameter in self.parameters:
             parameter.grad = None
-            parameter.data = torch.empty(0)
+            parameter.data = self.shard.new_empty(0)
         self.parameters.clear()
 
     def _views(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -37,9 +37,16 @@ class ShardedAdamW:
     shard holds pieces of several groups.
     """
 
-    def __init__(self, case: Case, owned: Sequence[Owned], group: dist.ProcessGroup) -> None:
+    def __init__(
+        self,
+        case: Case,
+        owned: Sequence[Owned],
+        group: dist.ProcessGroup,
+        device: str = "cpu",
+    ) -> None:
         self.owned = list(owned)
         self.group = group
+        self.device = device  # a rank that owns nothing has no tensor to tell it
         for one in self.owned:
             one.parameter.grad = one.gradient
         named = [(one.piece.name, one.parameter) for one in self.owned]
@@ -57,7 +64,7 @@ class ShardedAdamW:
             torch.linalg.vector_norm(gradient, norm_type, dtype=torch.float64)
             for gradient in gradients
         ]
-        local = torch.stack(norms) if norms else torch.zeros(1, dtype=torch.float64)
+        local = torch.stack(norms or [torch.zeros((), dtype=torch.float64, device=self.device)])
         if norm_type == 2.0:
             norm = local.square().sum()
             dist.all_reduce(norm, group=self.group)

@@ -51,12 +51,12 @@ class Zero1(Implementation):
             for bucket, gradients in zip(self.buckets, self.gradients, strict=True)
             for piece in bucket.pieces
         ]
-        self.optimizer = ShardedAdamW(case, owned, self.group)
+        self.optimizer = ShardedAdamW(case, owned, self.group, mesh.device_type)
         self.reduced = False
 
     def _whole_gradients(self, bucket: Bucket) -> torch.Tensor:
         """A flat buffer for the local gradients of a bucket; the backward adds into its views."""
-        gradients = torch.zeros(bucket.partition.numel)
+        gradients = torch.zeros_like(bucket.flat)
         for parameter, view in zip(bucket.parameters, bucket.views(gradients), strict=True):
             parameter.grad = view
         return gradients

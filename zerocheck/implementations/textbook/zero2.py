@@ -35,7 +35,7 @@ class GradientBucket:
 
     def __init__(self, bucket: Bucket) -> None:
         self.bucket = bucket
-        self.shard = torch.zeros(bucket.partition.shard_size)
+        self.shard = torch.zeros_like(bucket.shard)
         self.missing = len(bucket.parameters)
         self._whole: torch.Tensor | None = None
 
@@ -57,7 +57,7 @@ class GradientBucket:
 
     def _buffer(self) -> torch.Tensor:
         if self._whole is None:
-            self._whole = torch.zeros(self.bucket.partition.numel)
+            self._whole = torch.zeros_like(self.bucket.flat)
         return self._whole
 
 
@@ -87,7 +87,7 @@ class Zero2(Implementation):
             for gradient in self.gradients
             for piece in gradient.bucket.pieces
         ]
-        self.optimizer = ShardedAdamW(case, owned, group)
+        self.optimizer = ShardedAdamW(case, owned, group, mesh.device_type)
         self.reduction = Reduction(group)
         self.reduced = False
         self._next = 0

@@ -88,7 +88,7 @@ class Zero3(Implementation):
         self.units, self.root = self._make_units(modules)
         self.flats = [flat for unit in (*self.units, self.root) for flat in unit.flats]
         owned = [one for flat in self.flats for one in flat.owned()]
-        self.optimizer = ShardedAdamW(case, owned, self.group)
+        self.optimizer = ShardedAdamW(case, owned, self.group, mesh.device_type)
         self.reduction = Reduction(self.group)
         self.reduced = False
         self._calls: list[Unit] = []  # of this forward, in order

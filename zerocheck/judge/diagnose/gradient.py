@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -15,11 +15,15 @@ from ..assemble import Held
 from ..bounds import Enclosure, U
 from ..compare import compare
 from ..layout import Layout
-from ..local import Passes
+from ..local import Passes, Scale
 
 
 class Evidence(NamedTuple):
-    """All that a counterfactual needs."""
+    """All that a counterfactual needs.
+
+    again(scale): the local gradients if each loss were scaled so before its backward; previous:
+    the gradient that the implementation held at the end of the step before.
+    """
 
     held: Held
     passes: Passes
@@ -27,6 +31,8 @@ class Evidence(NamedTuple):
     layout: Layout
     case: Case
     semantics: Semantics
+    again: Callable[[Scale], Passes] | None = None
+    previous: torch.Tensor | None = None
 
 
 class Causes(NamedTuple):
@@ -57,6 +63,8 @@ def causes(evidence: Evidence) -> Causes:
     found = [
         candidate for candidate in _candidates(evidence) if _explains(candidate, evidence, wrong)
     ]
+    if not found:
+        found = [c for c in _rescaled_losses(evidence) if _explains(c, evidence, wrong)][:1]
     if not found:
         ratio = _common_ratio(evidence, wrong)
         if ratio is not None:
@@ -89,8 +97,80 @@ def _candidates(evidence: Evidence) -> Iterator[_Candidate]:
                 f"only the last of {count} microbatches counts{words}",
                 [_sum(terms[:, -1], mean * divide / factor)],
             )
+        yield from _microbatches(evidence, terms, mean * divide)
+    if evidence.previous is not None:
+        kept = evidence.enclosure.exact + evidence.previous.to(torch.float64)
+        yield _Candidate(
+            "gradient of the previous step kept",
+            "the gradient of the step before was not cleared: it is in the sum",
+            [
+                Enclosure(
+                    kept,
+                    2 * evidence.enclosure.bound
+                    + 2 * (count + world) * U * (kept.abs() + evidence.previous.abs()),
+                )
+            ],
+        )
     zero = torch.zeros_like(evidence.enclosure.exact)
     yield _Candidate("gradient zero", "the gradient is zero", [Enclosure(zero, zero)])
+
+
+def _microbatches(evidence: Evidence, terms: torch.Tensor, divisor: float) -> Iterator[_Candidate]:
+    """Microbatches that are missing, doubled, not reduced or scaled.
+
+    terms: (ranks, microbatches, size).
+    """
+    world, count = terms.shape[:2]
+    for name, words, weight in (
+        ("microbatch dropped", "is missing from the sum", 0.0),
+        ("microbatch doubled", "is in the sum twice", 2.0),
+    ):
+        for number in range(count):
+            weights = torch.ones(count, 1, dtype=torch.float64)
+            weights[number] = weight
+            yield _Candidate(name, f"microbatch {number} {words}", [_sum(terms * weights, divisor)])
+    if world == 1:
+        return
+    powers = [float(world) ** (number + 1 - count) for number in range(count)]
+    yield _Candidate(
+        "accumulator rescaled",
+        "each microbatch divides the sum of those before it by W once more",
+        [_sum(terms * torch.tensor(powers, dtype=torch.float64).view(-1, 1), divisor)],
+    )
+    for number in range(count):
+        local = terms.clone()
+        local[:, number] = terms[:, number].sum(0) / world
+        yield _Candidate(
+            "one microbatch reduced",
+            f"only microbatch {number} was reduced over ranks",
+            [_sum(local[rank], divisor / world) for rank in range(world)],
+        )
+
+
+def _rescaled_losses(evidence: Evidence) -> Iterator[_Candidate]:
+    """The loss was scaled, not the gradient. That rounds otherwise all the way through the
+    backward, so the backward is run again; its seed depends on the order of the factors."""
+    if evidence.again is None:
+        return
+    world, count = evidence.passes.gradients.shape[:2]
+    mean = world if evidence.semantics.average == "mean" else 1
+    divide = count if evidence.semantics.divide == "gradient" else 1
+    for letter, number in (("W", world), ("GA", count)):
+        if number == 1:
+            continue
+        scales: list[tuple[str, Scale]] = [
+            (f"gradient x {letter}", lambda loss, n=number: loss * n),  # type: ignore[misc]
+            (f"gradient / {letter}", lambda loss, n=number: loss / n),  # type: ignore[misc]
+            (f"gradient / {letter}", lambda loss, n=number: loss * (1 / n)),  # type: ignore[misc]
+        ]
+        for name, scale in scales:
+            terms = evidence.again(scale).gradients.to(torch.float64)
+            words = "multiplied" if "x" in name else "divided"
+            yield _Candidate(
+                name,
+                f"the loss was {words} by {number} (= {'W' if letter == 'W' else 'microbatches'})",
+                [_sum(terms, mean * divide)],
+            )
 
 
 def _scaled(evidence: Evidence) -> Iterator[_Candidate]:
@@ -127,7 +207,8 @@ def _times(enclosure: Enclosure, factor: float) -> Enclosure:
 
 def _sum(terms: torch.Tensor, divisor: float) -> Enclosure:
     """A sum of other terms: roundings of their additions, and of the divisions: 4."""
-    return bounds.gradient(terms.sum(0) / divisor, terms.abs().sum(0) / divisor, terms.shape[0] + 4)
+    flat = terms.reshape(-1, terms.shape[-1])
+    return bounds.gradient(flat.sum(0) / divisor, flat.abs().sum(0) / divisor, 2 * len(flat) + 4)
 
 
 def _explains(candidate: _Candidate, evidence: Evidence, wrong: torch.Tensor) -> bool:

@@ -1,0 +1,128 @@
+"""What observing and judging cost: the quick profile's cases against their steps bare."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping
+
+from benchmarks.measuring import Show, bare, observed, planned, spread, table, warm_pool
+from benchmarks.profiling import TIMES, judge_timed
+
+from zerocheck.ranks.pool import Pool
+from zerocheck.run.options import RunOptions
+from zerocheck.run.plan import Planned
+
+ROUNDS = 3
+TARGET_RATIO = 2.0
+PROFILED = 24
+"""Cases per implementation in the profile."""
+
+
+def test_cost(show: Show) -> None:
+    """Observed and bare take turns on each case, after one of each to warm up."""
+    options = RunOptions(profile="quick")
+    ratios: dict[tuple[str, int], list[float]] = defaultdict(list)
+    with warm_pool() as pool:
+        for item in planned(pool, options):
+            ratio = _ratio(pool, item)
+            if ratio is not None:
+                ratios[item.implementation, item.case.world_size].append(ratio)
+    sizes = options.world_sizes
+    rows = []
+    for name in options.implementations:
+        own = [ratios[name, size] for size in sizes]
+        rows.append([name, *map(_median, own), spread([r for rs in own for r in rs])])
+    columns = [[r for n in options.implementations for r in ratios[n, size]] for size in sizes]
+    every = [ratio for found in ratios.values() for ratio in found]
+    rows.append(["all", *map(_median, columns), spread(every)])
+    title = (
+        f"(observed and judged) / bare, wall, {len(every)} cases of the quick profile; "
+        f"each case the median of {ROUNDS}; median over cases (quartiles)"
+    )
+    show(table(title, ["", *(f"W = {size}" for size in sizes), "all"], rows))
+    assert statistics.median(every) <= TARGET_RATIO
+
+
+def _ratio(pool: Pool, item: Planned) -> float | None:
+    """None where the implementation does not support the case."""
+    wholes, alone = [], []
+    for number in range(ROUNDS + 1):
+        seconds, outcome = observed(pool, item)
+        if outcome.status == "unsupported":
+            return None
+        assert outcome.status == "holds", outcome
+        steps, _ = bare(pool, item)
+        if number:
+            wholes.append(seconds)
+            alone.append(steps)
+    return statistics.median(wholes) / statistics.median(alone)
+
+
+def _median(values: list[float]) -> str:
+    return f"{statistics.median(values):.2f}" if values else "-"
+
+
+def test_profile(show: Show) -> None:
+    """Where the time goes: the ranks bare and observed, what is between, and the judge."""
+    options = RunOptions(profile="quick", max_cases=PROFILED)
+    ranks: dict[str, dict[str, float]] = {
+        "bare": defaultdict(float),
+        "observed": defaultdict(float),
+    }
+    judge: dict[str, float] = defaultdict(float)
+    walls: dict[str, float] = defaultdict(float)
+    count = 0
+    with warm_pool("benchmarks.profiling:run") as pool:
+        for item in planned(pool, options):
+            if observed(pool, item)[1].status == "unsupported":
+                continue
+            bare(pool, item)
+            count += 1
+            _times(pool, item)
+            wall, inside = bare(pool, item)
+            _add(ranks["bare"], _times(pool, item))
+            walls["bare: ranks"] += inside
+            walls["bare: between submission and reply"] += wall - inside
+            with judge_timed() as parts:
+                wall, outcome = observed(pool, item)
+            _add(ranks["observed"], _times(pool, item))
+            _add(judge, parts)
+            walls["observed: ranks"] += outcome.seconds - outcome.judge_seconds
+            walls["observed: between submission and reply"] += wall - outcome.seconds
+            walls["observed: judge"] += outcome.judge_seconds
+    show(table(f"Wall ms per case, mean of {count}", ["", "ms"], _rows(walls, count)))
+    names = sorted(set().union(*ranks.values()), key=lambda name: -ranks["observed"][name])
+    both = [[ranks[kind][name] for kind in ("bare", "observed")] for name in names]
+    rows = [
+        [name, *(f"{1e3 * value / count:.1f}" for value in (*pair, pair[1] - pair[0]))]
+        for name, pair in zip(
+            (*names, "all"), (*both, [sum(column) for column in zip(*both, strict=True)]),
+            strict=True,
+        )
+    ]  # fmt: skip
+    title = "Processor ms per case, all ranks together"
+    show(table(title, ["in the ranks", "bare", "observed", "extra"], rows))
+    show(table("Wall ms per case", ["in the judge", "ms"], _rows(judge, count)))
+
+
+def _rows(seconds: Mapping[str, float], count: int) -> list[list[str]]:
+    ordered = sorted(seconds.items(), key=lambda pair: -pair[1])
+    rows = [[name, f"{1e3 * value / count:.2f}"] for name, value in ordered]
+    return [*rows, ["all", f"{1e3 * sum(seconds.values()) / count:.2f}"]]
+
+
+def _times(pool: Pool, item: Planned) -> dict[str, float]:
+    """Processor seconds by section, summed over the ranks of the case's team."""
+    result = pool.wait(pool.submit(item.case.world_size, TIMES))
+    total: dict[str, float] = defaultdict(float)
+    for payload in result.payloads:
+        _add(total, json.loads(payload or b"{}"))
+    result.release()
+    return total
+
+
+def _add(total: dict[str, float], more: Mapping[str, float]) -> None:
+    for name, seconds in more.items():
+        total[name] += seconds

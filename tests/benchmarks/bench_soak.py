@@ -1,0 +1,135 @@
+"""A thousand cases in one pool: nothing grows, in the parent, the zygote or any rank."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+
+import psutil
+from benchmarks.measuring import Show, planned, table, warm_pool
+
+from zerocheck.ranks.pool import Pool
+from zerocheck.run.options import RunOptions
+from zerocheck.run.plan import Planned
+from zerocheck.run.trial import Trial, judged
+
+CASES = 1000
+SAMPLE = 50
+SETTLED = 200
+"""By then every team lives, and every kind of case was seen."""
+TREND = 4.0
+"""KiB per case that a process may grow by, as the slope of a line through its samples."""
+SHARE, CONSTANT = 0.05, 4096.0
+"""How far above its size at SETTLED a process may end: 5 % and 4 MiB."""
+
+Sample = dict[str, dict[str, float]]
+"""process -> what -> value; memory in KiB."""
+
+
+def test_soak(show: Show) -> None:
+    """Memory stays flat; processes, threads, descriptors and sockets stay exactly as many."""
+    options = RunOptions(profile="thorough", max_cases=CASES)
+    samples: dict[int, Sample] = {}
+    statuses: dict[str, int] = {}
+    with warm_pool() as pool:
+        look = _looker(pool)
+        cases = planned(pool, options)[:CASES]
+        for number, status in enumerate(_statuses(pool, cases), start=1):
+            statuses[status] = statuses.get(status, 0) + 1
+            if number % SAMPLE == 0:
+                samples[number] = look()
+    show(table("Samples over a run of many cases", _HEADERS, _rows(samples)))
+    show(f"{len(cases)} cases: {statuses}")
+    assert set(statuses) <= {"holds", "unsupported"}
+    problems, trends = _grown({n: s for n, s in samples.items() if n >= SETTLED})
+    show(table("From case 200 on", ["process", "KiB at 200", "KiB at the end", "KiB per case"],
+               trends))  # fmt: skip
+    assert len(cases) == CASES
+    assert not problems, "\n".join(problems)
+
+
+def _statuses(pool: Pool, cases: list[Planned]) -> Iterator[str]:
+    """Each case's status; as in a run, the next one is under way while one is judged."""
+    waiting: Trial | None = None
+    for item in (*cases, None):
+        result = None if waiting is None else waiting.result()
+        upcoming = None if item is None else Trial(pool, item.implementation, item.case)
+        if waiting is not None and result is not None:
+            outcome = judged(waiting.case, result)
+            if outcome.status not in ("holds", "unsupported"):
+                raise AssertionError(f"{waiting.implementation} {waiting.case}: {outcome}")
+            yield outcome.status
+        waiting = upcoming
+
+
+def _looker(pool: Pool) -> Callable[[], Sample]:
+    parent = psutil.Process()
+
+    def look() -> Sample:
+        found = {"parent": _of(parent), "zygote": _of(psutil.Process(pool.zygote_pid))}
+        for size, pids in sorted(pool.rank_pids.items()):
+            for rank, pid in enumerate(pids):
+                found[f"W{size} rank {rank}"] = {**_of(psutil.Process(pid)), "pid": pid}
+        found["parent"]["processes"] = len(parent.children(recursive=True))
+        return found
+
+    return look
+
+
+def _of(process: psutil.Process) -> dict[str, float]:
+    with process.oneshot():
+        memory = process.memory_full_info()
+        return {
+            "kib": memory.rss / 1024,
+            # Pages of its own: rss counts those shared with the zygote and the arenas, too.
+            "own": memory.uss / 1024,
+            "threads": process.num_threads(),
+            "descriptors": process.num_fds(),
+            "sockets": len(process.net_connections("all")),
+        }
+
+
+_HEADERS = ["cases", "parent MiB", "zygote MiB", "ranks, MiB: median", "largest", "own, all",
+            "processes", "threads", "descriptors", "sockets"]  # fmt: skip
+
+
+def _rows(samples: dict[int, Sample]) -> list[list[str]]:
+    rows = []
+    for number, sample in samples.items():
+        ranks = [one for name, one in sample.items() if name.startswith("W")]
+        memory = [one["kib"] / 1024 for one in ranks]
+        numbers = [
+            sample["parent"]["kib"] / 1024,
+            sample["zygote"]["kib"] / 1024,
+            statistics.median(memory),
+            max(memory),
+            sum(one["own"] for one in ranks) / 1024,
+        ]
+        counts = [sample["parent"]["processes"]]
+        for what in ("threads", "descriptors", "sockets"):
+            counts.append(sum(one[what] for one in sample.values()))
+        rows.append([str(number), *(f"{n:.1f}" for n in numbers), *(f"{n:.0f}" for n in counts)])
+    return rows
+
+
+def _grown(samples: dict[int, Sample]) -> tuple[list[str], list[list[str]]]:
+    """What grew, in words, and each process's trend."""
+    numbers = list(samples)
+    first, last = samples[numbers[0]], samples[numbers[-1]]
+    problems: list[str] = []
+    rows: list[list[str]] = []
+    if first.keys() != last.keys():
+        problems.append(f"other processes: {sorted(first)} became {sorted(last)}")
+    for name in first.keys() & last.keys():
+        values = [sample[name]["kib"] for sample in samples.values() if name in sample]
+        slope = statistics.linear_regression(numbers[-len(values) :], values).slope
+        rows.append([name, f"{values[0]:.0f}", f"{values[-1]:.0f}", f"{slope:+.2f}"])
+        if slope > TREND:
+            problems.append(f"{name} grows by {slope:.1f} KiB per case")
+        if values[-1] > values[0] * (1 + SHARE) + CONSTANT:
+            problems.append(f"{name} grew from {values[0]:.0f} to {values[-1]:.0f} KiB")
+        for what in ("pid", "processes", "threads", "descriptors", "sockets"):
+            before, after = first[name].get(what), last[name].get(what)
+            if before != after:
+                problems.append(f"{name}: {what} were {before}, became {after}")
+    return problems, sorted(rows)

@@ -1,0 +1,152 @@
+"""Every planted bug is caught, for the right reason, and its parent without the bug is not blamed.
+
+All trials share one pool and are submitted ahead, so that ranks run while the last case is judged.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from cases import cases_for
+
+from zerocheck.case.features import FEATURES
+from zerocheck.case.schema import Case
+from zerocheck.faults.catalogue import FAULTS, Fault
+from zerocheck.judge.verdict import OBLIGATIONS, Violation
+from zerocheck.ranks.pool import Pool
+from zerocheck.run.findings import independent
+from zerocheck.run.trial import TARGET, Outcome, Trial
+
+AHEAD = 12
+"""Trials that are submitted before the oldest is judged."""
+
+ENOUGH = 2
+"""Failing cases after which no more are run."""
+
+
+@dataclass
+class Shown:
+    """What came of the cases of one fault: outcomes, and those of its parent, in their order."""
+
+    fault: Fault
+    cases: list[Case] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+    parent: list[Outcome] = field(default_factory=list)
+
+    @property
+    def first(self) -> list[Violation]:
+        """The first violation of each violated case."""
+        judgements = [outcome.judgement for outcome in self.outcomes]
+        return [independent(j.violations)[0] for j in judgements if j and j.violations]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool(TARGET, patience_s=2.0) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def shown(pool: Pool) -> dict[str, Shown]:
+    """All faults on their cases, a round of cases after the other, until each has failed enough."""
+    found = {name: Shown(fault) for name, fault in FAULTS.items()}
+    cases = {name: cases_for(fault) for name, fault in FAULTS.items()}
+    held: dict[tuple[str, Case], list[Outcome]] = {}
+    open_ = list(FAULTS)
+    while open_:
+        round_ = [(found[name], case) for name in open_ if (case := next(cases[name], None))]
+        for one, case in round_:
+            one.cases.append(case)
+        jobs = [(one.fault.where, case, one.outcomes) for one, case in round_]
+        # Faults of one parent share many cases: they are run once.
+        wanted = dict.fromkeys((one.fault.parent, case) for one, case in round_)
+        jobs += [
+            (name, case, held.setdefault((name, case), []))
+            for name, case in wanted
+            if (name, case) not in held
+        ]
+        _run(pool, jobs)
+        going = {one.fault.name for one, _ in round_}
+        open_ = [name for name in open_ if name in going and _failed(found[name]) < ENOUGH]
+    for one in found.values():
+        one.parent = [held[one.fault.parent, case][0] for case in one.cases]
+    return found
+
+
+def _run(pool: Pool, jobs: Iterable[tuple[str, Case, list[Outcome]]]) -> None:
+    flying: deque[tuple[Trial, list[Outcome]]] = deque()
+    for name, case, into in jobs:
+        if len(flying) == AHEAD:
+            _land(flying)
+        flying.append((Trial(pool, name, case), into))
+    while flying:
+        _land(flying)
+
+
+def _land(flying: deque[tuple[Trial, list[Outcome]]]) -> None:
+    trial, into = flying.popleft()
+    into.append(trial.outcome())
+
+
+def _failed(one: Shown) -> int:
+    return sum(outcome.status in ("violated", "crashed", "hung") for outcome in one.outcomes)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_caught(shown: dict[str, Shown], name: str) -> None:
+    one = shown[name]
+    fault = one.fault
+    statuses = [outcome.status for outcome in one.outcomes]
+    assert _failed(one), f"not caught in {len(statuses)} cases: {statuses}"
+    if fault.obligation is None:
+        assert {"crashed", "hung"} & set(statuses)
+        return
+    assert not {"crashed", "hung"} & set(statuses), [o.reason for o in one.outcomes]
+    assert {violation.obligation for violation in one.first} == {fault.obligation}
+    assert any(violation.mild == fault.mild for violation in one.first)
+    common = set.intersection(*(set(violation.causes) for violation in one.first))
+    assert set(fault.causes) <= common, [(v.causes, v.explanation) for v in one.first]
+
+
+@pytest.mark.parametrize("name", [n for n, f in FAULTS.items() if f.spares])
+def test_what_is_right_is_not_blamed(shown: dict[str, Shown], name: str) -> None:
+    fault = shown[name].fault
+    for outcome in shown[name].outcomes:
+        assert outcome.judgement is not None
+        violated = {violation.obligation for violation in outcome.judgement.violations}
+        assert not violated & set(fault.spares)
+        assert all(violation.mild == fault.mild for violation in outcome.judgement.violations)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_without_the_fault_all_holds(shown: dict[str, Shown], name: str) -> None:
+    one = shown[name]
+    for case, outcome in zip(one.cases, one.parent, strict=True):
+        wrong = outcome.judgement.violations if outcome.judgement else outcome.reason
+        assert outcome.status in ("holds", "unsupported"), (one.fault.parent, case, wrong)
+    assert any(outcome.status == "holds" for outcome in one.parent)
+
+
+@pytest.mark.parametrize("obligation", OBLIGATIONS)
+def test_every_obligation_has_faults_that_it_flags_first(
+    shown: dict[str, Shown], obligation: str
+) -> None:
+    firsts = [one for one in shown.values() if obligation in {v.obligation for v in one.first}]
+    assert len(firsts) >= 2
+
+
+def test_the_catalogue_names_what_exists() -> None:
+    for name, fault in FAULTS.items():
+        assert name == fault.name
+        assert fault.obligation is None or fault.obligation in OBLIGATIONS
+        assert set(fault.spares) <= set(OBLIGATIONS)
+        assert set(fault.features) | set(fault.without) <= set(FEATURES)
+        assert fault.summary and fault.source

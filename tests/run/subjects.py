@@ -1,0 +1,121 @@
+"""What users bring: one sharder that is right, and others that break in every way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+import zerocheck
+
+
+def build(model, case, mesh):
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return zerocheck.Built(model, torch.optim.AdamW(zerocheck.groups(model, case)))
+
+
+def not_averaged(model, case, mesh):
+    built = build(model, case, mesh)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)
+            module.set_gradient_divide_factor(1.0)
+    return built
+
+
+class Sharder(zerocheck.BuiltImplementation):
+    """Right, and the base of those that are not."""
+
+    def build(self, model, case, mesh):
+        return build(model, case, mesh)
+
+
+class KilledInStep1(Sharder):
+    def train_step(self, step):
+        if step.index == 1 and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().train_step(step)
+
+
+class Aborts(Sharder):
+    def train_step(self, step):
+        if dist.get_rank() == 0:
+            os.abort()
+        return super().train_step(step)
+
+
+class Exits(Sharder):
+    def train_step(self, step):
+        raise SystemExit(0)
+
+
+class Hangs(Sharder):
+    """Rank 0 calls one collective more than the others."""
+
+    def train_step(self, step):
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.zeros(1))
+        return super().train_step(step)
+
+
+class RaisesOnOneRank(Sharder):
+    def train_step(self, step):
+        if dist.get_rank() == 1:
+            raise ArithmeticError("rank 1 has had enough")
+        return super().train_step(step)
+
+
+class ConstructorRaises(Sharder):
+    def build(self, model, case, mesh):
+        raise LookupError("no such layer")
+
+
+class Refuses(Sharder):
+    def build(self, model, case, mesh):
+        raise zerocheck.Unsupported("this machine is too small")
+
+
+class ReturnsNothing(Sharder):
+    def build(self, model, case, mesh):
+        return model
+
+
+class WrongShape(Sharder):
+    def shards(self):
+        for shard in super().shards():
+            if shard.name == "head.weight" and shard.index is not None:
+                yield zerocheck.Shard(shard.name, shard.role, shard.tensor, shard.shape, None)
+            else:
+                yield shard
+
+
+class Slow(Sharder):
+    """Long enough to be interrupted, with signs of life."""
+
+    def train_step(self, step):
+        for _ in range(20):
+            time.sleep(0.02)
+            sum(range(10_000))
+        return super().train_step(step)
+
+
+class NoBuild(zerocheck.BuiltImplementation):
+    pass
+
+
+class NoStep:
+    def shards(self):
+        return []
+
+
+number = 7
+
+
+def two_arguments(model, case):
+    return None

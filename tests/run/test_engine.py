@@ -1,0 +1,267 @@
+"""Whole runs over what users bring: every way to break has its verdict, and the run goes on."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from zerocheck.case.schema import Case
+from zerocheck.errors import UsageError
+from zerocheck.ranks.pool import Pool
+from zerocheck.run.casefile import read as read_case
+from zerocheck.run.engine import run
+from zerocheck.run.journal import Journal, read
+from zerocheck.run.options import RunOptions
+from zerocheck.run.records import CaseFinished, Finding, Record, RunFinished
+from zerocheck.run.replay import replay
+from zerocheck.run.trial import TARGET
+
+SUBJECTS = Path(__file__).with_name("subjects.py")
+
+
+class Collect(list[Record]):
+    """A handler that keeps every record."""
+
+    def handle(self, record: Record) -> None:
+        self.append(record)
+
+    def of(self, kind: type) -> list:
+        return [record for record in self if isinstance(record, kind)]
+
+
+Run = Callable[..., tuple[int, Collect]]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    """Rank processes for all runs of this module; they must survive every one of them."""
+    with Pool(TARGET, patience_s=1.5) as running:
+        yield running
+
+
+@pytest.fixture
+def run_subject(tmp_path: Path, pool: Pool) -> Run:
+    """run_subject("Name", ...) -> (exit code, records)."""
+
+    def start(name: str, **given: object) -> tuple[int, Collect]:
+        collected = Collect()
+        options = {"world_sizes": (2,), "max_cases": 2, "report_dir": tmp_path} | given
+        asked = RunOptions(implementations=(f"{SUBJECTS}:{name}",), **options)
+        return run(asked, [collected], ranks=pool), collected
+
+    return start
+
+
+def test_a_sharder_of_a_few_lines_holds(run_subject: Run) -> None:
+    code, records = run_subject("build", world_sizes=(1, 3), max_cases=12)
+    assert code == 0, records[-1]
+    statuses = {record.status for record in records.of(CaseFinished)}
+    assert statuses <= {"holds", "unsupported"}
+    assert "holds" in statuses
+    assert not records.of(Finding)
+
+
+def test_a_missing_average_is_named_and_replayed_bit_for_bit(run_subject: Run) -> None:
+    code, records = run_subject("not_averaged", world_sizes=(1, 2, 3), max_cases=12)
+    assert code == 1
+    finding = records.of(Finding)[-1]
+    assert {record.number for record in records.of(Finding)} == {0}
+    assert finding.causes == ("gradient x W",)
+    assert finding.confirmed == 1
+    assert finding.violation is not None
+    assert finding.violation.step == 0
+    assert "3 (= W) times too large" in finding.title
+    assert finding.violation.ratio is not None
+    assert finding.violation.ratio > 1e6
+    name = f"{SUBJECTS}:not_averaged"
+    with pytest.raises(UsageError, match=re.escape("say so again to let its code run: --impl")):
+        replay(Path(finding.case_file))
+    replayed = replay(Path(finding.case_file), implementation=name)
+    assert replayed is not None
+    assert replayed.verdict.startswith("reproduced bit for bit: violated again")
+    assert replayed.exit_code == 1
+    other = replay(Path(finding.case_file), implementation="fsdp2")
+    assert other is not None
+    assert other.outcome.status == "holds"
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "said"),
+    [
+        ("KilledInStep1", "crashed", "rank 1 died of SIGKILL"),
+        ("Aborts", "crashed", "rank 0 died of SIGABRT"),
+        ("Exits", "crashed", "raised SystemExit"),
+        ("RaisesOnOneRank", "crashed", "raised ArithmeticError: rank 1 has had enough"),
+        ("ConstructorRaises", "crashed", "raised LookupError: no such layer"),
+        ("ReturnsNothing", "crashed", "build must return zerocheck.Built(model, optimizer), got"),
+        ("WrongShape", "crashed", "shards() gave parameter of 'head.weight' with"),
+        ("Hangs", "hung", "rank 0 waited"),
+    ],
+)
+def test_every_way_to_break_has_its_verdict(
+    run_subject: Run, name: str, status: str, said: str
+) -> None:
+    code, records = run_subject(name, max_cases=1, profile="quick", seed=3)
+    assert code == 1
+    (case,) = records.of(CaseFinished)
+    assert case.status == status, case.reason
+    finding = records.of(Finding)[-1]
+    assert finding.status == status
+    assert finding.confirmed == 1
+    assert said in finding.reason
+    # Where each rank stood is said of all of them.
+    assert "rank 0" in finding.reason
+    assert "rank 1" in finding.reason
+    assert Path(finding.case_file).is_file()
+
+
+def test_a_hang_names_the_collective_that_each_rank_was_in(run_subject: Run) -> None:
+    _, records = run_subject("Hangs", max_cases=1, seed=3)
+    reason = records.of(Finding)[-1].reason
+    last = re.findall(r"last collective (\S+) #(\d+)", reason)
+    assert len(last) == 2
+    assert last[0] != last[1]
+
+
+def test_other_cases_go_on_after_a_kill(run_subject: Run) -> None:
+    _, records = run_subject("KilledInStep1", max_cases=6, seed=1)
+    statuses = [record.status for record in records.of(CaseFinished)]
+    assert len(statuses) == 6
+    # A case of one step ends before the kill.
+    assert "crashed" in statuses
+    assert len({f.number for f in records.of(Finding)}) == 1
+
+
+def test_unsupported_everywhere_is_nothing_checked(run_subject: Run) -> None:
+    code, records = run_subject("Refuses")
+    assert code == 1
+    assert {record.status for record in records.of(CaseFinished)} == {"unsupported"}
+    (end,) = records.of(RunFinished)
+    assert "nothing was checked" in end.why[0]
+    assert "this machine is too small" in end.why[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("NoBuild", "lacks build()"),
+        ("NoStep", "lacks train_step()"),
+        ("number", "is a int; needed is a subclass of zerocheck.Implementation"),
+        ("two_arguments", "a build function takes (model, case, mesh)"),
+        ("Buidl", "has no 'Buidl'; did you mean 'build'?"),
+    ],
+)
+def test_what_cannot_be_used_is_said(run_subject: Run, name: str, said: str) -> None:
+    with pytest.raises(UsageError) as error:
+        run_subject(name)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "import no_such_module\n",
+            "No module named 'no_such_module' (line 1)",
+        ),
+        ("def build(:\n", "SyntaxError"),
+        ("raise SystemExit(3)\n", "SystemExit: 3"),
+        ("import os\nos._exit(4)\n", "ended the process that tried it"),
+    ],
+)
+def test_a_file_that_does_not_import(tmp_path: Path, pool: Pool, text: str, said: str) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    with pytest.raises(UsageError) as error:
+        run(RunOptions(implementations=(f"{path}:build",), report_dir=tmp_path), [], ranks=pool)
+    assert said in str(error.value)
+
+
+def test_the_same_seed_gives_the_same_run(run_subject: Run) -> None:
+    first, second = (run_subject("build", max_cases=3, seed=9)[1] for _ in range(2))
+    cases = [[record.case for record in run.of(CaseFinished)] for run in (first, second)]
+    assert cases[0] == cases[1]
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_run_leaves_a_whole_journal_and_no_process(
+    tmp_path: Path, how: signal.Signals
+) -> None:
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "zerocheck",
+            "run",
+            f"{SUBJECTS}:Slow",
+            "--world-sizes",
+            "2,3",
+            "--report-dir",
+            str(tmp_path),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    journal = tmp_path / "journal.ndjson"
+    deadline = time.monotonic() + 60
+    while not (journal.is_file() and journal.read_bytes().count(b"\n") >= 3):
+        assert time.monotonic() < deadline, "no verdict in 60 s"
+        time.sleep(0.05)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) >= 3
+    process.send_signal(how)
+    process.communicate(timeout=30)
+    assert process.returncode == (130 if how == signal.SIGINT else -9)
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
+    records = read(journal)
+    assert len([record for record in records if isinstance(record, CaseFinished)]) >= 2
+    if how == signal.SIGINT:
+        end = records[-1]
+        assert isinstance(end, RunFinished)
+        assert end.outcome == "interrupted"
+
+
+def test_a_case_file_that_cannot_be_used_is_refused(tmp_path: Path, run_subject: Run) -> None:
+    _, records = run_subject("ConstructorRaises", max_cases=4)
+    good = Path(records.of(Finding)[-1].case_file)
+    assert isinstance(read_case(good).case, Case)
+    data = good.read_bytes()
+    raw = msgspec.json.decode(data)
+    huge = msgspec.json.decode(data)
+    huge["case"]["model"] |= {"width": 1 << 20, "inputs": 1 << 20, "blocks": []}
+    bad = {
+        "truncated": (data[: len(data) // 2], "ends too early"),
+        "empty": (b"", "the file is empty"),
+        "version": (msgspec.json.encode(raw | {"format": 9}), "case file format 9"),
+        "not a case": (b"[1, 2]", "is not a case file"),
+        "huge": (msgspec.json.encode(huge), "elements"),
+    }
+    for name, (content, said) in bad.items():
+        path = tmp_path / f"{name}.json"
+        path.write_bytes(content)
+        with pytest.raises(UsageError, match=re.escape(said)):
+            replay(path, implementation="ddp")
+    with pytest.raises(UsageError, match="cannot read"):
+        replay(tmp_path / "absent.json")
+
+
+def test_the_journal_of_a_run_reads_back(tmp_path: Path, pool: Pool) -> None:
+    collected = Collect()
+    with Journal(tmp_path / "journal.ndjson") as journal:
+        options = RunOptions(
+            implementations=("zero1",), world_sizes=(2,), max_cases=3, report_dir=tmp_path
+        )
+        assert run(options, [journal, collected], ranks=pool) == 0
+    assert read(tmp_path / "journal.ndjson") == list(collected)

@@ -1,0 +1,60 @@
+"""Which known cause explains a wrong buffer? Each is computed and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from ..bounds import Enclosure, U
+from ..compare import compare
+
+SENTENCES = {
+    "buffers local": "they were never sent from rank 0",
+    "buffers of rank 0": "every rank holds those of rank 0",
+    "buffers averaged": "they were averaged over ranks",
+    "buffers rounded to bf16": "they were rounded to bf16",
+    "buffers not updated": "they are those of the step before",
+}
+
+
+def causes(
+    observed: Sequence[torch.Tensor],
+    expected: Sequence[torch.Tensor],
+    before: Sequence[torch.Tensor],
+    local: Sequence[torch.Tensor] | None,
+) -> tuple[str, ...]:
+    """All causes that explain one buffer on every rank.
+
+    before: at the start of the step; local: what each rank has if none are sent.
+    """
+    found = tuple(
+        name
+        for name, candidates in _candidates(expected, before, local)
+        if all(
+            compare(seen.reshape(-1).double(), one)[1] is None
+            for seen, one in zip(observed, candidates, strict=True)
+        )
+    )
+    return found or ("buffers differ",)
+
+
+def _candidates(
+    expected: Sequence[torch.Tensor],
+    before: Sequence[torch.Tensor],
+    local: Sequence[torch.Tensor] | None,
+) -> Iterator[tuple[str, list[Enclosure]]]:
+    if len(expected) > 1:
+        yield "buffers of rank 0", [_exactly(expected[0])] * len(expected)
+        terms = torch.stack([one.reshape(-1).double() for one in expected])
+        error = (len(expected) + 2) * U * terms.abs().mean(0)
+        yield "buffers averaged", [Enclosure(terms.mean(0), error)] * len(expected)
+    if local is not None:
+        yield "buffers local", [_exactly(one) for one in local]
+    yield "buffers rounded to bf16", [_exactly(one.bfloat16()) for one in expected]
+    yield "buffers not updated", [_exactly(one) for one in before]
+
+
+def _exactly(tensor: torch.Tensor) -> Enclosure:
+    wide = tensor.reshape(-1).double()
+    return Enclosure(wide, torch.zeros_like(wide))

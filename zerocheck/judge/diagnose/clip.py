@@ -1,0 +1,113 @@
+"""Which known cause explains a wrong norm or a wrongly clipped gradient? Each is computed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from .. import bounds
+from ..bounds import Enclosure, U
+from ..compare import compare
+
+
+class Norm(NamedTuple):
+    """A reported norm that is wrong on one rank.
+
+    own: the gradient as that rank holds it, its own elements only; complete: whether these are
+    all; previous: the norm reported at the step before; relative, floor: of the bound.
+    """
+
+    reported: float
+    exact: float
+    whole: torch.Tensor
+    own: torch.Tensor
+    complete: bool
+    world_size: int
+    previous: float | None
+    relative: float
+    floor: float
+
+
+def norm_causes(norm: Norm, kind: str) -> tuple[str, ...]:
+    """All causes whose own norm, within the same bound, is the reported one. kind: "2" or "inf"."""
+    if math.isnan(norm.reported):
+        return ("uninitialised memory",)
+    return tuple(name for name, value in _norms(norm, kind) if _near(norm, value))
+
+
+def _norms(norm: Norm, kind: str) -> Iterator[tuple[str, float]]:
+    root = math.sqrt(norm.world_size)
+    if norm.world_size > 1:
+        yield "norm x sqrt(W)", norm.exact * root
+        yield "norm / sqrt(W)", norm.exact / root
+        yield "norm x W", norm.exact * norm.world_size
+        if not norm.complete:
+            yield "local norm", _norm_of(norm.own, kind)
+    yield "another norm", _norm_of(norm.whole, "2" if kind == "inf" else "inf")
+    yield "norm without root", norm.exact**2
+    yield "norm of nothing", 0.0
+    if norm.previous is not None:
+        yield "norm of another step", norm.previous
+
+
+def _near(norm: Norm, value: float) -> bool:
+    """Within the bound of a norm, and two roundings more of the factor."""
+    return abs(norm.reported - value) <= (norm.relative + 4 * U) * value + norm.floor
+
+
+def _norm_of(elements: torch.Tensor, kind: str) -> float:
+    if not elements.numel():
+        return 0.0
+    if kind == "inf":
+        return float(elements.abs().max())
+    return float(torch.linalg.vector_norm(elements, dtype=torch.float64))
+
+
+SENTENCES = {
+    "local norm": "it is the norm of this rank's own shard alone",
+    "norm of another step": "it is the norm of the step before",
+    "another norm": "it is the norm for another p",
+    "norm of nothing": "no gradient was read",
+    "norm x sqrt(W)": "it is sqrt(W) times too large: ranks that hold the same were counted twice",
+    "uninitialised memory": "memory that was never written was read (zerocheck fills it with NaN)",
+}
+
+
+def clip_causes(
+    part: torch.Tensor, before: torch.Tensor, norm: float, factor: float, max_norm: float
+) -> tuple[str, tuple[str, ...]]:
+    """(one sentence, causes) for a clipped gradient that is wrong.
+
+    before: what was clipped; norm: the reported one; factor: what it should be multiplied by.
+    """
+    if bool(part.isnan().any()):
+        return "the clipped gradient holds NaN", ("uninitialised memory",)
+    raw = max_norm / (norm + 1e-6)
+    candidates = {
+        "not clipped": (1.0, "the gradient was not clipped"),
+        "coefficient above 1": (raw, f"the gradient was scaled up, by {raw:.6g}"),
+        "clipped twice": (factor**2, "the gradient was multiplied by the coefficient twice"),
+        "coefficient inverted": (1 / raw, f"the gradient was multiplied by 1 / {raw:.6g}"),
+        "gradient zero": (0.0, "the gradient is zero"),
+    }
+    found = {
+        name: words
+        for name, (value, words) in candidates.items()
+        if value != factor and math.isfinite(value) and _is(part, before, value)
+    }
+    if found:
+        return "; or ".join(found.values()), tuple(found)
+    return (
+        "the clipped gradient is not the gradient times the coefficient of its norm and "
+        f"c = {max_norm:g}",
+        (),
+    )
+
+
+def _is(part: torch.Tensor, before: torch.Tensor, factor: float) -> bool:
+    """Two coefficients, two products: twice the bound of one."""
+    exact, bound = bounds.clipped(before, factor)
+    return compare(part, Enclosure(exact, 2 * bound))[1] is None

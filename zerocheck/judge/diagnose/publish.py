@@ -1,0 +1,28 @@
+"""Which known cause explains copies that differ between ranks? Compared bit for bit."""
+
+from __future__ import annotations
+
+import torch
+
+from ..compare import same_bits
+
+SENTENCES = {
+    "uninitialised memory": "a copy holds NaN: memory that was never written was read",
+    "copies of the previous step": "they are those of the step before: the update was not sent",
+    "copies rounded to bf16": "they are the updated ones rounded to bf16",
+}
+
+
+def causes(
+    copies: torch.Tensor, owned: torch.Tensor, earlier: torch.Tensor | None
+) -> tuple[str, ...]:
+    """All causes of the elements that differ. copies: as one rank holds them; owned: as their owner
+    does; earlier: that rank's own before the step."""
+    if bool(copies.isnan().any()) and not bool(owned.isnan().any()):
+        return ("uninitialised memory",)
+    found = []
+    if earlier is not None and same_bits(copies, earlier):
+        found.append("copies of the previous step")
+    if same_bits(copies, owned.bfloat16().to(owned.dtype)):
+        found.append("copies rounded to bf16")
+    return tuple(found) or ("copies differ",)

@@ -1,0 +1,160 @@
+"""Which known cause explains a wrong update? Each is AdamW with one thing changed, and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from ...case.schema import Group
+from .. import bounds
+from ..bounds import ETA, SECOND_ORDER, Enclosure, Scalars, U
+from ..compare import compare
+
+
+class Segment(NamedTuple):
+    """What AdamW had and made of the wrong tensors of one parameter group. float64 vectors.
+
+    role: which is wrong; m, v: new moments as observed (v: the largest, with amsgrad), old_m,
+    old_v, p: before; g: the gradient, negated with maximize; unclipped: the same before clipping;
+    rates: learning rates of this group at other steps.
+    """
+
+    role: str
+    observed: torch.Tensor
+    p: torch.Tensor
+    g: torch.Tensor
+    unclipped: torch.Tensor | None
+    old_m: torch.Tensor
+    old_v: torch.Tensor
+    m: torch.Tensor
+    v: torch.Tensor
+    scalars: Scalars
+    step: int
+    rates: Sequence[float]
+    others: Sequence[tuple[Group, float]]
+
+
+SENTENCES = {
+    "L2 instead of decoupled": "weight decay was added to the gradient (L2), and went through the "
+    "moments",
+    "weight decay twice": "weight decay was applied twice",
+    "weight decay missing": "weight decay was not applied",
+    "weight decay after the update": "weight decay came after the update and not before it",
+    "weight decay on excluded parameters": "weight decay was applied to parameters that the case "
+    "excludes from it",
+    "eps inside the root": "eps was added inside of the square root",
+    "eps before the bias correction": "eps was added before the bias correction",
+    "betas swapped": "beta1 and beta2 were exchanged",
+    "options of another group": "the options of another parameter group were used",
+    "learning rate of another step": "the learning rate of another step was used",
+    "gradient before clipping": "AdamW was given the gradient from before clipping",
+    "no bias correction": "the bias corrections were left out",
+    "moments reset": "the moments of the step before were lost",
+}
+
+
+def causes(segment: Segment) -> tuple[str, ...]:
+    """All candidates that explain every element of the wrong tensors."""
+    found = [
+        name
+        for name, enclosure in _candidates(segment)
+        if compare(segment.observed, enclosure)[1] is None
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def sentence(role: str, names: Sequence[str]) -> str:
+    """What the causes mean, in one plain sentence."""
+    words = [SENTENCES.get(name, name) for name in names]
+    return f"{role} is wrong: {'; or '.join(words)}"
+
+
+def _candidates(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
+    if segment.role == "parameter":
+        yield from _of_parameter(segment)
+    elif segment.role in ("exp_avg", "exp_avg_sq"):
+        yield from _of_moment(segment)
+
+
+def _of_moment(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
+    s = segment.scalars
+    old = segment.old_m if segment.role == "exp_avg" else segment.old_v
+    formula = bounds.exp_avg if segment.role == "exp_avg" else bounds.exp_avg_sq
+    if s.weight_decay:
+        coupled = segment.g + s.weight_decay * segment.p
+        size = segment.g.abs() + (s.weight_decay * segment.p).abs()
+        yield "L2 instead of decoupled", formula(old, coupled, s, 3 * U * size + ETA)
+    if segment.unclipped is not None:
+        yield "gradient before clipping", formula(old, segment.unclipped, s)
+    if s.beta1 != s.beta2:
+        swapped = s._replace(beta1=s.beta2, beta2=s.beta1)
+        yield "betas swapped", formula(old, segment.g, swapped)
+    if bool(old.any()):
+        yield "moments reset", formula(torch.zeros_like(old), segment.g, s)
+    for group, _ in segment.others:
+        other = s._replace(beta1=group.beta1, beta2=group.beta2)
+        if (group.beta1, group.beta2) != (s.beta1, s.beta2):
+            yield "options of another group", formula(old, segment.g, other)
+    if segment.role == "exp_avg":
+        yield "gradient with the wrong sign", formula(old, -segment.g, s)
+
+
+def _of_parameter(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
+    s, p, m, v = segment.scalars, segment.p, segment.m, segment.v
+
+    def with_(**changed: float) -> Enclosure:
+        return bounds.parameter(p, m, v, s._replace(**changed))
+
+    decay = s.weight_decay
+    if decay:
+        yield "weight decay missing", with_(weight_decay=0.0)
+        yield "weight decay twice", _wider(with_(weight_decay=decay * (2 - s.lr * decay)), p)
+        plain = bounds.parameter(p, m, v, s._replace(weight_decay=0.0))
+        factor = 1 - s.lr * decay
+        yield (
+            "weight decay after the update",
+            _wider(Enclosure(plain.exact * factor, plain.bound * abs(factor)), p),
+        )
+        if s.lr != 1.0:
+            yield (
+                "weight decay without the learning rate",
+                _wider(with_(weight_decay=decay / s.lr), p),
+            )
+    for step in (segment.step + 1, segment.step - 1):
+        if step > 0:
+            yield (
+                f"step off by {abs(step - segment.step)}",
+                with_(
+                    correction1=bounds.correction(s.beta1, step),
+                    correction2=bounds.correction(s.beta2, step),
+                ),
+            )
+    yield "no bias correction", with_(correction1=1.0, correction2=1.0)
+    yield "eps inside the root", _update(segment, (v / s.correction2 + s.eps).sqrt())
+    yield "eps before the bias correction", with_(eps=s.eps / s.correction2**0.5)
+    for rate in segment.rates:
+        if rate != s.lr:
+            yield "learning rate of another step", with_(lr=rate)
+    for group, rate in segment.others:
+        if not decay and group.weight_decay:
+            yield "weight decay on excluded parameters", with_(weight_decay=group.weight_decay)
+        options = {"lr": rate, "weight_decay": group.weight_decay, "eps": group.eps}
+        for some in ({"lr": rate}, options):
+            yield "options of another group", with_(**some)
+
+
+def _wider(enclosure: Enclosure, p: torch.Tensor) -> Enclosure:
+    """Two roundings more of the decayed parameter."""
+    return Enclosure(enclosure.exact, enclosure.bound + 3 * U * (p.abs() + enclosure.exact.abs()))
+
+
+def _update(segment: Segment, denominator: torch.Tensor) -> Enclosure:
+    """The update with another denominator: the same roundings as in bounds.parameter, and 3."""
+    s = segment.scalars
+    decayed = segment.p * (1 - s.lr * s.weight_decay)
+    step = s.lr / s.correction1 * segment.m / denominator
+    error = 2 * U * decayed.abs() + (10 * U + s.extra) * step.abs() + 2 * ETA + ETA / denominator
+    exact, bound = bounds.rounded(decayed - step, error)
+    return Enclosure(exact, bound * SECOND_ORDER)
