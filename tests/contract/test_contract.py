@@ -1,0 +1,98 @@
+"""Shards, names, groups and semantics."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zerocheck.case.schema import Case, Group, Optimizer, Start
+from zerocheck.contract import Semantics, Shard, groups
+from zerocheck.contract.groups import group_of, learning_rates
+from zerocheck.contract.names import unwrapped
+from zerocheck.errors import UsageError
+
+
+@st.composite
+def _boxes(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[slice, ...]]:
+    shape = tuple(draw(st.lists(st.integers(0, 4), min_size=0, max_size=4)))
+    parts = []
+    for size in shape:
+        low = draw(st.integers(0, size))
+        parts.append(slice(low, draw(st.integers(low, size))))
+    return shape, tuple(parts)
+
+
+@given(_boxes())
+def test_flat_range_is_what_indexing_gives(box: tuple) -> None:
+    """A flat range is given exactly where the indexed elements are one range of the whole."""
+    shape, index = box
+    numbers = torch.arange(int(torch.tensor(shape).prod()) if shape else 1).view(shape)
+    held = numbers[index].reshape(-1).tolist()
+    shard = Shard("w", "parameter", None, shape, index)
+    found = shard.flat_range()
+    if found is not None:
+        start, stop = found
+        assert list(range(start, stop)) == held
+    else:
+        assert len(held) == 0 or held != list(range(held[0], held[0] + len(held)))
+
+
+def test_flat_range_of_a_slice_and_of_the_whole() -> None:
+    assert Shard("w", "parameter", None, (3, 4), slice(2, 7)).flat_range() == (2, 7)
+    assert Shard("w", "parameter", None, (3, 4)).flat_range() == (0, 12)
+    assert Shard("w", "parameter", None, ()).flat_range() == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "name"),
+    [
+        ("module.blocks.0.weight", "blocks.0.weight"),
+        ("module.module.a", "a"),
+        ("_fsdp_wrapped_module.a._fsdp_wrapped_module.b", "a.b"),
+        ("_orig_mod.a._checkpoint_wrapped_module.b", "a.b"),
+        ("my.module.weight", "my.module.weight"),
+    ],
+)
+def test_names_of_the_unwrapped_model(wrapped: str, name: str) -> None:
+    assert unwrapped(wrapped) == name
+
+
+def test_groups_follow_the_case() -> None:
+    case = Case(
+        optimizer=Optimizer(
+            groups=(Group(pattern="*.bias", lr=0.5), Group(pattern="none.*"), Group(lr=0.25)),
+            amsgrad=True,
+            kernel="fused",
+        )
+    )
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+    model[1].bias.requires_grad_(False)
+    found = groups(model, case)
+    assert [len(group["params"]) for group in found] == [1, 0, 2]
+    assert [group["lr"] for group in found] == [0.5, 1e-3, 0.25]
+    optimizer = torch.optim.AdamW(found)
+    assert all(group["amsgrad"] and group["fused"] for group in optimizer.param_groups)
+
+
+def test_a_name_that_no_group_matches() -> None:
+    case = Case(optimizer=Optimizer(groups=(Group(pattern="head.*"),)))
+    with pytest.raises(UsageError, match=re.escape("'stem.bias' matches no group pattern")):
+        group_of(case, "stem.bias")
+
+
+def test_schedules_start_where_training_does() -> None:
+    warm = Case(optimizer=Optimizer(schedule="warmup"), start=Start(step=2, moments="typical"))
+    assert learning_rates(warm, 0) == [1e-3 * 0.75]
+    assert learning_rates(warm, 1) == [1e-3]
+    assert learning_rates(Case(), 5) == [1e-3]
+    cosine = Case(optimizer=Optimizer(schedule="cosine"))
+    assert learning_rates(cosine, 0)[0] > learning_rates(cosine, 4)[0] > 0
+
+
+def test_semantics_take_known_words_only() -> None:
+    with pytest.raises(UsageError, match=r"unknown Semantics.average 'means'; did you mean 'mean'"):
+        Semantics(average="means")  # type: ignore[arg-type]

@@ -1,0 +1,143 @@
+"""What the drive does around an implementation, without rank processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from zerocheck.contract import Shard
+from zerocheck.drive.fidelity import ALIGNMENT, ForwardProbe, pass_through, place
+from zerocheck.drive.poison import poisoned
+from zerocheck.drive.recorder import GRADIENT_ROLES, STATE_ROLES, Recorder
+
+
+@dataclass
+class _Slot:
+    offset: int
+    numel: int
+    dtype: str
+
+
+class _Store:
+    def __init__(self) -> None:
+        self.held: list[torch.Tensor] = []
+
+    def put(self, tensors: Sequence[torch.Tensor]) -> _Slot:
+        self.held.append(torch.cat([tensor.reshape(-1) for tensor in tensors]))
+        return _Slot(len(self.held) - 1, self.held[-1].numel(), str(tensors[0].dtype))
+
+
+@pytest.fixture
+def deterministic() -> object:
+    before = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = before
+
+
+def test_memory_that_nobody_wrote_is_nan(deterministic: object) -> None:
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    with poisoned():
+        assert bool(torch.empty(1000).isnan().all())
+        grown = torch.ones(10)
+        grown.untyped_storage().resize_(0)
+        grown.untyped_storage().resize_(40)
+        assert bool(grown.isnan().all())
+        kept = torch.ones(20)[:10]
+        kept.untyped_storage().resize_(40)
+        kept.untyped_storage().resize_(80)
+        assert kept.tolist() == [1.0] * 10
+        assert bool(torch.ones(0).new_empty(5).isnan().all())
+    released = torch.zeros(10)
+    released.untyped_storage().resize_(0)
+    released.untyped_storage().resize_(40)
+    assert not torch.utils.deterministic.fill_uninitialized_memory
+
+
+def test_equal_manifests_are_kept_once() -> None:
+    store = _Store()
+    recorder = Recorder(store)
+    weight = torch.arange(6.0)
+    for step in range(3):
+        shards = [
+            Shard("w", "parameter", weight[2:5], (6,), slice(2, 5)),
+            Shard("w", "gradient", None, (6,), slice(2, 5)),
+            Shard("n", "buffer", torch.tensor(step), ()),
+        ]
+        recorder.take(step, "state", shards, STATE_ROLES)
+        recorder.take(step, "reduced", shards, GRADIENT_ROLES)
+    assert len(recorder.manifests) == 3
+    assert [record.role for record in recorder.records[:3]] == ["parameter", "buffer", "gradient"]
+    gradient = recorder.records[2]
+    assert gradient.numel == 0
+    assert not recorder.manifests[gradient.manifest][0].present
+    assert store.held[0].tolist() == [2.0, 3.0, 4.0]
+    weight.zero_()
+    assert store.held[0].tolist() == [2.0, 3.0, 4.0]
+
+
+def test_a_shard_of_another_size_than_its_index() -> None:
+    wrong = Shard("w", "parameter", torch.zeros(4), (6,), slice(2, 5))
+    with pytest.raises(ValueError, match=r"'w' with 4 elements .* for an index of 3 elements"):
+        Recorder(_Store()).take(0, "state", [wrong], STATE_ROLES)
+
+
+@pytest.mark.parametrize("offset", [0, 4, 32, 60])
+def test_place_puts_a_tensor_where_it_is_asked_for(offset: int) -> None:
+    tensor = torch.randn(3, 5)
+    placed = place(tensor, offset)
+    assert placed.data_ptr() % ALIGNMENT == offset
+    assert torch.equal(placed, tensor)
+
+
+class _Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.norm(x)
+
+
+def test_the_probe_sees_misaligned_parameters_and_inputs_that_pass_a_node() -> None:
+    model = nn.Sequential(nn.Linear(4, 16), _Residual(), nn.Linear(16, 2))
+    probe = ForwardProbe(model)
+    model[0].weight.data = place(model[0].weight.data, 20)
+    hook = model[1].norm.register_forward_pre_hook(pass_through)
+    with probe.watching():
+        model(torch.randn(3, 4)).sum().backward()
+    assert probe.misaligned == {"0.weight": 20}
+    assert probe.passed_through == {"1.norm"}
+    hook.remove()
+    probe.forget()
+    with probe.watching():
+        model(torch.randn(3, 4))
+    assert probe.passed_through == set()
+    probe.forget()
+    model(torch.randn(3, 4))
+    assert probe.misaligned == {}
+
+
+def test_passing_a_node_changes_the_order_of_additions() -> None:
+    """Why the reference must do the same: the bits of the gradient differ without it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 16), _Residual())
+    x = torch.randn(64, 4)
+
+    def gradient() -> torch.Tensor:
+        model.zero_grad()
+        model(x).square().sum().backward()
+        assert model[0].weight.grad is not None
+        return model[0].weight.grad.clone()
+
+    plain = gradient()
+    hook = model[1].norm.register_forward_pre_hook(pass_through)
+    passed = gradient()
+    hook.remove()
+    assert not torch.equal(plain, passed)
+    assert torch.allclose(plain, passed, rtol=1e-4)
