@@ -105,7 +105,10 @@ def _where(violation: Violation) -> str:
 
 
 def _element(violation: Violation) -> str:
-    place = f"[{', '.join(map(str, violation.element))}]: " if violation.element else ""
+    place = ""
+    if violation.element and violation.tensors:
+        index = ", ".join(map(str, violation.element))
+        place = f"{violation.tensors[0]}[{index}]: "
     parts = [
         f"{label} {number(value)}"
         for label, value in (

@@ -172,6 +172,7 @@ class _Run:
             if bug.violation is None:
                 bug.confirmed += 1
                 bug.first = replace(first, reason=again.reason, detail=again.detail)
+                bug.headline = again.title
             elif again.judgement is not None and any(
                 violation.obligation == bug.violation.obligation
                 for violation in again.judgement.violations

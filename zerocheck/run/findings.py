@@ -35,6 +35,8 @@ class Bug:
     confirmed: int = 0
     tries: int = 0
     case_file: str = ""
+    headline: str = ""
+    """What a run with traced collectives said of a crash or hang."""
 
     @property
     def fingerprint(self) -> str:
@@ -51,12 +53,14 @@ class Bug:
         """One plain sentence."""
         if self.violation is not None:
             return self.violation.explanation
-        return f"the ranks {self.status}" + (f": {self.first.error}" if self.first.error else "")
+        said = f"the ranks {self.status}" + (f": {self.first.error}" if self.first.error else "")
+        return self.headline or said
 
     @property
     def slug(self) -> str:
-        """The fingerprint as a file name."""
-        return re.sub(r"[^a-z0-9]+", "-", self.fingerprint.lower()).strip("-")[:100]
+        """The fingerprint as a file name, without the place of the implementation."""
+        short = self.fingerprint.replace(self.implementation, self.implementation.split(":")[-1])
+        return re.sub(r"[^a-z0-9]+", "-", short.lower()).strip("-")[:100]
 
     def narrow(
         self, causes: tuple[str, ...], finished: CaseFinished, violation: Violation | None
@@ -64,6 +68,12 @@ class Bug:
         """Keep the causes that are left. A case that tells them apart becomes the one to replay;
         True then."""
         fewer = len(causes) < len(self.causes)
+        worse = self.violation is not None and self.violation.mild
+        if worse and violation is not None and not violation.mild:
+            # With clipping inactive a wrong norm harms nothing; here it did.
+            self.violation, self.first, self.causes = violation, finished, causes
+            self.confirmed = self.tries = 0
+            return True
         self.causes = causes
         if not fewer or violation is None or violation.causes != causes:
             return False

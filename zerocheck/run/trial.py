@@ -32,12 +32,13 @@ class Ranks(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a case. Fields as in CaseFinished."""
+    """What came of a case. Fields as in CaseFinished; title: of a crash or hang, one sentence."""
 
     status: Status
     judgement: Judgement | None = None
     reason: str = ""
     error: str = ""
+    title: str = ""
     detail: str = ""
     seconds: float = 0.0
     judge_seconds: float = 0.0
@@ -141,9 +142,22 @@ def _broken(result: JobResult) -> Outcome:
         status=status,
         reason=result.summary(stacks=False),
         error=error,
+        title=_title(status, error, result),
         detail=result.summary(stacks=True),
         seconds=result.duration_s,
     )
+
+
+def _title(status: Status, error: str, result: JobResult) -> str:
+    """What went wrong. Collectives are known where they were traced."""
+    waiting = {
+        (stood.collective, stood.collective_sequence)
+        for stood in result.stood
+        if stood.state == "waiting" and stood.collective
+    }
+    if status == "hung" and len(waiting) > 1:
+        return "the ranks hung: they called different collectives"
+    return f"the ranks {status}" + (f": {error}" if error else "")
 
 
 def _only(judgement: Judgement, obligations: Collection[Obligation]) -> Judgement:
