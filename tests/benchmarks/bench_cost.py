@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import psutil
 
 from benchmarks.measuring import Show, bare, observed, planned, spread, table, warm_pool
 from benchmarks.profiling import TIMES, judge_timed
@@ -24,11 +27,13 @@ def test_cost(show: Show) -> None:
     """Observed and bare take turns on each case, after one of each to warm up."""
     options = RunOptions(profile="quick")
     ratios: dict[tuple[str, int], list[float]] = defaultdict(list)
+    work: dict[tuple[str, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
     with warm_pool() as pool:
         for item in planned(pool, options):
-            ratio = _ratio(pool, item)
+            key = item.implementation, item.case.world_size
+            ratio = _ratio(pool, item, work[key])
             if ratio is not None:
-                ratios[item.implementation, item.case.world_size].append(ratio)
+                ratios[key].append(ratio)
     sizes = options.world_sizes
     rows = []
     for name in options.implementations:
@@ -42,19 +47,54 @@ def test_cost(show: Show) -> None:
         f"each case the median of {ROUNDS}; median over cases (quartiles)"
     )
     show(table(title, ["", *(f"W = {size}" for size in sizes), "all"], rows))
+    rows = [
+        [
+            name,
+            *(_of_sums(work, (name,), (size,)) for size in sizes),
+            _of_sums(work, (name,), sizes),
+        ]
+        for name in options.implementations
+    ]
+    names = options.implementations
+    rows.append(
+        ["all", *(_of_sums(work, names, (size,)) for size in sizes), _of_sums(work, names, sizes)]
+    )
+    title = "The same as processor time of all ranks and the judge, ratio of the sums"
+    show(table(title, ["", *(f"W = {size}" for size in sizes), "all"], rows))
     assert statistics.median(every) <= TARGET_RATIO
 
 
-def _ratio(pool: Pool, item: Planned) -> float | None:
-    """None where the implementation does not support the case."""
+def _of_sums(
+    work: Mapping[tuple[str, int], Sequence[float]], names: Sequence[str], sizes: Sequence[int]
+) -> str:
+    """Processor time observed and judged over bare, for these implementations and sizes."""
+    sums = [sum(work[n, s][kind] for n in names for s in sizes) for kind in (0, 1)]
+    return f"{sums[0] / sums[1]:.2f}" if sums[1] else "-"
+
+
+def _worked(pool: Pool, world_size: int) -> float:
+    """Processor seconds so far of this process and the team's ranks, all threads."""
+    pids = [os.getpid(), *pool.rank_pids[world_size]]
+    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
+
+
+def _ratio(pool: Pool, item: Planned, work: list[float]) -> float | None:
+    """Wall, the median of the rounds; None where the implementation does not support the case.
+
+    work: processor seconds observed and bare, to be added to.
+    """
     wholes, alone = [], []
     for number in range(ROUNDS + 1):
+        before = _worked(pool, item.case.world_size) if number else 0.0
         seconds, outcome = observed(pool, item)
         if outcome.status == "unsupported":
             return None
         assert outcome.status == "holds", outcome
+        between = _worked(pool, item.case.world_size)
         steps, _ = bare(pool, item)
         if number:
+            work[0] += between - before
+            work[1] += _worked(pool, item.case.world_size) - between
             wholes.append(seconds)
             alone.append(steps)
     return statistics.median(wholes) / statistics.median(alone)

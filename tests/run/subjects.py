@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -119,3 +120,15 @@ number = 7
 
 def two_arguments(model, case):
     return None
+
+
+class Hidden(Sharder):
+    """Shows no gradient: never says where it is reduced."""
+
+    def train_step(self, step):
+        return super().train_step(replace(step, reached=lambda moment: None))
+
+
+class HiddenNotAveraged(Hidden):
+    def build(self, model, case, mesh):
+        return not_averaged(model, case, mesh)

@@ -265,3 +265,15 @@ def test_the_journal_of_a_run_reads_back(tmp_path: Path, pool: Pool) -> None:
         )
         assert run(options, [journal, collected], ranks=pool) == 0
     assert read(tmp_path / "journal.ndjson") == list(collected)
+
+
+def test_a_gradient_that_is_not_shown_is_recovered(run_subject: Run) -> None:
+    code, records = run_subject("Hidden", world_sizes=(1, 2, 3), max_cases=45)
+    assert code == 0, records[-1]
+    tiers = {r.judgement.tier for r in records.of(CaseFinished) if r.judgement is not None}
+    assert tiers == {"state only"}
+    code, records = run_subject("HiddenNotAveraged", world_sizes=(2, 3), max_cases=10)
+    assert code == 1
+    findings = records.of(Finding)
+    assert {finding.obligation for finding in findings} == {"gradient"}
+    assert ("gradient x W",) in {finding.causes for finding in findings}

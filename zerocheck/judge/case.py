@@ -20,8 +20,8 @@ from ..models.start import initial_state
 from . import buffers as buffers_
 from . import clip as clip_
 from . import gradient as gradient_
+from . import hidden, publish
 from . import loss as loss_
-from . import publish
 from .assemble import Fetch, Held, Observation
 from .digest import digest_of
 from .layout import Layout
@@ -57,6 +57,7 @@ class _CaseJudge:
         self.shares: dict[Obligation, float] = {}
         self.violations: dict[Obligation, Violation] = {}
         self.tier: Tier = "full"
+        self.passes: Passes | None = None
 
     def judgement(self, *, digest: bool) -> Judgement:
         if self._owned(-1, "state"):
@@ -123,6 +124,7 @@ class _CaseJudge:
         """Judge losses, buffers and the reduced gradient of a step; returns that gradient."""
         seen = self.observation.steps(step)
         losses = [rank.losses for rank in seen]
+        self.passes = None
         passes = self._passes(step, before)
         violation = loss_.check(
             losses, passes.losses, step=step, evaluated=lambda: self._evaluated(step, before)
@@ -136,8 +138,33 @@ class _CaseJudge:
         if violation is not None:
             # The forward was another one, so its gradient is too: one bug, one finding.
             return self._reduced(step)
+        self.passes = passes
         self._buffers(step, before, passes)
         return self._gradient(step, before, passes)
+
+    def _hidden(self, step: int, before: State, after: State) -> None:
+        """Judge a step whose gradient was not shown: it is recovered from exp_avg."""
+        if "exp_avg" not in after.present or "ownership" in self.violations:
+            return
+        recovered = hidden.recover(before, after, self.layout, self.case, step=step)
+        if self.passes is not None:
+            wanted = gradient_.expected(self.passes, self.case, self.semantics)
+            wanted = hidden.expected(wanted, recovered.error, self.case, self.semantics)
+            share, violation = gradient_.check(
+                recovered.held,
+                wanted,
+                self.passes,
+                self.layout,
+                self.case,
+                self.semantics,
+                step=step,
+                again=lambda scale: self._passes(step, before, scale=scale),
+                previous=None,
+            )
+            self._note("gradient", share, violation)
+            if self.case.training.clip is not None:
+                self._note("clip", share, None)
+        self._applied(step, before, after, recovered.held, error=recovered.error)
 
     def _gradient(self, step: int, before: State, passes: Passes) -> Held | None:
         held = self._reduced(step)
@@ -210,20 +237,35 @@ class _CaseJudge:
 
     def _update(self, step: int, before: State, after: State, gradient: Held | None) -> None:
         if gradient is None:
+            self._hidden(step, before, after)
             return
         applied = self._clip(step, gradient)
-        if applied is None:
-            return
+        if applied is None and "ownership" not in self.violations:
+            self._hidden(step, before, after)
+        elif applied is not None:
+            self._applied(step, before, after, applied, unclipped=gradient)
+
+    def _applied(
+        self,
+        step: int,
+        before: State,
+        after: State,
+        applied: Held,
+        *,
+        unclipped: Held | None = None,
+        error: torch.Tensor | float = 0.0,
+    ) -> None:
+        """Judge the update, given the gradient that the optimizer had."""
         has = [place.name in applied.present for place in self.layout.places]
         share, violation = self.updates.check(
             Update(
                 before,
                 after,
                 applied.whole,
-                0.0,
+                error,
                 learning_rates(self.case, step),
                 has,
-                None if applied is gradient else gradient.whole,
+                None if unclipped is None or unclipped is applied else unclipped.whole,
             ),
             step=step,
         )
