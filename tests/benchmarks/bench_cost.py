@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import psutil
-
 from benchmarks.measuring import Show, bare, observed, planned, spread, table, warm_pool
 from benchmarks.profiling import TIMES, judge_timed
 

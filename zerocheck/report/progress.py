@@ -148,11 +148,13 @@ def print_outcome(console: Console, counted: Tally) -> None:
         headers = ["obligation", *map(one_line, counted.implementations)]
         console.print(Text(str(tabulate(rows, headers, "simple", disable_numparse=True))))
     console.print()
-    for reason in why(counted):
+    more = counted.finished.why if counted.finished is not None else ()
+    reasons = dict.fromkeys((*why(counted), *more))
+    for reason in reasons:
         console.print(Text(one_line(reason), style="red"))
     if not counted.complete:
         line = f"interrupted after {counted.cases} of {counted.planned} cases"
         console.print(Text(line, style="yellow"))
-    elif not why(counted):
+    elif not reasons:
         line = f"all obligations hold in {counted.cases} cases"
         console.print(Text(line, style="bold green"))

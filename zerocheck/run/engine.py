@@ -88,6 +88,7 @@ class _Run:
         self.findings = Findings()
         self.told: dict[int, Finding] = {}
         self.hangs: Counter[str] = Counter()
+        self.left_out: Counter[str] = Counter()
         self.environment = environment()
 
     def run(self) -> int:
@@ -125,7 +126,9 @@ class _Run:
             if waiting is not None:
                 result = waiting[1].result()
             upcoming: tuple[int, Trial] | None = None
-            if item is not None and self.hangs[item.implementation] < HANGS:
+            if item is not None and self.hangs[item.implementation] >= HANGS:
+                self.left_out[item.implementation] += 1
+            elif item is not None:
                 upcoming = number, Trial(self.ranks, item.implementation, item.case)
             if waiting is not None and result is not None:
                 before, trial = waiting
@@ -213,10 +216,17 @@ class _Run:
                 outcome="interrupted" if interrupted else "done",
                 exit_code=code,
                 seconds=time.perf_counter() - self.started,
-                why=why(tallied),
+                why=(*why(tallied), *self._left_out()),
             )
         )
         return code
+
+
+    def _left_out(self) -> list[str]:
+        return [
+            f"{name}: {count} cases were left out after {HANGS} hangs"
+            for name, count in self.left_out.items()
+        ]
 
 
 class _Collector:

@@ -179,7 +179,8 @@ def why(counted: Tally) -> tuple[str, ...]:
             if not cell.checked:
                 said.append(
                     f"{name}: nothing was checked for {obligation}: "
-                    f"none of {sum(cell.counts.values())} cases exercised it"
+                    f"none of {sum(cell.counts.values())} cases exercised it "
+                    "(--obligations can leave it out)"
                 )
     return tuple(said)
 
