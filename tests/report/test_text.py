@@ -20,7 +20,8 @@ VIOLATED zero2: the reduced gradient is 4 times too large
   what        the reduced gradient is not what the declared semantics say
   where       step 1, role gradient, rank 2
   tensors     blocks.0.up.weight, head.weight, head.bias and 1 more
-  element     blocks.0.up.weight[3, 5]: observed 0.125, expected 0.03125, bound 3.1e-09, 3e+07 times the bound
+  element     blocks.0.up.weight[3, 5]: observed 0.125, expected 0.03125, bound 3.1e-09, \
+3e+07 times the bound
   wrong       96 of 128 elements
   cause       x W
   reproduced  2 of 2 times in fresh rank processes

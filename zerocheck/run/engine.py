@@ -221,7 +221,6 @@ class _Run:
         )
         return code
 
-
     def _left_out(self) -> list[str]:
         return [
             f"{name}: {count} cases were left out after {HANGS} hangs"
