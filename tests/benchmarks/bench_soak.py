@@ -8,16 +8,14 @@ zerocheck, an implementation or the pool would keep of every case.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import psutil
-from benchmarks.measuring import Show, planned, table, warm_pool
+from benchmarks.measuring import Show, planned, statuses_of, table, warm_pool
 
 from zerocheck.catalogue import BUILT_IN
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.options import RunOptions
-from zerocheck.run.plan import Planned
-from zerocheck.run.trial import Trial, judged
 
 CASES = 1000
 SAMPLE = 50
@@ -43,7 +41,7 @@ def test_soak(show: Show) -> None:
         distinct = planned(pool, options)
         assert len(distinct) == SETTLED
         cases = distinct * (CASES // SETTLED)
-        for number, status in enumerate(_statuses(pool, cases), start=1):
+        for number, status in enumerate(statuses_of(pool, cases), start=1):
             statuses[status] = statuses.get(status, 0) + 1
             if number % SAMPLE == 0:
                 samples[number] = look()
@@ -54,20 +52,6 @@ def test_soak(show: Show) -> None:
     headers = ["process", "KiB at 200", "KiB at the end", "KiB per case, second half"]
     show(table(f"From case {SETTLED} on", headers, trends))
     assert not problems, "\n".join(problems)
-
-
-def _statuses(pool: Pool, cases: list[Planned]) -> Iterator[str]:
-    """Each case's status; as in a run, the next one is under way while one is judged."""
-    waiting: Trial | None = None
-    for item in (*cases, None):
-        result = None if waiting is None else waiting.result()
-        upcoming = None if item is None else Trial(pool, item.implementation, item.case)
-        if waiting is not None and result is not None:
-            outcome = judged(waiting.case, result)
-            if outcome.status not in ("holds", "unsupported"):
-                raise AssertionError(f"{waiting.implementation} {waiting.case}: {outcome}")
-            yield outcome.status
-        waiting = upcoming
 
 
 def _looker(pool: Pool) -> Callable[[], Sample]:

@@ -16,7 +16,7 @@ from zerocheck.ranks.cores import Cores
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.options import RunOptions
 from zerocheck.run.plan import Planned, plan
-from zerocheck.run.trial import TARGET, Outcome, Trial, describe
+from zerocheck.run.trial import TARGET, Outcome, Trial, describe, judged
 
 
 @contextlib.contextmanager
@@ -41,6 +41,22 @@ def observed(pool: Pool, item: Planned) -> tuple[float, Outcome]:
     started = time.perf_counter()
     outcome = Trial(pool, item.implementation, item.case).outcome()
     return time.perf_counter() - started, outcome
+
+
+def statuses_of(pool: Pool, items: Sequence[Planned]) -> Iterator[str]:
+    """Each case's status; as in a run, the ranks do the next one while one is judged.
+
+    AssertionError for a case that neither holds nor is unsupported.
+    """
+    waiting: Trial | None = None
+    for item in (*items, None):
+        result = None if waiting is None else waiting.result()
+        upcoming = None if item is None else Trial(pool, item.implementation, item.case)
+        if waiting is not None and result is not None:
+            outcome = judged(waiting.case, result)
+            assert outcome.status in ("holds", "unsupported"), (waiting.case, outcome)
+            yield outcome.status
+        waiting = upcoming
 
 
 def bare(pool: Pool, item: Planned) -> tuple[float, float]:
