@@ -25,13 +25,13 @@ class Scratch:
         self.shared_memory = shared_memory
         base = tempfile.gettempdir()
         _sweep(base)
-        self.slow = tempfile.mkdtemp(prefix=_PREFIX, dir=base)
+        self.slow = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=base)
         self._locks = [_own(self.slow)]
         self.fast = self.slow
         if os.path.isdir(shared_memory) and os.access(shared_memory, os.W_OK | os.X_OK):
             with contextlib.suppress(OSError):
                 _sweep(shared_memory)
-                self.fast = tempfile.mkdtemp(prefix=_PREFIX, dir=shared_memory)
+                self.fast = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=shared_memory)
                 self._locks.append(_own(self.fast))
 
     @property

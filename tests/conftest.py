@@ -1,0 +1,20 @@
+"""What holds for every test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def torch_as_it_was() -> Iterator[None]:
+    """One thread, as ranks have: the thread count decides bits. What a test changes is undone."""
+    import torch
+
+    torch.set_num_threads(1)
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = fill
