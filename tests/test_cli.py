@@ -65,7 +65,10 @@ def emitting(records: Sequence[Record], code: int = 0, then: BaseException | Non
         ("run --profile quik", "unknown profile 'quik'; did you mean 'quick'?"),
         ("run --profile", "Option '--profile' requires an argument."),
         ("run fsdp", "unknown implementation 'fsdp'; did you mean 'fsdp2'?"),
-        ("run my.py", "'my.py' names a file; name the class too: my.py:MyFSDP"),
+        (
+            "run my.py",
+            "'my.py' names a file; name the class or build function in it too: my.py:NAME",
+        ),
         ("run --feature tide", "unknown feature 'tide'; did you mean 'tied'?"),
         ("run --obligations updates", "unknown obligation 'updates'; did you mean 'update'?"),
         ("run --ranks torchrn", "unknown kind of ranks 'torchrn'; did you mean 'torchrun'?"),

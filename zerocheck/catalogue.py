@@ -18,7 +18,9 @@ def check_spelling(name: str) -> None:
     """Raise UsageError, with the nearest name, for what cannot be an implementation's name."""
     if ":" not in name and name not in BUILT_IN:
         if name.endswith(".py"):
-            raise UsageError(f"{name!r} names a file; name the class too: {name}:MyFSDP")
+            raise UsageError(
+                f"{name!r} names a file; name the class or build function in it too: {name}:NAME"
+            )
         error = unknown("implementation", name, BUILT_IN)
         raise UsageError(f"{error}; or give package.module:Name or path/to/file.py:Name")
     where, colon, attribute = name.rpartition(":")

@@ -7,6 +7,7 @@ import signal
 import time
 from dataclasses import replace
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -132,3 +133,49 @@ class Hidden(Sharder):
 class HiddenNotAveraged(Hidden):
     def build(self, model, case, mesh):
         return not_averaged(model, case, mesh)
+
+
+class NeverClips(Sharder):
+    """Shows the reduced gradient, and forgets to clip."""
+
+    def train_step(self, step):
+        case, self.case = (
+            self.case,
+            msgspec.structs.replace(
+                self.case, training=msgspec.structs.replace(self.case.training, clip=None)
+            ),
+        )
+        try:
+            return super().train_step(step)
+        finally:
+            self.case = case
+
+
+class HiddenNeverClips(NeverClips):
+    """The same, and shows no gradient at all."""
+
+    def train_step(self, step):
+        return super().train_step(replace(step, reached=lambda moment: None))
+
+
+class ReturnsNoReport(Sharder):
+    def train_step(self, step):
+        super().train_step(step)
+
+
+class Misspells(Sharder):
+    def train_step(self, step):
+        step.reached("reducd")
+
+
+class GradientsOfFrozen(Sharder):
+    """Names a gradient that does not exist for frozen parameters too: allowed."""
+
+    def shards(self):
+        for shard in super().shards():
+            yield shard
+            if shard.role == "parameter" and not self.trains(shard.name):
+                yield zerocheck.Shard(shard.name, "gradient", None, shard.shape, shard.index)
+
+    def trains(self, name):
+        return dict(self.built.model.named_parameters())[name].requires_grad

@@ -156,7 +156,7 @@ def test_unsupported_everywhere_is_nothing_checked(run_subject: Run) -> None:
     [
         ("NoBuild", "lacks build()"),
         ("NoStep", "lacks train_step()"),
-        ("number", "is a int; needed is a subclass of zerocheck.Implementation"),
+        ("number", "is of type int; needed is a subclass of zerocheck.Implementation"),
         ("two_arguments", "a build function takes (model, case, mesh)"),
         ("Buidl", "has no 'Buidl'; did you mean 'build'?"),
     ],
@@ -277,3 +277,36 @@ def test_a_gradient_that_is_not_shown_is_recovered(run_subject: Run) -> None:
     findings = records.of(Finding)
     assert {finding.obligation for finding in findings} == {"gradient"}
     assert ("gradient x W",) in {finding.causes for finding in findings}
+
+
+@pytest.mark.parametrize("name", ["NeverClips", "HiddenNeverClips"])
+def test_a_gradient_that_is_never_clipped_is_named(run_subject: Run, name: str) -> None:
+    code, records = run_subject(name, world_sizes=(2, 3), max_cases=16)
+    assert code == 1
+    findings = {f.number: f for f in records.of(Finding)}
+    assert {(f.obligation, f.causes) for f in findings.values()} == {("clip", ("not clipped",))}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("ReturnsNoReport", "train_step must return zerocheck.StepReport, got NoneType"),
+        ("Misspells", "unknown moment in step.reached 'reducd'; did you mean 'reduced'?"),
+    ],
+)
+def test_misuse_of_the_contract_is_the_headline(run_subject: Run, name: str, said: str) -> None:
+    code, records = run_subject(name, max_cases=1)
+    assert code == 1
+    assert said in records.of(Finding)[-1].title
+
+
+def test_a_frozen_parameter_may_say_that_it_has_no_gradient(run_subject: Run) -> None:
+    code, _ = run_subject("GradientsOfFrozen", world_sizes=(2,), max_cases=12)
+    assert code == 0
+
+
+def test_case_files_of_an_earlier_run_are_removed(run_subject: Run, tmp_path: Path) -> None:
+    run_subject("ConstructorRaises", max_cases=4)
+    assert list((tmp_path / "findings").glob("*.json"))
+    run_subject("build", max_cases=4)
+    assert not list((tmp_path / "findings").glob("*.json"))

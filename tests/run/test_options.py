@@ -37,7 +37,7 @@ def test_what_is_given_twice_counts_once() -> None:
     ("given", "said"),
     [
         ({"implementations": ("fsdp",)}, "unknown implementation 'fsdp'; did you mean 'fsdp2'"),
-        ({"implementations": ("my.py",)}, "name the class too: my.py:MyFSDP"),
+        ({"implementations": ("my.py",)}, "name the class or build function in it too: my.py:NAME"),
         ({"implementations": ("my.py:",)}, "'my.py:' is not an implementation"),
         ({"implementations": (":My",)}, "':My' is not an implementation"),
         ({"profile": "quik"}, "unknown profile 'quik'; did you mean 'quick'"),

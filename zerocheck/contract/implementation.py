@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import nn
@@ -15,6 +15,7 @@ from .semantics import Semantics
 from .shard import Shard
 
 Moment = Literal["reduced", "clipped"]
+MOMENTS: tuple[Moment, ...] = get_args(Moment)
 Call = Callable[..., torch.Tensor]
 
 

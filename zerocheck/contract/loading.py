@@ -71,7 +71,7 @@ def _as_class(name: str, given: Any) -> type[Implementation]:
         return from_function(given)
     if not inspect.isclass(given):
         raise UsageError(
-            f"{name} is a {type(given).__name__}; needed is a subclass of "
+            f"{name} is of type {type(given).__name__}; needed is a subclass of "
             "zerocheck.Implementation or a function build(model, case, mesh)"
         )
     if not issubclass(given, Implementation):
@@ -107,5 +107,5 @@ def _said(error: BaseException, path: Path | None = None) -> str:
             line = f" (line {trace.tb_lineno})"
         trace = trace.tb_next
     if isinstance(error, SyntaxError) and error.lineno:
-        line = f" (line {error.lineno})"
+        return f"SyntaxError: {error.msg} (line {error.lineno})"
     return f"{type(error).__name__}: {error}{line}"

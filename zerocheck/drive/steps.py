@@ -15,7 +15,15 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..case.schema import Case
 from ..contract.groups import learning_rates
-from ..contract.implementation import Implementation, Microbatch, Moment, Step, StepReport
+from ..contract.implementation import (
+    MOMENTS,
+    Implementation,
+    Microbatch,
+    Moment,
+    Step,
+    StepReport,
+)
+from ..errors import UsageError, unknown
 from ..models.batches import batch, loss_of
 from ..models.network import build_model
 from ..models.start import initial_state
@@ -125,6 +133,8 @@ class Driver:
         probe.forget()
 
         def reached(moment: Moment) -> None:
+            if moment not in MOMENTS:
+                raise unknown("moment in step.reached", str(moment), MOMENTS)
             self.progress.at(f"step {index}, {moment}")
             recorder.take(index, moment, subject.shards(), GRADIENT_ROLES)
             if last:
@@ -133,6 +143,10 @@ class Driver:
         report: StepReport | None = None
         with suppress(EndOfCase):
             report = subject.train_step(self._step(index, seen=losses.append, reached=reached))
+            if not isinstance(report, StepReport):
+                raise UsageError(
+                    f"train_step must return zerocheck.StepReport, got {type(report).__name__}"
+                )
         if not last:
             self.progress.at(f"step {index}, after the update")
             recorder.take(index, "state", subject.shards(), STATE_ROLES)

@@ -23,6 +23,7 @@ from . import gradient as gradient_
 from . import hidden, publish
 from . import loss as loss_
 from .assemble import Fetch, Held, Observation
+from .bounds import Enclosure
 from .digest import digest_of
 from .layout import Layout
 from .local import LocalRunner, Passes, Scale, as_on_a_rank
@@ -140,37 +141,50 @@ class _CaseJudge:
             return self._reduced(step)
         self.passes = passes
         self._buffers(step, before, passes)
-        return self._gradient(step, before, passes)
+        held = self._reduced(step)
+        if held is not None:
+            wanted = gradient_.expected(passes, self.case, self.semantics)
+            self._gradient(step, before, passes, held, wanted)
+        return held
 
-    def _hidden(self, step: int, before: State, after: State) -> None:
-        """Judge a step whose gradient was not shown: it is recovered from exp_avg."""
+    def _hidden(self, step: int, before: State, after: State, shown: Held | None) -> None:
+        """Judge a step whose gradient, or whose clipped gradient, was not shown.
+
+        What the optimizer was given is recovered from exp_avg. shown: the reduced gradient.
+        """
         if "exp_avg" not in after.present or "ownership" in self.violations:
             return
         recovered = hidden.recover(before, after, self.layout, self.case, step=step)
-        if self.passes is not None:
+        if shown is not None:
+            whole = shown.whole.nan_to_num(nan=0.0).to(torch.float64)
+            self._hidden_clip(step, recovered, Enclosure(whole, torch.zeros_like(whole)), seen=True)
+        elif self.passes is not None:
             wanted = gradient_.expected(self.passes, self.case, self.semantics)
-            wanted = hidden.expected(wanted, recovered.error, self.case, self.semantics)
-            share, violation = gradient_.check(
-                recovered.held,
-                wanted,
-                self.passes,
-                self.layout,
-                self.case,
-                self.semantics,
-                step=step,
-                again=lambda scale: self._passes(step, before, scale=scale),
-                previous=None,
-            )
-            self._note("gradient", share, violation)
+            enclosure = Enclosure(wanted.enclosure.exact, wanted.enclosure.bound + recovered.error)
             if self.case.training.clip is not None:
-                self._note("clip", share, None)
+                enclosure = self._hidden_clip(step, recovered, wanted.enclosure, seen=False)
+            if "clip" not in self.violations:
+                self._gradient(
+                    step, before, self.passes, recovered.held, wanted._replace(enclosure=enclosure)
+                )
         self._applied(step, before, after, recovered.held, error=recovered.error)
 
-    def _gradient(self, step: int, before: State, passes: Passes) -> Held | None:
-        held = self._reduced(step)
-        if held is None:
-            return None
-        wanted = gradient_.expected(passes, self.case, self.semantics)
+    def _hidden_clip(
+        self, step: int, recovered: hidden.Recovered, gradient: Enclosure, *, seen: bool
+    ) -> Enclosure:
+        """Judge clipping; returns the enclosure of the clipped gradient."""
+        wanted = hidden.clipping(gradient, recovered.error, self.case, self.semantics)
+        self._note("clip", *hidden.check_clip(recovered, wanted, self.layout, step=step, seen=seen))
+        return wanted.clipped
+
+    def _gradient(
+        self,
+        step: int,
+        before: State,
+        passes: Passes,
+        held: Held,
+        wanted: gradient_.Expected,
+    ) -> None:
         share, violation = gradient_.check(
             held,
             wanted,
@@ -183,7 +197,6 @@ class _CaseJudge:
             previous=self._previous(step),
         )
         self._note("gradient", share, violation)
-        return held
 
     def _previous(self, step: int) -> torch.Tensor | None:
         """The gradient that was held when the step before ended, 0 where there was none."""
@@ -236,13 +249,10 @@ class _CaseJudge:
         self._note("buffers", 0.0, violation)
 
     def _update(self, step: int, before: State, after: State, gradient: Held | None) -> None:
-        if gradient is None:
-            self._hidden(step, before, after)
-            return
-        applied = self._clip(step, gradient)
-        if applied is None and "ownership" not in self.violations:
-            self._hidden(step, before, after)
-        elif applied is not None:
+        applied = None if gradient is None else self._clip(step, gradient)
+        if applied is None:
+            self._hidden(step, before, after, gradient)
+        else:
             self._applied(step, before, after, applied, unclipped=gradient)
 
     def _applied(
@@ -278,6 +288,8 @@ class _CaseJudge:
         if not self._owned(step, "clipped"):
             return None
         clipped = self.observation.held(step, "clipped", "gradient")
+        if clipped is None:
+            self.tier = "state only"
         norms = [rank.grad_norm for rank in self.observation.steps(step)]
         if any(norm is not None for norm in norms):
             self._note(

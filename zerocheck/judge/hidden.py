@@ -19,9 +19,10 @@ from . import bounds
 from .assemble import Held, Plan
 from .bounds import Enclosure, U
 from .clip import coefficient
-from .gradient import Expected
+from .compare import compare, describe
 from .layout import Layout
 from .state import State
+from .verdict import Violation
 
 
 class Recovered(NamedTuple):
@@ -74,19 +75,61 @@ def recover(before: State, after: State, layout: Layout, case: Case, *, step: in
     return Recovered(Held(whole, (whole[index],), (plan,), ((),)), error)
 
 
-def expected(wanted: Expected, error: torch.Tensor, case: Case, semantics: Semantics) -> Expected:
-    """What the recovered gradient must be: the reduced one, clipped if the case clips.
+class Clipping(NamedTuple):
+    """What the recovered gradient must be with clipping, and what it would be without."""
+
+    clipped: Enclosure
+    unclipped: Enclosure
+
+
+def clipping(
+    gradient: Enclosure, error: torch.Tensor, case: Case, semantics: Semantics
+) -> Clipping:
+    """From the enclosure of the reduced gradient, which has no width where it was seen.
 
     The norm is that of the exact gradient. The implementation's may be off by the rounding of the
     gradient and of its own summation: both enter the bound, relative to the element.
     """
-    exact, bound = wanted.enclosure
-    if case.training.clip is not None:
-        order = 2.0 if case.training.norm == "2" else torch.inf
-        norm = float(torch.linalg.vector_norm(exact, ord=order))
-        off = float(torch.linalg.vector_norm(bound, ord=order)) / norm if norm else 0.0
-        factor = coefficient(norm, case, semantics)
-        relative = bounds.norm_relative(exact.numel()) + off + 4 * U
-        exact = exact * factor
-        bound = bound * factor + relative * exact.abs() + bounds.ETA
-    return Expected(Enclosure(exact, bound + error), wanted.used)
+    exact, bound = gradient
+    order = 2.0 if case.training.norm == "2" else torch.inf
+    norm = float(torch.linalg.vector_norm(exact, ord=order))
+    off = float(torch.linalg.vector_norm(bound, ord=order)) / norm if norm else 0.0
+    factor = coefficient(norm, case, semantics)
+    relative = bounds.norm_relative(exact.numel()) + off + 4 * U
+    clipped = exact * factor
+    width = bound * factor + relative * clipped.abs() + bounds.ETA + error
+    return Clipping(Enclosure(clipped, width), Enclosure(exact, bound + error))
+
+
+def check_clip(
+    recovered: Recovered, wanted: Clipping, layout: Layout, *, step: int, seen: bool
+) -> tuple[float, Violation | None]:
+    """Judge clipping by the gradient that exp_avg took in.
+
+    seen: the reduced gradient was shown, so that only clipping can be wrong. Otherwise a misfit
+    that plain `not clipped` does not explain is left to the obligation `gradient`.
+    """
+    part, plan = recovered.held.parts[0], recovered.held.plans[0]
+
+    def here(enclosure: Enclosure) -> Enclosure:
+        return Enclosure(plan.gather(enclosure.exact), plan.gather(enclosure.bound))
+
+    share, misfit = compare(part, here(wanted.clipped))
+    if misfit is None:
+        return share, None
+    unclipped = compare(part, here(wanted.unclipped))[1] is None
+    if not (unclipped or seen):
+        return 0.0, None
+    return share, describe(
+        misfit,
+        layout,
+        obligation="clip",
+        step=step,
+        role="gradient",
+        ranks=(),
+        elements=plan.index,
+        explanation="the gradient was not clipped: exp_avg took it in as it was"
+        if unclipped
+        else "exp_avg took in another gradient than the clipped one",
+        causes=("not clipped",) if unclipped else (),
+    )

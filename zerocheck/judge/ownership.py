@@ -45,18 +45,19 @@ class Ownership:
         by_name: dict[str, list[tuple[int, Entry]]] = {}
         for rank, held in enumerate(entries):
             for entry in held:
-                by_name.setdefault(entry.name, []).append((rank, entry))
+                if entry.present or entry.name in known:
+                    by_name.setdefault(entry.name, []).append((rank, entry))
         for name, shards in by_name.items():
             ranks = tuple(sorted({rank for rank, _ in shards}))
             if name not in known:
-                return _violation(
-                    step,
-                    role,
-                    name,
-                    ranks,
-                    f"shards() names {role} {name!r}, which the model does not have"
-                    + did_you_mean(name, known),
+                frozen = role != "buffer" and name in self._layout.by_name
+                problem = (
+                    f"shards() gives a {role} of {name!r}, which is frozen and must have none"
+                    if frozen
+                    else f"shards() names {role} {name!r}, which the model does not have"
+                    + did_you_mean(name, known)
                 )
+                return _violation(step, role, name, ranks, problem)
             for _, entry in shards:
                 if entry.shape != known[name]:
                     return _violation(

@@ -30,7 +30,9 @@ def render(counted: Tally) -> str:
         "## Coverage",
         *_coverage(counted),
         "## Share of the bound",
-        "The largest error seen, as a part of its bound. 1 is the edge.",
+        "The largest error seen, as a part of its bound. Bounds are derived from the worst that "
+        "correct roundings can do, and among thousands of elements some come close to it: a share "
+        "near 1 is normal, one above 1 is a violation.",
         _shares(counted),
         *_semantics(counted),
         *_environment(counted),

@@ -148,6 +148,15 @@ def print_outcome(console: Console, counted: Tally) -> None:
         headers = ["obligation", *map(one_line, counted.implementations)]
         console.print(Text(str(tabulate(rows, headers, "simple", disable_numparse=True))))
     console.print()
+    for implementation in counted.implementations.values():
+        if implementation.tiers["state only"]:
+            console.print(
+                Text(
+                    f"{one_line(implementation.name)}: gradients were not shown in "
+                    f"{implementation.tiers['state only']} cases (step.reached was not called), so "
+                    "they were recovered from exp_avg"
+                )
+            )
     more = counted.finished.why if counted.finished is not None else ()
     reasons = dict.fromkeys((*why(counted), *more))
     for reason in reasons:

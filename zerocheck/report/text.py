@@ -44,6 +44,9 @@ def finding_lines(finding: Finding) -> list[str]:
     causes = finding.causes or (finding.violation.causes if finding.violation else ())
     if finding.status == "violated":
         lines += _row("cause", _causes(causes))
+    if finding.follows:
+        said = "violated in the same case, and may follow from this"
+        lines += _row("also", f"{', '.join(finding.follows)}: {said}")
     if finding.reason:
         lines += _row("reason", finding.reason)
     if finding.tries:

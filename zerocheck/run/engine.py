@@ -12,6 +12,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from ..errors import UsageError
+from ..judge.local import as_on_a_rank
 from ..ranks.pool import Pool
 from ..ranks.torchrun import TorchrunPool
 from .casefile import write
@@ -93,6 +94,8 @@ class _Run:
 
     def run(self) -> int:
         options = self.options
+        with as_on_a_rank():
+            pass  # torch imports a lot the first time; the ranks are importing meanwhile
         described = {
             name: describe(self.ranks, name, world_size=min(options.world_sizes))
             for name in options.implementations
@@ -111,6 +114,8 @@ class _Run:
                 started=time.time(),
             )
         )
+        for old in (options.report_dir / "findings").glob("*.json"):
+            old.unlink()  # of an earlier run in the same directory
         try:
             self._cases(planned)
         except KeyboardInterrupt:
@@ -145,6 +150,7 @@ class _Run:
             judgement=outcome.judgement,
             reason=outcome.reason,
             error=outcome.error,
+            title=outcome.title,
             detail=outcome.detail,
             seconds=outcome.seconds,
             judge_seconds=outcome.judge_seconds,

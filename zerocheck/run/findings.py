@@ -48,13 +48,20 @@ class Bug:
             parts += [self.violation.obligation, self.violation.role, "+".join(self.causes)]
         return " / ".join(dict.fromkeys(part for part in parts if part))
 
+    def _follows(self) -> tuple[Obligation, ...]:
+        judgement = self.first.judgement
+        if judgement is None:
+            return ()
+        told = {violation.obligation for violation in independent(judgement.violations)}
+        return tuple(v.obligation for v in judgement.violations if v.obligation not in told)
+
     @property
     def title(self) -> str:
         """One plain sentence."""
         if self.violation is not None:
             return self.violation.explanation
         said = f"the ranks {self.status}" + (f": {self.first.error}" if self.first.error else "")
-        return self.headline or said
+        return self.headline or self.first.title or said
 
     @property
     def slug(self) -> str:
@@ -95,6 +102,7 @@ class Bug:
             causes=self.causes,
             reason=self.first.reason,
             detail=self.first.detail,
+            follows=self._follows(),
             confirmed=self.confirmed,
             tries=self.tries,
             case_file=self.case_file,

@@ -58,6 +58,8 @@ class CaseFinished(msgspec.Struct, frozen=True, kw_only=True, tag="case finished
     reason: str = ""
     error: str = ""
     """Exception type of a crash, for the fingerprint."""
+    title: str = ""
+    """Of a crash or hang, one sentence."""
     detail: str = ""
     """Tracebacks, stacks and output of the ranks of a crash or hang."""
     seconds: float = 0.0
@@ -88,6 +90,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
     causes: tuple[str, ...] = ()
     reason: str = ""
     detail: str = ""
+    follows: tuple[Obligation, ...] = ()
+    """Obligations that are violated in the same case and can follow from this finding."""
     confirmed: int = 0
     tries: int = 0
     case_file: str = ""

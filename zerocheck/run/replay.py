@@ -62,6 +62,7 @@ class Replayed:
             judgement=outcome.judgement,
             reason=outcome.reason,
             error=outcome.error,
+            title=outcome.title,
             detail=outcome.detail,
             seconds=outcome.seconds,
             judge_seconds=outcome.judge_seconds,

@@ -175,6 +175,8 @@ def why(counted: Tally) -> tuple[str, ...]:
         if implementation.nothing_checked:
             said.append(f"{name}: nothing was checked: {why_nothing(implementation)}")
             continue
+        if failing:
+            continue  # a case that failed early may have been the one for an obligation
         for obligation, cell in implementation.cells.items():
             if not cell.checked:
                 said.append(

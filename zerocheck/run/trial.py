@@ -157,7 +157,11 @@ def _title(status: Status, error: str, result: JobResult) -> str:
     }
     if status == "hung" and len(waiting) > 1:
         return "the ranks hung: they called different collectives"
-    return f"the ranks {status}" + (f": {error}" if error else "")
+    if result.first_failed is None:
+        return f"the ranks {status}" + (f": {error}" if error else "")
+    text = result.stood[result.first_failed].text.strip().splitlines()[:1]
+    said = ": ".join([error.rpartition(".")[2], *text])
+    return f"the ranks {status}: {said}"[:200]
 
 
 def _only(judgement: Judgement, obligations: Collection[Obligation]) -> Judgement:
