@@ -310,3 +310,8 @@ def test_case_files_of_an_earlier_run_are_removed(run_subject: Run, tmp_path: Pa
     assert list((tmp_path / "findings").glob("*.json"))
     run_subject("build", max_cases=4)
     assert not list((tmp_path / "findings").glob("*.json"))
+
+
+def test_a_world_size_beyond_memory_is_refused_before_anything_runs(run_subject: Run) -> None:
+    with pytest.raises(UsageError, match="1024"):
+        run_subject("build", world_sizes=(1, 1024))

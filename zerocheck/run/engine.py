@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from ..errors import UsageError
 from ..judge.local import as_on_a_rank
+from ..ranks.limits import check_world_size
 from ..ranks.pool import Pool
 from ..ranks.torchrun import TorchrunPool
 from .casefile import write
@@ -21,7 +22,7 @@ from .events import Bus, Handler
 from .findings import Bug, Findings
 from .options import RunOptions
 from .plan import Planned, plan
-from .records import CaseFile, CaseFinished, Finding, Record, RunFinished, RunStarted
+from .records import CaseFile, Finding, Record, RunFinished, RunStarted
 from .tally import exit_code, tally, why
 from .trial import TARGET, Outcome, Ranks, Trial, describe, judged
 
@@ -94,6 +95,8 @@ class _Run:
 
     def run(self) -> int:
         options = self.options
+        if options.ranks == "processes":
+            check_world_size(max(options.world_sizes))  # before anything is run
         with as_on_a_rank():
             pass  # torch imports a lot the first time; the ranks are importing meanwhile
         described = {
@@ -142,19 +145,7 @@ class _Run:
             waiting = upcoming
 
     def _finished(self, number: int, trial: Trial, outcome: Outcome) -> None:
-        finished = CaseFinished(
-            number=number,
-            implementation=trial.implementation,
-            case=trial.case,
-            status=outcome.status,
-            judgement=outcome.judgement,
-            reason=outcome.reason,
-            error=outcome.error,
-            title=outcome.title,
-            detail=outcome.detail,
-            seconds=outcome.seconds,
-            judge_seconds=outcome.judge_seconds,
-        )
+        finished = outcome.record(number, trial.implementation, trial.case)
         self.bus.handle(finished)
         if outcome.status == "hung":
             self.hangs[trial.implementation] += 1

@@ -53,20 +53,7 @@ class Replayed:
     @property
     def finished(self) -> CaseFinished:
         """The replayed case as a record."""
-        outcome = self.outcome
-        return CaseFinished(
-            number=0,
-            implementation=self.implementation,
-            case=self.case_file.case,
-            status=outcome.status,
-            judgement=outcome.judgement,
-            reason=outcome.reason,
-            error=outcome.error,
-            title=outcome.title,
-            detail=outcome.detail,
-            seconds=outcome.seconds,
-            judge_seconds=outcome.judge_seconds,
-        )
+        return self.outcome.record(0, self.implementation, self.case_file.case)
 
     @property
     def verdict(self) -> str:

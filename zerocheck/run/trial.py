@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import msgspec
@@ -17,6 +17,7 @@ from ..judge.case import judge
 from ..judge.verdict import Judgement, Obligation, Status
 from ..ranks.result import JobResult
 from ..ranks.slot import Slot
+from .records import CaseFinished
 
 TARGET = "zerocheck.drive.rank:run"
 """What rank processes run."""
@@ -42,6 +43,11 @@ class Outcome:
     detail: str = ""
     seconds: float = 0.0
     judge_seconds: float = 0.0
+
+    def record(self, number: int, implementation: str, case: Case) -> CaseFinished:
+        """It, as it stands in the journal."""
+        told = {field.name: getattr(self, field.name) for field in fields(self)}
+        return CaseFinished(number=number, implementation=implementation, case=case, **told)
 
 
 class Trial:
