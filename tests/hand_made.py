@@ -160,6 +160,7 @@ def failed() -> list[Record]:
             violation=None,
             causes=(),
             reason="rank 1: IndexError\nrank 0 waited in all_reduce",
+            detail="Traceback (most recent call last):\n  IndexError",
         ),
         finished(1),
     ]

@@ -60,6 +60,7 @@ def test_markdown() -> None:
     row = re.search(r"\| zero2 +\|(.*)\|", text)
     assert row is not None and "1 violated of 2" in row.group(1)
     assert "## Findings" in text and "  replay      zerocheck replay " in text
+    assert "Stacks and output of the ranks:\n\n```text\nTraceback" in text
     assert "| world-4 " in text and "- zero2: 1 violated of 2 cases" in text
     assert re.search(r"\| ddp +\| 1 +\| no empty parameters", text)
 

@@ -68,6 +68,9 @@ def _findings(counted: Tally) -> Iterable[str]:
     for finding in counted.findings:
         yield f"### {escape(finding_title(finding))}"
         yield fenced("\n".join(finding_lines(finding)[1:]))
+        if finding.detail:
+            yield "Stacks and output of the ranks:"
+            yield fenced(finding.detail)
 
 
 def fenced(text: str) -> str:
