@@ -123,7 +123,16 @@ def _run(options: RunOptions) -> int:
 def _engine(options: RunOptions, *handlers: Any) -> int:
     from .run import engine
 
+    _note_untested()
     return engine.run(options, handlers)
+
+
+def _note_untested() -> None:
+    """Once for a launch: rank 0 says it."""
+    from .run.environment import untested
+
+    if untested() and os.environ.get("RANK", "0") == "0":
+        _note(untested())
 
 
 def _write_what_there_is(journal: Path) -> None:
@@ -168,6 +177,7 @@ def replay(case: Path, implementation: str | None, ranks: str, device: str) -> i
         raise UsageError(f"there is no file {str(case)!r}")
     from .run import replay as replaying
 
+    _note_untested()
     replayed = replaying.replay(case, implementation=implementation, ranks=ranks, device=device)
     if replayed is None:
         return 0  # not rank 0 of torchrun

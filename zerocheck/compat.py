@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
-
-TESTED = ("2.13.0",)
-"""torch versions that the test suite runs."""
-
-
-def warn_if_untested() -> None:
-    """One line of warning for a torch that the tests do not run."""
-    version = torch.__version__.split("+")[0]
-    if version not in TESTED:
-        warnings.warn(
-            f"zerocheck is tested with torch {', '.join(TESTED)}; this is {version}", stacklevel=2
-        )
 
 
 def local_index(tensor: DTensor) -> tuple[slice, ...]:

@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import re
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -51,8 +52,11 @@ class SharedRun:
     def _run(self) -> Tally:
         from .report.write import write_reports
         from .run import engine
+        from .run.environment import untested
         from .run.journal import Journal
 
+        if untested():
+            warnings.warn(untested(), stacklevel=2)
         directory = report_directory(self.key)
         collected = _Collected()
         with Journal(directory / "journal.ndjson") as journal:

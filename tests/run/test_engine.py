@@ -19,6 +19,7 @@ from zerocheck.case.schema import Case
 from zerocheck.errors import UsageError
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.casefile import read as read_case
+from zerocheck.run.casefile import write as write_case
 from zerocheck.run.engine import run
 from zerocheck.run.journal import Journal, read
 from zerocheck.run.options import RunOptions
@@ -308,8 +309,19 @@ def test_a_frozen_parameter_may_say_that_it_has_no_gradient(run_subject: Run) ->
 def test_case_files_of_an_earlier_run_are_removed(run_subject: Run, tmp_path: Path) -> None:
     run_subject("ConstructorRaises", max_cases=4)
     assert list((tmp_path / "findings").glob("*.json"))
+    other = tmp_path / "findings" / "mine.json"
+    other.write_text("{}")
     run_subject("build", max_cases=4)
-    assert not list((tmp_path / "findings").glob("*.json"))
+    # A file that is not ours stays.
+    assert list((tmp_path / "findings").glob("*.json")) == [other]
+
+
+def test_two_findings_of_one_name_have_a_file_each(tmp_path: Path, run_subject: Run) -> None:
+    _, records = run_subject("ConstructorRaises", max_cases=4)
+    case_file = read_case(Path(records.of(Finding)[-1].case_file))
+    first, second = (write_case(tmp_path / "two", "build", case_file) for _ in range(2))
+    assert first != second
+    assert read_case(first) == read_case(second) == case_file
 
 
 def test_a_world_size_beyond_memory_is_refused_before_anything_runs(run_subject: Run) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 
@@ -18,7 +18,6 @@ Role = Literal[
     "buffer",
     "padding",
 ]
-ROLES: tuple[str, ...] = get_args(Role)
 
 Index = tuple[slice, ...] | slice
 """`full[index]`, or, for one slice, `full.reshape(-1)[index]` in row-major order."""
@@ -29,7 +28,7 @@ class Shard:
     """What one rank holds of one tensor, with no communication.
 
     name    of the unwrapped model (`named_parameters()`, tied alias deduplicated) or its buffer
-    role    what it is for: see ROLES
+    role    what it is for: see Role
     tensor  the local tensor, or None for a gradient that does not exist; the harness copies it
     shape   the global shape, in elements
     index   where the tensor lies in the global one: a tuple of slices, one per dim, or one slice

@@ -24,6 +24,7 @@ from . import hidden, publish
 from . import loss as loss_
 from .assemble import Fetch, Held, Observation
 from .bounds import Enclosure
+from .compare import exactly
 from .digest import digest_of
 from .layout import Layout
 from .local import LocalRunner, Passes, Scale, as_on_a_rank
@@ -156,8 +157,8 @@ class _CaseJudge:
             return
         recovered = hidden.recover(before, after, self.layout, self.case, step=step)
         if shown is not None:
-            whole = shown.whole.nan_to_num(nan=0.0).to(torch.float64)
-            self._hidden_clip(step, recovered, Enclosure(whole, torch.zeros_like(whole)), seen=True)
+            whole = exactly(shown.whole.nan_to_num(nan=0.0))
+            self._hidden_clip(step, recovered, whole, seen=True)
         elif self.passes is not None:
             wanted = gradient_.expected(self.passes, self.case, self.semantics)
             enclosure = Enclosure(wanted.enclosure.exact, wanted.enclosure.bound + recovered.error)

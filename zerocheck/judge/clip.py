@@ -18,7 +18,7 @@ from ..contract.semantics import Semantics
 from . import bounds
 from .assemble import Held
 from .bounds import Enclosure, U
-from .compare import compare, describe
+from .compare import compare, describe, exactly
 from .diagnose.clip import SENTENCES, Norm, clip_causes, norm_causes
 from .layout import Layout
 from .verdict import Violation
@@ -177,7 +177,7 @@ def _enclosure(before: torch.Tensor, norm: float, case: Case, semantics: Semanti
     factor = coefficient(norm, case, semantics)
     enclosure = bounds.clipped(before, factor)
     if factor == 1.0 and not _near_one(norm, case):
-        return Enclosure(before, torch.zeros_like(before))
+        return exactly(before)
     return enclosure
 
 

@@ -120,6 +120,6 @@ def describe(
 
 
 def exactly(expected: torch.Tensor) -> Enclosure:
-    """The enclosure of a result that must be met exactly."""
-    wide = expected.to(torch.float64)
+    """The enclosure of a result that must be met exactly, flattened."""
+    wide = expected.reshape(-1).to(torch.float64)
     return Enclosure(wide, torch.zeros_like(wide))

@@ -45,7 +45,6 @@ class LocalRunner:
         self._loss_of = loss_of(case)
         self._scale: Scale | None = None
         self._model = model
-        self._names = [name for name, _ in model.named_parameters()]
         self._parameters = dict(model.named_parameters())
         self._buffers = dict(model.named_buffers())
         self._modules = dict(model.named_modules())

@@ -46,9 +46,10 @@ class State:
             moments[role] = (
                 moment.whole if covered is None else moment.whole.masked_fill(~covered, 0.0)
             )
+        parameter = _by_owner(held, owners)
         return cls(
-            parameter=_by_owner(held, owners),
-            own=_own(held, _by_owner(held, owners)),
+            parameter=parameter,
+            own=_own(held, parameter),
             moments=moments,
             present=present,
             steps=_steps(observation, step),

@@ -11,7 +11,7 @@ from ..case.schema import Case
 from ..contract.groups import learning_rates
 from . import bounds
 from .bounds import Enclosure, Reading, Scalars
-from .compare import Misfit, compare, describe, different_bits
+from .compare import Misfit, compare, describe, different_bits, exactly
 from .diagnose.update import Segment, causes, sentence
 from .layout import Elements, Layout, Place
 from .state import State
@@ -218,7 +218,7 @@ class UpdateJudge:
         if self.case.optimizer.amsgrad:
             largest = of(after.moment("max_exp_avg_sq"))
             wanted = torch.maximum(of(before.moment("max_exp_avg_sq")), v)
-            result.append(("max_exp_avg_sq", largest, Enclosure(wanted, torch.zeros_like(wanted))))
+            result.append(("max_exp_avg_sq", largest, exactly(wanted)))
             v = largest
         result.append(
             ("parameter", of(after.parameter), bounds.parameter(of(before.parameter), m, v, s))

@@ -24,11 +24,25 @@ def write(folder: Path, name: str, case_file: CaseFile) -> Path:
     """Write folder/name.json atomically, without overwriting another finding's; returns it."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
+    number = 1
+    while path.exists():  # two files of a user may both have a `build`
+        number += 1
+        path = folder / f"{name}-{number}.json"
     data = msgspec.json.format(encode(case_file), indent=2)
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     temporary.write_bytes(data + b"\n")
     os.replace(temporary, path)
     return path
+
+
+def clear(folder: Path) -> None:
+    """Remove the case files of an earlier run from a report directory, and nothing else."""
+    for path in folder.glob("*.json"):
+        try:
+            read(path)
+        except UsageError:
+            continue
+        path.unlink()
 
 
 def read(path: Path) -> CaseFile:

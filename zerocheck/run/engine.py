@@ -16,7 +16,7 @@ from ..judge.local import as_on_a_rank
 from ..ranks.limits import check_world_size
 from ..ranks.pool import Pool
 from ..ranks.torchrun import TorchrunPool
-from .casefile import write
+from .casefile import clear, write
 from .environment import environment
 from .events import Bus, Handler
 from .findings import Bug, Findings
@@ -91,6 +91,7 @@ class _Run:
         self.told: dict[int, Finding] = {}
         self.hangs: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
+        self.folder = Path(options.report_dir) / "findings"
         self.environment = environment()
 
     def run(self) -> int:
@@ -117,8 +118,7 @@ class _Run:
                 started=time.time(),
             )
         )
-        for old in (options.report_dir / "findings").glob("*.json"):
-            old.unlink()  # of an earlier run in the same directory
+        clear(self.folder)
         try:
             self._cases(planned)
         except KeyboardInterrupt:
@@ -178,12 +178,11 @@ class _Run:
                 for violation in again.judgement.violations
             ):
                 bug.confirmed += 1
-        folder = Path(self.options.report_dir) / "findings"
         if bug.case_file:
             Path(bug.case_file).unlink(missing_ok=True)
         bug.case_file = str(
             write(
-                folder,
+                self.folder,
                 bug.slug,
                 CaseFile(
                     implementation=first.implementation,

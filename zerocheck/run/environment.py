@@ -11,6 +11,17 @@ import torch
 from .. import __version__
 from .records import Environment
 
+TESTED = ("2.13.0",)
+"""torch versions that the test suite runs."""
+
+
+def untested() -> str:
+    """One line of warning for a torch that the tests do not run; empty for one that they do."""
+    version = torch.__version__.split("+")[0]
+    if version in TESTED:
+        return ""
+    return f"zerocheck is tested with torch {', '.join(TESTED)}; this is {version}"
+
 
 def environment() -> Environment:
     """Versions, processor and cores of this machine."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..judge.verdict import OBLIGATIONS, Obligation, Status, Violation
 from .records import CaseFinished, Finding
@@ -31,7 +31,6 @@ class Bug:
     violation: Violation | None
     causes: tuple[str, ...]
     first: CaseFinished
-    numbers: list[int] = field(default_factory=list)
     confirmed: int = 0
     tries: int = 0
     case_file: str = ""
@@ -134,9 +133,8 @@ class Findings:
             if _same_kind(bug, finished, status, violation):
                 common = tuple(cause for cause in bug.causes if cause in causes)
                 if common or not (bug.causes or causes):
-                    bug.numbers.append(finished.number)
                     return [bug] if bug.narrow(common, finished, violation) else []
-        bug = Bug(finished.implementation, status, violation, causes, finished, [finished.number])
+        bug = Bug(finished.implementation, status, violation, causes, finished)
         self.bugs.append(bug)
         return [bug]
 

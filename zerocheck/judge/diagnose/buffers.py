@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ..bounds import Enclosure, U
-from ..compare import compare
+from ..compare import compare, exactly
 
 SENTENCES = {
     "buffers local": "they were never sent from rank 0",
@@ -45,16 +45,11 @@ def _candidates(
     local: Sequence[torch.Tensor] | None,
 ) -> Iterator[tuple[str, list[Enclosure]]]:
     if len(expected) > 1:
-        yield "buffers of rank 0", [_exactly(expected[0])] * len(expected)
+        yield "buffers of rank 0", [exactly(expected[0])] * len(expected)
         terms = torch.stack([one.reshape(-1).double() for one in expected])
         error = (len(expected) + 2) * U * terms.abs().mean(0)
         yield "buffers averaged", [Enclosure(terms.mean(0), error)] * len(expected)
     if local is not None:
-        yield "buffers local", [_exactly(one) for one in local]
-    yield "buffers rounded to bf16", [_exactly(one.bfloat16()) for one in expected]
-    yield "buffers not updated", [_exactly(one) for one in before]
-
-
-def _exactly(tensor: torch.Tensor) -> Enclosure:
-    wide = tensor.reshape(-1).double()
-    return Enclosure(wide, torch.zeros_like(wide))
+        yield "buffers local", [exactly(one) for one in local]
+    yield "buffers rounded to bf16", [exactly(one.bfloat16()) for one in expected]
+    yield "buffers not updated", [exactly(one) for one in before]
