@@ -23,15 +23,27 @@ Positive = Annotated[float, Meta(gt=0.0, le=1e30)]
 NonNegative = Annotated[float, Meta(ge=0.0, le=1e30)]
 
 BlockKind = Literal[
-    "mlp", "attention", "conv", "layer_norm", "rms_norm", "group_norm", "batch_norm"
+    "mlp",
+    "attention",
+    "conv",
+    "recurrent",
+    "experts",
+    "layer_norm",
+    "rms_norm",
+    "group_norm",
+    "batch_norm",
 ]
 StemKind = Literal["dense", "embedding", "conv"]
 ActivationKind = Literal["gelu", "relu"]
-WrapKind = Literal["whole", "block", "layer"]
+WrapKind = Literal["whole", "block", "layer", "size"]
 MomentsKind = Literal["zero", "typical", "tiny", "huge"]
 ScheduleKind = Literal["constant", "warmup", "cosine"]
 KernelKind = Literal["foreach", "for-loop", "fused"]
 Dtype = Literal["fp32", "bf16", "fp16"]
+ParameterDtype = Literal["fp32", "bf16"]
+RngKind = Literal["seeded", "carried"]
+BackwardPrefetchKind = Literal["pre", "post", "none"]
+SyncKind = Literal["last", "each"]
 Pattern = Annotated[str, Meta(min_length=1, max_length=256)]
 Patterns = Annotated[tuple[Pattern, ...], Meta(max_length=64)]
 
@@ -48,7 +60,10 @@ class Block(_Data, frozen=True, kw_only=True):
 
     kind: BlockKind
     hidden: Size = 8
-    """mlp: hidden width. Other kinds ignore it."""
+    """mlp and experts: hidden width. Other kinds ignore it."""
+    experts: Annotated[int, Meta(ge=1, le=16)] = 2
+    """experts: how many there are. Every token goes to one of them, so an expert may be used on
+    some ranks only."""
     heads: Small = 1
     """attention: number of heads, group_norm: number of groups. Divides the width."""
     kernel: Annotated[int, Meta(ge=1, le=15)] = 3
@@ -59,6 +74,16 @@ class Block(_Data, frozen=True, kw_only=True):
     """rms_norm: ignored, it has none."""
     residual: bool = False
     dropout: Fraction = 0.0
+    checkpoint: bool = False
+    """Activation checkpointing: the forward of the block runs once more in the backward."""
+    gain: bool = False
+    """A 0-d parameter `gain` multiplies what the block computes."""
+    empty: bool = False
+    """An adapter of rank 0: parameters without elements."""
+    transposed: bool = False
+    """Matrices are stored transposed, so that they are not contiguous. Norms have none."""
+    dtype: ParameterDtype = "fp32"
+    """Of the block's parameters; activations are cast on the way in and out."""
 
 
 class Model(_Data, frozen=True, kw_only=True):
@@ -78,8 +103,12 @@ class Model(_Data, frozen=True, kw_only=True):
     padding_idx: Annotated[int, Meta(ge=0)] | None = None
     unused: bool = False
     """One more block with parameters that no forward calls."""
+    side: bool = False
+    """One more input, with a layer `side` of its own, that only some microbatches of some ranks
+    have: its parameters are used on some ranks only."""
     frozen: Patterns = ()
-    """Patterns (fnmatch) of parameter names that do not require gradients."""
+    """Patterns (fnmatch) of parameter names that do not require gradients. See
+    `training.unfreeze`."""
 
 
 class Data(_Data, frozen=True, kw_only=True):
@@ -91,6 +120,11 @@ class Data(_Data, frozen=True, kw_only=True):
     """Positions per sample."""
     loss_factor: Positive = 1.0
     """The loss is multiplied by it: tiny and huge gradients."""
+    masked: bool = False
+    """Part of the targets is left out of the loss, another number in every microbatch (stem
+    `embedding`). The gradient is then the mean by token: see `Microbatch.weight`."""
+    rng: RngKind = "seeded"
+    """Random numbers of the forward are seeded per microbatch, or carried on by each rank."""
 
 
 class Group(_Data, frozen=True, kw_only=True):
@@ -134,6 +168,13 @@ class Training(_Data, frozen=True, kw_only=True):
     """Maximum norm of the gradient, or None for no clipping."""
     norm: Literal["2", "inf"] = "2"
     set_to_none: bool = True
+    unfreeze: Annotated[int, Meta(ge=1, le=1000)] | None = None
+    """Step (0-based) before which the parameters of `model.frozen` become trainable."""
+    loss_scale: Positive | None = None
+    """Initial scale of the loss, a power of two: dynamic loss scaling. None is without."""
+    overflow: Annotated[int, Meta(ge=0, le=1000)] | None = None
+    """Step at which one microbatch of one rank has an infinite loss: the step is to be skipped.
+    Needs `loss_scale`."""
 
 
 class Precision(_Data, frozen=True, kw_only=True):
@@ -147,19 +188,35 @@ class Sharding(_Data, frozen=True, kw_only=True):
     """Options of sharding; an implementation ignores those that it does not have."""
 
     wrap: WrapKind = "block"
-    """Granularity of units: the whole model, each block, or each layer with parameters."""
+    """Granularity of units: the whole model, each block, each layer with parameters, or by size:
+    modules with `bucket` elements or more, from the leaves up."""
     reshard: bool = True
     """Parameters are released after the forward and gathered again in the backward."""
     bucket: Size = 1 << 20
     """Elements in one bucket of gradient reduction."""
     prefetch: Annotated[int, Meta(ge=0, le=8)] = 1
     """Units gathered ahead of use."""
+    backward_prefetch: BackwardPrefetchKind = "pre"
+    """When the next unit is gathered in the backward: before or after the gradients of this one."""
+    sync: SyncKind = "last"
+    """Gradients are reduced with the last microbatch only, or with each."""
+    use_orig_params: bool = True
+    """FSDP1: the optimizer sees the original parameters, not the flat ones."""
+    bucket_view: bool = False
+    """Gradients (DDP) or parameters (ZeroRedundancyOptimizer) are views of the buckets."""
+    find_unused: bool = False
+    """DDP looks for unused parameters, though there may be none."""
+    static_graph: bool = False
+    """DDP is told that the graph is the same in every iteration."""
+    optimizer_first: bool = False
+    """The optimizer is made before the model is wrapped."""
 
 
 class Disturbance(_Data, frozen=True, kw_only=True):
-    """Delays that reorder ranks. Milliseconds; 0 is none."""
+    """Delays that reorder ranks. Milliseconds at most, drawn anew each time; 0 is none."""
 
     delay: Annotated[float, Meta(ge=0.0, le=10_000.0)] = 0.0
+    """Before each loss, each collective and each optimizer step."""
 
 
 class Case(_Data, frozen=True, kw_only=True):
