@@ -71,6 +71,12 @@ def main() -> None:
     multiple=True,
     help="Only cases that have this feature. Give it again for several.",
 )
+@click.option(
+    "--known-issues",
+    metavar="FILE",
+    multiple=True,
+    help="Findings that do not fail the run, beside ours; none: without ours. May stand again.",
+)
 @_ranks
 @_device
 @_report_dir
@@ -198,35 +204,37 @@ def replay(case: Path, implementation: str | None, ranks: str, device: str) -> i
 def report(journal: Path, report_dir: Path | None) -> int:
     """Write the reports of a journal again, and exit as its run did.
 
-    A journal of a run that was interrupted gives a report of what it holds, and exit code 1.
+    A journal without its end, of a run that was interrupted or killed, gives a report of what it
+    holds, and exit code 130.
     """
     from rich.console import Console
 
-    from .report.progress import print_finding, print_outcome
+    from .report.progress import print_findings, print_outcome
     from .report.write import write_reports
     from .run.journal import read
-    from .run.tally import exit_code, tally
+    from .run.tally import run_exit_code, tally
 
     if journal.is_dir():
         journal = journal / "journal.ndjson"
     records = read(journal, note=_note)
     counted = tally(records)
     console = Console(highlight=False, soft_wrap=True)
-    for finding in counted.findings:
-        print_finding(console, finding)
+    print_findings(console, counted)
     print_outcome(console, counted)
     directory = report_dir or journal.parent
     write_reports(records, directory)
     click.echo(f"report: {directory / 'report.md'}")
-    return exit_code(counted) if counted.complete else 1
+    return run_exit_code(counted)
 
 
 @main.command("list")
 def list_() -> None:
-    """Show implementations, obligations, features and profiles."""
+    """Show implementations, obligations, features, profiles and known issues."""
     from .case.features import FEATURES
     from .catalogue import BUILT_IN
     from .judge.verdict import TITLES
+    from .report.known import listed_lines
+    from .run.known_issues import ours
     from .run.profiles import PROFILES
 
     _section("implementations", BUILT_IN)
@@ -239,6 +247,9 @@ def list_() -> None:
             for p in PROFILES.values()
         },
     )
+    click.echo("known issues")
+    for line in listed_lines(ours()):
+        click.echo(f"  {line}")
 
 
 def _section(title: str, entries: Any) -> None:

@@ -33,8 +33,31 @@ class Unsupported(ZerocheckError):
 def did_you_mean(given: str, allowed: Iterable[str]) -> str:
     """`"; did you mean 'fsdp2'?"` for the nearest allowed word, or an empty string."""
     spelled = {name.casefold(): name for name in allowed}
-    nearest = difflib.get_close_matches(given.casefold(), list(spelled), n=1, cutoff=0.5)
-    return f"; did you mean {spelled[nearest[0]]!r}?" if nearest else ""
+    word = given.casefold()
+    close = difflib.get_close_matches(word, list(spelled), n=len(spelled) or 1, cutoff=0.5)
+    if not close:
+        return ""
+    nearest = min(close, key=lambda name: _distance(word, name))
+    return f"; did you mean {spelled[nearest]!r}?"
+
+
+def _distance(word: str, name: str) -> int:
+    """An ending too many is one mistake: 'cliping' means 'clip' rather than 'clip-inf'."""
+    if word.startswith(name) and len(word) <= len(name) + len("ing"):
+        return min(1, len(word) - len(name))
+    return _edits(word, name)
+
+
+def _edits(one: str, other: str) -> int:
+    """Letters to insert, delete or replace (Levenshtein's distance)."""
+    before = list(range(len(other) + 1))
+    for row, letter in enumerate(one, 1):
+        now = [row]
+        for column, its in enumerate(other, 1):
+            replaced = before[column - 1] + (letter != its)
+            now.append(min(before[column] + 1, now[-1] + 1, replaced))
+        before = now
+    return before[-1]
 
 
 def unknown(what: str, given: str, allowed: Iterable[str]) -> UsageError:

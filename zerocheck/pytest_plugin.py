@@ -15,6 +15,7 @@ import pytest
 
 _directory: Path | None = None
 _reports: list[Path] = []
+_known_issues: tuple[str, ...] = ()
 
 
 def report_directory(name: str) -> Path:
@@ -29,8 +30,18 @@ def report_directory(name: str) -> Path:
     return directory
 
 
+def known_issues() -> tuple[str, ...]:
+    """Files of known issues, from the ini option."""
+    return _known_issues
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--zerocheck-report-dir`."""
+    """`--zerocheck-report-dir`, and `zerocheck_known_issues` in the ini file."""
+    parser.addini(
+        "zerocheck_known_issues",
+        "files of known issues for parametrize_with_checks, beside ours; none: without ours",
+        type="linelist",
+    )
     parser.getgroup("zerocheck").addoption(
         "--zerocheck-report-dir",
         metavar="DIR",
@@ -39,8 +50,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Decide where reports go: the option, or pytest's cache, or a temporary directory."""
-    global _directory
+    """Take the ini option; decide where reports go: the option, pytest's cache, or elsewhere."""
+    global _directory, _known_issues
+    folder = config.inipath.parent if config.inipath is not None else config.rootpath
+    listed = config.getini("zerocheck_known_issues")
+    _known_issues = tuple(name if name == "none" else str(folder / name) for name in listed)
     given = config.getoption("--zerocheck-report-dir")
     cache: Any = getattr(config, "cache", None)
     if given:

@@ -16,7 +16,9 @@ import pytest
 
 from .errors import UsageError
 from .judge.verdict import OBLIGATIONS, Obligation
+from .pytest_plugin import known_issues as configured
 from .pytest_plugin import report_directory
+from .report.known import known_text, stale_text
 from .report.text import cell_text, finding_text
 from .run.options import RunOptions
 from .run.records import Record
@@ -84,17 +86,27 @@ class Check:
         self.obligation = obligation
 
     def __call__(self) -> None:
-        """Raise CheckFailed if the obligation does not hold, or skip if no case exercised it."""
+        """Raise CheckFailed if the obligation does not hold, or skip if no case exercised it.
+
+        It is expected to fail (xfail) where nothing but listed known issues failed; a stale one of
+        those raises CheckFailed.
+        """
         __tracebackhide__ = True
         counted = self.run.result()
         (implementation,) = counted.implementations.values()
         cell = implementation.cells[self.obligation]
         if cell.status in FAILING:
             findings = counted.findings_of(implementation.name, self.obligation)
-            said = [f"{self.obligation}: {cell_text(cell)}", *map(finding_text, findings)]
-            raise CheckFailed("\n".join(said))
+            told = [f"{self.obligation}: {cell_text(cell)}", *map(finding_text, findings)]
+            raise CheckFailed("\n".join(told))
+        stale = stale_text(counted, implementation.name, self.obligation)
+        if stale:
+            raise CheckFailed(stale)
         if implementation.nothing_checked:
             raise CheckFailed(f"nothing was checked: {why_nothing(implementation)}")
+        if cell.status == "known":
+            said = known_text(counted, implementation.name, self.obligation)
+            pytest.xfail(f"{self.obligation}: {cell_text(cell)}: {said}")
         if not cell.checked:
             cases = sum(cell.counts.values())
             pytest.skip(f"{self.obligation}: not exercised in {cases} cases; raise max_cases")
@@ -110,11 +122,13 @@ def parametrize_with_checks(
     world_sizes: Sequence[int] = (1, 2, 3),
     max_cases: int | None = 30,
     seed: int = 0,
+    known_issues: str | Sequence[str] | None = None,
 ) -> pytest.MarkDecorator:
     """Decorate `def test_sharding(check): check()` to run every check of the implementations.
 
     implementations: classes or build functions at the top of a module, or names as on the command
-    line. Raises UsageError for what cannot be used.
+    line; known_issues: files of known issues, or "none", as on the command line; left out, those of
+    the ini option zerocheck_known_issues. Raises UsageError for what cannot be used.
 
         @zerocheck.parametrize_with_checks([MyFSDP, "fsdp2"])
         def test_sharding(check):
@@ -124,6 +138,9 @@ def parametrize_with_checks(
         raise UsageError("parametrize_with_checks needs at least one implementation")
     if isinstance(implementations, str):
         raise UsageError(f"parametrize_with_checks takes a list: [{implementations!r}]")
+    if known_issues is None:
+        known_issues = configured()
+    files = (known_issues,) if isinstance(known_issues, str) else tuple(known_issues)
     parameters = []
     for given in implementations:
         name = given if isinstance(given, str) else importable_name(given)
@@ -136,6 +153,7 @@ def parametrize_with_checks(
                 "world_sizes": tuple(world_sizes),
                 "max_cases": max_cases,
                 "seed": seed,
+                "known_issues": files,
             },
         )
         for obligation in OBLIGATIONS:

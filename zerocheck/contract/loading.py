@@ -26,11 +26,11 @@ def load(name: str) -> type[Implementation]:
     if name not in _loaded:
         check_spelling(name)
         where, _, attribute = BUILT_IN.get(name, name).rpartition(":")
-        _loaded[name] = _as_class(name, _attribute(_module(where), where, attribute))
+        _loaded[name] = _as_class(name, _attribute(_module(where, attribute), where, attribute))
     return _loaded[name]
 
 
-def _module(where: str) -> ModuleType:
+def _module(where: str, attribute: str) -> ModuleType:
     if where.endswith(".py"):
         path = Path(where).resolve()
         if not path.is_file():
@@ -51,7 +51,10 @@ def _module(where: str) -> ModuleType:
     try:
         return importlib.import_module(where)
     except BaseException as error:
-        raise UsageError(f"module {where!r} does not import: {_said(error)}") from error
+        hint = ""
+        if isinstance(error, ModuleNotFoundError) and Path(f"{where}.py").is_file():
+            hint = f"; did you mean '{where}.py:{attribute}'?"
+        raise UsageError(f"module {where!r} does not import: {_said(error)}{hint}") from error
 
 
 def _attribute(module: ModuleType, where: str, attribute: str) -> Any:

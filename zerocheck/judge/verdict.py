@@ -19,7 +19,9 @@ TITLES: dict[Obligation, str] = {
     "buffers": "running statistics follow the declared semantics",
 }
 
-Status = Literal["holds", "violated", "not exercised", "unsupported", "crashed", "hung"]
+Status = Literal["holds", "violated", "not exercised", "unsupported", "crashed", "hung", "known"]
+"""`known` is said by a run, never by the judge: it failed, and is a listed known issue."""
+
 STATUSES: tuple[Status, ...] = get_args(Status)
 
 Tier = Literal["full", "state only", "parameters only"]

@@ -8,7 +8,8 @@ import msgspec
 
 from ..judge.verdict import STATUSES
 from ..run.journal import encode
-from ..run.tally import ImplementationTally, Tally, exit_code, why
+from ..run.records import Finding
+from ..run.tally import ImplementationTally, Tally, run_exit_code, why
 from .text import replay_line
 
 REPORT_FORMAT = 1
@@ -36,17 +37,25 @@ def as_data(counted: Tally) -> dict[str, Any]:
             "cases": counted.cases,
             "outcome": finished.outcome if finished else "interrupted",
         },
-        "exit_code": finished.exit_code if finished else exit_code(counted),
+        "exit_code": finished.exit_code if finished else run_exit_code(counted),
         "why": why(counted),
         "implementations": {
             name: _implementation(implementation)
             for name, implementation in counted.implementations.items()
         },
-        "findings": [
-            {**msgspec.to_builtins(finding), "replay": replay_line(finding)}
-            for finding in counted.findings
-        ],
+        "findings": _findings(counted.findings),
+        "known_issues": {
+            "seen": _findings(counted.known),
+            "stale": counted.stale,
+            "left_out": started.left_out if started else (),
+        },
     }
+
+
+def _findings(findings: list[Finding]) -> list[dict[str, Any]]:
+    return [
+        {**msgspec.to_builtins(finding), "replay": replay_line(finding)} for finding in findings
+    ]
 
 
 def _implementation(implementation: ImplementationTally) -> dict[str, Any]:

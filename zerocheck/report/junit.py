@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from ..judge.verdict import TITLES, Obligation
 from ..run.tally import FAILING, Cell, ImplementationTally, Tally
+from .known import known_text, stale_text
 from .text import cell_text, finding_text, printable
 
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -38,7 +39,7 @@ def _suite(counted: Tally, implementation: ImplementationTally) -> ET.Element:
         tests=str(len(cases)),
         failures=str(sum(case.find("failure") is not None for case in cases)),
         errors="0",
-        skipped="0",
+        skipped=str(sum(case.find("skipped") is not None for case in cases)),
         time=f"{implementation.seconds:.3f}",
     )
     if counted.started is not None:
@@ -61,10 +62,17 @@ def _testcase(
         failure = ET.SubElement(case, "failure", type=cell.status, message=cell_text(cell))
         findings = counted.findings_of(implementation.name, obligation)
         failure.text = clean("\n\n".join(map(finding_text, findings)) or TITLES[obligation])
+    elif stale := stale_text(counted, implementation.name, obligation):
+        failure = ET.SubElement(case, "failure", type="stale", message="a known issue is stale")
+        failure.text = clean(stale)
     elif not cell.checked:
         # A failure and not a skip: it makes the run exit with 1 too.
         failure = ET.SubElement(case, "failure", type=cell.status, message="nothing was checked")
         failure.text = clean(f"{TITLES[obligation]}: {cell_text(cell)}")
+    elif cell.status == "known":
+        # As pytest writes what is expected to fail.
+        skipped = ET.SubElement(case, "skipped", type="known", message=cell_text(cell))
+        skipped.text = clean(known_text(counted, implementation.name, obligation))
     else:
         output = ET.SubElement(case, "system-out")
         output.text = f"{cell_text(cell)}; largest share of the bound {cell.share:.3g}"

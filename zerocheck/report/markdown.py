@@ -8,7 +8,9 @@ from collections.abc import Iterable, Sequence
 from tabulate import tabulate
 
 from ..case.features import FEATURES
+from ..run.records import Finding
 from ..run.tally import Tally, why
+from .known import all_hold, left_out_lines, stale_lines
 from .text import cell_text, finding_lines, finding_title, number, one_line, printable
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&!])")
@@ -27,6 +29,7 @@ def render(counted: Tally) -> str:
         "## Obligations",
         _matrix(counted),
         *_findings(counted),
+        *_known(counted),
         "## Coverage",
         *_coverage(counted),
         "## Share of the bound",
@@ -50,7 +53,8 @@ def _summary(counted: Tally) -> Iterable[str]:
     if failing:
         yield "\n".join(f"- {escape(reason)}" for reason in failing)
     else:
-        yield f"All obligations hold in {counted.cases} cases."
+        said = all_hold(counted)
+        yield f"{said[0].upper()}{said[1:]}."
 
 
 def _matrix(counted: Tally) -> str:
@@ -66,11 +70,31 @@ def _findings(counted: Tally) -> Iterable[str]:
         return
     yield "## Findings"
     for finding in counted.findings:
-        yield f"### {escape(finding_title(finding))}"
-        yield fenced("\n".join(finding_lines(finding)[1:]))
-        if finding.detail:
-            yield "Stacks and output of the ranks:"
-            yield fenced(finding.detail)
+        yield from _finding(finding)
+
+
+def _finding(finding: Finding) -> Iterable[str]:
+    yield f"### {escape(finding_title(finding))}"
+    yield fenced("\n".join(finding_lines(finding)[1:]))
+    if finding.detail:
+        yield "Stacks and output of the ranks:"
+        yield fenced(finding.detail)
+
+
+def _known(counted: Tally) -> Iterable[str]:
+    left_out = left_out_lines(counted)
+    if not (counted.known or counted.stale or left_out):
+        return
+    yield "## Known issues"
+    yield "Listed ones, which do not fail the run. One that is stale does."
+    for stale in counted.stale:
+        title, *rest = stale_lines(stale)
+        yield f"### {escape(title)}"
+        yield fenced("\n".join(rest))
+    for finding in counted.known:
+        yield from _finding(finding)
+    if left_out:
+        yield "\n".join(f"- {escape(line)}" for line in left_out)
 
 
 def fenced(text: str) -> str:

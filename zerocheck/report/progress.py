@@ -10,9 +10,10 @@ from rich.table import Table
 from rich.text import Text
 from tabulate import tabulate
 
-from ..run.records import CaseFinished, Finding, Record, RunFinished, RunStarted
+from ..run.records import CaseFinished, Finding, Record, RunFinished, RunStarted, StaleIssue
 from ..run.tally import FAILING, Cell, Tally, why
-from .text import cell_text, finding_lines, one_line
+from .known import all_hold, left_out_lines, stale_lines
+from .text import cell_text, finding_lines, finding_title, one_line
 
 PLAIN_SECONDS = 10.0
 """Time between two lines where the output is not a terminal."""
@@ -26,7 +27,7 @@ class Progress:
         self._plain_seconds = plain_seconds
         self._tally = Tally()
         self._live: Live | None = None
-        self._known: set[int] = set()
+        self._titles: dict[int, str] = {}
         self._began = self._said = time.monotonic()
 
     def handle(self, record: Record) -> None:
@@ -39,12 +40,13 @@ class Progress:
                 self._case_finished()
             case Finding():
                 self._found(record)
+            case StaleIssue():
+                self._say(stale_lines(record)[0])
             case RunFinished():
                 self.close()
-                if self._tally.findings:
+                if self._titles or self._tally.stale:
                     self._console.print()
-                for finding in self._tally.findings:
-                    print_finding(self._console, finding)
+                print_findings(self._console, self._tally)
                 print_outcome(self._console, self._tally)
 
     def close(self) -> None:
@@ -71,10 +73,15 @@ class Progress:
             self._say(self._status())
 
     def _found(self, finding: Finding) -> None:
-        """One line as soon as it is known; the whole stands at the end."""
-        if finding.number not in self._known:
-            self._known.add(finding.number)
-            self._console.print(Text(finding_lines(finding)[0], style="bold red"))
+        """One line as soon as it is known, and again when it is told better; all at the end."""
+        title = finding_title(finding)
+        before = self._titles.get(finding.number)
+        self._titles[finding.number] = title
+        if before is None:
+            self._console.print(Text(title, style=_style(finding)))
+        elif before != title:
+            line = f"told better, after {finding.cases} failing cases: {title}"
+            self._console.print(Text(line, style=_style(finding)))
 
     def _say(self, line: str) -> None:
         self._console.print(Text(line))
@@ -89,9 +96,11 @@ class Progress:
         rate = done / max(time.monotonic() - self._began, 1e-9)
         if done:
             parts += [f"{rate:.1f} per second", f"{duration((planned - done) / rate)} left"]
-        found = len(self._tally.findings)
+        found, known = len(self._tally.findings), len(self._tally.known)
         if found:
             parts.append(f"{found} finding{'s' if found != 1 else ''}")
+        if known:
+            parts.append(f"{known} known")
         return ", ".join(parts)
 
 
@@ -121,13 +130,30 @@ def _cell(cell: Cell) -> Text:
         return Text("")
     if cell.status in FAILING:
         return Text(cell_text(cell), style="bold red")
-    return Text(cell_text(cell), style="green" if cell.status == "holds" else "dim")
+    style = {"holds": "green", "known": "yellow"}.get(cell.status, "dim")
+    return Text(cell_text(cell), style=style)
+
+
+def print_findings(console: Console, counted: Tally) -> None:
+    """Known issues, findings, and what is stale; what fails the run stands last."""
+    for finding in (*counted.known, *counted.findings):
+        print_finding(console, finding)
+    for stale in counted.stale:
+        _print(console, stale_lines(stale), "bold red")
 
 
 def print_finding(console: Console, finding: Finding) -> None:
-    """One finding, its title in red."""
-    title, *rest = finding_lines(finding)
-    console.print(Text(title, style="bold red"))
+    """One finding, its title in red; a known one in yellow."""
+    _print(console, finding_lines(finding), _style(finding))
+
+
+def _style(finding: Finding) -> str:
+    return "bold red" if finding.known is None else "yellow"
+
+
+def _print(console: Console, lines: list[str], style: str) -> None:
+    title, *rest = lines
+    console.print(Text(title, style=style))
     for line in rest:
         console.print(Text(line))
     console.print()
@@ -157,6 +183,8 @@ def print_outcome(console: Console, counted: Tally) -> None:
                     "they were recovered from exp_avg"
                 )
             )
+    for line in left_out_lines(counted):
+        console.print(Text(line, style="yellow"))
     more = counted.finished.why if counted.finished is not None else ()
     reasons = dict.fromkeys((*why(counted), *more))
     for reason in reasons:
@@ -165,5 +193,4 @@ def print_outcome(console: Console, counted: Tally) -> None:
         line = f"interrupted after {counted.cases} of {counted.planned} cases"
         console.print(Text(line, style="yellow"))
     elif not reasons:
-        line = f"all obligations hold in {counted.cases} cases"
-        console.print(Text(line, style="bold green"))
+        console.print(Text(all_hold(counted), style="bold green"))

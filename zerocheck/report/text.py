@@ -6,7 +6,7 @@ import shlex
 
 from ..judge.verdict import TITLES, Status, Violation
 from ..run.findings import Findings
-from ..run.records import CaseFinished, Finding
+from ..run.records import CaseFinished, Finding, Known
 from ..run.tally import FAILING, Cell
 
 _LABEL_WIDTH = 12
@@ -32,31 +32,59 @@ def one_line(text: str) -> str:
 
 
 def finding_title(finding: Finding) -> str:
-    """`"VIOLATED zero2: the gradient is ..."`."""
-    return one_line(f"{finding.status.upper()} {finding.implementation}: {finding.title}")
+    """`"VIOLATED zero2: the gradient is ..."`, or KNOWN, and how often if it is intermittent."""
+    label = finding.status.upper() if finding.known is None else "KNOWN"
+    often = ""
+    if finding.intermittent:
+        often = f" (intermittent: {finding.confirmed} of {finding.tries})"
+    return one_line(f"{label} {finding.implementation}: {finding.title}{often}")
 
 
 def finding_lines(finding: Finding) -> list[str]:
     """The finding for people, without markup and without control characters."""
     lines = [finding_title(finding)]
+    if finding.known is not None:
+        lines += known_lines(finding.known)
     if finding.violation is not None:
         lines += _violation_lines(finding.violation, title=finding.title)
     causes = finding.causes or (finding.violation.causes if finding.violation else ())
     if finding.status == "violated":
-        lines += _row("cause", _causes(causes))
+        lines += row("cause", _causes(causes))
     if finding.follows:
         said = "violated in the same case, and may follow from this"
-        lines += _row("also", f"{', '.join(finding.follows)}: {said}")
+        lines += row("also", f"{', '.join(finding.follows)}: {said}")
     if finding.reason:
-        lines += _row("reason", finding.reason)
+        lines += row("reason", finding.reason)
     if finding.tries:
-        lines += _row(
-            "reproduced", f"{finding.confirmed} of {finding.tries} times in fresh rank processes"
-        )
+        lines += row("reproduced", _reproduced(finding))
+    lines += row("fingerprint", finding.fingerprint)
     replay = replay_line(finding)
     if replay:
-        lines += _row("replay", replay)
+        lines += row("replay", replay)
     return lines
+
+
+def known_lines(known: Known) -> list[str]:
+    """Reason, link and page of an entry, and where it is listed."""
+    lines = row("known", known.reason)
+    if known.link:
+        lines += row("link", known.link)
+    if known.page:
+        lines += row("page", known.page)
+    return [*lines, *row("listed in", known.source)]
+
+
+def _reproduced(finding: Finding) -> str:
+    """How often it showed in fresh rank processes, and what it can mean that it did not always."""
+    said = f"{finding.confirmed} of {finding.tries} times in fresh rank processes"
+    if finding.confirmed == finding.tries:
+        return said
+    others = ", ".join(f"{what} {count}" for what, count in finding.otherwise.items())
+    said += f" (otherwise: {others})" if others else ""
+    if finding.confirmed:
+        return f"intermittent: {said}\na race, or memory that is read before it is written"
+    seen = "seen once" if finding.cases == 1 else f"seen in {finding.cases} cases"
+    return f"{seen}, {said}\na race, or a state that earlier cases left in the process"
 
 
 def finding_text(finding: Finding) -> str:
@@ -83,18 +111,18 @@ def replay_line(finding: Finding) -> str:
 
 
 def _violation_lines(violation: Violation, *, title: str) -> list[str]:
-    lines = _row("obligation", f"{violation.obligation}: {TITLES[violation.obligation]}")
+    lines = row("obligation", f"{violation.obligation}: {TITLES[violation.obligation]}")
     if violation.explanation != title:
-        lines += _row("what", violation.explanation)
-    lines += _row("where", _where(violation))
+        lines += row("what", violation.explanation)
+    lines += row("where", _where(violation))
     if violation.tensors:
-        lines += _row("tensors", _some(violation.tensors))
+        lines += row("tensors", _some(violation.tensors))
     if violation.observed is not None or violation.expected is not None:
-        lines += _row("element", _element(violation))
+        lines += row("element", _element(violation))
     if violation.total:
-        lines += _row("wrong", f"{violation.wrong} of {violation.total} elements")
+        lines += row("wrong", f"{violation.wrong} of {violation.total} elements")
     if violation.mild:
-        lines += _row("mild", "only what is reported is wrong; the parameters are right")
+        lines += row("mild", "only what is reported is wrong; the parameters are right")
     return lines
 
 
@@ -140,7 +168,7 @@ def _some(names: tuple[str, ...] | list[str]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def _row(label: str, text: str) -> list[str]:
+def row(label: str, text: str) -> list[str]:
     """`  label       text`, further lines of the text below the first."""
     lines = [line.rstrip() for line in printable(text).split("\n") if line.strip()] or [""]
     gap = " " * (_LABEL_WIDTH + 2)
@@ -154,15 +182,21 @@ def number(value: float, *, digits: int = 9) -> str:
 
 
 def cell_text(cell: Cell) -> str:
-    """`46 hold`, `3 violated of 46`, `– not exercised`, `all 46 unsupported`."""
+    """`46 hold`, `3 violated of 46`, `45 hold, 1 known`, `– not exercised`, `all 9 unsupported`."""
     status: Status = cell.status
     if not cell.counts:
         return "–"
     if status in FAILING:
-        parts = [f"{cell.counts[s]} {s}" for s in FAILING if cell.counts[s]]
-        return f"{', '.join(parts)} of {cell.checked}"
+        parts = [f"{cell.counts[s]} {s}" for s in (*FAILING, "known") if cell.counts[s]]
+        return f"{', '.join(parts)} of {cell.checked + cell.broken}"
+    if status == "known":
+        return f"{_holding(cell)}, {cell.counts['known']} known"
     if status == "holds":
-        return f"{cell.counts['holds']} hold{'s' if cell.counts['holds'] == 1 else ''}"
+        return _holding(cell)
     if status == "unsupported" and not cell.counts["not exercised"]:
         return f"all {cell.counts['unsupported']} unsupported"
     return "– not exercised"
+
+
+def _holding(cell: Cell) -> str:
+    return f"{cell.counts['holds']} hold{'s' if cell.counts['holds'] == 1 else ''}"

@@ -9,31 +9,28 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from ..errors import UsageError
 from ..judge.local import as_on_a_rank
 from ..ranks.limits import check_world_size
 from ..ranks.pool import Pool
 from ..ranks.torchrun import TorchrunPool
 from .casefile import clear, write
+from .confirmation import TRIES, confirm
 from .environment import environment
 from .events import Bus, Handler
 from .findings import Bug, Findings
+from .ledger import Ledger
 from .options import RunOptions
 from .plan import Planned, plan
 from .records import CaseFile, Finding, Record, RunFinished, RunStarted
-from .tally import exit_code, tally, why
+from .tally import INTERRUPTED, exit_code, tally, why
 from .trial import TARGET, Outcome, Ranks, Trial, describe, judged
 
 PATIENCE_S = 5.0
 """Seconds without any sign of life after which ranks count as hung."""
 
-CONFIRMATIONS = 3
-"""Tries in fresh rank processes, until a finding is seen again."""
-
 HANGS = 3
-"""After so many hangs of an implementation its other cases are left out."""
+"""After so many hangs of an implementation, known ones aside, its other cases are left out."""
 
 
 def run(options: RunOptions, handlers: Sequence[Handler], *, ranks: Ranks | None = None) -> int:
@@ -87,12 +84,13 @@ class _Run:
         self.ranks = ranks
         self.records: list[Record] = []
         self.bus = Bus((*handlers, _Collector(self.records.append)))
-        self.findings = Findings()
+        self.environment = environment()
+        self.ledger = Ledger(options, self.environment.torch)
+        self.findings = Findings(self.ledger.issue_of)
         self.told: dict[int, Finding] = {}
         self.hangs: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
         self.folder = Path(options.report_dir) / "findings"
-        self.environment = environment()
 
     def run(self) -> int:
         options = self.options
@@ -104,7 +102,7 @@ class _Run:
             name: describe(self.ranks, name, world_size=min(options.world_sizes))
             for name in options.implementations
         }
-        planned = plan(options, described)
+        planned, left_out = self.ledger.arrange(plan(options, described))
         self.started = time.perf_counter()
         self.bus.handle(
             RunStarted(
@@ -116,11 +114,13 @@ class _Run:
                 world_sizes=options.world_sizes,
                 planned=len(planned),
                 started=time.time(),
+                left_out=left_out,
             )
         )
         clear(self.folder)
         try:
             self._cases(planned)
+            self._stale(planned)
         except KeyboardInterrupt:
             self._finish(interrupted=True)
             raise
@@ -134,7 +134,11 @@ class _Run:
             if waiting is not None:
                 result = waiting[1].result()
             upcoming: tuple[int, Trial] | None = None
-            if item is not None and self.hangs[item.implementation] >= HANGS:
+            if (
+                item is not None
+                and self.hangs[item.implementation] >= HANGS
+                and number not in self.ledger.own
+            ):
                 self.left_out[item.implementation] += 1
             elif item is not None:
                 upcoming = number, Trial(self.ranks, item.implementation, item.case)
@@ -146,38 +150,18 @@ class _Run:
 
     def _finished(self, number: int, trial: Trial, outcome: Outcome) -> None:
         finished = outcome.record(number, trial.implementation, trial.case)
+        finished = self.ledger.marked(finished)
         self.bus.handle(finished)
-        if outcome.status == "hung":
+        if outcome.status == "hung" and not finished.known:
             self.hangs[trial.implementation] += 1
         for bug in self.findings.add(finished):
             self._confirm(bug)
 
     def _confirm(self, bug: Bug) -> None:
-        """Run the case again in fresh processes: a long-lived pool could be dirty.
-
-        Collectives are traced this time, so that a crash or hang says which one each rank was in.
-        """
+        """Say how often it shows in fresh processes, and write its case down."""
+        if bug.issue is None:
+            confirm(bug, self.ranks, self.options.obligations)
         first = bug.first
-        while bug.tries < CONFIRMATIONS and bug.confirmed == 0:
-            again = Trial(
-                self.ranks,
-                first.implementation,
-                first.case,
-                fresh=True,
-                trace=bug.violation is None,
-            ).outcome(obligations=self.options.obligations)
-            bug.tries += 1
-            if again.status != bug.status:
-                continue
-            if bug.violation is None:
-                bug.confirmed += 1
-                bug.first = replace(first, reason=again.reason, detail=again.detail)
-                bug.headline = again.title
-            elif again.judgement is not None and any(
-                violation.obligation == bug.violation.obligation
-                for violation in again.judgement.violations
-            ):
-                bug.confirmed += 1
         if bug.case_file:
             Path(bug.case_file).unlink(missing_ok=True)
         bug.case_file = str(
@@ -202,6 +186,22 @@ class _Run:
             self.told[finding.number] = finding
             self.bus.handle(finding)
 
+    def _stale(self, planned: Sequence[Planned]) -> None:
+        """Look for known issues that did not show, again and in fresh processes: some are rare."""
+        for issue, number in self.ledger.unseen():
+            tries = 0
+            while number is not None and tries < TRIES and not self.ledger.shown(issue):
+                case = planned[number].case
+                trial = Trial(self.ranks, issue.implementation, case, fresh=True)
+                outcome = trial.outcome(obligations=self.options.obligations)
+                tries += 1
+                again = self.ledger.marked(outcome.record(number, issue.implementation, case))
+                if self.ledger.shown(issue):
+                    for bug in self.findings.add(again):
+                        self._confirm(bug)
+            if not self.ledger.shown(issue):
+                self.bus.handle(self.ledger.stale(issue, tries))
+
     def _finish(self, *, interrupted: bool) -> int:
         for bug in self.findings.bugs:
             self._tell(bug)
@@ -210,7 +210,7 @@ class _Run:
         self.bus.handle(
             RunFinished(
                 outcome="interrupted" if interrupted else "done",
-                exit_code=code,
+                exit_code=INTERRUPTED if interrupted else code,
                 seconds=time.perf_counter() - self.started,
                 why=(*why(tallied), *self._left_out()),
             )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from ..judge.verdict import OBLIGATIONS, Obligation, Status, Violation
+from .known_issues import KnownIssue, joined
 from .records import CaseFinished, Finding
 
 FOLLOWS: dict[Obligation, frozenset[Obligation]] = {
@@ -17,13 +19,16 @@ FOLLOWS: dict[Obligation, frozenset[Obligation]] = {
 }
 """What can follow from what: copies differ because the gradients did, and so on."""
 
+IssueOf = Callable[[CaseFinished, Violation | None], KnownIssue | None]
+"""The listed known issue that a failure of a case is, if it is one."""
+
 
 @dataclass
 class Bug:
     """All failing cases that one bug explains.
 
     causes: those that explain every one of them; a small world size makes causes coincide, so
-    each further case can only rule some out.
+    each further case can only rule some out. issue: the listed known issue that it is.
     """
 
     implementation: str
@@ -31,8 +36,12 @@ class Bug:
     violation: Violation | None
     causes: tuple[str, ...]
     first: CaseFinished
+    issue: KnownIssue | None = None
+    cases: int = 1
     confirmed: int = 0
     tries: int = 0
+    otherwise: Counter[str] = field(default_factory=Counter)
+    """What came of tries in fresh rank processes that did not show it."""
     case_file: str = ""
     headline: str = ""
     """What a run with traced collectives said of a crash or hang."""
@@ -40,12 +49,12 @@ class Bug:
     @property
     def fingerprint(self) -> str:
         """Implementation, obligation, role and cause; no numbers."""
-        parts = [self.implementation]
+        if self.issue is not None:
+            return self.issue.fingerprint
         if self.violation is None:
-            parts += [self.status, self.first.error]
-        else:
-            parts += [self.violation.obligation, self.violation.role, "+".join(self.causes)]
-        return " / ".join(dict.fromkeys(part for part in parts if part))
+            return joined(self.implementation, self.status, self.first.error)
+        told = self.violation
+        return joined(self.implementation, told.obligation, told.role, "+".join(self.causes))
 
     def _follows(self) -> tuple[Obligation, ...]:
         judgement = self.first.judgement
@@ -78,14 +87,18 @@ class Bug:
         if worse and violation is not None and not violation.mild:
             # With clipping inactive a wrong norm harms nothing; here it did.
             self.violation, self.first, self.causes = violation, finished, causes
-            self.confirmed = self.tries = 0
+            self._unconfirmed()
             return True
         self.causes = causes
         if not fewer or violation is None or violation.causes != causes:
             return False
         self.violation, self.first = violation, finished
-        self.confirmed = self.tries = 0
+        self._unconfirmed()
         return True
+
+    def _unconfirmed(self) -> None:
+        self.confirmed = self.tries = 0
+        self.otherwise.clear()
 
     def finding(self, number: int) -> Finding:
         """The record of this bug as it is known now. number: its place among the bugs."""
@@ -104,15 +117,23 @@ class Bug:
             follows=self._follows(),
             confirmed=self.confirmed,
             tries=self.tries,
+            otherwise=dict(self.otherwise),
+            cases=self.cases,
             case_file=self.case_file,
+            known=None if self.issue is None else self.issue.record,
         )
 
 
 class Findings:
-    """Collects failing cases; `add` returns the bugs that are new, or told better than before."""
+    """Collects failing cases; `add` returns the bugs that are new, or told better than before.
 
-    def __init__(self) -> None:
+    A failure that is a listed known issue belongs to that issue and to nothing else, so that no
+    other bug hides behind it.
+    """
+
+    def __init__(self, issue_of: IssueOf = lambda finished, violation: None) -> None:
         self.bugs: list[Bug] = []
+        self._issue_of = issue_of
 
     def add(self, finished: CaseFinished) -> list[Bug]:
         """Take one case. A case that holds, or is unsupported, changes nothing."""
@@ -129,12 +150,14 @@ class Findings:
         self, finished: CaseFinished, status: Status, violation: Violation | None
     ) -> list[Bug]:
         causes = () if violation is None else violation.causes
+        issue = self._issue_of(finished, violation)
         for bug in self.bugs:
-            if _same_kind(bug, finished, status, violation):
+            if bug.issue == issue and _same_kind(bug, finished, status, violation):
                 common = tuple(cause for cause in bug.causes if cause in causes)
                 if common or not (bug.causes or causes):
+                    bug.cases += 1
                     return [bug] if bug.narrow(common, finished, violation) else []
-        bug = Bug(finished.implementation, status, violation, causes, finished)
+        bug = Bug(finished.implementation, status, violation, causes, finished, issue)
         self.bugs.append(bug)
         return [bug]
 

@@ -12,6 +12,7 @@ from ..case.schema import MAX_WORLD_SIZE
 from ..catalogue import BUILT_IN, check_spelling
 from ..errors import UsageError, did_you_mean, unknown
 from ..judge.verdict import OBLIGATIONS, Obligation
+from .known_issues import KnownIssue, load
 from .profiles import PROFILES
 
 Ranks = Literal["processes", "torchrun"]
@@ -29,7 +30,8 @@ class RunOptions:
 
     implementations: built-in names, package.module:Name or path/to/file.py:Name; world_sizes:
     numbers of ranks to draw from; max_cases: cases per implementation at most; features: only
-    cases that have all of them. Raises UsageError for what cannot be used.
+    cases that have all of them; known_issues: files of known issues beside ours, and "none" for
+    not ours. Raises UsageError for what cannot be used.
     """
 
     implementations: tuple[str, ...] = tuple(BUILT_IN)
@@ -42,6 +44,9 @@ class RunOptions:
     report_dir: Path = field(default=Path("zerocheck-report"))
     ranks: Ranks = "processes"
     device: str = "cpu"
+    known_issues: tuple[str, ...] = ()
+    issues: tuple[KnownIssue, ...] = field(init=False, default=())
+    """What stands in the files of known issues."""
     world_sizes_given: bool = field(init=False, default=False)
     """Whether the user chose them; otherwise they are the profile's."""
 
@@ -67,6 +72,7 @@ class RunOptions:
         if self.max_cases is not None:
             _check_integer("max cases", self.max_cases, 1, 1 << 31)
         object.__setattr__(self, "world_sizes_given", bool(self.world_sizes))
+        self._set("issues", load(self.known_issues))
         self._fill_in()
 
     def _fill_in(self) -> None:

@@ -28,6 +28,27 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     cpu_capability: str
 
 
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """A listed known issue, as reports show it.
+
+    source: the file and entry; link: upstream; page: of the repository. Either may be empty.
+    """
+
+    fingerprint: str
+    reason: str
+    source: str = ""
+    link: str = ""
+    page: str = ""
+
+
+class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
+    """Cases that are not run since a known hang covers them."""
+
+    implementation: str
+    count: int
+    known: Known
+
+
 class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag="run started"):
     """First line of a journal. started: seconds since the epoch; planned: cases to run."""
 
@@ -39,6 +60,7 @@ class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag="run started"):
     world_sizes: tuple[int, ...]
     planned: int
     started: float
+    left_out: tuple[LeftOut, ...] = ()
     format: int = JOURNAL_FORMAT
 
 
@@ -47,7 +69,8 @@ class CaseFinished(msgspec.Struct, frozen=True, kw_only=True, tag="case finished
 
     status: of the whole case ('holds' if no obligation is violated, else 'violated', or
     'unsupported', 'crashed', 'hung'); reason: why it is unsupported, or where each rank stood;
-    seconds: wall time of running and judging, judge_seconds: of judging alone.
+    seconds: wall time of running and judging, judge_seconds: of judging alone; known: obligations
+    whose violation is a listed known issue, or for a crash or hang that is one, all asked for.
     """
 
     number: int
@@ -64,6 +87,7 @@ class CaseFinished(msgspec.Struct, frozen=True, kw_only=True, tag="case finished
     """Tracebacks, stacks and output of the ranks of a crash or hang."""
     seconds: float = 0.0
     judge_seconds: float = 0.0
+    known: tuple[Obligation, ...] = ()
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
@@ -75,8 +99,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
     fingerprint: implementation, obligation, role and cause, no numbers; status: violated, crashed
     or hung; title: one plain sentence; violation: of the case to replay; case_number: which that
     is; reason: where each rank stood, detail: their stacks; confirmed: how often it reproduced in
-    fresh rank processes, of how many tries; causes: those that explain all failing cases seen;
-    case_file: what `replay` takes.
+    fresh rank processes, of how many tries; otherwise: what came of the other tries, and how often;
+    causes: those that explain all failing cases seen; cases: how many those are; case_file: what
+    `replay` takes; known: the listed issue that it is.
     """
 
     number: int
@@ -94,7 +119,27 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
     """Obligations that are violated in the same case and can follow from this finding."""
     confirmed: int = 0
     tries: int = 0
+    otherwise: dict[str, int] = {}
+    cases: int = 1
     case_file: str = ""
+    known: Known | None = None
+
+    @property
+    def intermittent(self) -> bool:
+        """In fresh rank processes it was seen sometimes."""
+        return 0 < self.confirmed < self.tries
+
+
+class StaleIssue(msgspec.Struct, frozen=True, kw_only=True, tag="stale issue"):
+    """A listed known issue that no case showed. obligation: None for a crash or hang.
+
+    seen: what its own case gave instead, and what follows from it.
+    """
+
+    implementation: str
+    known: Known
+    seen: str
+    obligation: Obligation | None = None
 
 
 class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run finished"):
@@ -106,7 +151,7 @@ class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run finished")
     why: tuple[str, ...] = ()
 
 
-Record = RunStarted | CaseFinished | Finding | RunFinished
+Record = RunStarted | CaseFinished | Finding | StaleIssue | RunFinished
 
 
 class CaseFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,29 +9,34 @@ from dataclasses import dataclass, field
 
 from ..case.features import FEATURES, features
 from ..judge.verdict import OBLIGATIONS, Obligation, Status
-from .records import CaseFinished, Finding, Record, RunFinished, RunStarted
+from .records import CaseFinished, Finding, Record, RunFinished, RunStarted, StaleIssue
 
 FAILING: tuple[Status, ...] = ("violated", "crashed", "hung")
 """Verdicts that make a run fail."""
 
+INTERRUPTED = 130
+"""Exit code of a run that did not come to its end."""
+
 # What one word for several cases is: the first of these that any case has.
-_WORST_FIRST: tuple[Status, ...] = (*FAILING, "holds", "unsupported", "not exercised")
+_WORST_FIRST: tuple[Status, ...] = (*FAILING, "known", "holds", "unsupported", "not exercised")
 
 
 @dataclass
 class Cell:
     """One obligation of one implementation, over all cases.
 
-    counts: cases per verdict; share: largest part of the bound that was used, 1.0 is the edge.
+    counts: cases per verdict; share: largest part of the bound that was used, 1.0 is the edge;
+    broken: known crashes and hangs, after which the obligation could not be looked at.
     """
 
     counts: Counter[Status] = field(default_factory=Counter)
     share: float = 0.0
+    broken: int = 0
 
     @property
     def checked(self) -> int:
         """Cases in which the obligation was looked at, whatever came of it."""
-        return sum(self.counts[status] for status in (*FAILING, "holds"))
+        return sum(self.counts[status] for status in (*FAILING, "known", "holds")) - self.broken
 
     @property
     def status(self) -> Status:
@@ -67,7 +72,7 @@ class ImplementationTally:
     def add(self, record: CaseFinished) -> None:
         """Count one case."""
         judgement = record.judgement
-        self.cases[record.status] += 1
+        self.cases[_status_of_case(record)] += 1
         self.seconds += record.seconds
         if record.status == "unsupported":
             self.refused[record.reason or "no reason given"] += 1
@@ -77,7 +82,9 @@ class ImplementationTally:
             self.tiers[judgement.tier] += 1
             self.semantics = judgement.semantics or self.semantics
         for obligation, cell in self.cells.items():
-            cell.counts[_status_of(record, obligation)] += 1
+            status = _status_of(record, obligation)
+            cell.counts[status] += 1
+            cell.broken += status == "known" and judgement is None
             if judgement is not None:
                 share = judgement.share.get(obligation, 0.0)
                 cell.share = max(cell.share, math.inf if math.isnan(share) else share)
@@ -85,9 +92,20 @@ class ImplementationTally:
 
 def _status_of(record: CaseFinished, obligation: Obligation) -> Status:
     """The verdict of a case on one obligation. A crash or hang leaves all open ones failing."""
+    if obligation in record.known:
+        return "known"
     if record.judgement is not None and obligation in record.judgement.statuses:
         return record.judgement.statuses[obligation]
     return "not exercised" if record.status in ("holds", "violated") else record.status
+
+
+def _status_of_case(record: CaseFinished) -> Status:
+    """`known` if all that failed is a known issue."""
+    if record.status not in FAILING or not record.known:
+        return record.status
+    statuses = record.judgement.statuses if record.judgement is not None else {}
+    failing = {obligation for obligation, status in statuses.items() if status in FAILING}
+    return "known" if failing <= set(record.known) else record.status
 
 
 class Tally:
@@ -99,6 +117,7 @@ class Tally:
         self.obligations: tuple[Obligation, ...] = OBLIGATIONS
         self.implementations: dict[str, ImplementationTally] = {}
         self._findings: dict[int, Finding] = {}
+        self.stale: list[StaleIssue] = []
         self.cases = 0
 
     def add(self, record: Record) -> None:
@@ -114,6 +133,8 @@ class Tally:
                 self._of(record.implementation).add(record)
             case Finding():
                 self._findings[record.number] = record
+            case StaleIssue():
+                self.stale.append(record)
             case RunFinished():
                 self.finished = record
 
@@ -125,7 +146,15 @@ class Tally:
 
     @property
     def findings(self) -> list[Finding]:
-        """Every finding as it was last written, in the order of discovery."""
+        """Every finding as it was last written, in the order of discovery; not the known ones."""
+        return [finding for finding in self._all() if finding.known is None]
+
+    @property
+    def known(self) -> list[Finding]:
+        """Findings that are listed known issues."""
+        return [finding for finding in self._all() if finding.known is not None]
+
+    def _all(self) -> list[Finding]:
         return [self._findings[number] for number in sorted(self._findings)]
 
     @property
@@ -148,6 +177,12 @@ class Tally:
             if finding.implementation == implementation
             and (obligation is None or finding.obligation in (obligation, None))
         ]
+
+
+def concerns(issue: Finding | StaleIssue, implementation: str, obligation: Obligation) -> bool:
+    """Whether it is of this implementation and obligation; a crash or hang is of all."""
+    same = issue.implementation == implementation
+    return same and issue.obligation in (obligation, None)
 
 
 def tally(records: Iterable[Record]) -> Tally:
@@ -184,6 +219,11 @@ def why(counted: Tally) -> tuple[str, ...]:
                     f"none of {sum(cell.counts.values())} cases exercised it "
                     "(--obligations can leave it out)"
                 )
+    said += [
+        f"{stale.implementation}: a known issue is stale: {stale.known.fingerprint} "
+        f"({stale.known.source})"
+        for stale in counted.stale
+    ]
     return tuple(said)
 
 
@@ -199,5 +239,11 @@ def why_nothing(implementation: ImplementationTally) -> str:
 
 
 def exit_code(counted: Tally) -> int:
-    """0 if all obligations hold; 1 for a finding, a failing case, or an obligation unchecked."""
+    """0 if all obligations hold, known issues aside; 1 for a finding, a failing case, an obligation
+    unchecked or a stale known issue."""
     return 1 if why(counted) else 0
+
+
+def run_exit_code(counted: Tally) -> int:
+    """The exit code of the whole run: as `exit_code`, 130 if it did not come to its end."""
+    return exit_code(counted) if counted.complete else INTERRUPTED

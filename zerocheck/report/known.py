@@ -1,0 +1,84 @@
+"""How known issues read: those seen, those that are stale, and cases left out for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..judge.verdict import Obligation
+from ..run.known_issues import KnownIssue
+from ..run.records import StaleIssue
+from ..run.tally import Tally, concerns
+from .text import known_lines, one_line, row
+
+
+def stale_lines(stale: StaleIssue) -> list[str]:
+    """A known issue that does not show any more, and what to do."""
+    return [
+        one_line(f"STALE {stale.implementation}: a known issue does not show any more"),
+        *row("fingerprint", stale.known.fingerprint),
+        *row("what", stale.seen),
+        *known_lines(stale.known),
+    ]
+
+
+def all_hold(counted: Tally) -> str:
+    """What is said of a run that nothing fails."""
+    issues = len(counted.known)
+    known = sum(
+        implementation.cases["known"] for implementation in counted.implementations.values()
+    )
+    said = f"all obligations hold in {counted.cases - known} cases"
+    if not issues:
+        return said
+    return (
+        f"{said}; {known} case{'s' if known != 1 else ''} failed by {issues} known "
+        f"issue{'s' if issues != 1 else ''}"
+    )
+
+
+def left_out_lines(counted: Tally) -> list[str]:
+    """One line for each known hang that cases were left out for."""
+    started = counted.started
+    return [
+        one_line(
+            f"{left.implementation}: {left.count} case{'s' if left.count > 1 else ''} left out: "
+            f"known hang {left.known.fingerprint}: {left.known.reason}"
+        )
+        for left in (started.left_out if started is not None else ())
+    ]
+
+
+def known_text(counted: Tally, implementation: str, obligation: Obligation) -> str:
+    """The known issues behind an obligation, one line each.
+
+    A violation that only follows from another obligation's has none of its own: then all.
+    """
+    of = [finding for finding in counted.known if finding.implementation == implementation]
+    own = [finding for finding in of if concerns(finding, implementation, obligation)]
+    lines = []
+    for finding in own or of:
+        if finding.known is not None:
+            link = f" ({finding.known.link})" if finding.known.link else ""
+            lines.append(one_line(f"{finding.title}: {finding.known.reason}{link}"))
+    return "\n".join(dict.fromkeys(lines))
+
+
+def stale_text(counted: Tally, implementation: str, obligation: Obligation) -> str:
+    """The stale entries that this obligation answers for."""
+    return "\n\n".join(
+        "\n".join(stale_lines(stale))
+        for stale in counted.stale
+        if concerns(stale, implementation, obligation)
+    )
+
+
+def listed_lines(issues: Sequence[KnownIssue]) -> list[str]:
+    """Every entry of a file: fingerprint, versions, features, reason and link."""
+    lines = []
+    for issue in issues:
+        versions = " or ".join(str(versions) for versions in issue.torch if str(versions))
+        lines.append(one_line(issue.fingerprint) + (f"  (torch {versions})" if versions else ""))
+        if issue.features:
+            lines.append(f"    with {', '.join(issue.features)}")
+        lines += [f"    {one_line(text)}" for text in (issue.reason, issue.link) if text]
+    return lines or ["none are listed"]

@@ -1,0 +1,252 @@
+"""Known issues: faults that a run may show without failing, from a TOML file.
+
+The header of `known_issues.toml` beside this file explains the format. An entry names a finding by
+its fingerprint; `features` and `says` keep it from covering more than it means. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from ..case.codec import merged
+from ..case.features import FEATURES, feature, features
+from ..case.schema import Case
+from ..case.validity import check
+from ..catalogue import check_spelling
+from ..errors import UsageError, did_you_mean, unknown
+from ..judge.verdict import OBLIGATIONS, Obligation, Violation
+from .records import CaseFinished, Known
+
+OURS = Path(__file__).with_name("known_issues.toml")
+"""Issues of the built-in implementations."""
+
+NONE = "none"
+"""In place of a file: without ours."""
+
+_BROKEN = ("crashed", "hung")
+_ENTRY = re.compile(r"^\s*\[\[\s*issue\s*\]\]", re.MULTILINE)
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    """An entry as it stands in the file."""
+
+    fingerprint: str
+    reason: str
+    features: list[str] = []
+    says: str = ""
+    torch: str | list[str] = ""
+    link: str = ""
+    page: str = ""
+    case: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownIssue:
+    """One entry. Fields as in the file; source: which file and entry it is, for messages.
+
+    torch: the versions that have it, one of several specifiers (PEP 440); case: one that shows it.
+    """
+
+    fingerprint: str
+    reason: str
+    source: str
+    features: tuple[str, ...] = ()
+    says: str = ""
+    torch: tuple[SpecifierSet, ...] = (SpecifierSet(),)
+    link: str = ""
+    page: str = ""
+    case: Case | None = None
+
+    @property
+    def implementation(self) -> str:
+        """Of the fingerprint."""
+        return self.fingerprint.split(" / ")[0]
+
+    @property
+    def obligation(self) -> Obligation | None:
+        """Of the fingerprint; None for a crash or hang."""
+        part = self.fingerprint.split(" / ")[1]
+        return next((obligation for obligation in OBLIGATIONS if obligation == part), None)
+
+    @property
+    def hangs(self) -> bool:
+        """A known hang: each case that shows it costs seconds of patience."""
+        return self.fingerprint.split(" / ")[1] == "hung"
+
+    @property
+    def record(self) -> Known:
+        """It, as it stands in the journal."""
+        return Known(
+            fingerprint=self.fingerprint,
+            reason=self.reason,
+            source=self.source,
+            link=self.link,
+            page=self.page,
+        )
+
+    def known_in(self, torch: str) -> bool:
+        """Whether this version of torch, such as "2.13.0+cpu", has it."""
+        version = torch.partition("+")[0]
+        return any(versions.contains(version, prereleases=True) for versions in self.torch)
+
+    def covers(self, case: Case) -> bool:
+        """Whether the case has all features of the entry."""
+        return all(FEATURES[name].present(case) for name in self.features)
+
+    def matches(self, finished: CaseFinished, violation: Violation | None) -> bool:
+        """Whether this failure of a case is the issue. violation: None for a crash or hang."""
+        if violation is None:
+            said = f"{finished.title}\n{finished.reason}\n{finished.detail}"
+            same = self.fingerprint == joined(
+                finished.implementation, finished.status, finished.error
+            )
+        else:
+            said = violation.explanation
+            same = self._names(finished.implementation, violation)
+        return same and self.says in said and self.covers(finished.case)
+
+    def _names(self, implementation: str, violation: Violation) -> bool:
+        """The causes named here are among those that explain the violation, or both have none."""
+        start = joined(implementation, violation.obligation, violation.role)
+        if not violation.causes or self.fingerprint == start:
+            return not violation.causes and self.fingerprint == start
+        named = self.fingerprint.removeprefix(f"{start} / ")
+        return named != self.fingerprint and set(named.split("+")) <= set(violation.causes)
+
+
+def joined(*parts: str) -> str:
+    """A fingerprint of its parts; empty ones and repetitions are left out."""
+    return " / ".join(dict.fromkeys(part for part in parts if part))
+
+
+def load(given: Iterable[str]) -> tuple[KnownIssue, ...]:
+    """The entries of the files, then ours, unless `none` is among the names.
+
+    Raises UsageError, with file, entry and line, for what cannot be used.
+    """
+    names = list(dict.fromkeys(given))
+    found = [issue for name in names if name != NONE for issue in read(Path(name))]
+    return (*found, *(() if NONE in names else ours()))
+
+
+@cache
+def ours() -> tuple[KnownIssue, ...]:
+    """The entries that come with zerocheck."""
+    return read(OURS)
+
+
+def read(path: Path) -> tuple[KnownIssue, ...]:
+    """The entries of one file. Raises UsageError as `load` does."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot read known issues {path}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not UTF-8 text") from None
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path} is not TOML: {error}") from None
+    for name in raw:
+        if name != "issue":
+            raise UsageError(
+                f"{path}: unknown field {name!r}{did_you_mean(name, ['issue'])}; a file of known "
+                "issues holds [[issue]] entries only"
+            )
+    entries = raw.get("issue", [])
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise UsageError(f"{path}: each entry starts with [[issue]], in two brackets")
+    lines = [text.count("\n", 0, found.end()) + 1 for found in _ENTRY.finditer(text)]
+    issues = []
+    for number, entry in enumerate(entries, 1):
+        line = f" (line {lines[number - 1]})" if len(lines) == len(entries) else ""
+        source = f"{'ours' if path == OURS else path}, entry {number}"
+        try:
+            issues.append(_issue(entry, source))
+        except UsageError as error:
+            raise UsageError(f"{path}, entry {number}{line}: {error}") from None
+    return tuple(issues)
+
+
+def _issue(raw: dict[str, Any], source: str) -> KnownIssue:
+    fields = _Entry.__struct_fields__
+    for name in raw:
+        if name not in fields:
+            raise UsageError(
+                f"unknown field {name!r}{did_you_mean(name, fields)} (fields: {', '.join(fields)})"
+            )
+    for name in ("fingerprint", "reason"):
+        if not raw.get(name):
+            raise UsageError(f"it lacks the field {name!r}")
+    try:
+        entry = msgspec.convert(raw, _Entry)
+    except msgspec.ValidationError as error:
+        raise UsageError(_in_words(str(error))) from None
+    _check_fingerprint(entry.fingerprint)
+    for name in entry.features:
+        feature(name)
+    issue = KnownIssue(
+        fingerprint=entry.fingerprint,
+        reason=entry.reason,
+        source=source,
+        features=tuple(entry.features),
+        says=entry.says,
+        torch=_versions(entry.torch),
+        link=entry.link,
+        page=entry.page,
+        case=_case(entry),
+    )
+    if issue.hangs and not issue.features:
+        raise UsageError(
+            "a hang needs `features`: cases that have them are left out, for each would cost "
+            "seconds of waiting"
+        )
+    return issue
+
+
+def _in_words(message: str) -> str:
+    """msgspec's message with the field first: `reason: expected str, got int`."""
+    said, _, place = message.replace("`", "").partition(" - at $.")
+    return f"{place}: {said[0].lower()}{said[1:]}" if place else said
+
+
+def _check_fingerprint(given: str) -> None:
+    implementation, *parts = given.split(" / ")
+    check_spelling(implementation)
+    if not parts:
+        raise UsageError(
+            f"fingerprint {given!r} names an implementation only; a finding prints its fingerprint"
+        )
+    if parts[0] not in (*OBLIGATIONS, *_BROKEN):
+        raise unknown("part of a fingerprint", parts[0], (*OBLIGATIONS, *_BROKEN))
+
+
+def _versions(given: str | list[str]) -> tuple[SpecifierSet, ...]:
+    texts = [given] if isinstance(given, str) else [f"=={version}" for version in given]
+    try:
+        return tuple(SpecifierSet(text) for text in texts)
+    except InvalidSpecifier:
+        raise UsageError(
+            f"torch: {given!r} is neither a list of versions nor a range "
+            '(examples: ["2.13.0"], ">=2.11,<2.14")'
+        ) from None
+
+
+def _case(entry: _Entry) -> Case | None:
+    if entry.case is None:
+        return None
+    case = merged(Case(), entry.case, source="case")
+    check(case)
+    lacking = [name for name in entry.features if name not in features(case)]
+    if lacking:
+        raise UsageError(f"its case lacks {', '.join(lacking)} of the entry's features")
+    return case

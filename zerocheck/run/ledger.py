@@ -1,0 +1,146 @@
+"""The known issues of one run: cases that they add or leave out, and which of them are stale."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from ..case.features import features
+from ..judge.verdict import Status, Violation
+from .findings import independent
+from .known_issues import KnownIssue
+from .options import RunOptions
+from .plan import Planned
+from .records import CaseFinished, LeftOut, StaleIssue
+from .tally import FAILING
+
+
+class Ledger:
+    """The issues that can show in this run: of its implementations, obligations and torch."""
+
+    def __init__(self, options: RunOptions, torch: str) -> None:
+        self._options = options
+        self._torch = torch
+        self.issues = [
+            issue
+            for issue in options.issues
+            if issue.implementation in options.implementations
+            and (issue.obligation is None or issue.obligation in options.obligations)
+            and issue.known_in(torch)
+        ]
+        self.own: dict[int, KnownIssue] = {}
+        """Number of a case in the plan -> the issue whose own case it is."""
+        self._shown: set[KnownIssue] = set()
+        self._own_status: dict[KnownIssue, Status] = {}
+        self._looked: set[KnownIssue] = set()
+
+    def arrange(self, planned: Sequence[Planned]) -> tuple[list[Planned], tuple[LeftOut, ...]]:
+        """The plan without the cases that a known hang covers, and with the issues' own cases.
+
+        An own case is left away if the run was asked for other world sizes or features.
+        """
+        left_out: Counter[KnownIssue] = Counter()
+        kept = []
+        for item in planned:
+            hang = next((issue for issue in self._hangs(item) if issue.hangs), None)
+            if hang is None:
+                kept.append(item)
+            else:
+                left_out[hang] += 1
+        for issue in self.issues:
+            case = issue.case
+            if (
+                case is not None
+                and case.world_size in self._options.world_sizes
+                and set(self._options.features) <= set(features(case))
+            ):
+                self.own[len(kept)] = issue
+                kept.append(Planned(issue.implementation, case))
+        return kept, tuple(
+            LeftOut(implementation=issue.implementation, count=count, known=issue.record)
+            for issue, count in left_out.items()
+        )
+
+    def _hangs(self, item: Planned) -> list[KnownIssue]:
+        return [
+            issue
+            for issue in self.issues
+            if issue.hangs
+            and issue.implementation == item.implementation
+            and issue.covers(item.case)
+        ]
+
+    def issue_of(self, finished: CaseFinished, violation: Violation | None) -> KnownIssue | None:
+        """The first issue that this failure is. All that match are noted as seen."""
+        matching = [issue for issue in self.issues if issue.matches(finished, violation)]
+        self._shown.update(matching)
+        return matching[0] if matching else None
+
+    def marked(self, finished: CaseFinished) -> CaseFinished:
+        """The record of a case with what is known of its failures.
+
+        What follows from other violations is known if all of those are.
+        """
+        own = self.own.get(finished.number)
+        if own is not None:
+            self._own_status[own] = finished.status
+        self._looked.update(
+            issue
+            for issue in self.issues
+            if finished.status != "unsupported"
+            and issue.implementation == finished.implementation
+            and issue.covers(finished.case)
+        )
+        if finished.status in ("crashed", "hung"):
+            known = self.issue_of(finished, None) is not None
+            return replace(finished, known=self._options.obligations if known else ())
+        if finished.status != "violated" or finished.judgement is None:
+            return finished
+        sources = independent(finished.judgement.violations)
+        listed = [v.obligation for v in sources if self.issue_of(finished, v) is not None]
+        if len(listed) == len(sources):
+            statuses = finished.judgement.statuses
+            listed = [obligation for obligation, s in statuses.items() if s in FAILING]
+        return replace(finished, known=tuple(listed))
+
+    def unseen(self) -> list[tuple[KnownIssue, int | None]]:
+        """Issues that should have been seen and were not, and the number of their own case.
+
+        Of an issue without a case of its own, one other case with its features must have run.
+        """
+        numbers = {issue: number for number, issue in self.own.items()}
+        return [
+            (issue, numbers.get(issue))
+            for issue in self.issues
+            if issue not in self._shown
+            and (issue in self._own_status if issue.case is not None else issue in self._looked)
+        ]
+
+    def shown(self, issue: KnownIssue) -> bool:
+        """Whether any case showed it."""
+        return issue in self._shown
+
+    def stale(self, issue: KnownIssue, tries: int) -> StaleIssue:
+        """The record of a stale issue. tries: runs of its own case in fresh rank processes."""
+        if issue.case is None:
+            seen = "it has no case of its own, and no case of this run showed it"
+        else:
+            seen = (
+                f"its own case {_in_words(self._own_status[issue])}, does not show it in {tries} "
+                "fresh rank processes either, and no other case showed it"
+            )
+        advice = f"remove {issue.source}, or let its torch versions end before {self._torch}"
+        return StaleIssue(
+            implementation=issue.implementation,
+            known=issue.record,
+            seen=f"{seen}; {advice}",
+            obligation=issue.obligation,
+        )
+
+
+def _in_words(status: Status) -> str:
+    if status in FAILING:
+        return f"is {status} in another way"
+    return "holds" if status == "holds" else f"is {status}"
