@@ -12,9 +12,12 @@ from zerocheck.run.records import (
     CaseFinished,
     Environment,
     Finding,
+    Known,
+    LeftOut,
     Record,
     RunFinished,
     RunStarted,
+    StaleIssue,
 )
 
 ENVIRONMENT = Environment(
@@ -42,6 +45,14 @@ VIOLATION = Violation(
     wrong=96,
     total=128,
     causes=("x GA", "x W"),
+)
+
+KNOWN = Known(
+    fingerprint="zero2 / gradient / x W",
+    reason="upstream divides by nothing",
+    source="known.toml, entry 2",
+    link="https://example.org/7",
+    page="reports/findings/a.md",
 )
 
 HOSTILE = "[red]x[/red] <b>&\x1b[31m\x00\ud800 | `` ``` # \u202e end"
@@ -76,6 +87,7 @@ def case(
     share: float = 0.25,
     mesh: tuple[int, ...] = (2,),
     reason: str = "",
+    known: tuple[Obligation, ...] = (),
     **verdicts: Status,
 ) -> CaseFinished:
     """A case that was judged, or, for other statuses, was not."""
@@ -95,6 +107,7 @@ def case(
         reason=reason,
         seconds=0.5,
         judge_seconds=0.1,
+        known=known,
     )
 
 
@@ -163,4 +176,34 @@ def failed() -> list[Record]:
             detail="Traceback (most recent call last):\n  IndexError",
         ),
         finished(1),
+    ]
+
+
+def stale(**given: Any) -> StaleIssue:
+    """A known issue of the gradient that no case showed."""
+    fields: dict[str, Any] = {
+        "implementation": "zero2",
+        "known": KNOWN,
+        "seen": "its own case holds",
+        "advice": "remove known.toml, entry 2",
+        "obligation": "gradient",
+    }
+    return StaleIssue(**{**fields, **given})
+
+
+def known() -> list[Record]:
+    """A run in which nothing fails but a known issue, and a known hang had cases left out."""
+    hang = msgspec.structs.replace(KNOWN, fingerprint="zero2 / hung", reason="ranks mix up")
+    return [
+        started(left_out=(LeftOut(implementation="zero2", count=3, known=hang),)),
+        case(0),
+        case(
+            1,
+            status="violated",
+            gradient="violated",
+            loss="violated",
+            known=("loss", "gradient"),
+        ),
+        finding(known=KNOWN, confirmed=0, tries=0),
+        finished(),
     ]

@@ -18,6 +18,7 @@ from zerocheck.errors import HarnessError, UsageError
 from zerocheck.judge.verdict import Status
 from zerocheck.run.events import Handler
 from zerocheck.run.journal import Journal
+from zerocheck.run.known_issues import ours
 from zerocheck.run.options import RunOptions
 from zerocheck.run.records import Record
 
@@ -80,6 +81,7 @@ def emitting(records: Sequence[Record], code: int = 0, then: BaseException | Non
         ("run --world-sizes 2000", "world size 2000 is out of range"),
         ("run --seed x", "Invalid value for '--seed': 'x' is not a valid integer."),
         ("run --seed=-1", "seed -1 is out of range"),
+        ("run --known-issues no.toml", "cannot read known issues no.toml: No such file"),
         ("run --max-cases 0", "max cases 0 is out of range"),
         ("replay", "Missing argument 'CASE.json'."),
         ("replay no.json", "there is no file 'no.json'"),
@@ -122,6 +124,10 @@ def test_list() -> None:
     assert result.exit_code == 0
     for text in ("fsdp2 ", "ownership ", "padding-idx ", "thorough "):
         assert f"  {text}" in result.stdout
+    listed = result.stdout.partition("\nknown issues\n")[2]
+    assert listed.strip()
+    for issue in ours():
+        assert issue.fingerprint in listed and issue.reason in listed
 
 
 def test_options_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,6 +136,7 @@ def test_options_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
         *("run", "zero2", "a.py:My", "--profile", "ci", "--world-sizes", "3,2"),
         *("--seed", "7", "--max-cases", "5", "--obligations", "update,loss"),
         *("--feature", "tied", "--feature", "clip-tight", "--report-dir", "out"),
+        *("--known-issues", "none"),
     )
     assert result.exit_code == 0, result.output
     (options,) = asked
@@ -142,6 +149,7 @@ def test_options_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
         obligations=("loss", "update"),
         features=("tied", "clip-tight"),
         report_dir=Path("out"),
+        known_issues=("none",),
     )
 
 
@@ -194,7 +202,7 @@ def test_ctrl_c_leaves_a_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     report = (tmp_path / "zerocheck-report" / "report.md").read_text()
     assert "did not finish: 1 of 4 cases" in report
     again = invoke("report", "zerocheck-report")
-    assert again.exit_code == 1 and "interrupted after 1 of 4 cases" in again.stdout
+    assert again.exit_code == 130 and "interrupted after 1 of 4 cases" in again.stdout
 
 
 def test_report_notes_a_torn_line(tmp_path: Path) -> None:
@@ -203,7 +211,7 @@ def test_report_notes_a_torn_line(tmp_path: Path) -> None:
             journal.handle(record)
     (tmp_path / "j").write_bytes((tmp_path / "j").read_bytes()[:-5])
     result = invoke("report", "j")
-    assert result.exit_code == 1 and "line 4 is torn" in result.stderr
+    assert result.exit_code == 130 and "line 4 is torn" in result.stderr
 
 
 def test_only_rank_0_of_torchrun_reports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

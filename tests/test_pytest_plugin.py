@@ -107,6 +107,54 @@ def test_nothing_checked_fails(here: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*nothing was checked: *unsupported, most often since no mesh"])
 
 
+def test_a_known_issue_is_expected_to_fail(here: pytest.Pytester) -> None:
+    here.makeconftest(CONFTEST.format(records="known()"))
+    result = session(here, "-rx")
+    # The loss is wrong since the gradient is.
+    result.assert_outcomes(passed=COUNT - 2, xfailed=2)
+    result.stdout.fnmatch_lines(["*gradient: 1 holds, 1 known: *: upstream divides by nothing*"])
+
+
+def test_a_stale_known_issue_fails(here: pytest.Pytester) -> None:
+    here.makeconftest(CONFTEST.format(records="held()[:-1] + [hand_made.stale()]"))
+    result = session(here)
+    result.assert_outcomes(passed=COUNT - 1, failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*CheckFailed: STALE *: a known issue does not show any more",
+            "*to do *remove known.toml*",
+        ]
+    )
+
+
+KNOWN = """
+[[issue]]
+fingerprint = "test_mine.py:MyFSDP / gradient"
+reason = "it is so"
+"""
+
+
+@pytest.mark.parametrize("how", ["argument", "ini", "missing"])
+def test_files_of_known_issues_arrive(here: pytest.Pytester, how: str) -> None:
+    check = "assert [issue.reason for issue in options.issues] == ['it is so']"
+    here.makeconftest(
+        CONFTEST.format(records="held()").replace("    (name,)", f"    {check}\n    (name,)")
+    )
+    here.path.joinpath("known.toml").write_text(KNOWN)
+    if how == "argument":
+        given = MODULE.replace("seed=3", "seed=3, known_issues=['none', 'known.toml']")
+        here.makepyfile(test_mine=given)
+    else:
+        name = "known.toml" if how == "ini" else "other.toml"
+        here.makeini(f"[pytest]\nzerocheck_known_issues =\n    none\n    {name}\n")
+    result = session(here)
+    if how == "missing":
+        result.assert_outcomes(errors=1)
+        result.stdout.fnmatch_lines(["*cannot read known issues *other.toml: No such file*"])
+    else:
+        result.assert_outcomes(passed=COUNT)
+
+
 def test_a_failure_of_the_engine_is_not_repeated(here: pytest.Pytester) -> None:
     here.makeconftest(
         """

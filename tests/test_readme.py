@@ -12,6 +12,7 @@ import pytest
 import zerocheck
 from zerocheck.cli import main as program
 from zerocheck.judge.verdict import OBLIGATIONS
+from zerocheck.run.known_issues import read
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -44,6 +45,14 @@ def test_the_example_runs(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all obligations hold in 3 cases" in done.stdout
+
+
+def test_the_known_issue_of_the_example_is_read(tmp_path: Path) -> None:
+    found = re.search(r"```toml\n(.*?)```", README, re.DOTALL)
+    assert found is not None
+    (tmp_path / "known.toml").write_text(found.group(1))
+    (issue,) = read(tmp_path / "known.toml")
+    assert issue.implementation == "my_sharding.py:my_fsdp" and issue.case is not None
 
 
 def test_every_obligation_is_described() -> None:

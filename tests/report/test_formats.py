@@ -9,7 +9,18 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from hand_made import HOSTILE, case, failed, finding, finished, held, hostile_finding, started
+from hand_made import (
+    HOSTILE,
+    case,
+    failed,
+    finding,
+    finished,
+    held,
+    hostile_finding,
+    known,
+    stale,
+    started,
+)
 
 from zerocheck.errors import UsageError
 from zerocheck.judge.verdict import OBLIGATIONS
@@ -115,6 +126,44 @@ def test_junit_of_hostile_text_is_xml() -> None:
     root = ET.fromstring(text)
     failure = root.find("testsuite/testcase[@name='gradient']/failure")
     assert failure is not None and "<b>" in str(failure.text)
+
+
+def test_known_issues_in_every_format() -> None:
+    counted = tally(known())
+    data = json.loads(json_report.render(counted))
+    assert data["exit_code"] == 0 and data["findings"] == []
+    assert data["implementations"]["zero2"]["cases"]["known"] == 1
+    (seen,) = data["known_issues"]["seen"]
+    assert seen["known"]["link"] == "https://example.org/7"
+    assert data["known_issues"]["left_out"][0]["count"] == 3
+    text = markdown.render(counted)
+    assert "All obligations hold, but for 1 known issue in 1 of 2 cases." in text
+    assert "## Findings" not in text and "## Known issues" in text
+    assert "### KNOWN zero2: the reduced gradient" in text
+    assert "- zero2: 3 cases left out: known hang zero2 / hung: ranks mix up" in text
+    root = ET.fromstring(junit.render(counted))
+    suite = root.find("testsuite")
+    assert suite is not None
+    assert (suite.get("failures"), suite.get("skipped")) == ("0", "2")
+    for obligation in ("gradient", "loss"):  # a wrong loss follows from the gradient
+        skipped = suite.find(f"testcase[@name='{obligation}']/skipped")
+        assert skipped is not None and skipped.get("message") == "1 holds, 1 known"
+        assert skipped.text is not None and "upstream divides by nothing" in skipped.text
+
+
+def test_a_stale_issue_in_every_format() -> None:
+    counted = tally([*held()[:-1], stale(), finished(1)])
+    data = json.loads(json_report.render(counted))
+    assert data["known_issues"]["stale"][0]["seen"] == "its own case holds"
+    text = markdown.render(counted)
+    assert "### STALE zero2: a known issue does not show any more" in text
+    assert "  to do       remove known.toml, entry 2" in text
+    root = ET.fromstring(junit.render(counted))
+    failure = root.find("testsuite/testcase[@name='gradient']/failure")
+    assert failure is not None and failure.get("message") == "a known issue is stale"
+    assert root.find("testsuite/testcase[@name='loss']/failure") is None
+    crash = ET.fromstring(junit.render(tally([*held()[:-1], stale(obligation=None)])))
+    assert len(crash.findall("testsuite/testcase/failure")) == len(OBLIGATIONS)
 
 
 def test_write_reports(tmp_path: Path) -> None:

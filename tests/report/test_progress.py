@@ -5,7 +5,18 @@ from __future__ import annotations
 import io
 
 import pytest
-from hand_made import HOSTILE, case, failed, finding, finished, held, hostile_finding, started
+from hand_made import (
+    HOSTILE,
+    case,
+    failed,
+    finding,
+    finished,
+    held,
+    hostile_finding,
+    known,
+    stale,
+    started,
+)
 from rich.console import Console
 
 from zerocheck.report.progress import Progress, duration
@@ -66,6 +77,27 @@ def test_values_are_never_markup(terminal: bool) -> None:
     text = shown(records, terminal=terminal)
     assert "[red]x[/red] <b>&" in text and "[/]" in text
     assert "\x1b[31m" not in text and "\x00" not in text
+
+
+def test_a_finding_that_is_told_better_says_so() -> None:
+    again = finding(title="the gradient is a local one", cases=3)
+    records = [*failed()[:3], finding(), finding(cases=2), again, finished(1)]
+    lines = shown(records, terminal=False).splitlines()
+    first = "VIOLATED zero2: the reduced gradient is 4 times too large"
+    better = "VIOLATED zero2: the gradient is a local one"
+    assert lines[1:4] == [first, f"told better, after 3 failing cases: {better}", ""]
+    assert lines[4] == better and first not in lines[4:]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_known_and_stale_issues(terminal: bool) -> None:
+    text = shown(known(), terminal=terminal)
+    assert "KNOWN zero2: the reduced gradient is 4 times too large\n  known       upstream" in text
+    assert "all obligations hold, but for 1 known issue in 1 of 2 cases" in text
+    assert "zero2: 3 cases left out: known hang zero2 / hung: ranks mix up" in text
+    text = shown([*held()[:-1], stale(), finished(1)], terminal=terminal)
+    assert "  to do       remove known.toml, entry 2" in text
+    assert "all obligations hold" not in text
 
 
 def test_durations() -> None:

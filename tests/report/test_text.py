@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hand_made import HOSTILE, VIOLATION, finding, hostile_finding
+from hand_made import HOSTILE, KNOWN, VIOLATION, finding, hostile_finding
 
 from zerocheck.judge.verdict import Status
 from zerocheck.report.text import cell_text, finding_text, printable, replay_line
@@ -25,8 +25,38 @@ VIOLATED zero2: the reduced gradient is 4 times too large
   wrong       96 of 128 elements
   cause       x W
   reproduced  2 of 2 times in fresh rank processes
+  fingerprint zero2 / gradient / x W
   replay      zerocheck replay zerocheck-report/findings/zero2-gradient.json"""
     )
+
+
+def test_a_known_one_says_why_and_where_it_is_listed() -> None:
+    lines = finding_text(finding(known=KNOWN, confirmed=0, tries=0)).splitlines()
+    assert lines[:5] == [
+        "KNOWN zero2: the reduced gradient is 4 times too large",
+        "  known       upstream divides by nothing",
+        "  link        https://example.org/7",
+        "  page        reports/findings/a.md",
+        "  listed in   known.toml, entry 2",
+    ]
+    assert not any("reproduced" in line for line in lines)
+
+
+def test_how_often_it_was_reproduced() -> None:
+    rare = finding_text(finding(confirmed=2, tries=5, otherwise={"holds": 2, "crashed": 1}))
+    assert rare.startswith(
+        "VIOLATED zero2: the reduced gradient is 4 times too large (intermittent: 2 of 5)\n"
+    )
+    assert (
+        "  reproduced  intermittent: 2 of 5 times in fresh rank processes (otherwise: holds 2, "
+        "crashed 1)\n              a race, or memory that is read before it is written\n"
+    ) in rare
+    never = finding_text(finding(confirmed=0, tries=5, otherwise={"holds": 5}))
+    assert "  reproduced  seen once, 0 of 5 times in fresh rank processes (otherwise: hol" in never
+    assert "a race, or a state that earlier cases left in the process" in never
+    assert "intermittent" not in never
+    often = finding_text(finding(confirmed=0, tries=5, cases=3))
+    assert "seen in 3 cases, 0 of 5 times" in often
 
 
 def test_the_state_before_the_first_step_and_a_mild_finding() -> None:
@@ -83,6 +113,8 @@ def test_nothing_hostile_is_printed() -> None:
         ({"unsupported": 9}, "all 9 unsupported"),
         ({"unsupported": 9, "not exercised": 1}, "– not exercised"),
         ({"unsupported": 9, "holds": 2}, "2 hold"),
+        ({"holds": 45, "known": 1}, "45 hold, 1 known"),
+        ({"holds": 45, "known": 1, "violated": 2}, "2 violated, 1 known of 48"),
     ],
 )
 def test_cells(counts: dict[Status, int], text: str) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
-from hand_made import case, failed, finding, finished, held, started
+from hand_made import case, failed, finding, finished, held, known, stale, started
 
 from zerocheck.judge.verdict import OBLIGATIONS
 from zerocheck.run.records import Record, RunFinished
-from zerocheck.run.tally import exit_code, tally, why
+from zerocheck.run.tally import exit_code, run_exit_code, tally, why
 
 
 def test_all_hold() -> None:
@@ -116,3 +116,47 @@ def test_an_interrupted_run_is_not_complete() -> None:
     assert not tally([started(), case()]).complete
     end = RunFinished(outcome="interrupted", exit_code=130, seconds=1.0)
     assert not tally([started(), case(), end]).complete
+    assert run_exit_code(tally([started(), case(), end])) == 130
+    assert run_exit_code(tally([started(), case()])) == 130
+    assert run_exit_code(tally(held())) == 0 and run_exit_code(tally(failed())) == 1
+
+
+def test_known_issues_are_counted_apart() -> None:
+    counted = tally(known())
+    zero2 = counted.implementations["zero2"]
+    assert zero2.cases == {"holds": 1, "known": 1}
+    assert zero2.cells["gradient"].counts == {"holds": 1, "known": 1}
+    assert zero2.cells["gradient"].status == zero2.cells["loss"].status == "known"
+    assert zero2.cells["gradient"].checked == 2
+    assert zero2.cells["update"].status == "holds"
+    assert not counted.findings and len(counted.known) == 1
+    assert exit_code(counted) == 0
+
+
+def test_a_new_violation_beside_a_known_one_fails_the_case() -> None:
+    both = case(status="violated", gradient="violated", update="violated", known=("gradient",))
+    counted = tally([started(), both])
+    zero2 = counted.implementations["zero2"]
+    assert zero2.cases == {"violated": 1}
+    assert zero2.cells["gradient"].status == "known"
+    assert zero2.cells["update"].status == "violated"
+    assert exit_code(counted) == 1
+
+
+def test_a_known_crash_is_no_check_of_anything() -> None:
+    crash = case(status="crashed", known=OBLIGATIONS)
+    alone = tally([started(), crash])
+    assert alone.implementations["zero2"].cases == {"known": 1}
+    assert alone.implementations["zero2"].nothing_checked
+    assert exit_code(alone) == 1
+    beside = tally([started(), crash, case()])
+    assert beside.implementations["zero2"].cells["clip"].checked == 1
+    assert exit_code(beside) == 0
+
+
+def test_a_stale_issue_exits_1() -> None:
+    counted = tally([*held()[:-1], stale(), finished(1)])
+    assert exit_code(counted) == 1
+    assert why(counted) == (
+        "zero2: a known issue is stale: zero2 / gradient / x W (known.toml, entry 2)",
+    )

@@ -17,6 +17,7 @@ def stale_lines(stale: StaleIssue) -> list[str]:
         one_line(f"STALE {stale.implementation}: a known issue does not show any more"),
         *row("fingerprint", stale.known.fingerprint),
         *row("what", stale.seen),
+        *row("to do", stale.advice),
         *known_lines(stale.known),
     ]
 
@@ -24,15 +25,13 @@ def stale_lines(stale: StaleIssue) -> list[str]:
 def all_hold(counted: Tally) -> str:
     """What is said of a run that nothing fails."""
     issues = len(counted.known)
-    known = sum(
-        implementation.cases["known"] for implementation in counted.implementations.values()
-    )
-    said = f"all obligations hold in {counted.cases - known} cases"
     if not issues:
-        return said
+        return f"all obligations hold in {counted.cases} cases"
+    known = sum(one.cases["known"] for one in counted.implementations.values())
+    plural = "s" if issues > 1 else ""
     return (
-        f"{said}; {known} case{'s' if known != 1 else ''} failed by {issues} known "
-        f"issue{'s' if issues != 1 else ''}"
+        f"all obligations hold, but for {issues} known issue{plural} in {known} of "
+        f"{counted.cases} cases"
     )
 
 

@@ -131,16 +131,19 @@ class Ledger:
                 f"its own case {_in_words(self._own_status[issue])}, does not show it in {tries} "
                 "fresh rank processes either, and no other case showed it"
             )
-        advice = f"remove {issue.source}, or let its torch versions end before {self._torch}"
+        version = self._torch.partition("+")[0]
         return StaleIssue(
             implementation=issue.implementation,
             known=issue.record,
-            seen=f"{seen}; {advice}",
+            seen=seen,
+            advice=f"remove {issue.source}, or let its torch versions end before {version}",
             obligation=issue.obligation,
         )
 
 
 def _in_words(status: Status) -> str:
+    if status == "violated":
+        return "is violated in another way"
     if status in FAILING:
-        return f"is {status} in another way"
+        return f"{status} in another way"
     return "holds" if status == "holds" else f"is {status}"

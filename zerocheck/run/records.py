@@ -133,12 +133,13 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
 class StaleIssue(msgspec.Struct, frozen=True, kw_only=True, tag="stale issue"):
     """A listed known issue that no case showed. obligation: None for a crash or hang.
 
-    seen: what its own case gave instead, and what follows from it.
+    seen: what its own case gave instead; advice: what to do with the entry.
     """
 
     implementation: str
     known: Known
     seen: str
+    advice: str
     obligation: Obligation | None = None
 
 
