@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from zerocheck.case.schema import Case, Group, Optimizer, Start
 from zerocheck.contract import Semantics, Shard, groups
 from zerocheck.contract.groups import group_of, learning_rates
+from zerocheck.contract.loading import load
 from zerocheck.contract.names import unwrapped
 from zerocheck.errors import UsageError
 
@@ -96,3 +98,14 @@ def test_schedules_start_where_training_does() -> None:
 def test_semantics_take_known_words_only() -> None:
     with pytest.raises(UsageError, match=r"unknown Semantics.average 'means'; did you mean 'mean'"):
         Semantics(average="means")  # type: ignore[arg-type]
+
+
+def test_a_module_that_is_a_file_here_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_own_sharding.py").write_text("def my_fsdp(model, case, mesh): ...\n")
+    with pytest.raises(UsageError, match=r"did you mean 'my_own_sharding\.py:my_fsdp'\?"):
+        load("my_own_sharding:my_fsdp")
+    with pytest.raises(UsageError, match=r"No module named 'no_sharding'$"):
+        load("no_sharding:my_fsdp")

@@ -179,3 +179,25 @@ class GradientsOfFrozen(Sharder):
 
     def trains(self, name):
         return dict(self.built.model.named_parameters())[name].requires_grad
+
+
+def not_averaged_in_microbatches(model, case, mesh):
+    """The wrong average, where there are several microbatches only."""
+    wrong = case.training.microbatches > 1
+    return (not_averaged if wrong else build)(model, case, mesh)
+
+
+class HangsInMicrobatches(Hangs):
+    """Right with one microbatch, hangs with several."""
+
+    def train_step(self, step):
+        return (Hangs if len(step.microbatches) > 1 else Sharder).train_step(self, step)
+
+
+class RaisesInMicrobatches(Sharder):
+    """Right with one microbatch, raises with several."""
+
+    def train_step(self, step):
+        if len(step.microbatches) > 1:
+            raise LookupError(f"no microbatch {len(step.microbatches)}")
+        return super().train_step(step)

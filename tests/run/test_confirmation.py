@@ -1,0 +1,139 @@
+"""Findings that show always, sometimes, or once only in fresh rank processes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from zerocheck.ranks.pool import Pool
+from zerocheck.report.text import finding_text
+from zerocheck.run.confirmation import TRIES
+from zerocheck.run.engine import run
+from zerocheck.run.options import RunOptions
+from zerocheck.run.records import Finding, Record, RunFinished
+from zerocheck.run.trial import TARGET
+
+# A sharder that is wrong in the runs for which `wrong(run)` says so; each rank counts its own.
+SUBJECT = """
+import os, pathlib
+import torch, torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule, fully_shard
+import zerocheck
+
+in_this_process = 0
+
+def runs():
+    global in_this_process
+    in_this_process += 1
+    path = pathlib.Path({folder!r}) / f"rank{{dist.get_rank()}}"
+    with path.open("a") as file:
+        file.write("x")
+    return path.stat().st_size, in_this_process
+
+def build(model, case, mesh):
+    fully_shard(model, mesh=mesh)
+    built = zerocheck.Built(model, torch.optim.AdamW(zerocheck.groups(model, case)))
+    ever, here = runs()
+    how = {how}
+    if how == "gradient":
+        model.set_force_sum_reduction_for_comms(True)
+        model.set_gradient_divide_factor(1.0)
+    elif how == "update":
+        for group in built.optimizer.param_groups:
+            group["weight_decay"] = 0.5
+    elif how == "crash":
+        raise LookupError("no such layer")
+    return built
+
+class Gradient(zerocheck.BuiltImplementation):
+    fixed = {{"training": {{"clip": None}}, "model": {{"frozen": ()}}}}
+    def build(self, model, case, mesh):
+        return build(model, case, mesh)
+"""
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool(TARGET, patience_s=1.5) as running:
+        yield running
+
+
+def findings(
+    tmp_path: Path, pool: Pool, how: str, *, cases: int = 1
+) -> tuple[list[Finding], RunFinished]:
+    """Findings of a run of a sharder that is wrong in the way of the expression `how`.
+
+    `ever` is the number of the run, from 1, `here` its number in its process.
+    """
+    path = tmp_path / "mine.py"
+    path.write_text(SUBJECT.format(folder=str(tmp_path), how=how))
+    records: list[Record] = []
+
+    class Collect:
+        def handle(self, record: Record) -> None:
+            records.append(record)
+
+    options = RunOptions(
+        implementations=(f"{path}:Gradient",),
+        world_sizes=(2,),
+        max_cases=cases,
+        obligations=("gradient", "update"),
+        report_dir=tmp_path,
+    )
+    code = run(options, [Collect()], ranks=pool)
+    last = {record.number: record for record in records if isinstance(record, Finding)}
+    end = records[-1]
+    assert isinstance(end, RunFinished) and end.exit_code == code == 1
+    return list(last.values()), end
+
+
+def tries(found: Finding) -> tuple[int, int]:
+    return found.confirmed, found.tries
+
+
+def test_one_that_shows_always_is_run_once_more(tmp_path: Path, pool: Pool) -> None:
+    (found,), _ = findings(tmp_path, pool, "'gradient'")
+    assert tries(found) == (1, 1) and not found.intermittent
+    assert "  reproduced  1 of 1 times in fresh rank processes\n" in finding_text(found)
+
+
+def test_one_that_shows_sometimes_is_intermittent(tmp_path: Path, pool: Pool) -> None:
+    (found,), _ = findings(tmp_path, pool, "'gradient' if ever in (1, 3, 6) else ''")
+    assert tries(found) == (2, TRIES) and found.intermittent
+    assert found.otherwise == {"holds": 3}
+    title, *_, reproduced, meaning, _, _ = finding_text(found).splitlines()
+    assert title.endswith("(intermittent: 2 of 5)")
+    assert reproduced == (
+        "  reproduced  intermittent: 2 of 5 times in fresh rank processes (otherwise: holds 3)"
+    )
+    assert "a race" in meaning
+
+
+def test_one_that_shows_once_only_fails_all_the_same(tmp_path: Path, pool: Pool) -> None:
+    (found,), _ = findings(tmp_path, pool, "'gradient' if ever == 1 else ''")
+    assert tries(found) == (0, TRIES) and not found.intermittent
+    text = finding_text(found)
+    assert "  reproduced  seen once, 0 of 5 times in fresh rank processes (otherwise: holds" in text
+    assert "a state that earlier cases left in the process" in text
+
+
+def test_one_that_needs_a_process_that_ran_before(tmp_path: Path, pool: Pool) -> None:
+    (found,), _ = findings(tmp_path, pool, "'gradient' if here > 1 else ''", cases=4)
+    assert tries(found) == (0, TRIES) and found.cases == 3
+    assert "  reproduced  seen in 3 cases, 0 of 5 times in fresh rank" in finding_text(found)
+
+
+def test_another_obligation_is_another_finding(tmp_path: Path, pool: Pool) -> None:
+    (found,), _ = findings(tmp_path, pool, "'gradient' if ever == 1 else 'update'")
+    assert found.obligation == "gradient" and tries(found) == (0, TRIES)
+    assert found.otherwise == {"violated update": TRIES}
+
+
+def test_a_crash_that_shows_sometimes(tmp_path: Path, pool: Pool) -> None:
+    (found,), _ = findings(tmp_path, pool, "'crash' if ever in (1, 6) else 'gradient'")
+    assert found.status == "crashed" and tries(found) == (1, TRIES) and found.intermittent
+    assert Counter(found.otherwise) == {"violated gradient": TRIES - 1}
+    assert found.title == "the ranks crashed: LookupError: no such layer"

@@ -1,0 +1,388 @@
+"""Files of known issues: how they are read, what they match, and what they do to a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from hand_made import VIOLATION, case
+
+from zerocheck.case.features import features
+from zerocheck.case.schema import Case, Training
+from zerocheck.errors import UsageError
+from zerocheck.judge.verdict import OBLIGATIONS, Violation
+from zerocheck.ranks.pool import Pool
+from zerocheck.run.engine import HANGS, run
+from zerocheck.run.known_issues import OURS, KnownIssue, load, ours, read
+from zerocheck.run.options import RunOptions
+from zerocheck.run.records import CaseFinished, Finding, Record, RunFinished, RunStarted, StaleIssue
+from zerocheck.run.tally import Tally, tally
+from zerocheck.run.trial import TARGET
+
+SUBJECTS = Path(__file__).with_name("subjects.py")
+
+
+def issues_of(tmp_path: Path, text: str) -> tuple[KnownIssue, ...]:
+    path = tmp_path / "known.toml"
+    path.write_text(text)
+    return read(path)
+
+
+def entry(fingerprint: str, **fields: object) -> str:
+    """An entry of a file; field values are written as TOML, which JSON is for texts and lists."""
+    lines = ["[[issue]]", f'fingerprint = "{fingerprint}"', 'reason = "known for long"']
+    for name, value in fields.items():
+        shown = value if name == "case" else msgspec.json.encode(value).decode()
+        lines.append(f"{name} = {shown}")
+    return "\n".join(lines) + "\n"
+
+
+def test_every_field_is_read(tmp_path: Path) -> None:
+    text = entry(
+        "fsdp2 / crashed / RuntimeError",
+        features=["clip-inf", "world-3"],
+        says="infinity norm",
+        torch=">=2.11,<2.14",
+        link="https://example.org/7",
+        page="reports/findings/a.md",
+        case='{ mesh = [3], training = { clip = 1.0, norm = "inf" } }',
+    )
+    (issue,) = issues_of(tmp_path, text)
+    assert issue.implementation == "fsdp2" and issue.obligation is None and not issue.hangs
+    assert issue.case == Case(mesh=(3,), training=Training(clip=1.0, norm="inf"))
+    assert issue.source.endswith("known.toml, entry 1")
+    assert issue.record.page == "reports/findings/a.md"
+    assert issues_of(tmp_path, "# nothing\n") == ()
+
+
+GOOD = entry("zero2 / gradient / x W")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            GOOD + entry("fsdp / gradient"),
+            r"entry 2 \(line 4\): unknown implementation 'fsdp'; did",
+        ),
+        (entry("fsdp2"), r"names an implementation only; a finding prints its fingerprint"),
+        (entry("fsdp2 / gradeint"), r"fingerprint 'gradeint'; did you mean 'gradient'\?"),
+        (entry("my.py / gradient"), r"'my.py' names a file; name the class"),
+        (entry("fsdp2 / clip", features=["cliping"]), r"feature 'cliping'; did you mean 'clip'\?"),
+        (entry("fsdp2 / clip", feature=["clip"]), r"field 'feature'; did you mean 'features'\?"),
+        (entry("fsdp2 / clip", link=7), r"line 1\): link: expected str, got int"),
+        (entry("fsdp2 / clip", torch="2.13"), r"torch: '2.13' is neither a list of versions nor a"),
+        (entry("fsdp2 / clip", torch=["new"]), r"torch: \['new'\] is neither a list"),
+        (entry("fsdp2 / clip", case="{ mesh = [0] }"), r"entry 1 \(line 1\): case: mesh\[0\] is 0"),
+        (entry("fsdp2 / clip", case="{ model = { tied = true } }"), r"tied needs the stem 'embed"),
+        (entry("fsdp2 / clip", case="{ meshes = [2] }"), r"no field 'meshes'; did you mean 'mesh'"),
+        (
+            entry("fsdp2 / clip", case="{ mesh = [3] }", features=["world-3", "clip"]),
+            r"its case lacks clip of the entry's features",
+        ),
+        (entry("fsdp2 / hung"), r"a hang needs `features`"),
+        ("[[issue]]\nfingerprint = 'fsdp2 / clip'\n", r"entry 1 \(line 1\): it lacks .* 'reason'"),
+        ("[[issue]]\nreason = 'so'\n", r"it lacks the field 'fingerprint'"),
+        ("[issue]\nreason = 'so'\n", r"each entry starts with \[\[issue\]\], in two brackets"),
+        ("issues = 1\n", r"unknown field 'issues'; did you mean 'issue'\?"),
+        ("[[issue]\n", r"is not TOML: .*line 1"),
+    ],
+)
+def test_refusals(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said) as error:
+        issues_of(tmp_path, text)
+    assert "known.toml" in str(error.value)
+
+
+def test_ours_are_there_unless_they_are_switched_off(tmp_path: Path) -> None:
+    assert OURS.is_file() and load(()) == ours()
+    assert load(("none",)) == ()
+    path = tmp_path / "known.toml"
+    path.write_text(GOOD)
+    assert load((str(path),)) == (*read(path), *ours())
+    assert RunOptions(known_issues=("none", str(path))).issues == read(path)
+    for issue in ours():
+        assert ":" not in issue.implementation and issue.case is not None
+        assert not issue.page or (Path(__file__).parents[2] / issue.page).is_file()
+
+
+@pytest.mark.parametrize(
+    ("torch", "version", "known"),
+    [
+        ("", "2.13.0+cpu", True),
+        (">=2.11,<2.14", "2.13.0+cpu", True),
+        (">=2.11,<2.14", "2.14.0.dev20261101+cpu", False),
+        (">=2.11,<2.14", "2.10.1", False),
+        (["2.12.0", "2.13.0"], "2.13.0+cu130", True),
+        (["2.12.0", "2.13.0"], "2.13.1", False),
+        ([], "2.13.0", False),
+    ],
+)
+def test_versions_of_torch(
+    tmp_path: Path, torch: str | list[str], version: str, known: bool
+) -> None:
+    (issue,) = issues_of(tmp_path, entry("fsdp2 / clip", torch=torch))
+    assert issue.known_in(version) is known
+
+
+def violated(*causes: str, mesh: tuple[int, ...] = (2,)) -> tuple[CaseFinished, Violation]:
+    violation = msgspec.structs.replace(VIOLATION, causes=causes)
+    return case(status="violated", mesh=mesh, gradient="violated"), violation
+
+
+@pytest.mark.parametrize(
+    ("fingerprint", "causes", "same"),
+    [
+        ("zero2 / gradient / x W", ("x W",), True),
+        ("zero2 / gradient / x W", ("doubled", "x W"), True),
+        ("zero2 / gradient / x W", ("doubled",), False),
+        ("zero2 / gradient / x W", (), False),
+        ("zero2 / gradient / doubled+x W", ("doubled", "x W", "x GA"), True),
+        ("zero2 / gradient / doubled+x W", ("x W",), False),
+        ("zero2 / gradient / gradient / W", ("gradient / W",), True),
+        ("zero2 / gradient", (), True),
+        ("zero2 / gradient", ("x W",), False),
+        ("zero3 / gradient / x W", ("x W",), False),
+        ("zero2 / update / gradient / x W", ("x W",), False),
+        ("zero2 / gradient / exp_avg / x W", ("x W",), False),
+    ],
+)
+def test_a_violation_matches_by_its_fingerprint(
+    tmp_path: Path, fingerprint: str, causes: tuple[str, ...], same: bool
+) -> None:
+    (issue,) = issues_of(tmp_path, entry(fingerprint))
+    assert issue.matches(*violated(*causes)) is same
+
+
+def test_features_and_words_narrow_an_entry(tmp_path: Path) -> None:
+    (issue,) = issues_of(tmp_path, entry("zero2 / gradient / x W", features=["world-3"]))
+    assert issue.matches(*violated("x W", mesh=(3,)))
+    assert not issue.matches(*violated("x W", mesh=(2,)))
+    crash = case(status="crashed", reason="rank 1 raised RuntimeError: an empty tensor")
+    crash = msgspec.structs.replace(crash, error="RuntimeError")
+    text = "".join(
+        entry(fingerprint, says=says)
+        for fingerprint, says in (
+            ("zero2 / crashed / RuntimeError", "empty tensor"),
+            ("zero2 / crashed / RuntimeError", "no mesh"),
+            ("zero2 / crashed / LookupError", ""),
+            ("zero2 / gradient", ""),
+        )
+    )
+    assert [issue.matches(crash, None) for issue in issues_of(tmp_path, text)] == [
+        True, False, False, False,
+    ]  # fmt: skip
+
+
+class Collect(list[Record]):
+    """A handler that keeps every record."""
+
+    def handle(self, record: Record) -> None:
+        self.append(record)
+
+    def of(self, kind: type) -> list:
+        return [record for record in self if isinstance(record, kind)]
+
+    @property
+    def tally(self) -> Tally:
+        return tally(self)
+
+
+Run = Callable[..., tuple[int, Collect]]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool(TARGET, patience_s=1.5) as running:
+        yield running
+
+
+@pytest.fixture
+def run_listed(tmp_path: Path, pool: Pool) -> Run:
+    """run_listed(name, entry, ...) -> (exit code, records). {} in the entry is the subject."""
+
+    def start(name: str, text: str, **given: object) -> tuple[int, Collect]:
+        subject = f"{SUBJECTS}:{name}"
+        (tmp_path / "known.toml").write_text(text.replace("SUBJECT", subject))
+        options = {
+            "world_sizes": (3,),
+            "max_cases": 6,
+            "obligations": ("gradient", "update"),
+            "report_dir": tmp_path,
+        }
+        asked = RunOptions(
+            implementations=(subject,),
+            known_issues=(str(tmp_path / "known.toml"),),
+            **(options | given),
+        )
+        collected = Collect()
+        return run(asked, [collected], ranks=pool), collected
+
+    return start
+
+
+MICROBATCHES = "{ mesh = [3], training = { microbatches = 2 } }"
+WRONG = entry("SUBJECT / gradient / gradient x W", features=["microbatches"], case=MICROBATCHES)
+
+
+def test_nothing_but_a_known_issue_exits_0(run_listed: Run) -> None:
+    code, records = run_listed("not_averaged_in_microbatches", WRONG)
+    assert code == 0, records[-1]
+    counted = records.tally
+    (implementation,) = counted.implementations.values()
+    several = [r for r in records.of(CaseFinished) if "microbatches" in features(r.case)]
+    assert implementation.cases["known"] == len(several) >= 2
+    assert implementation.cases["holds"] == 7 - len(several)
+    (found,) = counted.known
+    assert found.known is not None and found.known.reason == "known for long"
+    assert found.tries == 0 and Path(found.case_file).is_file()
+    assert not counted.findings and not counted.stale
+
+
+def test_the_same_fault_with_other_features_is_a_finding(run_listed: Run) -> None:
+    code, records = run_listed("not_averaged", WRONG)
+    assert code == 1
+    (known,), (new,) = records.tally.known, records.tally.findings
+    assert known.fingerprint == new.fingerprint
+    assert new.confirmed == 1
+    first = {record.number: record for record in records.of(CaseFinished)}[new.case_number]
+    assert first.case.training.microbatches == 1
+    (implementation,) = records.tally.implementations.values()
+    assert implementation.cases["known"] and implementation.cases["violated"]
+
+
+def test_an_entry_that_does_not_show_is_stale(run_listed: Run) -> None:
+    code, records = run_listed("build", WRONG, max_cases=2)
+    assert code == 1
+    (stale,) = records.of(StaleIssue)
+    assert stale.seen == (
+        "its own case holds, does not show it in 5 fresh rank processes either, and no other case "
+        "showed it"
+    )
+    assert stale.advice.startswith("remove ") and "known.toml, entry 1" in stale.advice
+    assert not records.of(Finding)
+    (end,) = records.of(RunFinished)
+    assert "a known issue is stale" in end.why[0]
+
+
+def test_an_entry_without_a_case_is_stale_if_no_case_shows_it(run_listed: Run) -> None:
+    bare = entry("SUBJECT / gradient / gradient x W", features=["microbatches"])
+    code, records = run_listed("build", bare)
+    assert code == 1
+    assert records.of(StaleIssue)[0].seen.startswith("it has no case of its own")
+    code, records = run_listed("not_averaged_in_microbatches", bare)
+    assert code == 0 and not records.of(StaleIssue)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"world_sizes": (2,)}, WRONG),  # not its world size
+        ({"features": ("tied",)}, WRONG),  # not its features
+        ({"obligations": ("update",)}, WRONG),  # not its obligation
+        ({}, entry("SUBJECT / gradient", torch="<2.0", case="{ mesh = [3] }")),
+        ({}, entry("zero2 / gradient", case="{ mesh = [3] }")),
+        ({}, entry("SUBJECT / gradient", features=["world-4"])),
+    ],
+    ids=["world size", "features", "obligation", "torch", "implementation", "no such case"],
+)
+def test_what_was_not_tried_is_not_stale(
+    run_listed: Run, given: dict[str, object], text: str
+) -> None:
+    code, records = run_listed("build", text, max_cases=1, **given)
+    assert code == 0, records[-1]
+    assert len(records.of(CaseFinished)) == 1
+
+
+def test_an_issue_of_another_torch_is_a_finding(run_listed: Run) -> None:
+    text = entry("SUBJECT / gradient / gradient x W", torch=["1.0"])
+    code, records = run_listed("not_averaged", text, max_cases=1)
+    assert code == 1 and len(records.tally.findings) == 1
+
+
+def test_a_rare_issue_is_looked_for_before_it_is_stale(
+    tmp_path: Path, pool: Pool, run_listed: Run
+) -> None:
+    (tmp_path / "rare.py").write_text(f"""
+import pathlib, torch.distributed as dist
+import subjects
+
+def rare(model, case, mesh):
+    path = pathlib.Path({str(tmp_path)!r}) / f"rank{{dist.get_rank()}}"
+    with path.open("a") as file:
+        file.write("x")
+    return (subjects.not_averaged if path.stat().st_size == 4 else subjects.build)(
+        model, case, mesh
+    )
+""")
+    name = f"{tmp_path / 'rare.py'}:rare"
+    (tmp_path / "known.toml").write_text(WRONG.replace("SUBJECT", name))
+    collected = Collect()
+    options = RunOptions(
+        implementations=(name,),
+        world_sizes=(3,),
+        max_cases=1,
+        obligations=("gradient", "update"),
+        report_dir=tmp_path,
+        known_issues=(str(tmp_path / "known.toml"),),
+    )
+    assert run(options, [collected], ranks=pool) == 0
+    assert len(collected.tally.known) == 1 and not collected.of(StaleIssue)
+
+
+def test_a_known_crash_lets_the_other_cases_count(run_listed: Run) -> None:
+    text = entry(
+        "SUBJECT / crashed / LookupError",
+        features=["microbatches"],
+        says="no microbatch",
+        case=MICROBATCHES,
+    )
+    code, records = run_listed("RaisesInMicrobatches", text)
+    assert code == 0, records[-1]
+    (implementation,) = records.tally.implementations.values()
+    assert implementation.cases["known"] >= 2 and implementation.cases["holds"] >= 2
+    assert {r.known for r in records.of(CaseFinished) if r.status == "crashed"} == {
+        ("gradient", "update")
+    }
+    code, records = run_listed("RaisesInMicrobatches", text.replace("no micro", "no macro"))
+    assert code == 1
+    assert [finding.status for finding in records.tally.findings] == ["crashed"]
+    assert len(records.of(StaleIssue)) == 1
+
+
+def test_cases_of_a_known_hang_are_left_out_but_for_its_own(run_listed: Run) -> None:
+    text = entry("SUBJECT / hung", features=["microbatches"], case=MICROBATCHES)
+    code, records = run_listed("HangsInMicrobatches", text, max_cases=16)
+    assert code == 0, records[-1]
+    (start,) = records.of(RunStarted)
+    (left,) = start.left_out
+    cases = records.of(CaseFinished)
+    assert left.count > HANGS and left.count + len(cases) == 16 + 1
+    assert [r.status for r in cases].count("hung") == 1
+    assert cases[-1].status == "hung" and cases[-1].known == ("gradient", "update")
+    assert all(r.case.training.microbatches == 1 for r in cases[:-1])
+
+
+def test_known_hangs_do_not_use_up_the_budget(run_listed: Run) -> None:
+    # Without the features of the entry, four known hangs, and the run goes on.
+    text = entry("SUBJECT / hung", features=["world-2"], case="{ mesh = [2] }")
+    own = "".join(text.replace("mesh = [2]", f"mesh = [2], seed = {seed}") for seed in range(4))
+    code, records = run_listed("Hangs", own, world_sizes=(2, 3), max_cases=2)
+    assert code == 1  # three ranks are not listed
+    statuses = [(r.case.world_size, bool(r.known)) for r in records.of(CaseFinished)]
+    assert statuses == [(3, False), *[(2, True)] * 4]
+    (end,) = records.of(RunFinished)
+    assert not any("left out after" in why for why in end.why)
+
+
+def test_what_follows_from_a_known_violation_is_known(run_listed: Run) -> None:
+    text = entry("SUBJECT / gradient / gradient x W", case="{ mesh = [3] }")
+    code, records = run_listed("not_averaged", text, obligations=OBLIGATIONS, max_cases=12)
+    assert code == 0, records[-1]
+    for record in records.of(CaseFinished):
+        if record.status == "violated":
+            assert record.judgement is not None
+            failing = {o for o, s in record.judgement.statuses.items() if s == "violated"}
+            assert set(record.known) == failing
