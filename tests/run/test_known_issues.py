@@ -16,6 +16,7 @@ from zerocheck.judge.verdict import OBLIGATIONS, Violation
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.engine import HANGS, run
 from zerocheck.run.known_issues import OURS, KnownIssue, load, ours, read
+from zerocheck.run.ledger import Ledger
 from zerocheck.run.options import RunOptions
 from zerocheck.run.records import CaseFinished, Finding, Record, RunFinished, RunStarted, StaleIssue
 from zerocheck.run.tally import Tally, tally
@@ -174,6 +175,28 @@ def test_features_and_words_narrow_an_entry(tmp_path: Path) -> None:
     assert [issue.matches(crash, None) for issue in issues_of(tmp_path, text)] == [
         True, False, False, False,
     ]  # fmt: skip
+
+
+def test_an_issue_in_the_wake_of_another_violation_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "known.toml").write_text(entry("zero2 / update / parameter"))
+    files = ("none", str(tmp_path / "known.toml"))
+    ledger = Ledger(RunOptions(implementations=("zero2",), known_issues=files), "2.13.0")
+    told = [
+        msgspec.structs.replace(VIOLATION, obligation=obligation, role="parameter", causes=())
+        for obligation in ("publish", "update")
+    ]
+    finished = case(status="violated", publish="violated", update="violated")
+    assert finished.judgement is not None
+
+    def marked(*violations: Violation) -> CaseFinished:
+        judgement = msgspec.structs.replace(finished.judgement, violations=violations)
+        return ledger.marked(msgspec.structs.replace(finished, judgement=judgement))
+
+    assert marked(told[0]).known == ()
+    assert [issue for issue, _ in ledger.unseen()] == ledger.issues
+    # The update follows from what was published, which is not listed: the case fails.
+    assert marked(*told).known == ()
+    assert ledger.unseen() == []
 
 
 class Collect(list[Record]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -44,7 +45,7 @@ class Ledger:
         left_out: Counter[KnownIssue] = Counter()
         kept = []
         for item in planned:
-            hang = next((issue for issue in self._hangs(item) if issue.hangs), None)
+            hang = next(filter(partial(_hangs_by, item), self.issues), None)
             if hang is None:
                 kept.append(item)
             else:
@@ -63,15 +64,6 @@ class Ledger:
             for issue, count in left_out.items()
         )
 
-    def _hangs(self, item: Planned) -> list[KnownIssue]:
-        return [
-            issue
-            for issue in self.issues
-            if issue.hangs
-            and issue.implementation == item.implementation
-            and issue.covers(item.case)
-        ]
-
     def issue_of(self, finished: CaseFinished, violation: Violation | None) -> KnownIssue | None:
         """The first issue that this failure is. All that match are noted as seen."""
         matching = [issue for issue in self.issues if issue.matches(finished, violation)]
@@ -81,7 +73,8 @@ class Ledger:
     def marked(self, finished: CaseFinished) -> CaseFinished:
         """The record of a case with what is known of its failures.
 
-        What follows from other violations is known if all of those are.
+        What follows from other violations is known if all of those are. To count as seen it is
+        enough that an issue shows in the wake of another violation.
         """
         own = self.own.get(finished.number)
         if own is not None:
@@ -98,8 +91,10 @@ class Ledger:
             return replace(finished, known=self._options.obligations if known else ())
         if finished.status != "violated" or finished.judgement is None:
             return finished
-        sources = independent(finished.judgement.violations)
-        listed = [v.obligation for v in sources if self.issue_of(finished, v) is not None]
+        violations = finished.judgement.violations
+        known_ones = [v for v in violations if self.issue_of(finished, v) is not None]
+        sources = independent(violations)
+        listed = [v.obligation for v in sources if v in known_ones]
         if len(listed) == len(sources):
             statuses = finished.judgement.statuses
             listed = [obligation for obligation, s in statuses.items() if s in FAILING]
@@ -139,6 +134,11 @@ class Ledger:
             advice=f"remove {issue.source}, or let its torch versions end before {version}",
             obligation=issue.obligation,
         )
+
+
+def _hangs_by(item: Planned, issue: KnownIssue) -> bool:
+    same = issue.implementation == item.implementation
+    return issue.hangs and same and issue.covers(item.case)
 
 
 def _in_words(status: Status) -> str:
