@@ -110,7 +110,7 @@ def test_nothing_checked_fails(here: pytest.Pytester) -> None:
 def test_a_known_issue_is_expected_to_fail(here: pytest.Pytester) -> None:
     here.makeconftest(CONFTEST.format(records="known()"))
     result = session(here, "-rx")
-    # The loss is wrong since the gradient is.
+    # What is published is wrong since the gradient is.
     result.assert_outcomes(passed=COUNT - 2, xfailed=2)
     result.stdout.fnmatch_lines(["*gradient: 1 holds, 1 known: *: upstream divides by nothing*"])
 

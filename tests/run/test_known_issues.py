@@ -178,14 +178,14 @@ def test_features_and_words_narrow_an_entry(tmp_path: Path) -> None:
 
 
 def test_an_issue_in_the_wake_of_another_violation_is_seen(tmp_path: Path) -> None:
-    (tmp_path / "known.toml").write_text(entry("zero2 / update / parameter"))
+    (tmp_path / "known.toml").write_text(entry("zero2 / gradient / parameter"))
     files = ("none", str(tmp_path / "known.toml"))
     ledger = Ledger(RunOptions(implementations=("zero2",), known_issues=files), "2.13.0")
     told = [
         msgspec.structs.replace(VIOLATION, obligation=obligation, role="parameter", causes=())
-        for obligation in ("publish", "update")
+        for obligation in ("loss", "gradient")
     ]
-    finished = case(status="violated", publish="violated", update="violated")
+    finished = case(status="violated", loss="violated", gradient="violated")
     assert finished.judgement is not None
 
     def marked(*violations: Violation) -> CaseFinished:
@@ -194,7 +194,7 @@ def test_an_issue_in_the_wake_of_another_violation_is_seen(tmp_path: Path) -> No
 
     assert marked(told[0]).known == ()
     assert [issue for issue, _ in ledger.unseen()] == ledger.issues
-    # The update follows from what was published, which is not listed: the case fails.
+    # The gradient follows from the loss, which is not listed: the case fails.
     assert marked(*told).known == ()
     assert ledger.unseen() == []
 
