@@ -33,7 +33,15 @@ from .schema import (
     Training,
     WrapKind,
 )
-from .shapes import matching, parameter_shapes, trainable, uncalled
+from .shapes import (
+    MATRIX_KINDS,
+    empties,
+    matching,
+    parameter_shapes,
+    sometimes_used,
+    trainable,
+    uncalled,
+)
 
 T = TypeVar("T")
 Choose = Callable[[int], int]
@@ -59,6 +67,8 @@ KINDS: tuple[BlockKind, ...] = (
     "conv",
     "attention",
     "attention",
+    "recurrent",
+    "experts",
 )
 STEMS: tuple[StemKind, ...] = ("dense", "conv", "embedding")
 MOMENTS: tuple[MomentsKind, ...] = ("typical", "typical", "typical", "tiny", "huge", "zero")
@@ -176,6 +186,7 @@ class Choices:
                 "model.padding_idx", (None, None, 0, inputs // 2) if can_pad else (None,)
             ),
             unused=self.flag("model.unused", 12),
+            side=self.flag("model.side", 8),
         )
         frozen = self.field("model.frozen", lambda: self.frozen(model))
         return msgspec.structs.replace(model, frozen=frozen)
@@ -205,15 +216,21 @@ class Choices:
         elif kind == "group_norm":
             # Not one value per group: its gradient would be zero.
             heads = self.pick(_divisors(width)[:-1] or (1,))
+        checkpoint = self.chance(10)
         return Block(
             kind=kind,
-            hidden=self.pick(HIDDEN) if kind == "mlp" else 8,
+            hidden=self.pick(HIDDEN) if kind in ("mlp", "experts") else 8,
+            experts=self.pick((2, 3, 4)) if kind == "experts" else 2,
             heads=heads,
             kernel=self.pick((3, 1, 5)) if kind == "conv" else 3,
-            activation="relu" if kind == "mlp" and self.chance(40) else "gelu",
+            activation="relu" if kind in ("mlp", "experts") and self.chance(40) else "gelu",
             bias=not self.chance(25),
             residual=self.chance(30),
-            dropout=self.pick((0.1, 0.5)) if self.chance(12) else 0.0,
+            dropout=self.pick((0.1, 0.5)) if self.chance(30 if checkpoint else 12) else 0.0,
+            checkpoint=checkpoint,
+            gain=self.chance(5),
+            empty=self.chance(4),
+            transposed=kind in MATRIX_KINDS and self.chance(10),
         )
 
     def calls(self, blocks: int) -> tuple[int, ...] | None:
@@ -232,8 +249,9 @@ class Choices:
         if not self.chance(18):
             return ()
         names = list(parameter_shapes(model))
-        idle = uncalled(model)
-        used = [name for name in names if not name.startswith(idle)]
+        idle = (*uncalled(model), *sometimes_used(model))
+        none = empties(model)
+        used = [name for name in names if not name.startswith(idle) and name not in none]
         patterns: tuple[str, ...] = ()
         for _ in range(self.pick((1, 1, 2))):
             options = [

@@ -9,7 +9,16 @@ from math import prod
 
 from ..errors import unknown
 from .schema import Block, Case
-from .shapes import call_order, parameter_shapes, trainable, uncalled
+from .shapes import (
+    call_order,
+    empties,
+    parameter_shapes,
+    scalars,
+    sometimes_used,
+    trainable,
+    transposed,
+    uncalled,
+)
 
 Present = Callable[[Case], bool]
 
@@ -45,9 +54,9 @@ def _any_group(name: str, *values: float) -> Present:
 
 
 def _lengths(case: Case) -> list[int]:
-    """Size of the first dim of each trainable parameter, the one that is sharded."""
+    """Size of the first dim of each trainable parameter with elements, the one that is sharded."""
     shapes = parameter_shapes(case.model)
-    return [shapes[name][0] for name in trainable(case.model)]
+    return [shapes[name][0] for name in trainable(case.model) if shapes[name] and all(shapes[name])]
 
 
 def _uneven_total(case: Case) -> bool:
@@ -83,7 +92,7 @@ _WORLD = _table(
     (
         "dims-below-world",
         "a parameter with a first dim smaller than the world",
-        lambda c: min(_lengths(c)) < c.world_size,
+        lambda c: min(_lengths(c), default=c.world_size) < c.world_size,
     ),
     (
         "uneven",
@@ -102,6 +111,12 @@ _MODEL = _table(
     ("block-mlp", "MLP block", _any_block(lambda b: b.kind == "mlp")),
     ("block-attention", "attention block", _any_block(lambda b: b.kind == "attention")),
     ("block-conv", "convolution block", _any_block(lambda b: b.kind == "conv")),
+    ("block-recurrent", "GRU block", _any_block(lambda b: b.kind == "recurrent")),
+    (
+        "block-experts",
+        "mixture of experts with routing by token",
+        _any_block(lambda b: b.kind == "experts"),
+    ),
     ("block-layer-norm", "layer norm", _any_block(lambda b: b.kind == "layer_norm")),
     ("block-rms-norm", "RMS norm", _any_block(lambda b: b.kind == "rms_norm")),
     ("block-group-norm", "group norm", _any_block(lambda b: b.kind == "group_norm")),
@@ -109,7 +124,7 @@ _MODEL = _table(
     (
         "relu",
         "ReLU, gradients of exactly 0",
-        _any_block(lambda b: b.kind == "mlp" and b.activation == "relu"),
+        _any_block(lambda b: b.kind in ("mlp", "experts") and b.activation == "relu"),
     ),
     (
         "heads",
@@ -124,7 +139,22 @@ _MODEL = _table(
     ("padding-idx", "embedding with a padding row", lambda c: c.model.padding_idx is not None),
     ("module-twice", "a module used twice", _twice),
     ("unused", "parameters that no forward uses", lambda c: bool(uncalled(c.model))),
+    (
+        "sometimes-used",
+        "parameters that some ranks use and others do not",
+        lambda c: bool(sometimes_used(c.model)),
+    ),
+    ("side", "an input that only some microbatches have", lambda c: c.model.side),
     ("frozen", "frozen parameters", lambda c: bool(c.model.frozen)),
+    ("checkpoint", "activation checkpointing", _any_block(lambda b: b.checkpoint)),
+    (
+        "checkpoint-dropout",
+        "dropout inside a checkpoint",
+        _any_block(lambda b: b.checkpoint and b.dropout > 0),
+    ),
+    ("parameter-0d", "a 0-d parameter", lambda c: bool(scalars(c.model))),
+    ("parameter-empty", "parameters without elements", lambda c: bool(empties(c.model))),
+    ("transposed", "matrices stored transposed", lambda c: bool(transposed(c.model))),
     dimension="model",
 )
 

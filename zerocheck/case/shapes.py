@@ -19,6 +19,12 @@ SPARE = Block(kind="mlp", hidden=4)
 STEM_KERNEL = 3
 """Kernel size of a stem of kind `conv`."""
 
+SIDE_INPUTS = 3
+"""Features of the second input, if the model has `side`."""
+
+MATRIX_KINDS = frozenset(("mlp", "attention", "recurrent", "experts"))
+"""Kinds of blocks with matrices, which `transposed` is about."""
+
 Shape = tuple[int, ...]
 
 
@@ -53,9 +59,16 @@ def activation_elements(model: Model, data: Data) -> int:
                 total += 2 * positions * block.hidden
             case "attention":
                 total += 3 * positions * model.width + 2 * positions * block.heads * data.length
+            case "recurrent":
+                total += 8 * positions * model.width
+            case "experts":
+                total += positions * (2 * block.hidden + 2 * model.width + 2 * block.experts)
             case _:
                 pass
         total += 2 * positions * model.width
+        total += positions * model.width * (block.gain + block.empty)
+    if model.side:
+        total += positions * (SIDE_INPUTS + 2 * model.width)
     return total
 
 
@@ -78,6 +91,65 @@ def uncalled(model: Model) -> tuple[str, ...]:
     return (*idle, "spare.") if model.unused else tuple(idle)
 
 
+def sometimes_used(model: Model) -> tuple[str, ...]:
+    """Prefixes of the parameters that a forward of some rank may use, and that of another not."""
+    prefixes = [
+        f"blocks.{index}.experts.mlps."
+        for index in sorted(set(call_order(model)))
+        if model.blocks[index].kind == "experts" and model.blocks[index].experts > 1
+    ]
+    return (*prefixes, "side.") if model.side else tuple(prefixes)
+
+
+def scalars(model: Model) -> tuple[str, ...]:
+    """Names of the 0-d parameters."""
+    return tuple(name for name, shape in parameter_shapes(model).items() if not shape)
+
+
+def empties(model: Model) -> tuple[str, ...]:
+    """Names of the parameters without elements."""
+    return tuple(name for name, shape in parameter_shapes(model).items() if 0 in shape)
+
+
+def transposed(model: Model) -> tuple[str, ...]:
+    """Names of the parameters that are not contiguous: their memory holds the transposed matrix.
+
+    A matrix with a dim of size 1 is contiguous either way.
+    """
+    asked = tuple(f"blocks.{i}." for i, block in enumerate(model.blocks) if block.transposed)
+    return tuple(
+        name
+        for name, shape in parameter_shapes(model).items()
+        if len(shape) == 2 and min(shape) > 1 and name.startswith(asked)
+    )
+
+
+def graph_differs(model: Model) -> bool:
+    """Whether activations between layers need a gradient on some ranks and not on others.
+
+    The backward then runs through other layers on each rank. It takes a frozen stem (or all that
+    is before a block of experts), so that only what is used sometimes asks for the gradient.
+    """
+    learning = set(trainable(model))
+
+    def some(prefix: str) -> bool:
+        return any(name.startswith(prefix) for name in learning)
+
+    needed = some("stem.")
+    if model.side and some("side.") and not needed:
+        return True
+    for index in call_order(model):
+        block = model.blocks[index]
+        name = f"blocks.{index}"
+        if block.kind == "experts" and not needed:
+            router = {f"{name}.experts.weight", f"{name}.experts.bias"} & learning
+            each = {some(f"{name}.experts.mlps.{number}.") for number in range(block.experts)}
+            if not router and len(each) > 1:
+                return True
+        needed = needed or some(f"{name}.")
+    return False
+
+
 def _parameters(model: Model) -> Iterator[tuple[str, Shape]]:
     width = model.width
     match model.stem:
@@ -89,6 +161,9 @@ def _parameters(model: Model) -> Iterator[tuple[str, Shape]]:
             yield "stem.weight", (model.inputs, width)
     if model.stem != "embedding":
         yield "stem.bias", (width,)
+    if model.side:
+        yield "side.weight", (width, SIDE_INPUTS)
+        yield "side.bias", (width,)
     for index, block in enumerate(model.blocks):
         yield from _block(f"blocks.{index}", block, width)
     if not model.tied:
@@ -100,17 +175,40 @@ def _parameters(model: Model) -> Iterator[tuple[str, Shape]]:
 
 
 def _block(name: str, block: Block, width: int) -> Iterator[tuple[str, Shape]]:
-    layers: tuple[tuple[str, Shape], ...]
+    if block.gain:
+        yield f"{name}.gain", ()
     match block.kind:
         case "mlp":
-            layers = (("up", (block.hidden, width)), ("down", (width, block.hidden)))
+            yield from _mlp(name, block, width)
         case "attention":
-            layers = (("qkv", (3 * width, width)), ("out", (width, width)))
+            yield from _layer(f"{name}.qkv", (3 * width, width), bias=block.bias)
+            yield from _layer(f"{name}.out", (width, width), bias=block.bias)
         case "conv":
-            layers = (("conv", (width, width, block.kernel)),)
+            yield from _layer(f"{name}.conv", (width, width, block.kernel), bias=block.bias)
+        case "recurrent":
+            yield f"{name}.gru.weight_ih_l0", (3 * width, width)
+            yield f"{name}.gru.weight_hh_l0", (3 * width, width)
+            if block.bias:
+                yield f"{name}.gru.bias_ih_l0", (3 * width,)
+                yield f"{name}.gru.bias_hh_l0", (3 * width,)
+        case "experts":
+            yield from _layer(f"{name}.experts", (block.experts, width), bias=block.bias)
+            for number in range(block.experts):
+                yield from _mlp(f"{name}.experts.mlps.{number}", block, width)
         case _:
-            layers = (("norm", (width,)),)
-    for layer, shape in layers:
-        yield f"{name}.{layer}.weight", shape
-        if block.bias and block.kind != "rms_norm":
-            yield f"{name}.{layer}.bias", shape[:1]
+            bias = block.bias and block.kind != "rms_norm"
+            yield from _layer(f"{name}.norm", (width,), bias=bias)
+    if block.empty:
+        yield f"{name}.narrow.weight", (0, width)
+        yield f"{name}.widen.weight", (width, 0)
+
+
+def _mlp(name: str, block: Block, width: int) -> Iterator[tuple[str, Shape]]:
+    yield from _layer(f"{name}.up", (block.hidden, width), bias=block.bias)
+    yield from _layer(f"{name}.down", (width, block.hidden), bias=block.bias)
+
+
+def _layer(name: str, shape: Shape, *, bias: bool) -> Iterator[tuple[str, Shape]]:
+    yield f"{name}.weight", shape
+    if bias:
+        yield f"{name}.bias", shape[:1]

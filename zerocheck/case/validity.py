@@ -8,9 +8,11 @@ from .schema import MAX_WORLD_SIZE, Block, Case
 from .shapes import (
     activation_elements,
     call_order,
+    empties,
     matching,
     parameter_elements,
     parameter_shapes,
+    sometimes_used,
     trainable,
     uncalled,
 )
@@ -125,12 +127,12 @@ def _check_patterns(case: Case) -> None:
                     f"{where}: the pattern {pattern!r} matches no parameter ({_few(names)})"
                 )
     learning = trainable(model)
-    idle = uncalled(model)
-    if not any(not name.startswith(idle) for name in learning):
+    idle = (*uncalled(model), *sometimes_used(model))
+    if not any(not name.startswith(idle) for name in set(learning).difference(empties(model))):
         frozen = ", ".join(repr(pattern) for pattern in model.frozen)
         raise UsageError(
             f"no trainable parameter is left that the loss depends on (model.frozen: {frozen}); "
-            "needed is at least 1"
+            "needed is at least 1, with elements, that every rank uses"
         )
     groups = [group.pattern for group in case.optimizer.groups]
     reached = set(matching(learning, groups))

@@ -2,7 +2,8 @@
 
 from ..case.validity import check
 from .batches import Batch, batch, loss_of
-from .network import Block, Network, build_model
+from .blocks import Block
+from .network import Network, build_model
 from .start import initial_state
 
 __all__ = [

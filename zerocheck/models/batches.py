@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from ..case.schema import Case
-from .seeds import DATA, DROPOUT, generator_of, seed_of
+from ..case.shapes import SIDE_INPUTS
+from .seeds import DATA, DROPOUT, SIDE, generator_of, seed_of
 
 SPREAD = 1.75
 """Float samples are uniform in (-SPREAD, SPREAD), of a standard deviation of about 1."""
@@ -19,7 +20,8 @@ SPREAD = 1.75
 class Batch:
     """One microbatch of one rank.
 
-    inputs: (batch, length, inputs) fp32, or (batch, length) int64 token ids for a stem `embedding`
+    inputs: (batch, length, inputs) fp32, or (batch, length) int64 token ids for a stem `embedding`;
+            and (batch, length, SIDE_INPUTS) fp32 where there is a second input
     target: (batch, length, outputs) fp32, or (batch, length) int64 class ids
     seed:   for `torch.manual_seed` before the forward, so that dropout can be replayed
     """
@@ -37,12 +39,13 @@ def batch(case: Case, *, step: int, rank: int, microbatch: int) -> Batch:
     """
     generator = generator_of(case.seed, DATA, step=step, rank=rank, microbatch=microbatch)
     seed = seed_of(case.seed, DROPOUT, step=step, rank=rank, microbatch=microbatch)
+    side = _side(case, step=step, rank=rank, microbatch=microbatch)
     shape = (case.data.batch, case.data.length)
     model = case.model
     if model.stem != "embedding":
         inputs = torch.empty(*shape, model.inputs).uniform_(-SPREAD, SPREAD, generator=generator)
         target = torch.empty(*shape, model.outputs).uniform_(-SPREAD, SPREAD, generator=generator)
-        return Batch((inputs,), target, seed)
+        return Batch((inputs, *side), target, seed)
     tokens = torch.randint(model.inputs, shape, generator=generator)
     target = torch.randint(model.outputs, shape, generator=generator)
     pad = model.padding_idx
@@ -53,7 +56,18 @@ def batch(case: Case, *, step: int, rank: int, microbatch: int) -> Batch:
     word = number % words
     tokens[0, 0] = word + (pad is not None and model.inputs > 1 and word >= pad)
     target[0, 0] = number // words % model.outputs
-    return Batch((tokens,), target, seed)
+    return Batch((tokens, *side), target, seed)
+
+
+def _side(case: Case, *, step: int, rank: int, microbatch: int) -> tuple[torch.Tensor, ...]:
+    """The second input, which about half of the microbatches of a model with `side` have."""
+    if not case.model.side:
+        return ()
+    generator = generator_of(case.seed, SIDE, step=step, rank=rank, microbatch=microbatch)
+    if float(torch.rand((), generator=generator)) < 0.5:
+        return ()
+    side = torch.empty(case.data.batch, case.data.length, SIDE_INPUTS)
+    return (side.uniform_(-SPREAD, SPREAD, generator=generator),)
 
 
 def loss_of(case: Case) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:

@@ -83,6 +83,33 @@ class BatchNorm1d(nn.BatchNorm1d):
         return super().forward(x.transpose(1, 2)).transpose(1, 2)
 
 
+class GRU(nn.GRU):
+    """nn.GRU over (batch, length, width), from width to width, without its last state."""
+
+    def __init__(self, width: int, *, bias: bool) -> None:
+        super().__init__(width, width, bias=bias, batch_first=True)
+
+    def reset_parameters(self) -> None:
+        """Nothing: `fill` does it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        """Same shape."""
+        outputs: torch.Tensor = super().forward(x)[0]
+        return outputs
+
+
+def store_transposed(module: nn.Module) -> None:
+    """Store every matrix in the module transposed, so that it is not contiguous.
+
+    A matrix with a dim of size 1 stays as it is: it is contiguous either way.
+    """
+    for part in module.modules():
+        for name, parameter in list(part.named_parameters(recurse=False)):
+            if parameter.dim() == 2 and min(parameter.shape) > 1:
+                # nn.GRU keeps a list of its parameters, which its setattr keeps up to date.
+                setattr(part, name, nn.Parameter(parameter.detach().t().contiguous().t()))
+
+
 @torch.no_grad()
 def fill(name: str, tensor: torch.Tensor, generator: torch.Generator) -> None:
     """Give a parameter or running statistic of this name its random values, in place.
@@ -90,10 +117,13 @@ def fill(name: str, tensor: torch.Tensor, generator: torch.Generator) -> None:
     Nothing is 0: a bias or norm weight of 0 would hide a wrong weight decay. Matrices keep the
     variance of activations near 1/2 per layer, so that deep residual models stay finite.
     """
-    if name.endswith((".bias", ".running_mean")):
+    last = name.rpartition(".")[2]
+    if tensor.numel() == 0:
+        return
+    if last.startswith("bias") or last == "running_mean":  # nn.GRU has bias_ih_l0, bias_hh_l0
         tensor.uniform_(0.1, 0.5, generator=generator)
         tensor[1::2].neg_()
-    elif tensor.dim() == 1:
+    elif tensor.dim() <= 1:
         tensor.uniform_(0.5, 1.5, generator=generator)
     else:
         bound = math.sqrt(1.5 * tensor.shape[0] / tensor.numel())

@@ -2,91 +2,25 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import nn
-from torch.nn import functional as F
 
-from ..case.schema import Block as BlockSpec
 from ..case.schema import Case, Model
-from ..case.shapes import SPARE, STEM_KERNEL, call_order, matching
-from .layers import (
-    BatchNorm1d,
-    Conv1d,
-    Embedding,
-    GroupNorm,
-    LayerNorm,
-    Linear,
-    RMSNorm,
-    fill,
-)
+from ..case.shapes import SIDE_INPUTS, SPARE, STEM_KERNEL, call_order, matching
+from .blocks import Block
+from .layers import Conv1d, Embedding, Linear, fill
 from .seeds import WEIGHTS, generator_of
 
 
-class Block(nn.Module):
-    """One block: maps (batch, length, width) to the same shape.
+class Side(Linear):
+    """The layer of the second input, which is called only where there is one."""
 
-    Its layers: `up`, `down` (mlp); `qkv`, `out` (attention); `conv`; `norm` (every norm).
-    """
-
-    def __init__(self, spec: BlockSpec, width: int) -> None:
-        super().__init__()
-        self.kind = spec.kind
-        self.heads = spec.heads
-        self.residual = spec.residual
-        self.relu = spec.activation == "relu"
-        match spec.kind:
-            case "mlp":
-                self.up = Linear(width, spec.hidden, bias=spec.bias)
-                self.down = Linear(spec.hidden, width, bias=spec.bias)
-            case "attention":
-                self.qkv = Linear(width, 3 * width, bias=spec.bias)
-                self.out = Linear(width, width, bias=spec.bias)
-            case "conv":
-                padding = spec.kernel // 2
-                self.conv = Conv1d(width, width, spec.kernel, padding=padding, bias=spec.bias)
-            case "layer_norm":
-                self.norm: nn.Module = LayerNorm(width, bias=spec.bias)
-            case "rms_norm":
-                self.norm = RMSNorm(width, eps=1e-5)
-            case "group_norm":
-                self.norm = GroupNorm(spec.heads, width, bias=spec.bias)
-            case "batch_norm":
-                self.norm = BatchNorm1d(width, bias=spec.bias)
-        self.dropout = nn.Dropout(spec.dropout) if spec.dropout else None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, length, width) -> (batch, length, width)."""
-        match self.kind:
-            case "mlp":
-                y: torch.Tensor = self.up(x)
-                y = self.down(F.relu(y) if self.relu else F.gelu(y))
-            case "attention":
-                y = self.out(self._attended(self.qkv(x)))
-            case "conv":
-                y = self.conv(x)
-            case _:
-                y = self.norm(x)
-        if self.dropout is not None:
-            y = self.dropout(y)
-        return x + y if self.residual else y
-
-    def _attended(self, qkv: torch.Tensor) -> torch.Tensor:
-        """(batch, length, 3 width) -> (batch, length, width), by matmul and softmax alone.
-
-        The fused kernels choose their algorithm by size; this one has the same bits everywhere.
-        """
-        batch, length, triple = qkv.shape
-        depth = triple // 3 // self.heads
-        q, k, v = qkv.view(batch, length, 3, self.heads, depth).permute(2, 0, 3, 1, 4)
-        scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(depth))
-        mixed: torch.Tensor = torch.softmax(scores, dim=-1) @ v
-        return mixed.transpose(1, 2).reshape(batch, length, triple // 3)
+    conditional = True
+    """Some ranks call it and others do not: it must not be a sharding unit of its own."""
 
 
 class Network(nn.Module):
-    """`stem`, `blocks`, `head`, and `spare`, a trainable block that no forward calls."""
+    """`stem`, `side`, `blocks`, `head`, and `spare`, a trainable block that no forward calls."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -99,6 +33,7 @@ class Network(nn.Module):
                 self.stem = Conv1d(model.inputs, width, STEM_KERNEL, padding=STEM_KERNEL // 2)
             case "embedding":
                 self.stem = Embedding(model.inputs, width, padding_idx=model.padding_idx)
+        self.side = Side(SIDE_INPUTS, width) if model.side else None
         self.blocks = nn.ModuleList(Block(spec, width) for spec in model.blocks)
         self.head = Linear(width, model.outputs, bias=model.head_bias)
         if model.tied:
@@ -107,9 +42,14 @@ class Network(nn.Module):
         if model.unused:
             self.spare = Block(SPARE, width)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, length, inputs) or token ids (batch, length) -> (batch, length, outputs)."""
+    def forward(self, x: torch.Tensor, side: torch.Tensor | None = None) -> torch.Tensor:
+        """(batch, length, inputs) or token ids (batch, length) -> (batch, length, outputs).
+
+        side: (batch, length, SIDE_INPUTS) where this microbatch has it; added after the stem.
+        """
         x = self.stem(x)
+        if side is not None and self.side is not None:
+            x = x + self.side(side)
         for index in self.order:
             x = self.blocks[index](x)
         outputs: torch.Tensor = self.head(x)

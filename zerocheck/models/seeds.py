@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-WEIGHTS, STATE, DATA, DROPOUT = range(4)
-"""The streams: initial weights, state of a start in mid-training, samples, dropout masks."""
+WEIGHTS, STATE, DATA, DROPOUT, SIDE = range(5)
+"""The streams: initial weights, state of a start in mid-training, samples, dropout masks, second
+inputs."""
 
 
 def seed_of(seed: int, stream: int, *, step: int = 0, rank: int = 0, microbatch: int = 0) -> int:
