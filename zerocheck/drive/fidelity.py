@@ -1,8 +1,11 @@
 """How the implementation runs the model, in what decides the last bits of a local gradient.
 
-Two things do, and the judge gives both to the reference, so that local gradients agree bit for bit:
+Three things do, and the judge gives them to the reference, so that local gradients agree bit for
+bit:
 
 - Where a parameter lies modulo 64 bytes: BLAS takes another path for weights that are not aligned.
+- The strides of a parameter: a flat buffer makes a transposed matrix contiguous, and BLAS takes
+  another path for it.
 - Which modules get their inputs through one more autograd node, as FSDP2 does to learn when a
   backward ends. The gradient of an input that is used twice inside and once outside is then summed
   as a + (b + c) instead of (a + b) + c; and `view_as` in such a node changes the stride of a dim
@@ -28,7 +31,8 @@ ALIGNMENT = 64
 
 
 class ForwardProbe:
-    """Notes `address % 64` of parameters, and modules whose inputs a hook passes through a node.
+    """Notes address modulo 64 and strides of parameters, and modules whose inputs a hook passes
+    through a node.
 
     It uses torch's global forward hooks: the one before runs ahead of the model's own hooks, the
     one after runs before FSDP's releases what it gathered. No hook is put on the user's model.
@@ -37,6 +41,7 @@ class ForwardProbe:
     def __init__(self, model: nn.Module) -> None:
         """`model` before it is wrapped: wrapping keeps the module objects."""
         names = {parameter: name for name, parameter in model.named_parameters()}
+        self._strides = {name: parameter.stride() for parameter, name in names.items()}
         self._modules = {module: name for name, module in model.named_modules()}
         self._parameters: dict[nn.Module, dict[str, str]] = {
             module: {
@@ -52,6 +57,7 @@ class ForwardProbe:
     def forget(self) -> None:
         """Begin anew, for the next step."""
         self.misaligned: dict[str, int] = {}
+        self.strides: dict[str, tuple[int, ...]] = {}
         self.passed_through: set[str] = set()
 
     @contextmanager
@@ -89,18 +95,27 @@ class ForwardProbe:
                 offset = tensor.data_ptr() % ALIGNMENT
                 if offset:
                     self.misaligned[parameter] = offset
+                if tensor.stride() != self._strides[parameter]:
+                    self.strides[parameter] = tensor.stride()
 
 
 _PLAIN = (torch.Tensor, nn.Parameter)
 
 
-def place(tensor: torch.Tensor, offset: int) -> torch.Tensor:
-    """A copy of the tensor whose address is `offset` modulo 64. Same shape and dtype."""
+def place(
+    tensor: torch.Tensor, offset: int, strides: tuple[int, ...] | None = None
+) -> torch.Tensor:
+    """A copy of the tensor whose address is `offset` modulo 64. Same shape and dtype.
+
+    strides: in elements; None for those of a contiguous tensor.
+    """
     size = tensor.element_size()
-    spare = torch.empty(tensor.numel() + 2 * ALIGNMENT // size, dtype=tensor.dtype)
+    if strides is None:
+        strides = torch.empty(tensor.shape, device="meta").stride()
+    extent = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, strides, strict=True) if n)
+    spare = torch.empty(extent + 2 * ALIGNMENT // size, dtype=tensor.dtype)
     start = ((offset - spare.data_ptr()) % ALIGNMENT) // size
-    copy = spare[start : start + tensor.numel()].view(tensor.shape)
-    return copy.copy_(tensor)
+    return spare.as_strided(tensor.shape, strides, start).copy_(tensor)
 
 
 class _PassThrough(torch.autograd.Function):

@@ -57,7 +57,8 @@ class Recorded(msgspec.Struct, frozen=True, array_like=True):
 class StepSeen(msgspec.Struct, frozen=True, array_like=True):
     """Losses per microbatch (fp32 values), what the implementation reported, and how it ran the
     model: misaligned: {parameter: address modulo 64} where it is not 0; passed_through: modules
-    whose inputs go through one more autograd node."""
+    whose inputs go through one more autograd node; strides: {parameter: its strides in elements}
+    where they are not the model's own."""
 
     losses: tuple[float, ...]
     grad_norm: float | None = None
@@ -67,6 +68,7 @@ class StepSeen(msgspec.Struct, frozen=True, array_like=True):
     passed_through: tuple[str, ...] = ()
     reported: bool = True
     """False for the last forward and backward, which the harness ends before its update."""
+    strides: dict[str, tuple[int, ...]] = {}
 
 
 class RankSeen(msgspec.Struct, frozen=True, kw_only=True):

@@ -158,6 +158,7 @@ class Driver:
                 misaligned=probe.misaligned,
                 passed_through=passed,
                 reported=False,
+                strides=probe.strides,
             )
         return StepSeen(
             seen,
@@ -166,6 +167,7 @@ class Driver:
             float(report.loss_scale),
             probe.misaligned,
             passed,
+            strides=probe.strides,
         )
 
     def _step(

@@ -8,10 +8,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from ..case.schema import Case
-from ..case.shapes import uncalled
+from ..case.shapes import sometimes_used, uncalled
 from ..contract import Built, BuiltImplementation, Semantics, groups
 from ..errors import Unsupported
-from .limits import one_axis_fp32
+from .limits import norm_of_empties, one_axis_fp32
 
 
 class Ddp(BuiltImplementation):
@@ -27,7 +27,7 @@ class Ddp(BuiltImplementation):
     @classmethod
     def supports(cls, case: Case) -> str | None:
         """None, or the reason why this case cannot be run."""
-        return one_axis_fp32(case)
+        return one_axis_fp32(case) or norm_of_empties(case)
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         """Wrap the model.
@@ -40,7 +40,7 @@ class Ddp(BuiltImplementation):
             model,
             process_group=mesh.get_group(),
             bucket_cap_mb=case.sharding.bucket * 4 / 2**20,
-            find_unused_parameters=bool(uncalled(case.model)),
+            find_unused_parameters=bool(uncalled(case.model) or sometimes_used(case.model)),
         )
         optimizer = torch.optim.AdamW(groups(wrapped, case))
         return Built(wrapped, optimizer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -10,9 +11,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from ..case.schema import Case
+from ..case.shapes import sometimes_used
 from ..contract import Built, BuiltImplementation, Semantics, groups
 from ..errors import Unsupported
-from .limits import one_axis_fp32
+from .limits import dim0_sharded, one_axis_fp32, same_units
 from .units import unit_modules
 
 # Our models write to no output in place; the warning would come for every Linear of every case.
@@ -23,6 +25,10 @@ class Fsdp2(BuiltImplementation):
     """`fully_shard` on each unit of `sharding.wrap` and on the root, which stays gathered.
 
     Gradients of microbatches are accumulated unsharded and reduced once, with the last one.
+    Where a parameter is used on some ranks only, ranks would reduce-scatter different sets of
+    gradients, so `set_reduce_scatter_unused_params` is on: a parameter that no rank used then has
+    the gradient 0, and still decays. Where it is off, it has none and is left alone.
+
     Refused by torch, and declared here: 0-d, empty and non-contiguous parameters; clipping by the
     inf-norm where a rank has an empty shard (`_foreach_norm cannot compute the infinity norm on an
     empty tensor`, while the other ranks wait). A parameter that is tied across units would be
@@ -34,7 +40,7 @@ class Fsdp2(BuiltImplementation):
     @classmethod
     def supports(cls, case: Case) -> str | None:
         """None, or the reason why this case cannot be run."""
-        return one_axis_fp32(case)
+        return one_axis_fp32(case) or dim0_sharded(case) or same_units(case)
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         """Shard the model in place, then make the optimizer over its sharded parameters.
@@ -43,16 +49,20 @@ class Fsdp2(BuiltImplementation):
         """
         by_inf = case.training.clip is not None and case.training.norm == "inf"
         for name, parameter in model.named_parameters():
-            if parameter.dim() == 0 or parameter.numel() == 0:
-                raise Unsupported(f"FSDP2 refuses 0-d and empty parameters: {name}")
-            if not parameter.is_contiguous():
-                raise Unsupported(f"FSDP2 refuses non-contiguous parameters: {name}")
             if parameter.requires_grad and by_inf and _empty_somewhere(parameter, mesh.size()):
                 raise Unsupported(f"torch has no inf-norm of the empty shard of {name}")
         reshard = case.sharding.reshard
         for module in unit_modules(model, case.sharding.wrap):
             fully_shard(module, mesh=mesh, reshard_after_forward=reshard)
         fully_shard(model, mesh=mesh, reshard_after_forward=None if reshard else False)
+        if sometimes_used(case.model):
+            if not hasattr(model, "set_reduce_scatter_unused_params"):
+                raise Unsupported(
+                    f"FSDP2 of torch {torch.__version__} cannot reduce the gradients of parameters "
+                    "that only some ranks use: it has no set_reduce_scatter_unused_params"
+                )
+            model.set_reduce_scatter_unused_params(True)
+            self.semantics = replace(self.semantics, unused="zero")
         optimizer = torch.optim.AdamW(groups(model, case))
         return Built(model, optimizer)
 

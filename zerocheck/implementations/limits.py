@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..case.schema import Case
+from ..case.shapes import empties, graph_differs, scalars, transposed
 
 
 def one_axis_fp32(case: Case) -> str | None:
@@ -11,4 +12,37 @@ def one_axis_fp32(case: Case) -> str | None:
         return f"shards over one mesh axis only, the case has {len(case.mesh)}"
     if case.precision.compute != "fp32" or case.precision.reduce != "fp32":
         return "computes and reduces in fp32 only"
+    return None
+
+
+def same_units(case: Case) -> str | None:
+    """None, or why the backward would need other units on each rank.
+
+    A unit is gathered in the backward where its output needs a gradient. Where that depends on
+    the rank, ranks call different collectives.
+    """
+    if graph_differs(case.model):
+        return (
+            "the backward runs through other layers on each rank: what is before a layer that "
+            "some ranks use is frozen"
+        )
+    return None
+
+
+def dim0_sharded(case: Case) -> str | None:
+    """None, or why torch cannot shard each parameter of the case along its dim 0."""
+    for names, what in (
+        (scalars(case.model), "0-d parameters"),
+        (empties(case.model), "parameters without elements"),
+        (transposed(case.model), "parameters that are not contiguous"),
+    ):
+        if names:
+            return f"torch refuses {what}: {names[0]}"
+    return None
+
+
+def norm_of_empties(case: Case) -> str | None:
+    """None, or why torch's clip_grad_norm_ cannot take the norm."""
+    if case.training.clip is not None and case.training.norm == "inf" and empties(case.model):
+        return f"torch has no inf-norm of a tensor without elements: {empties(case.model)[0]}"
     return None

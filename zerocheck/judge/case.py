@@ -60,6 +60,7 @@ class _CaseJudge:
         self.violations: dict[Obligation, Violation] = {}
         self.tier: Tier = "full"
         self.passes: Passes | None = None
+        self.used_before = [False] * len(self.layout.places)
 
     def judgement(self, *, digest: bool) -> Judgement:
         if self._owned(-1, "state"):
@@ -119,6 +120,9 @@ class _CaseJudge:
             self._note(
                 "publish", 0.0, publish.check(self.observation, after, step=step, before=before)
             )
+            if self.passes is not None:
+                used = self.passes.used.any(0).tolist()
+                self.used_before = [a or b for a, b in zip(self.used_before, used, strict=True)]
             self.observation.forget(step - 1)
             earlier, before = before, after
 
@@ -196,6 +200,7 @@ class _CaseJudge:
             step=step,
             again=lambda scale: self._passes(step, before, scale=scale),
             previous=self._previous(step),
+            used_before=self.used_before,
         )
         self._note("gradient", share, violation)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -61,9 +61,14 @@ def check(
     step: int,
     again: Callable[[Scale], Passes] | None = None,
     previous: torch.Tensor | None = None,
+    used_before: Sequence[bool] = (),
 ) -> tuple[float, Violation | None]:
-    """(share of the bound, violation or None) for the gradient that was shown at `reduced`."""
-    violation = _existence(held, wanted, layout, semantics, step)
+    """(share of the bound, violation or None) for the gradient that was shown at `reduced`.
+
+    used_before: per parameter, whether a step before this one used it.
+    """
+    kept = () if case.training.set_to_none else used_before
+    violation = _existence(held, wanted, layout, semantics, step, kept)
     if violation is not None or held is None:
         return 0.0, violation
     share = 0.0
@@ -103,9 +108,18 @@ def check(
 
 
 def _existence(
-    held: Held | None, wanted: Expected, layout: Layout, semantics: Semantics, step: int
+    held: Held | None,
+    wanted: Expected,
+    layout: Layout,
+    semantics: Semantics,
+    step: int,
+    kept: Sequence[bool],
 ) -> Violation | None:
-    """A gradient must exist where a parameter was used, and, with `skip`, nowhere else."""
+    """A gradient must exist where a parameter was used, and, with `skip`, nowhere else.
+
+    kept: parameters whose gradient an earlier step made. `zero_grad(set_to_none=False)` leaves it
+    there as zeros, on one device too; it may exist though this step does not use the parameter.
+    """
     if held is None:
         return None
     for position, place in enumerate(layout.places):
@@ -122,7 +136,8 @@ def _existence(
                 "a gradient is missing (None) though the parameter was used",
                 "gradient missing",
             )
-        if not used and there and semantics.unused == "skip":
+        zeroed = bool(kept) and kept[position]
+        if not used and there and not zeroed and semantics.unused == "skip":
             return _exists(
                 step,
                 place.name,

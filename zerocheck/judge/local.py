@@ -48,7 +48,8 @@ class LocalRunner:
         self._parameters = dict(model.named_parameters())
         self._buffers = dict(model.named_buffers())
         self._modules = dict(model.named_modules())
-        self._aligned: Mapping[str, int] = {}
+        self._strides = {name: p.stride() for name, p in self._parameters.items()}
+        self._as_on: tuple[Mapping[str, int], Mapping[str, tuple[int, ...]]] = ({}, {})
         self._passed: tuple[str, ...] = ()
         self._hooks: list[RemovableHandle] = []
 
@@ -76,7 +77,7 @@ class LocalRunner:
         after: list[dict[str, torch.Tensor]] = []
         loaded: torch.Tensor | None = None
         for rank in range(world):
-            self._align(seen[rank].misaligned)
+            self._place(seen[rank])
             self._pass_through(seen[rank].passed_through)
             if loaded is not parameters[rank]:
                 self._load(parameters[rank])
@@ -138,15 +139,17 @@ class LocalRunner:
             if name in buffers:
                 buffer.copy_(buffers[name])
 
-    def _align(self, misaligned: Mapping[str, int]) -> None:
-        """Put the parameters where the implementation had them: BLAS cares."""
-        if misaligned == self._aligned:
+    def _place(self, seen: StepSeen) -> None:
+        """Put the parameters where the implementation had them, and as it had them: BLAS cares."""
+        if (seen.misaligned, seen.strides) == self._as_on:
             return
         for name, parameter in self._parameters.items():
-            offset = misaligned.get(name, 0)
-            if offset != parameter.data_ptr() % 64:
-                parameter.data = place(parameter.data, offset)
-        self._aligned = dict(misaligned)
+            offset = seen.misaligned.get(name, 0)
+            strides = seen.strides.get(name, self._strides[name])
+            if offset != parameter.data_ptr() % 64 or strides != parameter.stride():
+                # The same nn.Parameter, so that nn.GRU's list of its parameters stays right.
+                parameter.data = place(parameter.data, offset, strides)
+        self._as_on = dict(seen.misaligned), dict(seen.strides)
 
     def _pass_through(self, names: tuple[str, ...]) -> None:
         """Give the same modules one more autograd node: the order of additions cares."""

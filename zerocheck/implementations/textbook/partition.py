@@ -50,6 +50,7 @@ class Partition:
 
     def __init__(self, shapes: Sequence[tuple[str, tuple[int, ...]]], world_size: int) -> None:
         self.shapes = list(shapes)
+        self.world_size = world_size
         self.offsets: list[int] = []
         end = 0
         for _, shape in self.shapes:
@@ -64,7 +65,10 @@ class Partition:
         return slice(rank * self.shard_size, (rank + 1) * self.shard_size)
 
     def pieces(self, rank: int) -> list[Piece]:
-        """What `rank` owns, in flat order, without parameters of which it owns nothing."""
+        """What `rank` owns, in flat order, without parameters of which it owns nothing.
+
+        A parameter without elements belongs to the rank in whose shard its place is.
+        """
         mine = self.shard(rank)
         pieces = []
         for (name, shape), offset in zip(self.shapes, self.offsets, strict=True):
@@ -72,7 +76,13 @@ class Partition:
             high = min(offset + math.prod(shape), mine.stop)
             if low < high:
                 pieces.append(Piece(name, shape, low - offset, high - offset, low - mine.start))
+            elif 0 in shape and rank == self._owner(offset):
+                pieces.append(Piece(name, shape, 0, 0, low - mine.start))
         return pieces
+
+    def _owner(self, offset: int) -> int:
+        """The rank in whose shard an element of the flat buffer lies; of its end, the last one."""
+        return min(offset // self.shard_size, self.world_size - 1) if self.shard_size else 0
 
     def padding(self, start: int, stop: int) -> list[slice]:
         """Ranges of the flat buffer between `start` and `stop` that belong to no parameter."""
@@ -89,7 +99,8 @@ class Partition:
 def split(sizes: Sequence[int], limit: int) -> list[list[int]]:
     """Indices of consecutive tensors, in buckets of at most `limit` elements.
 
-    A tensor that is larger than `limit` has a bucket of its own; no tensor is cut.
+    A tensor that is larger than `limit` has a bucket of its own, but for empty ones after it; no
+    tensor is cut.
     """
     buckets: list[list[int]] = []
     room = 0
@@ -98,5 +109,5 @@ def split(sizes: Sequence[int], limit: int) -> list[list[int]]:
             buckets.append([])
             room = limit
         buckets[-1].append(index)
-        room -= size
+        room = max(0, room - size)
     return buckets

@@ -63,6 +63,7 @@ class ShardedAdamW:
         norms = [
             torch.linalg.vector_norm(gradient, norm_type, dtype=torch.float64)
             for gradient in gradients
+            if gradient.numel()  # there is no inf-norm of nothing
         ]
         local = torch.stack(norms or [torch.zeros((), dtype=torch.float64, device=self.device)])
         if norm_type == 2.0:

@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...case.schema import Case
 from ...contract import Implementation, Semantics, Shard, Step, StepReport
-from ..limits import one_axis_fp32
+from ..limits import one_axis_fp32, same_units
 from ..units import unit_modules
 from .flat import FlatParameter
 from .reduction import Reduction
@@ -78,7 +78,7 @@ class Zero3(Implementation):
     @classmethod
     def supports(cls, case: Case) -> str | None:
         """None, or the reason why this case cannot be run."""
-        return one_axis_fp32(case)
+        return one_axis_fp32(case) or same_units(case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         self.model = model
