@@ -84,6 +84,19 @@ TOKENS = {"stem": "embedding", "inputs": 8}
             "no trainable parameter is left that the loss depends on",
         ),
         (
+            {"model": {"frozen": ["stem*", "head*"], "side": True}},
+            "needed is at least 1, with elements, that every rank uses",
+        ),
+        (
+            {
+                "model": {
+                    "frozen": ["stem*", "head*", "*.experts.weight", "*.experts.bias"],
+                    "blocks": [{"kind": "experts", "empty": True}],
+                }
+            },
+            "needed is at least 1, with elements, that every rank uses",
+        ),
+        (
             {"optimizer": {"groups": [{"pattern": "*.bias"}]}},
             "stem.weight, head.weight matches no pattern of optimizer.groups ('*.bias')",
         ),
@@ -136,6 +149,13 @@ def test_fields_out_of_bounds_are_seen_in_cases_made_by_hand() -> None:
             {
                 "data": {"batch": 256, "length": 256},
                 "model": {"blocks": [{"kind": "mlp", "hidden": 2048}], "calls": [0] * 256},
+            },
+            "the activations of one microbatch would have",
+        ),
+        (
+            {
+                "data": {"batch": 256, "length": 256},
+                "model": {"blocks": [{"kind": "experts", "hidden": 1 << 14}]},
             },
             "the activations of one microbatch would have",
         ),

@@ -95,6 +95,37 @@ def test_place_puts_a_tensor_where_it_is_asked_for(offset: int) -> None:
     assert torch.equal(placed, tensor)
 
 
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [((3, 5), (1, 3)), ((3, 5), (5, 1)), ((), ()), ((0, 3), (3, 1)), ((4, 1), (1, 7))],
+)
+def test_place_gives_the_strides_that_are_asked_for(
+    shape: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    tensor = torch.randn(shape)
+    placed = place(tensor, 8, strides)
+    assert placed.stride() == strides
+    assert placed.numel() == 0 or placed.data_ptr() % ALIGNMENT == 8
+    assert torch.equal(placed, tensor)
+
+
+def test_the_probe_sees_strides_that_are_not_the_models_own() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4))
+    model[1].weight = nn.Parameter(model[1].weight.detach().t().contiguous().t())
+    probe = ForwardProbe(model)
+    x = torch.randn(3, 4)
+    with probe.watching():
+        model(x)
+    assert probe.strides == {}
+    model[0].weight.data = model[0].weight.data.t().contiguous().t()
+    model[1].weight.data = model[1].weight.data.contiguous()
+    with probe.watching():
+        model(x)
+    assert probe.strides == {"0.weight": (1, 6), "1.weight": (6, 1)}
+    probe.forget()
+    assert probe.strides == {}
+
+
 class _Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -52,6 +52,38 @@ TIED = Model(
     padding_idx=0,
     blocks=(Block(kind="mlp", hidden=6),),
 )
+EXPERTS = Model(
+    inputs=4,
+    width=6,
+    side=True,
+    blocks=(
+        Block(kind="experts", hidden=5, experts=3, residual=True),
+        Block(kind="recurrent"),
+        Block(kind="experts", hidden=3, experts=4, bias=False, checkpoint=True),
+    ),
+    outputs=3,
+)
+SHAPES = Model(
+    inputs=4,
+    width=6,
+    blocks=(
+        Block(kind="mlp", hidden=5, gain=True, transposed=True),
+        Block(kind="attention", heads=2, empty=True),
+        Block(kind="layer_norm", empty=True, gain=True, checkpoint=True),
+    ),
+    outputs=3,
+)
+CHECKPOINTED = Model(
+    inputs=4,
+    width=6,
+    blocks=(
+        Block(kind="mlp", hidden=5, dropout=0.3, checkpoint=True),
+        Block(kind="attention", heads=2, residual=True, dropout=0.2, checkpoint=True),
+        Block(kind="batch_norm", checkpoint=True),
+    ),
+    calls=(0, 1, 2, 0),
+    outputs=3,
+)
 FROZEN = msgspec.structs.replace(MLP, frozen=("blocks.0.*", "*.down.bias", "stem.weight"))
 
 
@@ -84,6 +116,11 @@ CASES: dict[str, Case] = {
     "unused": _case(
         msgspec.structs.replace(MLP, unused=True), training=Training(steps=2, microbatches=2)
     ),
+    "experts": _case(EXPERTS, training=Training(steps=3, microbatches=2, clip=0.1)),
+    "experts_one": _case(EXPERTS, data=Data(batch=1, length=2)),
+    "shapes": _case(SHAPES, training=Training(steps=2, microbatches=2, clip=0.1)),
+    "shapes_inf": _case(SHAPES, training=Training(steps=2, clip=0.01, norm="inf")),
+    "checkpointed": _case(CHECKPOINTED, training=Training(steps=2, microbatches=2)),
     "all_frozen": _case(msgspec.structs.replace(MLP, frozen=("*",)), training=Training(clip=1.0)),
     "one_wide": _case(Model(inputs=1, width=1, outputs=1)),
 }

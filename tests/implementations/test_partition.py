@@ -54,6 +54,34 @@ def test_a_rank_may_own_padding_only_or_nothing() -> None:
     assert Partition([], 3).numel == 0
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 16])
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        SHAPES,
+        [("empty", (0, 3))],
+        [("one", (7,)), ("empty", (2, 0))],
+        [("empty", (0, 3)), ("also", (3, 0)), ("one", (33,))],
+    ],
+)
+def test_a_parameter_without_elements_has_one_owner(
+    world_size: int, shapes: list[tuple[str, tuple[int, ...]]]
+) -> None:
+    partition = Partition(shapes, world_size)
+    owners = [
+        (piece.name, rank)
+        for rank in range(world_size)
+        for piece in partition.pieces(rank)
+        if 0 in piece.shape
+    ]
+    assert sorted(name for name, _ in owners) == sorted(n for n, shape in shapes if 0 in shape)
+
+
+def test_split_opens_no_bucket_for_an_empty_tensor() -> None:
+    assert split([10, 0, 0, 3], 6) == [[0, 1, 2], [3]]
+    assert split([0, 10], 6) == [[0], [1]]
+
+
 def test_split_is_greedy_and_cuts_no_tensor() -> None:
     assert split([3, 3, 3, 10, 1, 1], 6) == [[0, 1], [2], [3], [4, 5]]
     assert split([], 6) == []

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from zerocheck.case.schema import Block, Case, Model
 from zerocheck.implementations.units import unit_modules
+from zerocheck.models import build_model
 
 
 class _Model(nn.Module):
@@ -50,3 +52,23 @@ def test_a_block_that_shares_with_the_root_stays_in_the_root() -> None:
     assert isinstance(first, nn.Sequential)
     first[0].weight = model.head.weight
     assert unit_modules(model, "block") == [model.blocks[1]]
+
+
+def test_what_only_some_ranks_call_is_no_unit() -> None:
+    blocks = (Block(kind="experts"), Block(kind="mlp"), Block(kind="experts", gain=True))
+    model = build_model(Case(model=Model(blocks=blocks, side=True)))
+    first, second, third = model.blocks
+    assert unit_modules(model, "layer") == [
+        *(model.stem, first.experts, second.up, second.down, third, model.head)
+    ]
+    assert unit_modules(model, "block") == [first, second, third]
+    for wrap in ("block", "layer", "whole"):
+        inside = {m for unit in unit_modules(model, wrap) for m in unit.modules()}  # type: ignore[arg-type]
+        assert model.side not in inside
+
+
+def test_a_module_around_a_conditional_child_is_one_unit() -> None:
+    outer = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    outer[1].conditional = True  # type: ignore[assignment]
+    model = nn.Sequential(nn.Linear(4, 4), outer)
+    assert unit_modules(model, "layer") == [model[0], outer]

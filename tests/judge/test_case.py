@@ -29,6 +29,9 @@ CASE = Case(
     start=Start(step=2, moments="typical"),
     training=Training(steps=3, microbatches=2, clip=0.01),
 )
+SIDE_ONCE = 3
+"""A seed with which one of 2 ranks has a second input in step 0, and none has in step 1."""
+
 ALL = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
 
 
@@ -40,6 +43,78 @@ def test_all_obligations_hold(observe: Callable, implementation: str) -> None:
     assert all(share <= 1.0 for share in judgement.share.values())
     assert judgement.share["gradient"] > 0.05
     assert judgement.share["update"] > 0.3
+
+
+UNUSUAL = msgspec.structs.replace(
+    CASE,
+    model=Model(
+        inputs=5,
+        width=6,
+        outputs=3,
+        side=True,
+        blocks=(
+            Block(kind="experts", hidden=16, experts=3, transposed=True, gain=True),
+            Block(kind="recurrent", transposed=True, empty=True),
+            Block(kind="mlp", hidden=32, transposed=True, dropout=0.2, checkpoint=True),
+        ),
+    ),
+)
+"""0-d, empty and transposed parameters, some used on some ranks only."""
+
+
+@pytest.mark.parametrize("implementation", ["ddp", "zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_parameters_of_every_shape_and_use(
+    observe: Callable, implementation: str, set_to_none: bool
+) -> None:
+    training = msgspec.structs.replace(UNUSUAL.training, set_to_none=set_to_none)
+    observed = observe(implementation, msgspec.structs.replace(UNUSUAL, training=training))
+    judgement = observed.judge()
+    assert judgement.violations == ()
+    strides = observed.seen[0].steps[0].strides
+    flat = implementation != "ddp"
+    assert ("blocks.2.up.weight" in strides) is flat, "a flat buffer makes it contiguous"
+
+
+def test_strides_are_mirrored(observe: Callable) -> None:
+    """Without them the local passes have other bits, and a loss is blamed that is right."""
+    model = Model(
+        inputs=5,
+        width=64,
+        outputs=3,
+        blocks=(Block(kind="mlp", hidden=64, transposed=True),) * 2,
+    )
+    data = Data(batch=4, length=5)
+    observed = observe("zero1", msgspec.structs.replace(CASE, model=model, data=data))
+    assert observed.judge().violations == ()
+    observed.seen = [
+        msgspec.structs.replace(
+            seen, steps=tuple(msgspec.structs.replace(step, strides={}) for step in seen.steps)
+        )
+        for seen in observed.seen
+    ]
+    assert "loss" in {violation.obligation for violation in observed.judge().violations}
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_gradient_where_nobody_used_the_parameter(observe: Callable, set_to_none: bool) -> None:
+    """Kept zeros are what one device has too; otherwise no gradient may exist."""
+    case = msgspec.structs.replace(
+        CASE,
+        mesh=(2,),
+        seed=SIDE_ONCE,
+        model=Model(inputs=5, width=6, outputs=3, side=True),
+        training=Training(steps=2, set_to_none=set_to_none),
+    )
+    observed = observe("ddp", case)
+    assert observed.judge().violations == ()
+    gradients = observed.places("gradient", "reduced", 1, "side.weight")
+    assert len(gradients) == (0 if set_to_none else 2)
+    assert all(not data.any() for _, data in gradients)
+    for _, data in gradients:
+        data.fill_(1e-3)
+    judged = {violation.obligation for violation in observed.judge().violations}
+    assert ("gradient" in judged) is not set_to_none
 
 
 @pytest.mark.parametrize("implementation", ALL)

@@ -16,7 +16,14 @@ from zerocheck.case.codec import merged
 from zerocheck.case.drawing import draw
 from zerocheck.case.features import FEATURES
 from zerocheck.case.schema import Case
-from zerocheck.case.shapes import matching, parameter_elements, parameter_shapes, uncalled
+from zerocheck.case.shapes import (
+    matching,
+    parameter_elements,
+    parameter_shapes,
+    sometimes_used,
+    transposed,
+    uncalled,
+)
 from zerocheck.models import Network, batch, build_model, check, initial_state, loss_of
 from zerocheck.models.seeds import seed_of
 
@@ -63,6 +70,8 @@ def test_losses_and_gradients_are_finite() -> None:
         for name, parameter in model.named_parameters():
             if name in frozen or name.startswith(idle):
                 assert parameter.grad is None, (name, case)
+            elif name.startswith(sometimes_used(case.model)):
+                assert parameter.grad is None or parameter.grad.isfinite().all(), (name, case)
             else:
                 assert parameter.grad is not None, (name, case)
                 assert parameter.grad.isfinite().all(), (name, case)
@@ -76,6 +85,8 @@ def test_names_and_shapes_are_those_that_were_computed() -> None:
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         assert shapes == parameter_shapes(case.model)
         assert list(shapes) == list(parameter_shapes(case.model))
+        strided = [name for name, p in model.named_parameters() if not p.is_contiguous()]
+        assert strided == list(transposed(case.model))
         assert sum(p.numel() for p in model.parameters()) == parameter_elements(case.model)
 
 
@@ -95,7 +106,7 @@ def test_clipping_is_active_and_inactive() -> None:
             continue
         model, _ = backward(case)
         kind = float(case.training.norm)
-        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        grads = [p.grad for p in model.parameters() if p.grad is not None and p.grad.numel()]
         norm = float(torch.nn.utils.get_total_norm(grads, kind))
         if FEATURES["clip-tight"].present(case):
             tight.append(norm > case.training.clip)
@@ -168,7 +179,9 @@ def test_samples_have_the_shapes_and_ranges_of_the_case() -> None:
     for case in DRAWN:
         sample = batch(case, step=1, rank=0, microbatch=0)
         shape = (case.data.batch, case.data.length)
-        (inputs,) = sample.inputs
+        inputs, *side = sample.inputs
+        assert len(side) <= case.model.side
+        assert all(one.shape == (*shape, 3) for one in side)
         if case.model.stem == "embedding":
             assert inputs.shape == sample.target.shape == shape
             assert inputs.dtype == sample.target.dtype == torch.int64

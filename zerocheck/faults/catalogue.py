@@ -133,6 +133,21 @@ _GRADIENT = [
         "a module is not in the flat buffer", "MG #565", "gradient missing",
     ),
     _fault(
+        "unused:NoneEndsUnit", "zero3", "gradient",
+        "a parameter without a gradient ends the collecting of its unit", "seen in review",
+        features=("block-experts",),
+    ),
+    _fault(
+        "unused:AveragedOverUsers", "zero1", "gradient",
+        "a gradient is averaged over the ranks that used the parameter", "DS #5618, #6545",
+        features=("sometimes-used",), world=3,
+    ),
+    _fault(
+        "shapes:ScalarsOutside", "zero2", "gradient",
+        "0-d parameters are in no bucket", "seen in review", "gradient missing",
+        features=("parameter-0d",), without=("frozen",),
+    ),
+    _fault(
         "article:ArticleStage1", "zerocheck.faults.article:Repaired", "gradient",
         "gradients are never reduced", "a tutorial on ZeRO from scratch", "local gradient only",
         world=3,
@@ -339,6 +354,11 @@ _PUBLISHING = [
         "a real step is taken to make the optimizer's state", "TT #4382; DS PR#5104",
         "initial state",
     ),
+    _fault(
+        "shapes:TransposedAsStored", "zero1", "publish",
+        "a transposed parameter is flattened in the order of its memory", "bitsandbytes PR#1187",
+        "initial state", features=("transposed",), without=("frozen",),
+    ),
 ]  # fmt: skip
 
 _OWNERSHIP = [
@@ -362,6 +382,10 @@ _OWNERSHIP = [
     _fault(
         "ownership:RankShardsLost", "fsdp2", "ownership",
         "the last rank's shards are left out of the state", "DS PR#7585",
+    ),
+    _fault(
+        "shapes:EmptyNotOwned", "zero3", "ownership",
+        "a parameter without elements has no owner", "DS #8279", features=("parameter-empty",),
     ),
     _fault(
         "ownership:Untied", "zero1", "ownership",
@@ -433,6 +457,11 @@ _BUFFERS = [
 ]  # fmt: skip
 
 _BROKEN = [
+    _fault(
+        "unused:UnusedNotReduced", "fsdp2", None,
+        "each rank reduce-scatters the gradients that it has", "PT #158719; torchtitan #2747",
+        features=("side",), without=("block-experts", "frozen"), microbatches=1,
+    ),
     _fault(
         "article:ArticleStage2", "zerocheck.faults.article:Repaired", None,
         "each rank all-reduces only the tensors that it owns", "a tutorial on ZeRO from scratch",

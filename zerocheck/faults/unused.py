@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -10,7 +11,9 @@ from ..case.schema import Case
 from ..contract import Built
 from ..errors import Unsupported
 from ..implementations.ddp import Ddp
+from ..implementations.fsdp2 import Fsdp2, reduce_unused
 from ..implementations.textbook.zero1 import Zero1
+from ..implementations.textbook.zero3 import Unit, Zero3
 
 
 class NoneBecomesZero(Ddp):
@@ -46,3 +49,50 @@ class OutsideFlatBuffer(Zero1):
         super().__init__(model, case, mesh)
         for parameter in head:
             parameter.requires_grad_(True)
+
+
+class NoneEndsUnit(Zero3):
+    """The first parameter without a gradient ends the collecting of a unit: those after it count
+    as 0 on this rank.
+
+    Flagged: gradient.
+    """
+
+    def _reduce(self, unit: Unit) -> None:
+        for flat in unit.flats:
+            missing = False
+            for parameter in flat.parameters:
+                missing = missing or parameter.grad is None
+                if missing:
+                    parameter.grad = None
+        super()._reduce(unit)
+
+
+class AveragedOverUsers(Zero1):
+    """A gradient is averaged over the ranks that used the parameter, not over all (DS #5618).
+
+    Flagged: gradient, too large by another factor for each expert.
+    """
+
+    def _reduce(self) -> None:
+        used = [
+            torch.stack([view.any() for view in bucket.views(gradients)]).float()
+            for bucket, gradients in zip(self.buckets, self.gradients, strict=True)
+        ]
+        super()._reduce()
+        for bucket, gradients, users in zip(self.buckets, self.gradients, used, strict=True):
+            dist.all_reduce(users, group=self.group)
+            for view, count in zip(bucket.views(gradients), users.tolist(), strict=True):
+                view.mul_(self.world_size / max(count, 1.0))
+
+
+class UnusedNotReduced(Fsdp2):
+    """FSDP2 as it is by default: each rank reduce-scatters the gradients that it has (PT #158719).
+
+    Flagged: crashed or hung, since the ranks' buffers have different sizes.
+    """
+
+    def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
+        built = super().build(model, case, mesh)
+        reduce_unused(built.model, enable=False)
+        return built

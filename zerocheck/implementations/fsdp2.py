@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -56,15 +57,24 @@ class Fsdp2(BuiltImplementation):
             fully_shard(module, mesh=mesh, reshard_after_forward=reshard)
         fully_shard(model, mesh=mesh, reshard_after_forward=None if reshard else False)
         if sometimes_used(case.model):
-            if not hasattr(model, "set_reduce_scatter_unused_params"):
-                raise Unsupported(
-                    f"FSDP2 of torch {torch.__version__} cannot reduce the gradients of parameters "
-                    "that only some ranks use: it has no set_reduce_scatter_unused_params"
-                )
-            model.set_reduce_scatter_unused_params(True)
+            reduce_unused(model)
             self.semantics = replace(self.semantics, unused="zero")
         optimizer = torch.optim.AdamW(groups(model, case))
         return Built(model, optimizer)
+
+
+def reduce_unused(model: nn.Module, *, enable: bool = True) -> None:
+    """Have each rank reduce zeros for parameters that it did not use.
+
+    Raises Unsupported for a torch that has no `set_reduce_scatter_unused_params`.
+    """
+    switch: Any = getattr(model, "set_reduce_scatter_unused_params", None)
+    if switch is None:
+        raise Unsupported(
+            f"FSDP2 of torch {torch.__version__} cannot reduce the gradients of parameters that "
+            "only some ranks use: it has no set_reduce_scatter_unused_params"
+        )
+    switch(enable)
 
 
 def _empty_somewhere(parameter: torch.Tensor, world_size: int) -> bool:

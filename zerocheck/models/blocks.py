@@ -117,7 +117,7 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, length, width) -> (batch, length, width)."""
         if self.checkpoint:
-            y: torch.Tensor = checkpoint(self._body, x, use_reentrant=False)  # type: ignore[no-untyped-call]
+            y: torch.Tensor = checkpoint(self._body, x, use_reentrant=False)
         else:
             y = self._body(x)
         return x + y if self.residual else y

@@ -1,0 +1,68 @@
+"""Faults with parameters of unusual shape or memory: 0-d, without elements, transposed."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..case.schema import Case
+from ..errors import Unsupported
+from ..implementations.textbook.partition import Partition, Piece
+from ..implementations.textbook.zero1 import Zero1
+from ..implementations.textbook.zero2 import Zero2
+from ..implementations.textbook.zero3 import Zero3
+
+
+class ScalarsOutside(Zero2):
+    """0-d parameters are in no bucket, since they have no dim to cut: neither reduced nor updated.
+
+    Flagged: gradient missing.
+    """
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        left = [p for p in model.parameters() if p.dim() == 0 and p.requires_grad]
+        if len(left) == sum(p.requires_grad for p in model.parameters()):
+            raise Unsupported("nothing is left in the buckets")
+        for parameter in left:
+            parameter.requires_grad_(False)
+        super().__init__(model, case, mesh)
+        for parameter in left:
+            parameter.requires_grad_(True)
+
+
+class TransposedAsStored(Zero1):
+    """Parameters are copied into the flat buffer in the order of their memory, but read row by
+    row (bitsandbytes PR#1187, in an optimizer's kernels).
+
+    Flagged: publish, before the first step the parameters are not the model's.
+    """
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        stored = {
+            parameter: parameter.detach().t().reshape(-1).clone()
+            for parameter in model.parameters()
+            if not parameter.is_contiguous() and parameter.requires_grad
+        }
+        super().__init__(model, case, mesh)
+        for parameter, values in stored.items():
+            parameter.data.view(-1).copy_(values)
+
+
+class _WithoutEmpty(Partition):
+    """The places of parameters, where only elements have an owner."""
+
+    def pieces(self, rank: int) -> list[Piece]:
+        return [piece for piece in super().pieces(rank) if piece.start < piece.stop]
+
+
+class EmptyNotOwned(Zero3):
+    """A parameter without elements is owned by no rank, and missing in what is saved (DS #8279).
+
+    Flagged: ownership, no rank holds it.
+    """
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        for flat in self.flats:
+            partition = _WithoutEmpty(flat.partition.shapes, flat.partition.world_size)
+            flat.pieces = partition.pieces(self.group.rank())
