@@ -30,7 +30,8 @@ class Fsdp2(BuiltImplementation):
     gradients, so `set_reduce_scatter_unused_params` is on: a parameter that no rank used then has
     the gradient 0, and still decays. Where it is off, it has none and is left alone.
 
-    Refused by torch, and declared here: 0-d, empty and non-contiguous parameters; clipping by the
+    Refused by torch, and declared here: 0-d and non-contiguous parameters; those without elements
+    (at the first backward: `_chunk_cat expects non-empty tensor`); clipping by the
     inf-norm where a rank has an empty shard (`_foreach_norm cannot compute the infinity norm on an
     empty tensor`, while the other ranks wait). A parameter that is tied across units would be
     refused too; units.py keeps both of its users in the root.

@@ -32,12 +32,13 @@ def same_units(case: Case) -> str | None:
 def dim0_sharded(case: Case) -> str | None:
     """None, or why torch cannot shard each parameter of the case along its dim 0."""
     for names, what in (
-        (scalars(case.model), "0-d parameters"),
-        (empties(case.model), "parameters without elements"),
-        (transposed(case.model), "parameters that are not contiguous"),
+        (scalars(case.model), "refuses 0-d parameters"),
+        # They are wrapped without a word; the first backward raises in `_chunk_cat`.
+        (empties(case.model), "cannot reduce gradients without elements"),
+        (transposed(case.model), "refuses parameters that are not contiguous"),
     ):
         if names:
-            return f"torch refuses {what}: {names[0]}"
+            return f"torch {what}: {names[0]}"
     return None
 
 
