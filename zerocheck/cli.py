@@ -52,7 +52,7 @@ def main() -> None:
     metavar="NAME",
     default="quick",
     show_default=True,
-    help="How many cases: quick, ci or thorough.",
+    help="Which cases: quick, ci (all pairs of features) or thorough.",
 )
 @click.option("--world-sizes", metavar="1,2,3", help="Numbers of ranks. Default: the profile's.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Another seed, other cases.")
@@ -244,6 +244,7 @@ def list_() -> None:
         "profiles",
         {
             p.name: f"{p.cases} cases on {', '.join(map(str, p.world_sizes))} ranks, {p.summary}"
+            + ("; all pairs of features first" if p.covering else "")
             for p in PROFILES.values()
         },
     )

@@ -83,6 +83,31 @@ class Refuses(Sharder):
         raise zerocheck.Unsupported("this machine is too small")
 
 
+class SupportsNoEmbedding(Sharder):
+    """Says so at once, and obeys none of the sharding options."""
+
+    options = ()
+
+    @classmethod
+    def supports(cls, case):
+        if case.training.norm == "inf":
+            return "no inf-norm"
+        return "no embeddings" if case.model.stem == "embedding" else None
+
+
+class RefusesDropoutWhenBuilt(Sharder):
+    def build(self, model, case, mesh):
+        if any(block.dropout for block in case.model.blocks):
+            raise zerocheck.Unsupported("no dropout")
+        return super().build(model, case, mesh)
+
+
+class SupportsRaises(Sharder):
+    @classmethod
+    def supports(cls, case):
+        raise ArithmeticError("supports() fails")
+
+
 class ReturnsNothing(Sharder):
     def build(self, model, case, mesh):
         return model

@@ -36,7 +36,7 @@ def test_a_failed_run() -> None:
     for cell in ddp.cells.values():
         assert cell.counts == {"crashed": 1, "unsupported": 1} and cell.status == "crashed"
     assert ddp.refused == {"no empty parameters": 1}
-    assert not ddp.exercised
+    assert not ddp.covered.exercised
     assert exit_code(counted) == 1
     assert why(counted) == (
         "zero2: 1 violated of 2 cases (1 finding)",
@@ -107,9 +107,9 @@ def test_nan_never_hides_as_a_small_share() -> None:
 
 def test_features_exercised_and_not() -> None:
     implementation = tally([started(), case(mesh=(3,))]).implementations["zero2"]
-    assert implementation.exercised["world-3"] == 1
-    assert "world-3" not in implementation.not_exercised
-    assert "world-2" in implementation.not_exercised
+    assert implementation.covered.exercised["world-3"] == 1
+    assert "world-3" not in implementation.covered.not_exercised
+    assert "world-2" in implementation.covered.not_exercised
 
 
 def test_an_interrupted_run_is_not_complete() -> None:

@@ -25,12 +25,16 @@ Present = Callable[[Case], bool]
 
 @dataclass(frozen=True)
 class Feature:
-    """A property of cases: `present(case)`. Features of one dimension stand together."""
+    """A property of cases: `present(case)`. Features of one dimension stand together.
+
+    field: the field of `case.sharding` that it tells of, which an implementation may ignore.
+    """
 
     name: str
     title: str
     dimension: str
     present: Present
+    field: str | None = None
 
 
 def features(case: Case) -> tuple[str, ...]:
@@ -79,8 +83,10 @@ def _some_decay(case: Case) -> bool:
     return any(decays) and not all(decays)
 
 
-def _table(*rows: tuple[str, str, Present], dimension: str) -> list[Feature]:
-    return [Feature(name, title, dimension, present) for name, title, present in rows]
+def _table(
+    *rows: tuple[str, str, Present] | tuple[str, str, Present, str], dimension: str
+) -> list[Feature]:
+    return [Feature(row[0], row[1], dimension, *row[2:]) for row in rows]
 
 
 _WORLD = _table(
@@ -88,7 +94,8 @@ _WORLD = _table(
     ("world-2", "2 ranks", lambda c: c.world_size == 2),
     ("world-3", "3 ranks", lambda c: c.world_size == 3),
     ("world-4", "4 ranks", lambda c: c.world_size == 4),
-    ("world-5-up", "5 ranks or more", lambda c: c.world_size >= 5),
+    ("world-5-8", "5 to 8 ranks", lambda c: 5 <= c.world_size <= 8),
+    ("world-9-up", "9 ranks or more", lambda c: c.world_size >= 9),
     (
         "dims-below-world",
         "a parameter with a first dim smaller than the world",
@@ -234,14 +241,29 @@ _TRAINING = _table(
 )
 
 _SHARDING = _table(
-    ("wrap-whole", "the model is one unit", lambda c: c.sharding.wrap == "whole"),
-    ("wrap-block", "each block is a unit", lambda c: c.sharding.wrap == "block"),
-    ("wrap-layer", "each layer is a unit", lambda c: c.sharding.wrap == "layer"),
-    ("reshard", "parameters released after the forward", lambda c: c.sharding.reshard),
-    ("keep-gathered", "parameters kept until the backward", lambda c: not c.sharding.reshard),
-    ("bucket-small", "buckets of 256 elements or less", lambda c: c.sharding.bucket <= 256),
-    ("prefetch-none", "no prefetching", lambda c: c.sharding.prefetch == 0),
-    ("prefetch-several", "several units prefetched", lambda c: c.sharding.prefetch >= 2),
+    ("wrap-whole", "the model is one unit", lambda c: c.sharding.wrap == "whole", "wrap"),
+    ("wrap-block", "each block is a unit", lambda c: c.sharding.wrap == "block", "wrap"),
+    ("wrap-layer", "each layer is a unit", lambda c: c.sharding.wrap == "layer", "wrap"),
+    ("reshard", "parameters released after the forward", lambda c: c.sharding.reshard, "reshard"),
+    (
+        "keep-gathered",
+        "parameters kept until the backward",
+        lambda c: not c.sharding.reshard,
+        "reshard",
+    ),
+    (
+        "bucket-small",
+        "buckets of 256 elements or less",
+        lambda c: c.sharding.bucket <= 256,
+        "bucket",
+    ),
+    ("prefetch-none", "no prefetching", lambda c: c.sharding.prefetch == 0, "prefetch"),
+    (
+        "prefetch-several",
+        "several units prefetched",
+        lambda c: c.sharding.prefetch >= 2,
+        "prefetch",
+    ),
     dimension="sharding",
 )
 

@@ -169,10 +169,11 @@ def from_function(
 ) -> type[BuiltImplementation]:
     """The class for a bare `build` function.
 
-    Attributes `semantics`, `fixed` and `supports` of the function become those of the class.
+    Attributes `semantics`, `fixed`, `options` and `supports` of the function become those of the
+    class.
     """
     members: dict[str, Any] = {"build": lambda self, *given: build(*given)}
-    for name in ("semantics", "fixed"):
+    for name in ("semantics", "fixed", "options"):
         if hasattr(build, name):
             members[name] = getattr(build, name)
     if hasattr(build, "supports"):

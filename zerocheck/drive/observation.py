@@ -16,11 +16,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """What the judge asks of a rank.
 
     describe: only load the implementation and tell what it declares; observe False: run the steps
-    bare, as a user's loop would; trace: note every collective (for hangs and crashes).
+    bare, as a user's loop would; trace: note every collective (for hangs and crashes); candidates:
+    run nothing, and tell of each case whether the implementation supports it.
     """
 
     implementation: str
     case: Case | None = None
+    candidates: tuple[Case, ...] = ()
     observe: bool = True
     trace: bool = False
 
@@ -89,4 +91,16 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     semantics: dict[str, str] = {}
     fixed: dict[str, object] = {}
+    options: tuple[str, ...] | None = None
+    """Fields of `case.sharding` that it obeys; None: it does not say."""
     restores: bool = False
+
+
+class Refusals(msgspec.Struct, frozen=True, kw_only=True):
+    """The reply to a job with candidates.
+
+    of: for each candidate 0 if it is supported, else 1 + the place of its reason in `reasons`.
+    """
+
+    reasons: tuple[str, ...] = ()
+    of: tuple[int, ...] = ()

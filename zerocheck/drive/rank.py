@@ -9,11 +9,12 @@ import msgspec
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from ..case.schema import Case
 from ..contract.implementation import Implementation
 from ..contract.loading import load
 from ..errors import Unsupported, UsageError
 from .collectives import CollectiveTrace
-from .observation import Described, Job, RankSeen
+from .observation import Described, Job, RankSeen, Refusals
 from .poison import deterministic
 from .recorder import Recorder, Store
 from .steps import Driver, restores
@@ -43,11 +44,13 @@ class Context(Protocol):
 
 
 def run(payload: bytes, context: Context) -> bytes:
-    """Do one job (msgpack of Job), return msgpack of RankSeen or Described.
+    """Do one job (msgpack of Job), return msgpack of RankSeen, Described or Refusals.
 
     Raises whatever the implementation raises; the pool reports it.
     """
     job = msgspec.msgpack.decode(payload, type=Job)
+    if job.candidates:
+        return msgspec.msgpack.encode(_refusals(job))
     reply = _describe(job) if job.case is None else _run_case(job, context)
     return msgspec.msgpack.encode(reply)
 
@@ -64,6 +67,7 @@ def _describe(job: Job) -> Described:
     return Described(
         semantics=_semantics(implementation),
         fixed=dict(implementation.fixed),
+        options=None if implementation.options is None else tuple(implementation.options),
         restores=restores(implementation),
     )
 
@@ -78,9 +82,7 @@ def _run_case(job: Job, context: Context) -> RankSeen:
     case = job.case
     deterministic()
     implementation = load(job.implementation)
-    reason = implementation.supports(case)
-    if reason is None and _needs_restore(job) and not restores(implementation):
-        reason = "it has no restore(), so it cannot start in mid-training"
+    reason = _refusal(implementation, case)
     if reason is not None:
         return RankSeen(unsupported=reason)
     driver = Driver(
@@ -97,8 +99,27 @@ def _run_case(job: Job, context: Context) -> RankSeen:
         return RankSeen(unsupported=str(refusal))
 
 
-def _needs_restore(job: Job) -> bool:
-    return job.case is not None and (job.case.start.step > 0 or job.case.start.moments != "zero")
+def _refusal(implementation: type[Implementation], case: Case) -> str | None:
+    """Why the case cannot be run, or None. Raises whatever `supports` raises."""
+    reason = implementation.supports(case)
+    in_mid_training = case.start.step > 0 or case.start.moments != "zero"
+    if reason is None and in_mid_training and not restores(implementation):
+        return "it has no restore(), so it cannot start in mid-training"
+    return reason
+
+
+def _refusals(job: Job) -> Refusals:
+    """What `supports` says of each candidate. Where it raises, the case itself is to show it."""
+    implementation = load(job.implementation)
+    numbers: dict[str, int] = {}
+    of: list[int] = []
+    for case in job.candidates:
+        try:
+            reason = _refusal(implementation, case)
+        except Exception:
+            reason = None
+        of.append(0 if reason is None else numbers.setdefault(str(reason), 1 + len(numbers)))
+    return Refusals(reasons=tuple(numbers), of=tuple(of))
 
 
 def _mesh(shape: tuple[int, ...], device: str = "cpu") -> DeviceMesh:

@@ -31,6 +31,7 @@ from .local import LocalRunner, Passes, Scale, as_on_a_rank
 from .ownership import MOMENTS, Ownership
 from .state import State
 from .update import Update, UpdateJudge
+from .vacuity import Vacuity
 from .verdict import OBLIGATIONS, Judgement, Obligation, Status, Tier, Violation
 
 
@@ -56,6 +57,7 @@ class _CaseJudge:
         self.ownership = Ownership(self.observation)
         self.updates = UpdateJudge(self.layout, case)
         self.exercised: set[Obligation] = set()
+        self.vacuity = Vacuity(seen)
         self.shares: dict[Obligation, float] = {}
         self.violations: dict[Obligation, Violation] = {}
         self.tier: Tier = "full"
@@ -81,6 +83,7 @@ class _CaseJudge:
             tier=self.tier,
             digest=digest_of(self.observation) if digest or self.violations else "",
             semantics=self.observation.seen[0].semantics,
+            vacuous=self.vacuity.among(o for o, status in statuses.items() if status == "holds"),
         )
 
     def _start(self, model: torch.nn.Module, *, restored: bool) -> None:
@@ -116,6 +119,7 @@ class _CaseJudge:
             if step == steps or not self._owned(step, "state"):
                 return
             after = State.observed(self.observation, step)
+            self.vacuity.moved(before, after)
             self._update(step, before, after, gradient)
             self._note(
                 "publish", 0.0, publish.check(self.observation, after, step=step, before=before)
@@ -145,6 +149,7 @@ class _CaseJudge:
             # The forward was another one, so its gradient is too: one bug, one finding.
             return self._reduced(step)
         self.passes = passes
+        self.vacuity.losses(passes.losses)
         self._buffers(step, before, passes)
         held = self._reduced(step)
         if held is not None:
@@ -179,6 +184,7 @@ class _CaseJudge:
     ) -> Enclosure:
         """Judge clipping; returns the enclosure of the clipped gradient."""
         wanted = hidden.clipping(gradient, recovered.error, self.case, self.semantics)
+        self.vacuity.clipped(gradient.exact, wanted.clipped.exact)
         self._note("clip", *hidden.check_clip(recovered, wanted, self.layout, step=step, seen=seen))
         return wanted.clipped
 
@@ -190,6 +196,7 @@ class _CaseJudge:
         held: Held,
         wanted: gradient_.Expected,
     ) -> None:
+        self.vacuity.gradient(wanted.enclosure.exact)
         share, violation = gradient_.check(
             held,
             wanted,
@@ -244,6 +251,7 @@ class _CaseJudge:
         if not self.layout.buffers or step == self.case.training.steps:
             return
         sent = self.semantics.buffers == "rank0"
+        self.vacuity.buffers(self.observation.buffers(step - 1), passes.buffers)
         violation = buffers_.check(
             self.observation.buffers(step),
             passes.buffers,
@@ -311,6 +319,7 @@ class _CaseJudge:
                 ),
             )
         if clipped is not None:
+            self.vacuity.clipped(gradient.whole, clipped.whole)
             self._note(
                 "clip",
                 *clip_.check_clipped(

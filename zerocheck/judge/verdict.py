@@ -19,6 +19,17 @@ TITLES: dict[Obligation, str] = {
     "buffers": "running statistics follow the declared semantics",
 }
 
+VACUOUS: dict[Obligation, str] = {
+    "ownership": "every rank holds every tensor whole",
+    "loss": "every loss is 0, or not finite",
+    "gradient": "the gradient is 0 everywhere, or not finite",
+    "clip": "the norm does not reach the maximum",
+    "update": "no parameter moves",
+    "publish": "there is one rank, or no parameter moves",
+    "buffers": "no buffer changes",
+}
+"""When an obligation holds since nothing could fail: the plain failure to do it holds too."""
+
 Status = Literal["holds", "violated", "not exercised", "unsupported", "crashed", "hung", "known"]
 """`known` is said by a run, never by the judge: it failed, and is a listed known issue."""
 
@@ -70,3 +81,5 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     tier: Tier = "full"
     digest: str = ""
     semantics: dict[str, str] = {}
+    vacuous: tuple[Obligation, ...] = ()
+    """Obligations that hold since nothing could fail in this case: see VACUOUS."""

@@ -10,6 +10,7 @@ from ..judge.verdict import STATUSES
 from ..run.journal import encode
 from ..run.records import Finding
 from ..run.tally import ImplementationTally, Tally, run_exit_code, why
+from . import coverage
 from .text import replay_line
 
 REPORT_FORMAT = 1
@@ -69,13 +70,7 @@ def _implementation(implementation: ImplementationTally) -> dict[str, Any]:
             }
             for obligation, cell in implementation.cells.items()
         },
-        "coverage": {
-            "world_sizes": {
-                str(size): count for size, count in sorted(implementation.world_sizes.items())
-            },
-            "features": dict(implementation.exercised),
-            "not_exercised": implementation.not_exercised,
-        },
+        "coverage": coverage.as_data(implementation),
         "unsupported": dict(implementation.refused),
         "tiers": dict(implementation.tiers),
         "semantics": implementation.semantics,

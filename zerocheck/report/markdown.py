@@ -10,6 +10,7 @@ from tabulate import tabulate
 from ..case.features import FEATURES
 from ..run.records import Finding
 from ..run.tally import Tally, why
+from .coverage import feature_rows, pairs_cell, refused_rows, vacuous_rows
 from .known import all_hold, left_out_lines, stale_lines
 from .text import cell_text, finding_lines, finding_title, number, one_line, printable
 
@@ -117,20 +118,39 @@ def _coverage(counted: Tally) -> Iterable[str]:
     ]
     yield "Cases judged, by number of ranks:"
     yield _table(["world size", *map(escape, names)], rows)
-    missing = [
-        [feature.name, escape(feature.title)]
-        + [
-            "–" if not counted.implementations[name].exercised[feature.name] else ""
-            for name in names
+    if any(i.covered.counted for i in counted.implementations.values()):
+        yield (
+            "Every pair of features that an implementation supports is to stand in one case at "
+            "least, and in one of several ranks where it is not of the world size itself."
+        )
+        pairs = [
+            [
+                escape(name),
+                pairs_cell(i.covered),
+                f"{i.covered.refused_count:,}",
+                str(len(i.covered.ignored)),
+            ]
+            for name, i in counted.implementations.items()
         ]
-        for feature in FEATURES.values()
-        if any(not i.exercised[feature.name] for i in counted.implementations.values())
-    ]
-    if missing:
-        yield f"Not exercised (–), of {len(FEATURES)} features:"
-        yield _table(["feature", "", *map(escape, names)], missing)
-    else:
-        yield f"All {len(FEATURES)} features were exercised."
+        yield _table(
+            ["implementation", "pairs covered", "pairs refused", "features ignored"], pairs
+        )
+    yield (
+        f"Cases judged, by feature ({len(FEATURES)} features), or why there is none; `ignored` are "
+        "options that the implementation does not have:"
+    )
+    yield _table(
+        ["feature", "", *map(escape, names)],
+        [[row[0], *map(escape, row[1:])] for row in feature_rows(counted)],
+    )
+    refusals = [list(map(escape, row)) for row in refused_rows(counted)]
+    if refusals:
+        yield "Refused pairs, and the features all of whose pairs are refused:"
+        yield _table(["implementation", "pairs", "features", "reason"], refusals)
+    vacuous = [list(map(escape, row)) for row in vacuous_rows(counted)]
+    if vacuous:
+        yield "Vacuous: the obligation holds, but code that does nothing would hold too."
+        yield _table(["implementation", "obligation", "cases", "since"], vacuous)
     refused = [
         [escape(name), str(count), escape(reason)]
         for name, implementation in counted.implementations.items()

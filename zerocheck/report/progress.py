@@ -12,6 +12,7 @@ from tabulate import tabulate
 
 from ..run.records import CaseFinished, Finding, Record, RunFinished, RunStarted, StaleIssue
 from ..run.tally import FAILING, Cell, Tally, why
+from .coverage import coverage_lines
 from .known import all_hold, left_out_lines, stale_lines
 from .text import cell_text, finding_lines, finding_title, one_line
 
@@ -185,6 +186,8 @@ def print_outcome(console: Console, counted: Tally) -> None:
             )
     for line in left_out_lines(counted):
         console.print(Text(line, style="yellow"))
+    for line in coverage_lines(counted):
+        console.print(Text(line))
     more = counted.finished.why if counted.finished is not None else ()
     reasons = dict.fromkeys((*why(counted), *more))
     for reason in reasons:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..case.schema import Case
 from ..errors import UsageError
 from ..judge.local import as_on_a_rank
 from ..ranks.limits import check_world_size
@@ -21,10 +22,10 @@ from .events import Bus, Handler
 from .findings import Bug, Findings
 from .ledger import Ledger
 from .options import RunOptions
-from .plan import Planned, plan
+from .plan import Plan, Planned
 from .records import CaseFile, Finding, Record, RunFinished, RunStarted
 from .tally import INTERRUPTED, exit_code, tally, why
-from .trial import TARGET, Outcome, Ranks, Trial, describe, judged
+from .trial import TARGET, Outcome, Ranks, Trial, describe, judged, refusals
 
 PATIENCE_S = 5.0
 """Seconds without any sign of life after which ranks count as hung."""
@@ -102,7 +103,8 @@ class _Run:
             name: describe(self.ranks, name, world_size=min(options.world_sizes))
             for name in options.implementations
         }
-        planned, left_out = self.ledger.arrange(plan(options, described))
+        self.plan = Plan(options, described, self._refusals)
+        self.plan.cases, left_out = self.ledger.arrange(self.plan.cases)
         self.started = time.perf_counter()
         self.bus.handle(
             RunStarted(
@@ -112,24 +114,37 @@ class _Run:
                 profile=options.profile,
                 seed=options.seed,
                 world_sizes=options.world_sizes,
-                planned=len(planned),
+                planned=len(self.plan.cases),
                 started=time.time(),
                 left_out=left_out,
             )
         )
+        for coverage in self.plan.coverage:
+            self.bus.handle(coverage)
         clear(self.folder)
         try:
-            self._cases(planned)
-            self._stale(planned)
+            self._cases(self.plan.cases)
+            self._stale(self.plan.cases)
         except KeyboardInterrupt:
             self._finish(interrupted=True)
             raise
         return self._finish(interrupted=False)
 
+    def _refusals(self, implementation: str, cases: Sequence[Case]) -> list[str | None]:
+        """Why cases are not run: the implementation refuses them, or they are known to hang it."""
+        size = min(self.options.world_sizes)
+        reasons = refusals(self.ranks, implementation, cases, world_size=size)
+        return [
+            reason or self.ledger.hang(Planned(implementation, case))
+            for case, reason in zip(cases, reasons, strict=True)
+        ]
+
     def _cases(self, planned: Sequence[Planned]) -> None:
         """While one case is judged here, the ranks run the next one."""
         waiting: tuple[int, Trial] | None = None
-        for number, item in enumerate((*planned, None)):
+        number = 0
+        while waiting is not None or number < len(planned) or self.plan.more():
+            item = planned[number] if number < len(planned) else None
             result = None
             if waiting is not None:
                 result = waiting[1].result()
@@ -142,6 +157,7 @@ class _Run:
                 self.left_out[item.implementation] += 1
             elif item is not None:
                 upcoming = number, Trial(self.ranks, item.implementation, item.case)
+            number += item is not None
             if waiting is not None and result is not None:
                 before, trial = waiting
                 outcome = judged(trial.case, result, obligations=self.options.obligations)
@@ -152,6 +168,9 @@ class _Run:
         finished = outcome.record(number, trial.implementation, trial.case)
         finished = self.ledger.marked(finished)
         self.bus.handle(finished)
+        if outcome.judgement is not None or outcome.status == "unsupported" or finished.known:
+            item = Planned(trial.implementation, trial.case)
+            self.plan.note(item, refused=outcome.judgement is None)
         if outcome.status == "hung" and not finished.known:
             self.hangs[trial.implementation] += 1
         for bug in self.findings.add(finished):

@@ -64,6 +64,11 @@ class Ledger:
             for issue, count in left_out.items()
         )
 
+    def hang(self, item: Planned) -> str | None:
+        """The known hang that covers a case, as a reason not to run it."""
+        issue = next(filter(partial(_hangs_by, item), self.issues), None)
+        return None if issue is None else f"known hang: {issue.record.reason}"
+
     def issue_of(self, finished: CaseFinished, violation: Violation | None) -> KnownIssue | None:
         """The first issue that this failure is. All that match are noted as seen."""
         matching = [issue for issue in self.issues if issue.matches(finished, violation)]

@@ -89,7 +89,7 @@ class RunOptions:
 
     @property
     def cases(self) -> int:
-        """Cases per implementation."""
+        """Cases per implementation; a covering array may take more."""
         count = PROFILES[self.profile].cases
         return count if self.max_cases is None else min(count, self.max_cases)
 

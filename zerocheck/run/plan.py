@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
+import msgspec
+
+from ..case.covering import Pairs, candidates
 from ..case.drawing import draw
-from ..case.features import features
+from ..case.features import FEATURES, features
 from ..case.schema import Case
 from ..drive.observation import Described
 from ..errors import UsageError
 from ..judge.verdict import Obligation
+from .array import Array
 from .options import RunOptions
+from .profiles import PROFILES
+from .records import Coverage
 
 NEEDED: dict[Obligation, str] = {"clip": "clip", "buffers": "block-batch-norm"}
 """The feature that a case must have to exercise an obligation, where not every case does."""
 
 OVERDRAW = 60
 """How many cases are drawn for one with the features asked for, at most."""
+
+LARGEST_DRAWN = 8
+"""Ranks. Larger world sizes of a profile are left to the covering array: their cases are slow."""
+
+Ask = Callable[[str, Sequence[Case]], list[str | None]]
+"""ask(implementation, cases) -> of each case, why it is not supported, or None."""
 
 
 @dataclass(frozen=True)
@@ -29,38 +41,117 @@ class Planned:
     case: Case
 
 
-def plan(options: RunOptions, described: Mapping[str, Described]) -> list[Planned]:
+class Plan:
     """All cases of a run, the same for the same options.
 
-    Implementations and world sizes take turns, so that the first minute says something of all of
-    them. Raises UsageError if no case has the features asked for.
+    cases: implementations take turns, so that the first minute says something of all of them. It
+    grows while the run goes on, by cases that stand in for others: see `more`.
     """
-    queues = [
-        [Planned(name, case) for case in _cases(options, name, described[name])]
-        for name in options.implementations
+
+    def __init__(self, options: RunOptions, described: Mapping[str, Described], ask: Ask) -> None:
+        """Raises UsageError if no case has the features asked for."""
+        self._options = options
+        self._pools: dict[bytes, dict[Case, int]] = {}
+        self._pairs = Pairs(FEATURES)
+        self._arrays: dict[str, Array] = {}
+        self.coverage: list[Coverage] = []
+        """What is to be exercised on each implementation."""
+        queues = [
+            [Planned(name, case) for case in self._cases(name, described[name], ask)]
+            for name in options.implementations
+        ]
+        self.cases = [planned for turn in zip_longest(*queues) for planned in turn if planned]
+
+    def note(self, done: Planned, *, refused: bool) -> None:
+        """A case was judged, or refused while it was built."""
+        if done.implementation in self._arrays:
+            self._arrays[done.implementation].note(done.case, refused=refused)
+
+    def more(self) -> bool:
+        """Put cases at the end of `cases` for pairs that only refused ones had; whether it did."""
+        added = False
+        for name, array in self._arrays.items():
+            cases = array.more()
+            if self._options.max_cases is not None:
+                count = sum(planned.implementation == name for planned in self.cases)
+                del cases[max(0, self._options.max_cases - count) :]
+            self.cases += [Planned(name, case) for case in cases]
+            added = added or bool(cases)
+        return added
+
+    def _cases(self, name: str, described: Described, ask: Ask) -> list[Case]:
+        options, profile = self._options, PROFILES[self._options.profile]
+        fixed: dict[str, object] = dict(described.fixed)
+        if not described.restores:
+            fixed["start"] = {**_mapping(fixed.get("start")), "step": 0, "moments": "zero"}
+        ignored = _ignored(described)
+        found: list[Case] = []
+        count = profile.cases
+        if profile.covering:
+            pool = self._pool(fixed)
+            reasons = ask(name, list(pool))
+            array = self._arrays[name] = Array(self._pairs, pool, reasons, ignored)
+            # Where all are refused, one case says so.
+            found = array.cases or list(pool)[:1]
+            count = max(count if array.cases else 1, len(found))
+        if options.max_cases is not None:
+            count = min(count, options.max_cases)
+        cut = options.max_cases if count < len(found) else None
+        found = [*found[:count], *_drawn(options, count - len(found), fixed)]
+        _complete(found, options, fixed)
+        if not found:
+            wanted = ", ".join(options.features)
+            raise UsageError(f"no case for {name} has the features asked for: {wanted}")
+        if profile.covering:
+            self.coverage.append(self._arrays[name].coverage(name, max_cases=cut))
+        else:
+            self.coverage.append(
+                Coverage(implementation=name, features=tuple(FEATURES), ignored=tuple(ignored))
+            )
+        return found
+
+    def _pool(self, fixed: Mapping[str, object]) -> dict[Case, int]:
+        """Candidates and their pairs, drawn once for all implementations that fix the same."""
+        key = msgspec.json.encode(fixed, order="deterministic")
+        if key not in self._pools:
+            options = self._options
+            self._pools[key] = candidates(
+                self._pairs,
+                seed=options.seed,
+                world_sizes=options.world_sizes,
+                fixed=fixed,
+                having=options.features,
+            )
+        return self._pools[key]
+
+
+def _ignored(described: Described) -> list[str]:
+    """Features of options that the implementation does not obey."""
+    if described.options is None:
+        return []
+    return [
+        name
+        for name, feature in FEATURES.items()
+        if feature.field is not None and feature.field not in described.options
     ]
-    return [planned for turn in zip_longest(*queues) for planned in turn if planned is not None]
 
 
-def _cases(options: RunOptions, name: str, described: Described) -> Iterator[Case]:
+def _drawn(options: RunOptions, count: int, fixed: Mapping[str, object]) -> list[Case]:
+    """Cases drawn at random. World sizes take turns."""
+    if count <= 0:
+        return []
     sizes = options.world_sizes
-    fixed: dict[str, object] = dict(described.fixed)
-    if not described.restores:
-        fixed["start"] = {**_mapping(fixed.get("start")), "step": 0, "moments": "zero"}
-    counts = [options.cases // len(sizes)] * len(sizes)
-    for position in range(options.cases - sum(counts)):
+    if not options.world_sizes_given:
+        sizes = tuple(size for size in sizes if size <= LARGEST_DRAWN)
+    counts = [count // len(sizes)] * len(sizes)
+    for position in range(count - sum(counts)):
         counts[position] += 1
     queues = [
-        _with_features(options, size, count, fixed)
-        for size, count in zip(sizes, counts, strict=True)
-        if count
+        _with_features(options, size, share, fixed)
+        for size, share in zip(sizes, counts, strict=True)
+        if share
     ]
-    found = [case for turn in zip_longest(*queues) for case in turn if case is not None]
-    _complete(found, options, fixed)
-    if not found:
-        wanted = ", ".join(options.features)
-        raise UsageError(f"no case for {name} has the features asked for: {wanted}")
-    return iter(found)
+    return [case for turn in zip_longest(*queues) for case in turn if case is not None]
 
 
 def _complete(found: list[Case], options: RunOptions, fixed: Mapping[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""Profiles: how many cases a run has, and over which world sizes."""
+"""Profiles: which cases a run has, how many, and over which world sizes."""
 
 from __future__ import annotations
 
@@ -7,21 +7,39 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """How thorough a run is. cases: per implementation; world_sizes: the default ones."""
+    """How thorough a run is. cases: per implementation; world_sizes: the default ones.
+
+    covering: the cases begin with a covering array of all pairs of features, however many that
+    takes; what is left of `cases` is drawn at random.
+    """
 
     name: str
     cases: int
     world_sizes: tuple[int, ...]
     summary: str
+    covering: bool = False
 
 
 _SIZES = (1, 2, 3, 4, 5, 8)
+_MORE_SIZES = (1, 2, 3, 4, 5, 7, 8, 16)
 
 PROFILES: dict[str, Profile] = {
     profile.name: profile
     for profile in (
         Profile(name="quick", cases=48, world_sizes=_SIZES, summary="before a commit"),
-        Profile(name="ci", cases=120, world_sizes=_SIZES, summary="on every change, in CI"),
-        Profile(name="thorough", cases=600, world_sizes=_SIZES, summary="before a release"),
+        Profile(
+            name="ci",
+            cases=100,
+            world_sizes=_MORE_SIZES,
+            summary="on every change, in CI",
+            covering=True,
+        ),
+        Profile(
+            name="thorough",
+            cases=600,
+            world_sizes=_MORE_SIZES,
+            summary="before a release",
+            covering=True,
+        ),
     )
 }

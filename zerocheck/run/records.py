@@ -64,6 +64,29 @@ class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag="run started"):
     format: int = JOURNAL_FORMAT
 
 
+class Refused(msgspec.Struct, frozen=True, kw_only=True):
+    """Pairs of features that an implementation refuses, and the commonest reason that it gives."""
+
+    reason: str
+    pairs: str
+
+
+class Coverage(msgspec.Struct, frozen=True, kw_only=True, tag="coverage"):
+    """What a run is to exercise on an implementation, said before its first case.
+
+    features: all that count; ignored: those of options that it does not obey; supported, refused:
+    pairs of features, in hex as the bits of case/covering.py's Pairs over `features`, empty where
+    cases are only drawn at random; max_cases: what the user allowed, None for no limit.
+    """
+
+    implementation: str
+    features: tuple[str, ...]
+    ignored: tuple[str, ...] = ()
+    supported: str = ""
+    refused: tuple[Refused, ...] = ()
+    max_cases: int | None = None
+
+
 class CaseFinished(msgspec.Struct, frozen=True, kw_only=True, tag="case finished"):
     """One case and its verdict.
 
@@ -152,7 +175,7 @@ class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run finished")
     why: tuple[str, ...] = ()
 
 
-Record = RunStarted | CaseFinished | Finding | StaleIssue | RunFinished
+Record = RunStarted | Coverage | CaseFinished | Finding | StaleIssue | RunFinished
 
 
 class CaseFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

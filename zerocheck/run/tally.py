@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ..case.features import FEATURES, features
 from ..judge.verdict import OBLIGATIONS, Obligation, Status
-from .records import CaseFinished, Finding, Record, RunFinished, RunStarted, StaleIssue
+from .coverage import FEW, Covered
+from .records import CaseFinished, Coverage, Finding, Record, RunFinished, RunStarted, StaleIssue
 
 FAILING: tuple[Status, ...] = ("violated", "crashed", "hung")
 """Verdicts that make a run fail."""
@@ -26,17 +26,24 @@ class Cell:
     """One obligation of one implementation, over all cases.
 
     counts: cases per verdict; share: largest part of the bound that was used, 1.0 is the edge;
-    broken: known crashes and hangs, after which the obligation could not be looked at.
+    broken: known crashes and hangs, after which the obligation could not be looked at; vacuous:
+    cases in which it holds since nothing could fail.
     """
 
     counts: Counter[Status] = field(default_factory=Counter)
     share: float = 0.0
     broken: int = 0
+    vacuous: int = 0
 
     @property
     def checked(self) -> int:
         """Cases in which the obligation was looked at, whatever came of it."""
         return sum(self.counts[status] for status in (*FAILING, "known", "holds")) - self.broken
+
+    @property
+    def telling(self) -> int:
+        """Cases in which it was looked at, and could have failed."""
+        return self.checked - self.vacuous
 
     @property
     def status(self) -> Status:
@@ -46,13 +53,13 @@ class Cell:
 
 @dataclass
 class ImplementationTally:
-    """All cases of one implementation. exercised: cases per feature, of those that were judged."""
+    """All cases of one implementation."""
 
     name: str
     cells: dict[Obligation, Cell]
     cases: Counter[Status] = field(default_factory=Counter)
     world_sizes: Counter[int] = field(default_factory=Counter)
-    exercised: Counter[str] = field(default_factory=Counter)
+    covered: Covered = field(default_factory=Covered)
     refused: Counter[str] = field(default_factory=Counter)
     """Why cases were unsupported: reason and count."""
     tiers: Counter[str] = field(default_factory=Counter)
@@ -60,9 +67,9 @@ class ImplementationTally:
     seconds: float = 0.0
 
     @property
-    def not_exercised(self) -> tuple[str, ...]:
-        """Features that no judged case had."""
-        return tuple(name for name in FEATURES if not self.exercised[name])
+    def hardly_checked(self) -> dict[Obligation, Cell]:
+        """Obligations that could have failed in fewer than FEW cases."""
+        return {o: cell for o, cell in self.cells.items() if cell.telling < FEW}
 
     @property
     def nothing_checked(self) -> bool:
@@ -74,11 +81,11 @@ class ImplementationTally:
         judgement = record.judgement
         self.cases[_status_of_case(record)] += 1
         self.seconds += record.seconds
+        self.covered.add(record)
         if record.status == "unsupported":
             self.refused[record.reason or "no reason given"] += 1
         elif judgement is not None:
             self.world_sizes[record.case.world_size] += 1
-            self.exercised.update(features(record.case))
             self.tiers[judgement.tier] += 1
             self.semantics = judgement.semantics or self.semantics
         for obligation, cell in self.cells.items():
@@ -86,6 +93,7 @@ class ImplementationTally:
             cell.counts[status] += 1
             cell.broken += status == "known" and judgement is None
             if judgement is not None:
+                cell.vacuous += obligation in judgement.vacuous
                 share = judgement.share.get(obligation, 0.0)
                 cell.share = max(cell.share, math.inf if math.isnan(share) else share)
 
@@ -128,6 +136,8 @@ class Tally:
                 self.obligations = record.obligations or OBLIGATIONS
                 for name in record.implementations:
                     self._of(name)
+            case Coverage():
+                self._of(record.implementation).covered = Covered(record)
             case CaseFinished():
                 self.cases += 1
                 self._of(record.implementation).add(record)
@@ -207,6 +217,9 @@ def why(counted: Tally) -> tuple[str, ...]:
             cases = sum(implementation.cases.values())
             findings = f" ({found} finding{'s' if found != 1 else ''})" if found else ""
             said.append(f"{name}: {', '.join(failing) or 'violated'} of {cases} cases{findings}")
+        left_out = implementation.covered.sentence(name)
+        if left_out:
+            said.append(left_out)
         if implementation.nothing_checked:
             said.append(f"{name}: nothing was checked: {why_nothing(implementation)}")
             continue
@@ -240,7 +253,8 @@ def why_nothing(implementation: ImplementationTally) -> str:
 
 def exit_code(counted: Tally) -> int:
     """0 if all obligations hold, known issues aside; 1 for a finding, a failing case, an obligation
-    unchecked or a stale known issue."""
+    unchecked, a stale known issue, or a supported pair of features that was to be covered and was
+    not."""
     return 1 if why(counted) else 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from ..case.schema import Case
-from ..drive.observation import Described, Job, RankSeen, Recorded
+from ..drive.observation import Described, Job, RankSeen, Recorded, Refusals
 from ..errors import HarnessError, UsageError
 from ..judge.case import judge
 from ..judge.verdict import Judgement, Obligation, Status
@@ -136,6 +136,27 @@ def describe(ranks: Ranks, implementation: str, *, world_size: int = 1) -> Descr
     return described
 
 
+def refusals(
+    ranks: Ranks, implementation: str, candidates: Sequence[Case], *, world_size: int = 1
+) -> list[str | None]:
+    """Of each candidate, why the implementation does not support it, or None.
+
+    A rank process asks, since it runs the user's code. If that ends the process, nothing counts as
+    refused: the cases will show what is wrong.
+    """
+    job = Job(implementation=implementation, candidates=tuple(candidates))
+    result = ranks.wait(ranks.submit(world_size, msgspec.msgpack.encode(job)))
+    try:
+        payload = result.payloads[0]
+        if payload is None or not candidates:
+            return [None] * len(candidates)
+        refused = msgspec.msgpack.decode(payload, type=Refusals)
+    finally:
+        result.release()
+    reasons = (None, *refused.reasons)
+    return [reasons[number] for number in refused.of]
+
+
 def _broken(result: JobResult) -> Outcome:
     status: Status = "hung" if result.outcome == "hung" else "crashed"
     error = ""
@@ -176,4 +197,5 @@ def _only(judgement: Judgement, obligations: Collection[Obligation]) -> Judgemen
         statuses={o: s for o, s in judgement.statuses.items() if o in obligations},
         share={o: s for o, s in judgement.share.items() if o in obligations},
         violations=tuple(v for v in judgement.violations if v.obligation in obligations),
+        vacuous=tuple(o for o in judgement.vacuous if o in obligations),
     )

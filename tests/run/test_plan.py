@@ -1,0 +1,192 @@
+"""Which cases a run has: the covering array of an implementation, and what stands in for others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import combinations
+
+import pytest
+
+from zerocheck.case import covering
+from zerocheck.case.covering import ALONE, Pairs
+from zerocheck.case.features import FEATURES, features
+from zerocheck.case.schema import Case
+from zerocheck.drive.observation import Described
+from zerocheck.errors import UsageError
+from zerocheck.run.options import RunOptions
+from zerocheck.run.plan import Plan
+from zerocheck.run.records import Coverage
+
+PAIRS = Pairs(FEATURES)
+RESTORES = Described(restores=True)
+
+
+@pytest.fixture(autouse=True)
+def fewer_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enough for two world sizes, and quicker."""
+    monkeypatch.setattr(covering, "LEAST", 1_500)
+    monkeypatch.setattr(covering, "QUIET", 500)
+
+
+def plan(
+    refuses: Callable[[Case], str | None] = lambda case: None,
+    *,
+    described: Described = RESTORES,
+    **given: object,
+) -> Plan:
+    """A plan for `ddp`, whose supports() is `refuses`."""
+
+    def ask(name: str, cases: Sequence[Case]) -> list[str | None]:
+        return [refuses(case) for case in cases]
+
+    options = {"implementations": ("ddp",), "profile": "ci", "world_sizes": (2, 3)} | given
+    return Plan(RunOptions(**options), {"ddp": described}, ask)  # type: ignore[arg-type]
+
+
+def pairs_of(cases: Sequence[Case]) -> set[tuple[str, str]]:
+    """All pairs, counted by hand."""
+    return {
+        pair
+        for case in cases
+        for pair in combinations(features(case), 2)
+        if ALONE not in features(case) or ALONE in pair
+    }
+
+
+def wanted(coverage: Coverage) -> set[tuple[str, str]]:
+    return set(Pairs(coverage.features).named(int(coverage.supported or "0", 16)))
+
+
+def refused(coverage: Coverage) -> dict[str, set[tuple[str, str]]]:
+    pairs = Pairs(coverage.features)
+    return {one.reason: set(pairs.named(int(one.pairs, 16))) for one in coverage.refused}
+
+
+def test_ci_covers_what_it_promises() -> None:
+    planned = plan()
+    (coverage,) = planned.coverage
+    assert coverage.max_cases is None and coverage.ignored == () and coverage.refused == ()
+    assert len(wanted(coverage)) > 2_000
+    assert wanted(coverage) <= pairs_of([item.case for item in planned.cases])
+    assert len(planned.cases) >= 100
+
+
+def test_the_same_options_give_the_same_plan() -> None:
+    assert plan().cases == plan().cases
+    assert plan().coverage == plan().coverage
+    assert plan(seed=1).cases != plan().cases
+
+
+def test_quick_promises_nothing() -> None:
+    planned = plan(profile="quick", described=Described(restores=True, options=("wrap",)))
+    (coverage,) = planned.coverage
+    assert coverage.supported == "" and len(planned.cases) == 48
+    assert "prefetch-none" in coverage.ignored and "wrap-whole" not in coverage.ignored
+
+
+def test_refused_cases_are_not_run_and_not_waited_for() -> None:
+    def refuses(case: Case) -> str | None:
+        if "clip-inf" in features(case) and case.model.stem == "embedding":
+            return "no inf-norm of embeddings"
+        return "no tied heads" if case.model.tied else None
+
+    planned = plan(refuses)
+    (coverage,) = planned.coverage
+    array = [item.case for item in planned.cases[: len(planned.cases) // 4]]
+    assert not any(refuses(case) for case in array)
+    by_reason = refused(coverage)
+    by_inf_norm = by_reason["no inf-norm of embeddings"]
+    assert {("stem-embedding", "clip-inf"), ("padding-idx", "clip-inf")} <= by_inf_norm
+    assert all("clip-inf" in pair or "tied" in pair for pair in by_inf_norm)
+    assert all("tied" in pair for pair in by_reason["no tied heads"])
+    assert ("stem-embedding", "tied") in by_reason["no tied heads"]
+    assert not wanted(coverage) & set().union(*by_reason.values())
+    assert wanted(coverage) <= pairs_of([i.case for i in planned.cases if not refuses(i.case)])
+
+
+def test_what_an_implementation_ignores_is_not_counted() -> None:
+    described = Described(restores=True, options=("bucket",))
+    (coverage,) = plan(described=described).coverage
+    assert {"wrap-whole", "reshard", "prefetch-several"} <= set(coverage.ignored)
+    assert "bucket-small" not in coverage.ignored
+    assert not [pair for pair in wanted(coverage) if set(pair) & set(coverage.ignored)]
+
+
+def test_fields_that_are_fixed_leave_fewer_pairs() -> None:
+    described = Described(fixed={"training": {"clip": None}}, restores=False)
+    (coverage,) = plan(described=described).coverage
+    there = {name for pair in wanted(coverage) for name in pair}
+    assert "keep-gradients" in there
+    assert not there & {"clip", "clip-inf", "mid-training", "step-255", "moments-huge"}
+
+
+def test_max_cases_cuts_the_array_and_says_so() -> None:
+    planned = plan(max_cases=10)
+    assert len(planned.cases) == 10
+    assert planned.coverage[0].max_cases == 10
+    assert wanted(planned.coverage[0]) == wanted(plan().coverage[0])
+    assert plan(max_cases=100_000).coverage[0].max_cases is None
+
+
+def test_an_implementation_that_refuses_all_has_one_case_to_say_so() -> None:
+    planned = plan(lambda case: "never")
+    assert len(planned.cases) == 1
+    (coverage,) = planned.coverage
+    assert coverage.supported == "" and set(refused(coverage)) == {"never"}
+
+
+def test_features_asked_for() -> None:
+    planned = plan(features=("tied",))
+    assert all("tied" in features(item.case) for item in planned.cases)
+    assert ("tied", "padding-idx") in wanted(planned.coverage[0])
+    with pytest.raises(UsageError, match="no case for ddp has the features asked for"):
+        plan(features=("tied", "stem-dense"))
+
+
+def run_all(planned: Plan, refuses: Callable[[Case], bool]) -> list[Case]:
+    """As the engine does, with `refuses` at build time; the cases that were judged."""
+    judged = []
+    number = 0
+    while number < len(planned.cases) or planned.more():
+        item = planned.cases[number]
+        planned.note(item, refused=refuses(item.case))
+        if not refuses(item.case):
+            judged.append(item.case)
+        number += 1
+    return judged
+
+
+def test_other_cases_stand_in_for_one_that_is_refused_when_built() -> None:
+    """The cases that go first bring the most, and these are refused for no reason at all."""
+    planned = plan(profile="ci")
+    bad = {item.case for item in planned.cases[:5]}
+    judged = run_all(planned, lambda case: case in bad)
+    assert wanted(planned.coverage[0]) <= pairs_of(judged)
+    assert len(set(judged)) == len(judged)
+
+
+@pytest.mark.parametrize(
+    "names", [("tied",), ("unused", "clip-inf"), ("block-conv", "frozen"), ("dropout",)]
+)
+def test_what_is_always_refused_when_built_is_given_up_and_nothing_else(
+    names: tuple[str, ...],
+) -> None:
+    planned = plan()
+    before = len(planned.cases)
+    judged = run_all(planned, lambda case: set(names) <= set(features(case)))
+    lost = wanted(planned.coverage[0]) - pairs_of(judged)
+    supported = {p for p in wanted(planned.coverage[0]) if not set(names) <= set(p)}
+    if len(names) > 1:
+        assert names in {tuple(pair) for pair in lost}
+    else:
+        assert {pair for pair in lost if names[0] in pair}
+    # What a few rounds cannot find is counted as refused: next to nothing.
+    collateral = {pair for pair in lost & supported if not set(names) & set(pair)}
+    assert len(collateral) <= 2, sorted(collateral)
+    assert len(planned.cases) - before <= 80
+
+
+def test_max_cases_leaves_no_room_for_others() -> None:
+    planned = plan(max_cases=10)
+    run_all(planned, lambda case: True)
+    assert len(planned.cases) == 10

@@ -1,0 +1,76 @@
+"""What a case could tell of each obligation: one that holds where nothing could fail says nothing.
+
+An obligation is vacuous in a case if it holds, and would hold too for code that does not do the
+work at all: never cuts, reduces, clips, updates, or tells other ranks. VACUOUS in judge/verdict.py
+says when that is. Evidence is taken from all steps; one that could fail is enough.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from math import prod
+
+import torch
+
+from ..drive.observation import RankSeen
+from .buffers import Buffers
+from .state import State
+from .verdict import Obligation
+
+
+class Vacuity:
+    """Collects, step by step, the obligations that could have failed."""
+
+    def __init__(self, seen: Sequence[RankSeen]) -> None:
+        """seen: what each rank said of the case."""
+        self._world_size = len(seen)
+        self._could_fail: set[Obligation] = set()
+        if _cut(seen):
+            self._could_fail.add("ownership")
+
+    def losses(self, expected: Iterable[Iterable[float]]) -> None:
+        """The losses of one device, per rank and microbatch."""
+        if any(math.isfinite(loss) and loss != 0 for rank in expected for loss in rank):
+            self._could_fail.add("loss")
+
+    def gradient(self, exact: torch.Tensor) -> None:
+        """The gradient of one device, before clipping."""
+        if bool(((exact != 0) & exact.isfinite()).any()):
+            self._could_fail.add("gradient")
+
+    def clipped(self, before: torch.Tensor, after: torch.Tensor) -> None:
+        """The gradient around clipping; NaN where there is none."""
+        if not torch.equal(before.nan_to_num(), after.nan_to_num()):
+            self._could_fail.add("clip")
+
+    def moved(self, before: State, after: State) -> None:
+        """The states around an update."""
+        if not torch.equal(before.parameter, after.parameter):
+            self._could_fail.add("update")
+            if self._world_size > 1:
+                self._could_fail.add("publish")
+
+    def buffers(self, before: Sequence[Buffers], expected: Sequence[Buffers]) -> None:
+        """The buffers of each rank around a step, by the declared semantics."""
+        if any(
+            name in held and not torch.equal(held[name], value)
+            for held, wanted in zip(before, expected, strict=True)
+            for name, value in wanted.items()
+        ):
+            self._could_fail.add("buffers")
+
+    def among(self, holding: Iterable[Obligation]) -> tuple[Obligation, ...]:
+        """Those of the obligations that hold for want of anything that could fail."""
+        return tuple(obligation for obligation in holding if obligation not in self._could_fail)
+
+
+def _cut(seen: Sequence[RankSeen]) -> bool:
+    """Whether some rank does not hold all of every tensor: a part of it, or some tensors only."""
+    held = [
+        {entry for manifest in rank.manifests for entry in manifest if entry.present}
+        for rank in seen
+    ]
+    return any(entries != held[0] for entries in held) or any(
+        entry.stop - entry.start < prod(entry.shape) for entry in held[0]
+    )

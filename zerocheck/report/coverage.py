@@ -1,0 +1,120 @@
+"""How coverage reads: pairs of features, what was not exercised and why, and what says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ..case.features import FEATURES
+from ..judge.verdict import VACUOUS
+from ..run.coverage import FEW, Covered
+from ..run.tally import ImplementationTally, Tally
+from .text import one_line
+
+PAIRS_SHOWN = 200
+"""Left-out pairs that the JSON report names; their number stands beside them."""
+
+
+def coverage_lines(counted: Tally) -> list[str]:
+    """What the end of a run says of coverage; nothing of a run that promised none."""
+    lines = []
+    for name, implementation in counted.implementations.items():
+        line = implementation.covered.line(name)
+        if line:
+            lines += [one_line(line), *vacuous_lines(implementation)]
+    return lines
+
+
+def vacuous_lines(implementation: ImplementationTally) -> list[str]:
+    """One line for each obligation that holds, and hardly could have failed."""
+    return [
+        one_line(
+            f"{implementation.name}: {obligation} could have failed in {cell.telling or 'none'} of "
+            f"{cell.checked} cases; in the others {VACUOUS[obligation]}"
+        )
+        for obligation, cell in implementation.hardly_checked.items()
+        if cell.vacuous
+    ]
+
+
+def pairs_cell(covered: Covered) -> str:
+    """`3,410 of 3,410`, or a dash where none were wanted."""
+    if not covered.counted:
+        return "–"
+    return f"{covered.covered_count:,} of {covered.supported_count:,}"
+
+
+def feature_rows(counted: Tally) -> list[list[str]]:
+    """Per feature: name, title, and of each implementation the judged cases, or why there are
+    none."""
+    some = [implementation.covered for implementation in counted.implementations.values()]
+    missing = [covered.not_exercised for covered in some]
+    return [
+        [name, feature.title]
+        + [
+            str(covered.exercised[name]) if covered.exercised[name] else _short(reasons[name])
+            for covered, reasons in zip(some, missing, strict=True)
+        ]
+        for name, feature in FEATURES.items()
+    ]
+
+
+def _short(reason: str) -> str:
+    """The reasons of refusals stand in a table of their own."""
+    return {"ignored by it": "ignored"}.get(reason, reason.partition(":")[0])
+
+
+def refused_rows(counted: Tally) -> Iterable[list[str]]:
+    """Implementation, pairs or features that are refused, and the reason."""
+    for name, implementation in counted.implementations.items():
+        covered = implementation.covered
+        features = [
+            (feature, reason.removeprefix("refused: "))
+            for feature, reason in covered.not_exercised.items()
+            if reason.startswith("refused: ")
+        ]
+        for reason, pairs in covered.refused.items():
+            whole = [feature for feature, why in features if why == reason]
+            yield [name, f"{pairs.bit_count():,}", ", ".join(whole), reason]
+
+
+def vacuous_rows(counted: Tally) -> Iterable[list[str]]:
+    """Implementation, obligation, vacuous cases of all that hold, and what they have in common."""
+    for name, implementation in counted.implementations.items():
+        for obligation, cell in implementation.cells.items():
+            if cell.vacuous:
+                share = f"{cell.vacuous} of {cell.checked}"
+                yield [name, obligation, share, VACUOUS[obligation]]
+
+
+def as_data(implementation: ImplementationTally) -> dict[str, Any]:
+    """Coverage of one implementation for the JSON report."""
+    covered = implementation.covered
+    left_out = covered.left_out_pairs
+    return {
+        "world_sizes": {
+            str(size): count for size, count in sorted(implementation.world_sizes.items())
+        },
+        "features": dict(covered.exercised),
+        "not_exercised": covered.not_exercised,
+        "seldom_exercised": covered.seldom_exercised,
+        "ignored": [name for name in FEATURES if name in covered.ignored],
+        "pairs": {
+            "supported": covered.supported_count,
+            "covered": covered.covered_count,
+            "refused": {reason: pairs.bit_count() for reason, pairs in covered.refused.items()},
+            "left_out": len(left_out),
+            "left_out_first": left_out[:PAIRS_SHOWN],
+        }
+        if covered.counted
+        else None,
+        "vacuous": {
+            obligation: cell.vacuous
+            for obligation, cell in implementation.cells.items()
+            if cell.vacuous
+        },
+        "could_fail_in_few": {
+            obligation: cell.telling for obligation, cell in implementation.hardly_checked.items()
+        },
+        "few": FEW,
+    }
