@@ -6,6 +6,7 @@ while it is built; then other cases are to bring its pairs.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
@@ -118,7 +119,10 @@ class Array:
 
 
 def _by_reason(refused: Sequence[int], reasons: Sequence[str | None]) -> dict[str, int]:
-    """The refused pairs by reason, each under the one that most candidates with it gave."""
+    """The refused pairs by reason, each under the one that goes with it best: given in many
+    candidates that have the pair, and in few others."""
+    given_at_all = Counter(reason for reason in reasons if reason is not None)
+    all_refused = given_at_all.total()
     said: defaultdict[int, Counter[str]] = defaultdict(Counter)
     for pairs, given in zip(refused, reasons, strict=True):
         while pairs and given is not None:
@@ -127,6 +131,11 @@ def _by_reason(refused: Sequence[int], reasons: Sequence[str | None]) -> dict[st
             pairs ^= lowest
     by_reason: dict[str, int] = {}
     for pair, counts in said.items():
-        ((reason, _),) = counts.most_common(1)
+        having = counts.total()
+        told = {  # log likelihood ratio: how much the pair says of the reason
+            name: count * math.log((count / having) / (given_at_all[name] / all_refused))
+            for name, count in counts.items()
+        }
+        reason = max(told, key=told.__getitem__)
         by_reason[reason] = by_reason.get(reason, 0) | pair
     return by_reason
