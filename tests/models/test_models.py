@@ -18,6 +18,7 @@ from zerocheck.case.features import FEATURES
 from zerocheck.case.schema import Case
 from zerocheck.case.shapes import (
     matching,
+    parameter_dtypes,
     parameter_elements,
     parameter_shapes,
     sometimes_used,
@@ -56,7 +57,7 @@ def bits(case: Case) -> bytes:
     for rank in range(2):
         sample = batch(case, step=1, rank=rank, microbatch=0)
         tensors += [*sample.inputs, sample.target, torch.tensor(sample.seed)]
-    return b"".join(bytes(tensor.numpy().tobytes()) for tensor in tensors)
+    return b"".join(t.reshape(-1).view(torch.uint8).numpy().tobytes() for t in tensors)
 
 
 def test_losses_and_gradients_are_finite() -> None:
@@ -355,3 +356,40 @@ def test_speed(capsys: pytest.CaptureFixture[str]) -> None:
     sampling = micros(lambda case: batch(case, step=0, rank=0, microbatch=0))
     with capsys.disabled():
         print(f"\n  build_model {building:.0f} us, batch {sampling:.0f} us")
+
+
+def test_a_bf16_block_has_bf16_parameters_and_casts_what_passes_through() -> None:
+    blocks = [
+        {"kind": "mlp"},
+        {"kind": "batch_norm", "dtype": "bf16"},
+        {"kind": "attention", "dtype": "bf16", "residual": True},
+    ]
+    case = case_of(model={"blocks": blocks}, start={"step": 2, "moments": "typical"})
+    model, loss = backward(case)
+    narrow = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    dtypes = {name: narrow[dtype] for name, dtype in parameter_dtypes(case.model).items()}
+    assert dtypes == {name: p.dtype for name, p in model.named_parameters()}
+    assert {p.grad.dtype for p in model.blocks[1].parameters()} == {torch.bfloat16}
+    assert loss.dtype == torch.float32
+    assert {b.dtype for b in model.blocks[1].buffers()} == {torch.bfloat16, torch.int64}
+    x = torch.randn(2, 3, case.model.width)
+    out = model.blocks[2](x)
+    assert out.dtype == torch.float32 and torch.equal(out, out.bfloat16().float())
+
+
+def test_a_state_of_mid_training_has_the_dtype_of_its_parameter() -> None:
+    case = case_of(
+        model={"blocks": [{"kind": "mlp", "dtype": "bf16"}]},
+        start={"step": 2, "moments": "typical"},
+        optimizer={"amsgrad": True},
+    )
+    model = build_model(case)
+    parameters = dict(model.named_parameters())
+    state = initial_state(case, model)
+    assert state is not None
+    for (name, role), value in state.items():
+        wanted = torch.float32 if role == "step" else parameters[name].dtype
+        assert value.dtype == wanted, (name, role)
+    for name in parameters:
+        assert bool((state[name, "max_exp_avg_sq"] >= state[name, "exp_avg_sq"]).all())
+        assert bool((state[name, "parameter"] != 0).all())

@@ -145,6 +145,7 @@ _MODEL = _table(
     ("tied", "head tied to the embedding", lambda c: c.model.tied),
     ("padding-idx", "embedding with a padding row", lambda c: c.model.padding_idx is not None),
     ("module-twice", "a module used twice", _twice),
+    ("mixed-dtypes", "a block with bf16 parameters", _any_block(lambda b: b.dtype == "bf16")),
     ("unused", "parameters that no forward uses", lambda c: bool(uncalled(c.model))),
     (
         "sometimes-used",

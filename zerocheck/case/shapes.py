@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
-from .schema import Block, Data, Model
+from .schema import Block, Data, Model, ParameterDtype
 
 SPARE = Block(kind="mlp", hidden=4)
 """The block that is never called, if the model has `unused`."""
@@ -35,6 +35,12 @@ def parameter_shapes(model: Model) -> dict[str, Shape]:
     The dict is shared between callers: do not change it.
     """
     return dict(_parameters(model))
+
+
+def parameter_dtypes(model: Model) -> dict[str, ParameterDtype]:
+    """Name -> dtype, in the same order."""
+    narrow = tuple(f"blocks.{i}." for i, block in enumerate(model.blocks) if block.dtype == "bf16")
+    return {name: "bf16" if name.startswith(narrow) else "fp32" for name in parameter_shapes(model)}
 
 
 def parameter_elements(model: Model) -> int:

@@ -456,6 +456,29 @@ _BUFFERS = [
     ),
 ]  # fmt: skip
 
+_DTYPES = [
+    _fault(
+        "dtypes:Bf16Unclipped", "zero1", "clip",
+        "gradients in bf16 are left out of clipping", "seen often", "not clipped",
+        features=("mixed-dtypes", "clip-tight"),
+    ),
+    _fault(
+        "dtypes:NormOfOneDtype", "zero1", "clip",
+        "the norm of one dtype overwrites that of the other", "seen often", "norm of one dtype",
+        features=("mixed-dtypes", "clip-tight"), without=("clip-inf", "frozen"),
+    ),
+    _fault(
+        "dtypes:StateInBf16", "zero1", "update",
+        "moments of fp32 parameters are kept in bf16", "PT #104770", "rounded to bf16",
+        features=("mixed-dtypes",),
+    ),
+    _fault(
+        "dtypes:OtherBufferUnreduced", "zero1", "gradient",
+        "of one gradient buffer per dtype only one is reduced", "seen often",
+        "local gradient only", features=("mixed-dtypes",),
+    ),
+]  # fmt: skip
+
 _BROKEN = [
     _fault(
         "unused:UnusedNotReduced", "fsdp2", None,
@@ -472,7 +495,7 @@ FAULTS: dict[str, Fault] = {
     fault.name: fault
     for fault in (
         *_GRADIENT, *_ACCUMULATION, *_CLIPPING, *_UPDATE, *_PUBLISHING, *_OWNERSHIP, *_FORWARDS,
-        *_BUFFERS, *_BROKEN,
+        *_BUFFERS, *_DTYPES, *_BROKEN,
     )
 }  # fmt: skip
 """Name -> fault."""

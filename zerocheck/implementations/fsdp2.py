@@ -15,7 +15,7 @@ from ..case.schema import Case
 from ..case.shapes import sometimes_used
 from ..contract import Built, BuiltImplementation, Semantics, groups
 from ..errors import Unsupported
-from .limits import dim0_sharded, one_axis_fp32, same_units
+from .limits import dim0_sharded, one_axis_fp32, one_dtype, same_units
 from .units import unit_modules
 
 # Our models write to no output in place; the warning would come for every Linear of every case.
@@ -30,8 +30,9 @@ class Fsdp2(BuiltImplementation):
     gradients, so `set_reduce_scatter_unused_params` is on: a parameter that no rank used then has
     the gradient 0, and still decays. Where it is off, it has none and is left alone.
 
-    Refused by torch, and declared here: 0-d and non-contiguous parameters; those without elements
-    (at the first backward: `_chunk_cat expects non-empty tensor`); clipping by the
+    Refused by torch, and declared here: parameters of two dtypes in one unit; 0-d and
+    non-contiguous parameters; those without elements (at the first backward: `_chunk_cat expects
+    non-empty tensor`); clipping by the
     inf-norm where a rank has an empty shard (`_foreach_norm cannot compute the infinity norm on an
     empty tensor`, while the other ranks wait). A parameter that is tied across units would be
     refused too; units.py keeps both of its users in the root.
@@ -42,7 +43,8 @@ class Fsdp2(BuiltImplementation):
     @classmethod
     def supports(cls, case: Case) -> str | None:
         """None, or the reason why this case cannot be run."""
-        return one_axis_fp32(case) or dim0_sharded(case) or same_units(case)
+        reason = one_axis_fp32(case) or dim0_sharded(case) or same_units(case)
+        return reason or one_dtype(case, wrap=case.sharding.wrap)
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         """Shard the model in place, then make the optimizer over its sharded parameters.

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from ..case.schema import Case
-from ..case.shapes import empties, graph_differs, scalars, transposed
+from ..case.schema import Case, WrapKind
+from ..case.shapes import (
+    empties,
+    graph_differs,
+    parameter_dtypes,
+    scalars,
+    trainable,
+    transposed,
+)
 
 
 def one_axis_fp32(case: Case) -> str | None:
@@ -46,4 +53,16 @@ def norm_of_empties(case: Case) -> str | None:
     """None, or why torch's clip_grad_norm_ cannot take the norm."""
     if case.training.clip is not None and case.training.norm == "inf" and empties(case.model):
         return f"torch has no inf-norm of a tensor without elements: {empties(case.model)[0]}"
+    return None
+
+
+def one_dtype(case: Case, *, wrap: WrapKind) -> str | None:
+    """None, or why torch's FSDP refuses to have the parameters of the case in its units.
+
+    A unit must have trainable parameters of one dtype (`FSDP expects uniform original parameter
+    dtype`). With `whole` the root has them all; other units lie within a block, of one dtype.
+    """
+    dtypes = parameter_dtypes(case.model)
+    if wrap == "whole" and len({dtypes[name] for name in trainable(case.model)}) > 1:
+        return "torch wants one dtype in a unit: the model is one, with a block in bf16"
     return None

@@ -19,11 +19,14 @@ class Plan:
     """How the elements of one manifest lie in the flat vector.
 
     index: flat position of each element in order, or None if they are all positions in order.
+    order: where the element of each position stands in what was recorded, if `index` is None and
+    the shards came in another order, as those of several dtypes do.
     """
 
     index: torch.Tensor | None
     present: frozenset[str]
     absent: frozenset[str]
+    order: torch.Tensor | None = None
 
     def scatter(self, into: torch.Tensor, data: torch.Tensor) -> None:
         """Write a rank's data into the whole."""
@@ -168,8 +171,8 @@ class Observation:
         plans: list[Plan] = []
         manifests: list[tuple[Entry, ...]] = []
         for rank, records in enumerate(found):
-            data = [self.fetch(rank, record) for record in records if record.numel]
-            parts.append(data[0] if len(data) == 1 else _joined(data))
+            data = [_wide(self.fetch(rank, record)) for record in records if record.numel]
+            part = data[0] if len(data) == 1 else _joined(data)
             manifest = tuple(
                 entry for record in records for entry in self.seen[rank].manifests[record.manifest]
             )
@@ -178,6 +181,7 @@ class Observation:
             if plan is None:
                 plan = self._plans[manifest] = _plan(manifest, self.layout)
             plans.append(plan)
+            parts.append(part if plan.order is None else part[plan.order])
         if plans[0].index is None:
             whole = parts[0]
         else:
@@ -185,6 +189,11 @@ class Observation:
             for part, plan in zip(reversed(parts), reversed(plans), strict=True):
                 plan.scatter(whole, part)
         return Held(whole, tuple(parts), tuple(plans), tuple(manifests))
+
+
+def _wide(data: torch.Tensor) -> torch.Tensor:
+    """In fp32 at least, which holds every bf16 value exactly."""
+    return data.float() if data.dtype in (torch.bfloat16, torch.float16) else data
 
 
 def _joined(data: list[torch.Tensor]) -> torch.Tensor:
@@ -209,5 +218,13 @@ def _plan(manifest: tuple[Entry, ...], layout: Layout) -> Plan:
             positions = torch.arange(start, layout.by_name[entry.name].stop).view(entry.shape)
             ranges.append(positions[tuple(slice(*part) for part in entry.box)].reshape(-1))
     index = torch.cat(ranges) if ranges else torch.empty(0, dtype=torch.int64)
-    in_order = len(index) == layout.size and bool((index == torch.arange(layout.size)).all())
-    return Plan(None if in_order else index, frozenset(present), frozenset(absent - present))
+    order: torch.Tensor | None = None
+    whole = False
+    if len(index) == layout.size:
+        every = torch.arange(layout.size)
+        positions, order = index.sort()
+        whole = bool((positions == every).all())
+        if not whole or bool((order == every).all()):
+            order = None
+    missing = frozenset(absent - present)
+    return Plan(None if whole else index, frozenset(present), missing, order)

@@ -1,10 +1,18 @@
-"""The bounds of the judge: how far a correct fp32 execution can land from the exact result.
+"""The bounds of the judge: how far a correct execution can land from the exact result.
 
 The standard model of rounding (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed.,
 section 2.2): fl(a op b) = (a op b)(1 + d) + e with |d| <= u and |e| <= eta; u = 2^-24 and eta =
 2^-149 for fp32. `h(x)` is half the spacing at |x|: what the last rounding can do, taken at |exact|
-plus all other error terms, since a binade can be crossed. Every bound is first order, times
-SECOND_ORDER. Everything is computed in float64, whose own round-off is 2^-29 of fp32's.
+plus all other error terms, since a binade can be crossed. For fp32 every bound is first order,
+times SECOND_ORDER. Everything is computed in float64, whose own round-off is 2^-29 of fp32's.
+
+bf16 tensors (u = 2^-8, eta = 2^-133) are computed with in fp32 and rounded once per operation: the
+sums of gloo, `mul`, `sqrt`, `div`, `add`. `lerp`, `addcmul` and `addcdiv` are one operation each,
+and the fused kernel is one for all. So a bound counts operations in u, and what happens within them
+in U, the round-off of fp32. With u this large a first order will not do: k roundings of one factor
+are (1 + u)^k - 1 there, or 1 / (1 - u)^k - 1 in a denominator. The products of a u and a U that are
+left out are below (30 U) u; a rounding to nearest is at most u / (1 + u), and the u^2 between that
+and the u that is counted is 2000 times as much.
 
 No constant here is tuned: each counts roundings on the longest path of one term, over all the
 kernels that torch has for it (for-loop, foreach, fused).
@@ -29,6 +37,28 @@ Reading = Literal["double", "single"]
 READINGS: tuple[Reading, ...] = ("double", "single")
 
 
+class Format(NamedTuple):
+    """What a tensor is stored in: its dtype, unit round-off u and smallest subnormal eta."""
+
+    dtype: torch.dtype
+    u: float
+    eta: float
+
+    @classmethod
+    def of(cls, dtype: torch.dtype) -> Format:
+        """The format of float32, bfloat16 or float16. ValueError for another dtype."""
+        return cls(dtype, unit_roundoff(dtype), smallest_subnormal(dtype))
+
+    @property
+    def narrow(self) -> bool:
+        """Narrower than fp32, in which its operations compute."""
+        return self.u > U
+
+
+FP32 = Format.of(torch.float32)
+BF16 = Format.of(torch.bfloat16)
+
+
 class Enclosure(NamedTuple):
     """Per element, [exact - bound, exact + bound], float64."""
 
@@ -36,9 +66,9 @@ class Enclosure(NamedTuple):
     bound: torch.Tensor
 
 
-def rounded(exact: torch.Tensor, error: torch.Tensor) -> Enclosure:
-    """The enclosure of a result that is stored in fp32, after `error` has accumulated."""
-    last = half_ulp(exact.abs() + error, torch.float32)
+def rounded(exact: torch.Tensor, error: torch.Tensor, format: Format = FP32) -> Enclosure:
+    """The enclosure of a result that is stored in `format`, after `error` has accumulated."""
+    last = half_ulp(exact.abs() + error, format.dtype)
     return Enclosure(exact, (error + last) * SECOND_ORDER)
 
 
@@ -64,13 +94,26 @@ def _roundings_of_division(count: int) -> int:
     return 0 if count & (count - 1) == 0 else 2
 
 
-def gradient(exact: torch.Tensor, absolute: torch.Tensor, roundings: int) -> Enclosure:
+def gradient(
+    exact: torch.Tensor, absolute: torch.Tensor, roundings: int, format: Format = FP32
+) -> Enclosure:
     """K u / (1 - K u) * sum |g_rm| / N + K eta (Higham, section 4.2: any order of summation).
 
     exact: sum of g_rm / N; absolute: sum of |g_rm| / N; both float64.
+
+    In bf16 K - 1 roundings leave (1 + u)^(K - 1) - 1 of the absolute sum, whatever K is, and the
+    last one, of the whole result, at most h. K roundings to fp32 come on top: those of 1 / N, or of
+    a sum that is taken in fp32 and cast at the end.
     """
-    ku = roundings * U
-    return Enclosure(exact, (ku / (1 - ku) * absolute + roundings * ETA) * SECOND_ORDER)
+    if not format.narrow:
+        ku = roundings * U
+        return Enclosure(exact, (ku / (1 - ku) * absolute + roundings * ETA) * SECOND_ORDER)
+    if roundings == 0:
+        return Enclosure(exact, torch.zeros_like(exact))
+    before = math.expm1((roundings - 1) * math.log1p(format.u) + 2 * roundings * U)
+    # What underflows is summed and rounded on.
+    lost = roundings * format.eta * (1 + before)
+    return rounded(exact, before * absolute + lost, format)
 
 
 def norm_relative(elements: int) -> float:
@@ -83,14 +126,42 @@ def norm_relative(elements: int) -> float:
     return U * (elements / 2 + 4) * SECOND_ORDER
 
 
-def clipped(gradient_: torch.Tensor, coefficient: float) -> Enclosure:
+def narrow_norm_relative(elements: int, narrow: float, world_size: int, format: Format) -> float:
+    """The same where some of the gradients are in `format`. narrow: their share of all squares.
+
+    torch computes the norm of a tensor in fp32 and rounds it to the tensor's dtype: u. A norm that
+    is reduced over ranks in that dtype is squared (u), summed (u for each of W - 1), and its root
+    is rounded (u); the root halves all but the last. If all gradients are narrow, so is the norm of
+    their norms: u. Together (W / 2 + 3) u of the part of the norm that is narrow: with the share s
+    of the squares, sqrt(1 + s ((1 + k u)^2 - 1)) - 1 of the whole. A tensor whose squares are
+    summed one by one in its own dtype is outside: that sum stops growing at 2 / u terms.
+    """
+    off = math.expm1(-(world_size / 2 + 3) * math.log1p(-format.u))
+    whole = math.sqrt(1 + narrow * ((1 + off) ** 2 - 1)) - 1
+    return (1 + whole) * (1 + norm_relative(elements)) - 1
+
+
+def clipped(
+    gradient_: torch.Tensor,
+    coefficient: float,
+    format: Format = FP32,
+    *,
+    all_narrow: bool = False,
+) -> Enclosure:
     """The gradient times the coefficient, given the reported norm.
 
     4 u: one addition of eps, a division that may be a reciprocal times the numerator (2), the cast
     of the numerator. Then the product is rounded: h. eta where it is subnormal.
+
+    A gradient in bf16 is multiplied by a coefficient that is in fp32, or cast to bf16 first (FSDP1
+    does): u. If all gradients are narrow, the norm and the coefficient are too (all_narrow): 3 u,
+    for eps, the reciprocal and its product.
     """
     exact = gradient_ * coefficient
-    return rounded(exact, 4 * U * exact.abs() + ETA)
+    if not format.narrow:
+        return rounded(exact, 4 * U * exact.abs() + ETA)
+    off = math.expm1(-(3 if all_narrow else 1) * math.log1p(-format.u) + 4 * U)
+    return rounded(exact, off * exact.abs() + format.eta, format)
 
 
 class Scalars(NamedTuple):
@@ -144,44 +215,89 @@ def correction(beta: float, step: int) -> float:
 
 
 def exp_avg(
-    m: torch.Tensor, g: torch.Tensor, s: Scalars, g_error: torch.Tensor | float = 0.0
+    m: torch.Tensor,
+    g: torch.Tensor,
+    s: Scalars,
+    g_error: torch.Tensor | float = 0.0,
+    format: Format = FP32,
 ) -> Enclosure:
     """b1 m + (1 - b1) g, as multiply-add or as lerp.
 
     lerp m + w (g - m): the difference, the product and w are rounded: 3 u w |g - m|. Multiply-add:
     two roundings each of b1 m and (1 - b1) g. Then the sum: h. `g_error`: what is not known of g.
+
+    In bf16 lerp is one operation, and adds nothing in u. Multiply-add is two, `mul_(b1)` and
+    `add_(g, alpha=1 - b1)`: u b1 |m|, and u w |g|, as torch reads alpha in bf16.
     """
     w = 1 - s.beta1
     exact = s.beta1 * m + w * g
     q = U * torch.maximum(3 * w * (g - m).abs(), 2 * s.beta1 * m.abs() + 2 * w * g.abs()) + (
-        2 * ETA + w * g_error
+        2 * format.eta + w * g_error
     )
-    return rounded(exact, q)
+    if format.narrow:
+        q = q + format.u * (s.beta1 * m.abs() + w * (g.abs() + g_error))
+    return rounded(exact, q, format)
 
 
 def exp_avg_sq(
-    v: torch.Tensor, g: torch.Tensor, s: Scalars, g_error: torch.Tensor | float = 0.0
+    v: torch.Tensor,
+    g: torch.Tensor,
+    s: Scalars,
+    g_error: torch.Tensor | float = 0.0,
+    format: Format = FP32,
 ) -> Enclosure:
-    """b2 v + (1 - b2) g^2: two roundings of the first term, three of the second, then the sum."""
+    """b2 v + (1 - b2) g^2: two roundings of the first term, three of the second, then the sum.
+
+    In bf16 `mul_(b2)` is one operation, and `addcmul_` the other, whose own rounding is h. torch's
+    `_foreach_mul_` reads b2 in bf16 too (0.999 is 1 there): 2 u b2 v.
+    """
     w = 1 - s.beta2
     exact = s.beta2 * v + w * g * g
     q = U * (2 * s.beta2 * v.abs() + 3 * w * g * g) + (
-        2 * ETA + w * g_error * (2 * g.abs() + g_error)
+        2 * format.eta + w * g_error * (2 * g.abs() + g_error)
     )
-    return rounded(exact, q)
+    if format.narrow:
+        q = q + 2 * format.u * s.beta2 * v.abs()
+    return rounded(exact, q, format)
 
 
-def parameter(p: torch.Tensor, m: torch.Tensor, v: torch.Tensor, s: Scalars) -> Enclosure:
+def parameter(
+    p: torch.Tensor, m: torch.Tensor, v: torch.Tensor, s: Scalars, format: Format = FP32
+) -> Enclosure:
     """p (1 - lr wd) - (lr / c1) m / (sqrt(v / c2) + eps), from the *observed* new m and v.
 
     v is max_exp_avg_sq with amsgrad. Decay: the factor and the product, 2 u. Update: step size,
     root, its division, eps, the division by the denominator and its product, 7 u on the longest
     path (two divisions may be reciprocals). lr m may underflow before the division: eta / den.
+
+    In bf16 there are two forms. As operations: the decay, 2 u, since `_foreach_mul_` reads its
+    factor in bf16; the root, its division, eps and (in torch's capturable form) the division by the
+    step size each round the denominator, 4 u; addcdiv rounds at its end alone. Fused: all in fp32,
+    but from m and v as they were before they were rounded to be stored, so that these are off by up
+    to h each.
     """
     decayed = p * (1 - s.lr * s.weight_decay)
     denominator = (v / s.correction2).sqrt() + s.eps
     update = s.lr / s.correction1 * m / denominator
     # 0 / 0 where neither a gradient nor eps ever was: torch gives NaN there too.
-    decay_error = 2 * U * decayed.abs() if s.weight_decay != 0 else 0.0
-    q = (7 * U + s.extra) * update.abs() + decay_error + 2 * ETA + ETA / denominator
-    return rounded(decayed - update, q)
+    decay_error = 2 * format.u * decayed.abs() if s.weight_decay != 0 else 0.0
+    update_error = (7 * U + s.extra) * update.abs()
+    if format.narrow:
+        update_error = update_error + torch.maximum(
+            math.expm1(-4 * math.log1p(-format.u)) * update.abs(),
+            _stored(m, v, s, format) - update.abs(),
+        )
+    q = update_error + decay_error + 2 * format.eta + ETA / denominator
+    return rounded(decayed - update, q, format)
+
+
+def _stored(m: torch.Tensor, v: torch.Tensor, s: Scalars, format: Format) -> torch.Tensor:
+    """The largest update that m and v can have given before they were rounded to be stored.
+
+    It is farther from the update of the rounded ones than the smallest: the quotient is convex in v
+    and the root concave. NaN and infinity become 0: there the update itself is none.
+    """
+    largest = m.abs() + half_ulp(m, format.dtype)
+    least = (v - half_ulp(v, format.dtype)).clamp(min=0.0)
+    update = s.lr / s.correction1 * largest / ((least / s.correction2).sqrt() + s.eps)
+    return update.nan_to_num(nan=0.0, posinf=math.inf)

@@ -153,7 +153,7 @@ class _CaseJudge:
         self._buffers(step, before, passes)
         held = self._reduced(step)
         if held is not None:
-            wanted = gradient_.expected(passes, self.case, self.semantics)
+            wanted = gradient_.expected(passes, self.layout, self.case, self.semantics)
             self._gradient(step, before, passes, held, wanted)
         return held
 
@@ -169,7 +169,7 @@ class _CaseJudge:
             whole = exactly(shown.whole.nan_to_num(nan=0.0))
             self._hidden_clip(step, recovered, whole, seen=True)
         elif self.passes is not None:
-            wanted = gradient_.expected(self.passes, self.case, self.semantics)
+            wanted = gradient_.expected(self.passes, self.layout, self.case, self.semantics)
             enclosure = Enclosure(wanted.enclosure.exact, wanted.enclosure.bound + recovered.error)
             if self.case.training.clip is not None:
                 enclosure = self._hidden_clip(step, recovered, wanted.enclosure, seen=False)
@@ -183,7 +183,7 @@ class _CaseJudge:
         self, step: int, recovered: hidden.Recovered, gradient: Enclosure, *, seen: bool
     ) -> Enclosure:
         """Judge clipping; returns the enclosure of the clipped gradient."""
-        wanted = hidden.clipping(gradient, recovered.error, self.case, self.semantics)
+        wanted = hidden.clipping(gradient, recovered.error, self.layout, self.case, self.semantics)
         self.vacuity.clipped(gradient.exact, wanted.clipped.exact)
         self._note("clip", *hidden.check_clip(recovered, wanted, self.layout, step=step, seen=seen))
         return wanted.clipped
@@ -312,6 +312,7 @@ class _CaseJudge:
                     norms,
                     gradient,
                     clipped,
+                    self.layout,
                     self.case,
                     self.semantics,
                     step=step,

@@ -17,10 +17,10 @@ from ..case.schema import Case
 from ..contract.semantics import Semantics
 from . import bounds
 from .assemble import Held
-from .bounds import Enclosure, U
+from .bounds import Enclosure, Format, U
 from .compare import compare, describe, exactly
 from .diagnose.clip import SENTENCES, Norm, clip_causes, norm_causes
-from .layout import Layout
+from .layout import Elements, Formats, Layout
 from .verdict import Violation
 
 
@@ -40,6 +40,35 @@ def elements_of(gradient: Held, rank: int) -> torch.Tensor:
     return whole if covered is None else whole[covered]
 
 
+def formats_of(gradient: Held, layout: Layout) -> Formats:
+    """The formats of `elements_of`."""
+    covered = gradient.covered()
+    index: Elements = None if covered is None else covered.nonzero().reshape(-1)
+    return layout.formats.at(index)
+
+
+def norm_relative(elements: torch.Tensor, formats: Formats, case: Case) -> float:
+    """Relative error of the 2-norm of these elements."""
+    narrow = formats.narrow
+    if narrow is None:
+        return bounds.norm_relative(elements.numel())
+    squares = elements.to(torch.float64).square()
+    total = float(squares.sum())
+    part = sum(float(_of(squares, e).sum()) for format, e in formats.parts if format.narrow)
+    # The share itself is known to 2^-50, and a rounding of the rest moves it by 2 U.
+    share = min(1.0, part / total * (1 + 4 * U)) if total else 1.0
+    return bounds.narrow_norm_relative(elements.numel(), share, case.world_size, narrow)
+
+
+def narrow_only(formats: Formats) -> bool:
+    """All of the elements are in bf16: torch's norm and coefficient are then bf16 too."""
+    return all(format.narrow for format, _ in formats.parts)
+
+
+def _of(vector: torch.Tensor, elements: Elements) -> torch.Tensor:
+    return vector if elements is None else vector[elements]
+
+
 def true_norm(elements: torch.Tensor, case: Case) -> float:
     """Norm of an observed gradient in float64."""
     if case.training.norm == "inf":
@@ -57,6 +86,7 @@ def check_norm(
     reported: Sequence[float | None],
     gradient: Held,
     clipped: Held | None,
+    layout: Layout,
     case: Case,
     semantics: Semantics,
     *,
@@ -66,13 +96,14 @@ def check_norm(
     """Every rank's reported norm against the enclosure of the true one. previous: reported at the
     step before."""
     share = 0.0
+    formats = formats_of(gradient, layout)
     bad: dict[int, tuple[float, float, float]] = {}
     for rank, norm in enumerate(reported):
         elements = elements_of(gradient, rank)
         exact = true_norm(elements, case)
         if norm is None or not math.isfinite(exact):
             continue
-        relative, floor = _norm_bound(elements.numel(), case)
+        relative, floor = _norm_bound(elements, formats, case)
         error, bound = abs(norm - exact), relative * exact + floor
         if error <= bound:
             share = max(share, error / bound if bound else 0.0)
@@ -87,7 +118,8 @@ def check_norm(
         found = norm_causes(
             Norm(
                 norm, exact, elements, part, len(part) == len(elements), len(reported), previous,
-                *_norm_bound(elements.numel(), case),
+                *_norm_bound(elements, formats, case),
+                {str(format.dtype): _of(elements, e) for format, e in formats.parts},
             ),
             case.training.norm,
         )  # fmt: skip
@@ -95,12 +127,18 @@ def check_norm(
     assert causes is not None
     rank, (norm, exact, bound) = next(iter(bad.items()))
     elements = elements_of(gradient, rank)
-    relative = _norm_bound(elements.numel(), case)[0]
-    mild = clipped is not None and _clipped_by(exact, relative, clipped, gradient, case, semantics)
+    relative = _norm_bound(elements, formats, case)[0]
+
+    def clipped_by(norm: float) -> bool:
+        return clipped is not None and _clipped_by(
+            norm, relative, clipped, gradient, layout, case, semantics
+        )
+
+    mild = clipped_by(exact)
     words = f"the reported norm is {norm:.9g}, the norm of the gradient is {exact:.9g}"
     words += "".join(f"; {SENTENCES[cause]}" for cause in causes[:1] if cause in SENTENCES)
-    if mild and clipped is not None:
-        same = norm >= 0 and _clipped_by(norm, relative, clipped, gradient, case, semantics)
+    if mild:
+        same = norm >= 0 and clipped_by(norm)
         words += (
             " (for this gradient both norms clip alike)"
             if same
@@ -122,12 +160,13 @@ def check_norm(
     )
 
 
-def _norm_bound(elements: int, case: Case) -> tuple[float, float]:
+def _norm_bound(elements: torch.Tensor, formats: Formats, case: Case) -> tuple[float, float]:
     """(relative, absolute). Squares of tiny gradients underflow: each loses at most eta before
     the root. The largest element is exact."""
     if case.training.norm == "inf":
         return 0.0, 0.0
-    return bounds.norm_relative(elements), math.sqrt(elements * bounds.ETA)
+    eta = max(format.eta for format, _ in formats.parts)
+    return norm_relative(elements, formats, case), math.sqrt(elements.numel() * eta)
 
 
 def check_clipped(
@@ -142,6 +181,8 @@ def check_clipped(
 ) -> tuple[float, Violation | None]:
     """Every rank's clipped gradient, from its own gradient and its own reported norm."""
     share = 0.0
+    all_formats = formats_of(gradient, layout)
+    only = narrow_only(all_formats)
     for rank, (part, plan) in enumerate(zip(clipped.parts, clipped.plans, strict=True)):
         norm = reported[rank]
         elements = elements_of(gradient, rank)
@@ -149,16 +190,19 @@ def check_clipped(
         before = plan.gather(gradient.whole).to(torch.float64)
         if plan is gradient.plans[rank]:
             before = gradient.parts[rank].to(torch.float64)
-        enclosure = _enclosure(before, used_norm, case, semantics)
+        formats = layout.formats.at(plan.index)
+        enclosure = _enclosure(before, used_norm, formats, only, case, semantics)
         if norm is None:
-            slack = bounds.norm_relative(elements.numel())
+            slack = norm_relative(elements, all_formats, case)
             enclosure = Enclosure(enclosure.exact, enclosure.bound + slack * enclosure.exact.abs())
         used, misfit = compare(part, enclosure)
         share = max(share, used)
         if misfit is not None:
             assert case.training.clip is not None
             factor = coefficient(used_norm, case, semantics)
-            text, causes = clip_causes(part, before, used_norm, factor, case.training.clip)
+            text, causes = clip_causes(
+                part, before, used_norm, factor, case.training.clip, formats, misfit.outside
+            )
             return share, describe(
                 misfit,
                 layout,
@@ -173,18 +217,30 @@ def check_clipped(
     return share, None
 
 
-def _enclosure(before: torch.Tensor, norm: float, case: Case, semantics: Semantics) -> Enclosure:
+def _enclosure(
+    before: torch.Tensor,
+    norm: float,
+    formats: Formats,
+    all_narrow: bool,
+    case: Case,
+    semantics: Semantics,
+) -> Enclosure:
     factor = coefficient(norm, case, semantics)
-    enclosure = bounds.clipped(before, factor)
-    if factor == 1.0 and not _near_one(norm, case):
+    u = max(format.u for format, _ in formats.parts) if all_narrow else U
+    if factor == 1.0 and not _near_one(norm, case, u):
         return exactly(before)
-    return enclosure
+
+    def clipped(before: torch.Tensor, format: Format) -> Enclosure:
+        return bounds.clipped(before, factor, format, all_narrow=all_narrow)
+
+    return formats.enclose(clipped, before)
 
 
-def _near_one(norm: float, case: Case) -> bool:
-    """Whether round-off decides if clipping is active: 4 u around the threshold."""
+def _near_one(norm: float, case: Case, u: float) -> bool:
+    """Whether round-off decides if clipping is active: 4 u around the threshold, u of the
+    coefficient."""
     assert case.training.clip is not None
-    return abs(norm + 1e-6 - case.training.clip) <= 8 * U * case.training.clip
+    return abs(norm + 1e-6 - case.training.clip) <= 8 * u * case.training.clip
 
 
 def _clipped_by(
@@ -192,11 +248,13 @@ def _clipped_by(
     relative: float,
     clipped: Held,
     gradient: Held,
+    layout: Layout,
     case: Case,
     semantics: Semantics,
 ) -> bool:
     """Whether the gradient was clipped by the true norm, whatever was reported."""
     before = gradient.whole.to(torch.float64)
-    enclosure = _enclosure(before, norm, case, semantics)
+    only = narrow_only(formats_of(gradient, layout))
+    enclosure = _enclosure(before, norm, layout.formats, only, case, semantics)
     slack = relative * enclosure.exact.abs()
     return compare(clipped.whole, Enclosure(enclosure.exact, enclosure.bound + slack))[1] is None

@@ -60,19 +60,22 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Equal bit for bit, NaN included. Both contiguous, of one dtype and shape."""
     if torch.equal(left, right):
         # 0.0 == -0.0 is let pass only if the bits agree.
-        if left.dtype != torch.float32:
-            return True
-        return torch.equal(left.view(torch.int32), right.view(torch.int32))
-    return left.dtype == torch.float32 and torch.equal(
-        left.view(torch.int32), right.view(torch.int32)
-    )
+        integer = _INTEGERS.get(left.dtype)
+        return integer is None or torch.equal(left.view(integer), right.view(integer))
+    integer = _INTEGERS.get(left.dtype)
+    return integer is not None and torch.equal(left.view(integer), right.view(integer))
 
 
 def different_bits(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Mask of the elements whose bits differ."""
-    if left.dtype == torch.float32:
-        return left.contiguous().view(torch.int32) != right.contiguous().view(torch.int32)
+    integer = _INTEGERS.get(left.dtype)
+    if integer is not None:
+        return left.contiguous().view(integer) != right.contiguous().view(integer)
     return left != right
+
+
+_INTEGERS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
+"""Integers of the same size, by which bits are compared."""
 
 
 def describe(

@@ -11,7 +11,7 @@ from ..case.schema import Case
 from ..contract.semantics import Semantics
 from . import bounds
 from .assemble import Held
-from .bounds import Enclosure
+from .bounds import Enclosure, Format
 from .compare import compare, describe
 from .diagnose.gradient import Evidence, causes
 from .layout import Layout
@@ -31,7 +31,7 @@ def loss_divisor(case: Case, semantics: Semantics) -> float:
     return float(case.training.microbatches) if semantics.divide == "loss" else 1.0
 
 
-def expected(passes: Passes, case: Case, semantics: Semantics) -> Expected:
+def expected(passes: Passes, layout: Layout, case: Case, semantics: Semantics) -> Expected:
     """Sum of all local gradients over the declared divisor, and its enclosure."""
     world, count = passes.gradients.shape[:2]
     divisor = float(world) if semantics.average == "mean" else 1.0
@@ -47,7 +47,11 @@ def expected(passes: Passes, case: Case, semantics: Semantics) -> Expected:
         divide=semantics.divide,
         accumulate=semantics.accumulate,
     )
-    return Expected(bounds.gradient(exact, absolute, roundings), passes.used.any(0).tolist())
+
+    def enclosure(exact: torch.Tensor, absolute: torch.Tensor, format: Format) -> Enclosure:
+        return bounds.gradient(exact, absolute, roundings, format)
+
+    return Expected(layout.formats.enclose(enclosure, exact, absolute), passes.used.any(0).tolist())
 
 
 def check(

@@ -17,9 +17,9 @@ from ..contract.groups import learning_rates
 from ..contract.semantics import Semantics
 from . import bounds
 from .assemble import Held, Plan
-from .bounds import Enclosure, U
-from .clip import coefficient
-from .compare import compare, describe
+from .bounds import Enclosure, Format, U
+from .clip import coefficient, narrow_only, norm_relative
+from .compare import compare, describe, exactly
 from .layout import Layout
 from .state import State
 from .verdict import Violation
@@ -46,7 +46,7 @@ def recover(before: State, after: State, layout: Layout, case: Case, *, step: in
     error = torch.zeros(layout.size, dtype=torch.float64)
     rates = learning_rates(case, step)
     keys = [1 if flag else None for flag in moved]
-    for group, _, elements in layout.segments(keys):
+    for group, _, format, elements in layout.segments(keys):
         options = case.optimizer.groups[group]
         scalars = bounds.scalars(
             lr=rates[group],
@@ -63,9 +63,12 @@ def recover(before: State, after: State, layout: Layout, case: Case, *, step: in
         w = 1 - options.beta1
         g = (m1 - options.beta1 * m0) / w
         # The last term: g is kept in fp32. A weight that was read in fp32 is 2 u off.
-        unknown = bounds.exp_avg(m0, g, scalars).bound / w + 3 * U * (
+        unknown = bounds.exp_avg(m0, g, scalars, format=format).bound / w + 3 * U * (
             g.abs() + options.beta1 * m0.abs() / w
         )
+        if format.narrow:
+            # The gradient that was may be larger by `unknown`: u w of it was not counted.
+            unknown = unknown / (1 - format.u)
         error[positions] = unknown * bounds.SECOND_ORDER
         whole[positions] = (-g if case.optimizer.maximize else g).float()
     present = frozenset(p.name for p, flag in zip(layout.places, moved, strict=True) if flag)
@@ -83,7 +86,7 @@ class Clipping(NamedTuple):
 
 
 def clipping(
-    gradient: Enclosure, error: torch.Tensor, case: Case, semantics: Semantics
+    gradient: Enclosure, error: torch.Tensor, layout: Layout, case: Case, semantics: Semantics
 ) -> Clipping:
     """From the enclosure of the reduced gradient, which has no width where it was seen.
 
@@ -95,10 +98,27 @@ def clipping(
     norm = float(torch.linalg.vector_norm(exact, ord=order))
     off = float(torch.linalg.vector_norm(bound, ord=order)) / norm if norm else 0.0
     factor = coefficient(norm, case, semantics)
-    relative = bounds.norm_relative(exact.numel()) + off + 4 * U
+    relative = norm_relative(exact, layout.formats, case) + off + 4 * U
     clipped = exact * factor
     width = bound * factor + relative * clipped.abs() + bounds.ETA + error
+    if layout.formats.narrow is not None:
+        largest = exact.abs() + bound
+        width = width + relative * factor * bound
+        width = width + _narrow_product(largest, factor * (1 + relative), layout)
     return Clipping(Enclosure(clipped, width), Enclosure(exact, bound + error))
+
+
+def _narrow_product(largest: torch.Tensor, factor: float, layout: Layout) -> torch.Tensor:
+    """What coefficient and product round where the gradient is in bf16, else 0: fp32 is counted
+    already. largest: the largest size that each element can have; factor: the largest of these."""
+    only = narrow_only(layout.formats.at(layout.trainable.nonzero().reshape(-1)))
+
+    def own(vector: torch.Tensor, format: Format) -> Enclosure:
+        if not format.narrow:
+            return exactly(torch.zeros_like(vector))
+        return bounds.clipped(vector, factor, format, all_narrow=only)
+
+    return layout.formats.enclose(own, largest).bound
 
 
 def check_clip(

@@ -2,17 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from ..case.schema import Case
 from ..contract.groups import group_of
+from .bounds import FP32, Enclosure, Format
 
 Elements = torch.Tensor | None
 """Positions in the flat vector (int64), or None for all of them."""
+
+
+@dataclass(frozen=True)
+class Formats:
+    """In which format each element of a vector is: (format, its elements), every element once."""
+
+    parts: tuple[tuple[Format, Elements], ...]
+    size: int
+
+    @property
+    def narrow(self) -> Format | None:
+        """The format that is narrower than fp32, if any element has one."""
+        return next((format for format, _ in self.parts if format.narrow), None)
+
+    def enclose(self, make: Callable[..., Enclosure], *vectors: torch.Tensor) -> Enclosure:
+        """make(*elements, format) of each format's elements of the vectors, put together."""
+        if len(self.parts) == 1:
+            return make(*vectors, self.parts[0][0])
+        exact = torch.zeros(self.size, dtype=torch.float64)
+        bound = torch.zeros(self.size, dtype=torch.float64)
+        for format, elements in self.parts:
+            made = make(*(vector[elements] for vector in vectors), format)
+            exact[elements], bound[elements] = made
+        return Enclosure(exact, bound)
+
+    def at(self, index: Elements) -> Formats:
+        """The formats of the elements at these positions, in their order."""
+        if index is None:
+            return self
+        if len(self.parts) == 1:
+            return Formats(((self.parts[0][0], None),), len(index))
+        number = torch.zeros(self.size, dtype=torch.int64)
+        for position, (_, elements) in enumerate(self.parts):
+            number[elements] = position
+        here = number[index]
+        found: list[tuple[Format, Elements]] = []
+        for position, (format, _) in enumerate(self.parts):
+            elements = (here == position).nonzero().reshape(-1)
+            if len(elements):
+                found.append((format, elements))
+        if len(found) < 2:
+            found = [(found[0][0] if found else FP32, None)]
+        return Formats(tuple(found), len(index))
+
+
+class Part(NamedTuple):
+    """Trainable elements that one kernel call of AdamW would update with one set of scalars.
+
+    key: what they share besides, e.g. their number of steps.
+    """
+
+    group: int
+    key: int
+    format: Format
+    elements: Elements
 
 
 @dataclass(frozen=True)
@@ -25,6 +82,7 @@ class Place:
     stop: int
     trainable: bool
     group: int
+    format: Format = FP32
 
 
 @dataclass(frozen=True)
@@ -38,9 +96,8 @@ class Layout:
     """Mask over the flat vector."""
     buffers: dict[str, torch.Tensor]
     """Initial buffers by name."""
-    _segments: dict[tuple[tuple[int, int], ...], list[tuple[int, int, Elements]]] = field(
-        default_factory=dict
-    )
+    formats: Formats
+    _segments: dict[tuple[tuple[int, int, Format], ...], list[Part]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: nn.Module, case: Case) -> Layout:
@@ -50,16 +107,17 @@ class Layout:
         for name, parameter in model.named_parameters():
             stop = start + parameter.numel()
             group = group_of(case, name) if parameter.requires_grad else -1
-            places.append(
-                Place(name, tuple(parameter.shape), start, stop, parameter.requires_grad, group)
-            )
+            shape, trains = tuple(parameter.shape), parameter.requires_grad
+            format = Format.of(parameter.dtype)
+            places.append(Place(name, shape, start, stop, trains, group, format))
             start = stop
         trainable = torch.zeros(start, dtype=torch.bool)
         for place in places:
             if place.trainable:
                 trainable[place.start : place.stop] = True
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        return cls(tuple(places), start, {p.name: p for p in places}, trainable, buffers)
+        by_name = {place.name: place for place in places}
+        return cls(tuple(places), start, by_name, trainable, buffers, _formats(places, start))
 
     def at(self, element: int) -> tuple[Place, tuple[int, ...]]:
         """The parameter that holds a flat element, and the index within it."""
@@ -93,13 +151,13 @@ class Layout:
                 mask[place.start : place.stop] = True
         return mask
 
-    def segments(self, keys: Sequence[int | None]) -> list[tuple[int, int, Elements]]:
-        """(group, key, elements) of the trainable parameters that share group and key.
+    def segments(self, keys: Sequence[int | None]) -> list[Part]:
+        """The trainable parameters that share group, key and format.
 
         keys: one per parameter, e.g. its number of steps; None leaves the parameter out.
         """
         wanted = tuple(
-            (place.group, -1 if key is None else key)
+            (place.group, -1 if key is None else key, place.format)
             for place, key in zip(self.places, keys, strict=True)
         )
         found = self._segments.get(wanted)
@@ -107,11 +165,23 @@ class Layout:
             found = self._segments[wanted] = self._split(wanted)
         return found
 
-    def _split(self, wanted: tuple[tuple[int, int], ...]) -> list[tuple[int, int, Elements]]:
-        result: list[tuple[int, int, Elements]] = []
-        for group, key in sorted(set(wanted)):
+    def _split(self, wanted: tuple[tuple[int, int, Format], ...]) -> list[Part]:
+        result: list[Part] = []
+        for group, key, format in sorted(set(wanted), key=lambda w: (w[0], w[1], w[2].u)):
             if group < 0 or key < 0:
                 continue
-            mask = self.spread([pair == (group, key) for pair in wanted])
-            result.append((group, key, None if bool(mask.all()) else mask.nonzero().reshape(-1)))
+            mask = self.spread([one == (group, key, format) for one in wanted])
+            elements = None if bool(mask.all()) else mask.nonzero().reshape(-1)
+            result.append(Part(group, key, format, elements))
         return result
+
+
+def _formats(places: Sequence[Place], size: int) -> Formats:
+    every = list(dict.fromkeys(place.format for place in places))
+    if len(every) < 2:
+        return Formats(((every[0] if every else FP32, None),), size)
+    parts = []
+    for format in sorted(every, key=lambda one: one.u):
+        ranges = [torch.arange(p.start, p.stop) for p in places if p.format == format]
+        parts.append((format, torch.cat(ranges)))
+    return Formats(tuple(parts), size)

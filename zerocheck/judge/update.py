@@ -10,10 +10,10 @@ import torch
 from ..case.schema import Case
 from ..contract.groups import learning_rates
 from . import bounds
-from .bounds import Enclosure, Reading, Scalars
+from .bounds import Enclosure, Format, Reading, Scalars
 from .compare import Misfit, compare, describe, different_bits, exactly
 from .diagnose.update import Segment, causes, sentence
-from .layout import Elements, Layout, Place
+from .layout import Elements, Layout, Part, Place
 from .state import State
 from .verdict import Violation
 
@@ -41,6 +41,7 @@ class _Wrong(NamedTuple):
     elements: Elements
     group: int
     steps: int
+    format: Format
 
 
 class UpdateJudge:
@@ -186,23 +187,24 @@ class UpdateJudge:
         self, reading: Reading, update: Update, keys: Sequence[int | None]
     ) -> tuple[float, _Wrong | None]:
         share = 0.0
-        for group, count, elements in self.layout.segments(keys):
-            for role, observed, enclosure in self._enclosures(
-                reading, update, group, count, elements
-            ):
+        for part in self.layout.segments(keys):
+            for role, observed, enclosure in self._enclosures(reading, update, part):
                 used, misfit = compare(observed, enclosure)
                 if misfit is not None:
-                    return used, _Wrong(role, misfit, elements, group, count)
+                    wrong = _Wrong(role, misfit, part.elements, part.group, part.key, part.format)
+                    return used, wrong
                 share = max(share, used)
         return share, None
 
     def _enclosures(
-        self, reading: Reading, update: Update, group: int, count: int, elements: Elements
+        self, reading: Reading, update: Update, part: Part
     ) -> list[tuple[str, torch.Tensor, Enclosure]]:
+        format, elements = part.format, part.elements
+
         def of(vector: torch.Tensor) -> torch.Tensor:
             return (vector if elements is None else vector[elements]).to(torch.float64)
 
-        s = self._scalars(update, group, count, reading)
+        s = self._scalars(update, part.group, part.key, reading)
         before, after = update.before, update.after
         g = of(update.gradient)
         if self.case.optimizer.maximize:
@@ -212,8 +214,12 @@ class UpdateJudge:
             error = of(error)
         m, v = of(after.moment("exp_avg")), of(after.moment("exp_avg_sq"))
         result = [
-            ("exp_avg", m, bounds.exp_avg(of(before.moment("exp_avg")), g, s, error)),
-            ("exp_avg_sq", v, bounds.exp_avg_sq(of(before.moment("exp_avg_sq")), g, s, error)),
+            ("exp_avg", m, bounds.exp_avg(of(before.moment("exp_avg")), g, s, error, format)),
+            (
+                "exp_avg_sq",
+                v,
+                bounds.exp_avg_sq(of(before.moment("exp_avg_sq")), g, s, error, format),
+            ),
         ]
         if self.case.optimizer.amsgrad:
             largest = of(after.moment("max_exp_avg_sq"))
@@ -221,7 +227,11 @@ class UpdateJudge:
             result.append(("max_exp_avg_sq", largest, exactly(wanted)))
             v = largest
         result.append(
-            ("parameter", of(after.parameter), bounds.parameter(of(before.parameter), m, v, s))
+            (
+                "parameter",
+                of(after.parameter),
+                bounds.parameter(of(before.parameter), m, v, s, format),
+            )
         )
         return result
 
@@ -276,6 +286,7 @@ class UpdateJudge:
             old_v=of(before.moment("exp_avg_sq")),
             m=of(after.moment("exp_avg")),
             v=of(after.moment(largest)),
+            format=wrong.format,
             scalars=self._scalars(update, wrong.group, wrong.steps, self.readings[0]),
             step=wrong.steps,
             rates=[

@@ -22,6 +22,10 @@ from .layers import (
 )
 
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""dtype of the parameters of a block."""
+
+
 class Mlp(nn.Module):
     """`up`, the activation, `down`."""
 
@@ -76,6 +80,9 @@ class Block(nn.Module):
 
     Its layers: `up`, `down` (mlp); `qkv`, `out` (attention); `conv`; `gru` (recurrent); `experts`;
     `norm` (every norm); `narrow`, `widen` (an adapter of rank 0). `gain` is a 0-d parameter.
+
+    A block in bf16 casts what comes in to bf16, computes in it, the residual included, and casts
+    what goes out back. Running statistics are in bf16 too, as after `module.to(torch.bfloat16)`.
     """
 
     def __init__(self, spec: BlockSpec, width: int) -> None:
@@ -111,16 +118,20 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(spec.dropout) if spec.dropout else None
         self.narrow = Linear(width, 0, bias=False) if spec.empty else None
         self.widen = Linear(0, width, bias=False) if spec.empty else None
+        self.dtype = DTYPES[spec.dtype]
+        if self.dtype != torch.float32:
+            self.to(self.dtype)
         if spec.transposed:
             store_transposed(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, length, width) -> (batch, length, width)."""
+        dtype, x = x.dtype, x.to(self.dtype)
         if self.checkpoint:
             y: torch.Tensor = checkpoint(self._body, x, use_reentrant=False)
         else:
             y = self._body(x)
-        return x + y if self.residual else y
+        return (x + y if self.residual else y).to(dtype)
 
     def _body(self, x: torch.Tensor) -> torch.Tensor:
         """What the block computes: layers, adapter, gain, dropout."""

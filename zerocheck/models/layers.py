@@ -115,10 +115,16 @@ def fill(name: str, tensor: torch.Tensor, generator: torch.Generator) -> None:
     """Give a parameter or running statistic of this name its random values, in place.
 
     Nothing is 0: a bias or norm weight of 0 would hide a wrong weight decay. Matrices keep the
-    variance of activations near 1/2 per layer, so that deep residual models stay finite.
+    variance of activations near 1/2 per layer, so that deep residual models stay finite. Values of
+    a bf16 tensor are drawn in fp32 and rounded.
     """
     last = name.rpartition(".")[2]
     if tensor.numel() == 0:
+        return
+    if tensor.dtype != torch.float32:
+        wide = torch.empty(tensor.shape)
+        fill(name, wide, generator)
+        tensor.copy_(wide)
         return
     if last.startswith("bias") or last == "running_mean":  # nn.GRU has bias_ih_l0, bias_hh_l0
         tensor.uniform_(0.1, 0.5, generator=generator)

@@ -57,7 +57,7 @@ class Network(nn.Module):
 
 
 def build_model(case: Case) -> Network:
-    """The model of the case, in training mode, on the CPU, in fp32.
+    """The model of the case, in training mode, on the CPU, in fp32 but for its bf16 blocks.
 
     Its bits depend on the case alone; the global random state is neither read nor changed. Call
     `check(case)` first: a case from elsewhere may ask for more memory than there is.

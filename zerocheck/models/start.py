@@ -16,11 +16,13 @@ SCALES = {"typical": 1.0, "tiny": 1e-12, "huge": 1e6}
 
 @torch.no_grad()
 def initial_state(case: Case, model: nn.Module) -> dict[tuple[str, str], torch.Tensor] | None:
-    """(name, role) -> whole fp32 tensor, or None for a start at step 0, where moments are zero.
+    """(name, role) -> whole tensor, or None for a start at step 0, where moments are zero.
 
     Roles: `parameter` for every parameter; for the trainable ones `exp_avg`, `exp_avg_sq` (>= 0),
     `max_exp_avg_sq` (>= exp_avg_sq; with amsgrad) and `step` (0-d). The parameters are not those
-    that `build_model` gave, so that a restore which forgets them is seen; zeros stay zeros.
+    that `build_model` gave, so that a restore which forgets them is seen; zeros stay zeros. Tensors
+    have the dtype of their parameter, as torch's AdamW keeps them, but for `step`: fp32. They are
+    drawn in fp32 and rounded, which keeps the order of exp_avg_sq and its maximum.
     """
     if case.start.step == 0:
         return None
@@ -45,7 +47,10 @@ def initial_state(case: Case, model: nn.Module) -> dict[tuple[str, str], torch.T
             above = torch.empty_like(value).uniform_(0.0, 2.0, generator=generator).clamp_(min=1.0)
             state[name, "max_exp_avg_sq"] = second * above
         state[name, "step"] = torch.tensor(float(case.start.step))
-    return state
+    return {
+        (name, role): value if role == "step" else value.to(parameters[name].dtype)
+        for (name, role), value in state.items()
+    }
 
 
 def _scale(case: Case, generator: torch.Generator) -> float:

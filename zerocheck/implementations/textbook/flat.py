@@ -10,17 +10,17 @@ from torch import nn
 
 from ...compat import all_gather_single
 from ...contract import Shard
-from .partition import Partition, Piece
+from .partition import Partition, Piece, aligned
 from .reduction import Reduction
 from .sharded_adamw import Owned
 
 
 class FlatParameter:
-    """Parameters that are gathered and released together; all of them train, or none.
+    """Parameters of one dtype, gathered and released together; all of them train, or none.
 
-    shard     1-D fp32, `partition.shard_size` elements: what this rank keeps
+    shard     1-D, `partition.shard_size` elements: what this rank keeps
     gradient  the same for the reduced gradient, or None if the parameters are frozen
-    full      1-D fp32, `partition.numel` elements: the gathered parameters. Its storage has 0
+    full      1-D, `partition.numel` elements: the gathered parameters. Its storage has 0
               bytes while they are released.
 
     The nn.Parameters are views of `full` for good. Gathering gives the storage its memory back and
@@ -35,15 +35,16 @@ class FlatParameter:
         self.group = group
         self.parameters = [parameter for _, parameter in parameters]
         shapes = [(name, tuple(parameter.shape)) for name, parameter in parameters]
-        self.partition = Partition(shapes, group.size())
+        first = self.parameters[0]
+        self.partition = Partition(shapes, group.size(), aligned(first.element_size()))
         self.mine = self.partition.shard(group.rank())
         self.pieces: list[Piece] = self.partition.pieces(group.rank())
-        self.full = torch.zeros(self.partition.numel, device=self.parameters[0].device)
+        self.full = torch.zeros(self.partition.numel, device=first.device, dtype=first.dtype)
         for parameter, view in zip(self.parameters, self._views(self.full), strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
         self.shard = self.full[self.mine].clone()
-        trains = self.parameters[0].requires_grad
+        trains = first.requires_grad
         self.gradient = torch.zeros_like(self.shard) if trains else None
         self.storage = self.full.untyped_storage()
         self._bytes = self.storage.nbytes()

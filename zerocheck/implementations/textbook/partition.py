@@ -14,11 +14,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 ALIGNMENT = 16
-"""Parameters start at multiples of this many elements: 64 bytes in fp32.
+"""Parameters start at multiples of this many elements: 64 bytes in fp32. Elsewhere: `aligned`.
 
 A matrix kernel chooses its path by the address. At the alignment that torch's own allocations have
 the local gradients are those of a single device bit for bit.
 """
+
+
+def aligned(itemsize: int) -> int:
+    """The same 64 bytes in elements of another size (bytes)."""
+    return ALIGNMENT * 4 // itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +53,18 @@ class Partition:
     all of a parameter, a part of it, nothing of it, or nothing but padding.
     """
 
-    def __init__(self, shapes: Sequence[tuple[str, tuple[int, ...]]], world_size: int) -> None:
+    def __init__(
+        self,
+        shapes: Sequence[tuple[str, tuple[int, ...]]],
+        world_size: int,
+        alignment: int = ALIGNMENT,
+    ) -> None:
         self.shapes = list(shapes)
         self.world_size = world_size
         self.offsets: list[int] = []
         end = 0
         for _, shape in self.shapes:
-            start = -(-end // ALIGNMENT) * ALIGNMENT
+            start = -(-end // alignment) * alignment
             self.offsets.append(start)
             end = start + math.prod(shape)
         self.shard_size = -(-end // world_size)

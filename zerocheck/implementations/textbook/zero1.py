@@ -25,7 +25,7 @@ from .sharded_adamw import Owned, ShardedAdamW
 
 
 class Zero1(Implementation):
-    """One rank of ZeRO-1 in fp32.
+    """One rank of ZeRO-1.
 
     Gradients of all microbatches are summed locally and reduced once. A trainable parameter that
     the forward does not use has the gradient 0, so it still decays: its place in the flat buffer

@@ -29,7 +29,7 @@ from .sharded_adamw import Owned, ShardedAdamW
 class GradientBucket:
     """The gradients of a bucket: whole while they are collected, a shard otherwise.
 
-    shard    1-D fp32, the sum over microbatches of the mean over ranks
+    shard    1-D, the sum over microbatches of the mean over ranks
     missing  parameters whose gradient has not arrived in this backward
     """
 
@@ -62,7 +62,7 @@ class GradientBucket:
 
 
 class Zero2(Implementation):
-    """One rank of ZeRO-2 in fp32.
+    """One rank of ZeRO-2.
 
     Every microbatch is reduced, and the results are summed in the shard: keeping whole gradients
     over microbatches would be ZeRO-1. A trainable parameter that the forward does not use has the

@@ -32,13 +32,14 @@ from ...case.schema import Case
 from ...contract import Implementation, Semantics, Shard, Step, StepReport
 from ..limits import one_axis_fp32, same_units
 from ..units import unit_modules
+from .bucket import of_one_dtype
 from .flat import FlatParameter
 from .reduction import Reduction
 from .sharded_adamw import ShardedAdamW
 
 
 class Unit:
-    """A module and its flat parameters: one for what trains, one for what is frozen."""
+    """A module and its flat parameters: for each dtype one for what trains, one for the rest."""
 
     def __init__(self, flats: Iterable[FlatParameter]) -> None:
         self.flats = list(flats)
@@ -66,7 +67,7 @@ class Unit:
 
 
 class Zero3(Implementation):
-    """One rank of ZeRO-3 in fp32.
+    """One rank of ZeRO-3.
 
     Every microbatch is reduced, and the results are summed in the shard. A trainable parameter
     that the forward does not use has the gradient 0, so it still decays. Frozen parameters are
@@ -118,8 +119,8 @@ class Zero3(Implementation):
         frozen = [pair for pair in named if not pair[1].requires_grad]
         return Unit(
             FlatParameter(name, part, self.group)
-            for name, part in ((path, trainable), (f"{path}.frozen", frozen))
-            if part
+            for name, half in ((path, trainable), (f"{path}.frozen", frozen))
+            for part in of_one_dtype(half)
         )
 
     def train_step(self, step: Step) -> StepReport:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 
 from .. import bounds
-from ..bounds import Enclosure, U
+from ..bounds import Enclosure, Format, U
 from ..compare import compare
+from ..layout import Formats
 
 
 class Norm(NamedTuple):
     """A reported norm that is wrong on one rank.
 
     own: the gradient as that rank holds it, its own elements only; complete: whether these are
-    all; previous: the norm reported at the step before; relative, floor: of the bound.
+    all; previous: the norm reported at the step before; relative, floor: of the bound;
+    by_dtype: the elements of each dtype.
     """
 
     reported: float
@@ -29,6 +31,7 @@ class Norm(NamedTuple):
     previous: float | None
     relative: float
     floor: float
+    by_dtype: Mapping[str, torch.Tensor]
 
 
 def norm_causes(norm: Norm, kind: str) -> tuple[str, ...]:
@@ -49,6 +52,9 @@ def _norms(norm: Norm, kind: str) -> Iterator[tuple[str, float]]:
     yield "another norm", _norm_of(norm.whole, "2" if kind == "inf" else "inf")
     yield "norm without root", norm.exact**2
     yield "norm of nothing", 0.0
+    if len(norm.by_dtype) > 1:
+        for elements in norm.by_dtype.values():
+            yield "norm of one dtype", _norm_of(elements, kind)
     if norm.previous is not None:
         yield "norm of another step", norm.previous
 
@@ -71,20 +77,36 @@ SENTENCES = {
     "norm of another step": "it is the norm of the step before",
     "another norm": "it is the norm for another p",
     "norm of nothing": "no gradient was read",
+    "norm of one dtype": "it is the norm of the gradients of one dtype, the others are left out",
     "norm x sqrt(W)": "it is sqrt(W) times too large: ranks that hold the same were counted twice",
     "uninitialised memory": "memory that was never written was read (zerocheck fills it with NaN)",
 }
 
 
 def clip_causes(
-    part: torch.Tensor, before: torch.Tensor, norm: float, factor: float, max_norm: float
+    part: torch.Tensor,
+    before: torch.Tensor,
+    norm: float,
+    factor: float,
+    max_norm: float,
+    formats: Formats,
+    outside: torch.Tensor,
 ) -> tuple[str, tuple[str, ...]]:
     """(one sentence, causes) for a clipped gradient that is wrong.
 
-    before: what was clipped; norm: the reported one; factor: what it should be multiplied by.
+    before: what was clipped; norm: the reported one; factor: what it should be multiplied by;
+    outside: mask of what is wrong. Tensors of a dtype in which nothing is wrong say nothing.
     """
     if bool(part.isnan().any()):
         return "the clipped gradient holds NaN", ("uninitialised memory",)
+    words_of_dtype = ""
+    if len(formats.parts) > 1:
+        wrong = [(format, e) for format, e in formats.parts if bool(outside[e].any())]
+        if len(wrong) == 1:
+            format, elements = wrong[0]
+            part, before = part[elements], before[elements]
+            formats = Formats(((format, None),), len(part))
+            words_of_dtype = f", where it is {str(format.dtype).removeprefix('torch.')}"
     raw = max_norm / (norm + 1e-6)
     candidates = {
         "not clipped": (1.0, "the gradient was not clipped"),
@@ -96,10 +118,10 @@ def clip_causes(
     found = {
         name: words
         for name, (value, words) in candidates.items()
-        if value != factor and math.isfinite(value) and _is(part, before, value)
+        if value != factor and math.isfinite(value) and _is(part, before, value, formats)
     }
     if found:
-        return "; or ".join(found.values()), tuple(found)
+        return "; or ".join(found.values()) + words_of_dtype, tuple(found)
     return (
         "the clipped gradient is not the gradient times the coefficient of its norm and "
         f"c = {max_norm:g}",
@@ -107,7 +129,11 @@ def clip_causes(
     )
 
 
-def _is(part: torch.Tensor, before: torch.Tensor, factor: float) -> bool:
+def _is(part: torch.Tensor, before: torch.Tensor, factor: float, formats: Formats) -> bool:
     """Two coefficients, two products: twice the bound of one."""
-    exact, bound = bounds.clipped(before, factor)
+
+    def clipped(before: torch.Tensor, format: Format) -> Enclosure:
+        return bounds.clipped(before, factor, format, all_narrow=format.narrow)
+
+    exact, bound = formats.enclose(clipped, before)
     return compare(part, Enclosure(exact, 2 * bound))[1] is None

@@ -12,7 +12,7 @@ from ...case.schema import Case
 from ...contract.semantics import Semantics
 from .. import bounds
 from ..assemble import Held
-from ..bounds import Enclosure, U
+from ..bounds import Enclosure, Format
 from ..compare import compare
 from ..layout import Layout
 from ..local import Passes, Scale
@@ -86,7 +86,7 @@ def _candidates(evidence: Evidence) -> Iterator[_Candidate]:
             yield _Candidate(
                 name,
                 f"each rank holds its own local gradient{words}: it was never reduced over ranks",
-                [_sum(terms[rank], divide * divisor) for rank in range(world)],
+                [_sum(evidence, terms[rank], divide * divisor) for rank in range(world)],
             )
     if count > 1:
         mean = world if evidence.semantics.average == "mean" else 1
@@ -95,7 +95,7 @@ def _candidates(evidence: Evidence) -> Iterator[_Candidate]:
             yield _Candidate(
                 name,
                 f"only the last of {count} microbatches counts{words}",
-                [_sum(terms[:, -1], mean * divide / factor)],
+                [_sum(evidence, terms[:, -1], mean * divide / factor)],
             )
         yield from _microbatches(evidence, terms, mean * divide)
     if evidence.previous is not None:
@@ -107,7 +107,7 @@ def _candidates(evidence: Evidence) -> Iterator[_Candidate]:
                 Enclosure(
                     kept,
                     2 * evidence.enclosure.bound
-                    + 2 * (count + world) * U * (kept.abs() + evidence.previous.abs()),
+                    + _slack(evidence, 2 * (count + world), kept.abs() + evidence.previous.abs()),
                 )
             ],
         )
@@ -128,14 +128,16 @@ def _microbatches(evidence: Evidence, terms: torch.Tensor, divisor: float) -> It
         for number in range(count):
             weights = torch.ones(count, 1, dtype=torch.float64)
             weights[number] = weight
-            yield _Candidate(name, f"microbatch {number} {words}", [_sum(terms * weights, divisor)])
+            yield _Candidate(
+                name, f"microbatch {number} {words}", [_sum(evidence, terms * weights, divisor)]
+            )
     if world == 1:
         return
     powers = [float(world) ** (number + 1 - count) for number in range(count)]
     yield _Candidate(
         "accumulator rescaled",
         "each microbatch divides the sum of those before it by W once more",
-        [_sum(terms * torch.tensor(powers, dtype=torch.float64).view(-1, 1), divisor)],
+        [_sum(evidence, terms * torch.tensor(powers, dtype=torch.float64).view(-1, 1), divisor)],
     )
     for number in range(count):
         local = terms.clone()
@@ -143,7 +145,7 @@ def _microbatches(evidence: Evidence, terms: torch.Tensor, divisor: float) -> It
         yield _Candidate(
             "one microbatch reduced",
             f"only microbatch {number} was reduced over ranks",
-            [_sum(local[rank], divisor / world) for rank in range(world)],
+            [_sum(evidence, local[rank], divisor / world) for rank in range(world)],
         )
 
 
@@ -169,7 +171,7 @@ def _rescaled_losses(evidence: Evidence) -> Iterator[_Candidate]:
             yield _Candidate(
                 name,
                 f"the loss was {words} by {number} (= {'W' if letter == 'W' else 'microbatches'})",
-                [_sum(terms, mean * divide)],
+                [_sum(evidence, terms, mean * divide)],
             )
 
 
@@ -196,19 +198,35 @@ def _scaled(evidence: Evidence) -> Iterator[_Candidate]:
         )
     factors["gradient doubled"] = (2.0, "2 times too large")
     for name, (factor, words) in factors.items():
-        yield _Candidate(name, f"the gradient is {words}", [_times(evidence.enclosure, factor)])
+        yield _Candidate(name, f"the gradient is {words}", [_times(evidence, factor)])
 
 
-def _times(enclosure: Enclosure, factor: float) -> Enclosure:
+def _times(evidence: Evidence, factor: float) -> Enclosure:
     """A scaled enclosure; the division that was left out or made twice rounds twice: 4 u."""
-    exact = enclosure.exact * factor
-    return Enclosure(exact, enclosure.bound * factor + 4 * U * exact.abs() + 4 * bounds.ETA)
+    exact = evidence.enclosure.exact * factor
+    return Enclosure(exact, evidence.enclosure.bound * factor + _slack(evidence, 4, exact.abs()))
 
 
-def _sum(terms: torch.Tensor, divisor: float) -> Enclosure:
+def _slack(evidence: Evidence, roundings: int, size: torch.Tensor) -> torch.Tensor:
+    """So many u of the size, and as many of the smallest number, in each element's own format."""
+
+    def own(size: torch.Tensor, format: Format) -> Enclosure:
+        return Enclosure(size, roundings * (format.u * size + format.eta))
+
+    return evidence.layout.formats.enclose(own, size.to(torch.float64)).bound
+
+
+def _sum(evidence: Evidence, terms: torch.Tensor, divisor: float) -> Enclosure:
     """A sum of other terms: roundings of their additions, and of the divisions: 4."""
     flat = terms.reshape(-1, terms.shape[-1])
-    return bounds.gradient(flat.sum(0) / divisor, flat.abs().sum(0) / divisor, 2 * len(flat) + 4)
+    roundings = 2 * len(flat) + 4
+
+    def enclosure(exact: torch.Tensor, absolute: torch.Tensor, format: Format) -> Enclosure:
+        return bounds.gradient(exact, absolute, roundings, format)
+
+    return evidence.layout.formats.enclose(
+        enclosure, flat.sum(0) / divisor, flat.abs().sum(0) / divisor
+    )
 
 
 def _explains(candidate: _Candidate, evidence: Evidence, wrong: torch.Tensor) -> bool:
@@ -254,7 +272,7 @@ def _common_ratio(evidence: Evidence, wrong: torch.Tensor) -> float | None:
         return None
     ratio = float(whole[best] / exact[best])
     uncertain = 2 * float(bound[best] / exact[best].abs())
-    scaled = _times(evidence.enclosure, abs(ratio))
+    scaled = _times(evidence, abs(ratio))
     enclosure = Enclosure(exact * ratio, scaled.bound + uncertain * scaled.exact.abs())
     if ratio == 0 or not _explains(_Candidate("", "", [enclosure]), evidence, wrong):
         return None

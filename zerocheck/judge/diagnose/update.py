@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
 from ...case.schema import Group
 from .. import bounds
-from ..bounds import ETA, SECOND_ORDER, Enclosure, Scalars, U
+from ..bounds import BF16, ETA, FP32, SECOND_ORDER, Enclosure, Format, Scalars
 from ..compare import compare
 
 
@@ -34,6 +35,7 @@ class Segment(NamedTuple):
     step: int
     rates: Sequence[float]
     others: Sequence[tuple[Group, float]]
+    format: Format = FP32
 
 
 SENTENCES = {
@@ -52,6 +54,7 @@ SENTENCES = {
     "gradient before clipping": "AdamW was given the gradient from before clipping",
     "no bias correction": "the bias corrections were left out",
     "moments reset": "the moments of the step before were lost",
+    "rounded to bf16": "it was rounded to bf16 on its way, or is held in bf16",
 }
 
 
@@ -72,20 +75,42 @@ def sentence(role: str, names: Sequence[str]) -> str:
 
 
 def _candidates(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
+    if _in_bf16(segment):
+        yield "rounded to bf16", _right(segment, BF16)
     if segment.role == "parameter":
         yield from _of_parameter(segment)
     elif segment.role in ("exp_avg", "exp_avg_sq"):
         yield from _of_moment(segment)
 
 
+def _in_bf16(segment: Segment) -> bool:
+    """Every value that is observed is a bf16 number, which few of fp32 are."""
+    observed = segment.observed
+    return not segment.format.narrow and torch.equal(observed, observed.bfloat16().double())
+
+
+def _right(segment: Segment, format: Format) -> Enclosure:
+    """What is right, but in another format."""
+    s, g = segment.scalars, segment.g
+    if segment.role == "exp_avg":
+        return bounds.exp_avg(segment.old_m, g, s, format=format)
+    if segment.role == "exp_avg_sq":
+        return bounds.exp_avg_sq(segment.old_v, g, s, format=format)
+    return bounds.parameter(segment.p, segment.m, segment.v, s, format)
+
+
 def _of_moment(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
     s = segment.scalars
     old = segment.old_m if segment.role == "exp_avg" else segment.old_v
-    formula = bounds.exp_avg if segment.role == "exp_avg" else bounds.exp_avg_sq
+    plain = bounds.exp_avg if segment.role == "exp_avg" else bounds.exp_avg_sq
+    formula = partial(plain, format=segment.format)
     if s.weight_decay:
         coupled = segment.g + s.weight_decay * segment.p
         size = segment.g.abs() + (s.weight_decay * segment.p).abs()
-        yield "L2 instead of decoupled", formula(old, coupled, s, 3 * U * size + ETA)
+        yield (
+            "L2 instead of decoupled",
+            formula(old, coupled, s, 3 * segment.format.u * size + segment.format.eta),
+        )
     if segment.unclipped is not None:
         yield "gradient before clipping", formula(old, segment.unclipped, s)
     if s.beta1 != s.beta2:
@@ -105,22 +130,23 @@ def _of_parameter(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
     s, p, m, v = segment.scalars, segment.p, segment.m, segment.v
 
     def with_(**changed: float) -> Enclosure:
-        return bounds.parameter(p, m, v, s._replace(**changed))
+        return bounds.parameter(p, m, v, s._replace(**changed), segment.format)
 
     decay = s.weight_decay
     if decay:
         yield "weight decay missing", with_(weight_decay=0.0)
-        yield "weight decay twice", _wider(with_(weight_decay=decay * (2 - s.lr * decay)), p)
-        plain = bounds.parameter(p, m, v, s._replace(weight_decay=0.0))
+        u = segment.format.u
+        yield "weight decay twice", _wider(with_(weight_decay=decay * (2 - s.lr * decay)), p, u)
+        plain = with_(weight_decay=0.0)
         factor = 1 - s.lr * decay
         yield (
             "weight decay after the update",
-            _wider(Enclosure(plain.exact * factor, plain.bound * abs(factor)), p),
+            _wider(Enclosure(plain.exact * factor, plain.bound * abs(factor)), p, u),
         )
         if s.lr != 1.0:
             yield (
                 "weight decay without the learning rate",
-                _wider(with_(weight_decay=decay / s.lr), p),
+                _wider(with_(weight_decay=decay / s.lr), p, u),
             )
     for step in (segment.step + 1, segment.step - 1):
         if step > 0:
@@ -145,16 +171,17 @@ def _of_parameter(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
             yield "options of another group", with_(**some)
 
 
-def _wider(enclosure: Enclosure, p: torch.Tensor) -> Enclosure:
+def _wider(enclosure: Enclosure, p: torch.Tensor, u: float) -> Enclosure:
     """Two roundings more of the decayed parameter."""
-    return Enclosure(enclosure.exact, enclosure.bound + 3 * U * (p.abs() + enclosure.exact.abs()))
+    return Enclosure(enclosure.exact, enclosure.bound + 3 * u * (p.abs() + enclosure.exact.abs()))
 
 
 def _update(segment: Segment, denominator: torch.Tensor) -> Enclosure:
     """The update with another denominator: the same roundings as in bounds.parameter, and 3."""
-    s = segment.scalars
+    s, u = segment.scalars, segment.format.u
     decayed = segment.p * (1 - s.lr * s.weight_decay)
     step = s.lr / s.correction1 * segment.m / denominator
-    error = 2 * U * decayed.abs() + (10 * U + s.extra) * step.abs() + 2 * ETA + ETA / denominator
-    exact, bound = bounds.rounded(decayed - step, error)
+    error = 2 * u * decayed.abs() + (10 * u + s.extra) * step.abs()
+    error = error + 2 * segment.format.eta + ETA / denominator
+    exact, bound = bounds.rounded(decayed - step, error, segment.format)
     return Enclosure(exact, bound * SECOND_ORDER)

@@ -1,0 +1,87 @@
+"""Faults that only a model with parameters of two dtypes shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from ..compat import reduce_scatter_single
+from ..implementations.textbook.sharded_adamw import MOMENTS, ShardedAdamW
+from ..implementations.textbook.zero1 import Zero1
+from .parts import ClipsInParts, WithOptimizer
+
+
+class _ScalesFp32(ClipsInParts):
+    def scale(self, factor: torch.Tensor) -> None:
+        for one in self.owned:
+            if one.gradient.dtype == torch.float32:
+                one.gradient.mul_(factor)
+
+
+class Bf16Unclipped(WithOptimizer):
+    """Gradients are multiplied by the coefficient only where they are fp32, as the gradients of
+    expert or fp16 groups were left out in DeepSpeed. Flagged: not clipped.
+    """
+
+    kind = _ScalesFp32
+
+
+class _LastDtype(ClipsInParts):
+    def total(self, p: float) -> torch.Tensor:
+        """The norms of the dtypes should be added; each replaces the one before."""
+        norm = torch.zeros((), dtype=torch.float64)
+        for dtype in (torch.bfloat16, torch.float32):
+            pieces = [one.gradient.double() for one in self.owned if one.gradient.dtype == dtype]
+            norm = torch.linalg.vector_norm(torch.cat([torch.zeros(1).double(), *pieces]), p)
+        if p == 2.0:
+            return self.summed(norm)
+        dist.all_reduce(norm, op=dist.ReduceOp.MAX, group=self.group)
+        return norm
+
+
+class NormOfOneDtype(WithOptimizer):
+    """The norm is taken by dtype, and the last one overwrites the others.
+
+    Flagged: norm of one dtype.
+    """
+
+    kind = _LastDtype
+
+
+class _StateInBf16(ShardedAdamW):
+    def step(self, rates: Sequence[float]) -> None:
+        super().step(rates)
+        for one in self.owned:
+            state = self.optimizer.state[one.parameter]
+            for role in MOMENTS:
+                if role in state:
+                    state[role].copy_(state[role].bfloat16())
+
+
+class StateInBf16(WithOptimizer):
+    """All moments are kept in one flat buffer, of the dtype of one of the parameters.
+
+    Flagged: rounded to bf16, on the fp32 parameters.
+    """
+
+    kind = _StateInBf16
+
+
+class OtherBufferUnreduced(Zero1):
+    """Gradients are in a buffer per dtype, and only the first buffer's dtype is reduced.
+
+    Flagged: local gradient only, on the parameters of the other dtype.
+    """
+
+    def _reduce(self) -> None:
+        dtype = self.gradients[0].dtype
+        for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
+            if gradients.dtype == dtype:
+                mine = self._own(bucket, gradients)
+                work = reduce_scatter_single(mine, gradients, self.group)
+                if work is not None:
+                    work.wait()
+                mine.div_(self.world_size)
+        self.reduced = True
