@@ -21,7 +21,6 @@ from .layers import (
     store_transposed,
 )
 
-
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """dtype of the parameters of a block."""
 
