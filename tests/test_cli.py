@@ -70,7 +70,7 @@ def emitting(records: Sequence[Record], code: int = 0, then: BaseException | Non
             "run my.py",
             "'my.py' names a file; name the class or build function in it too: my.py:NAME",
         ),
-        ("run --feature tide", "unknown feature 'tide'; did you mean 'tied'?"),
+        ("run --feature tyed", "unknown feature 'tyed'; did you mean 'tied'?"),
         ("run --obligations updates", "unknown obligation 'updates'; did you mean 'update'?"),
         ("run --ranks torchrn", "unknown kind of ranks 'torchrn'; did you mean 'torchrun'?"),
         ("run --device cuda", "unknown device 'cuda'"),

@@ -23,12 +23,12 @@ from zerocheck.case.shapes import parameter_elements, parameter_shapes, trainabl
 from zerocheck.case.validity import check
 from zerocheck.errors import UsageError
 
-WORLDS = (1, 2, 3, 4, 5, 8)
-DRAWN = draw(500, seed=0, world_sizes=WORLDS)
+WORLDS = (1, 2, 3, 4, 5, 8, 16)
+DRAWN = draw(700, seed=0, world_sizes=WORLDS)
 
 
 def test_exactly_that_many_distinct_and_valid() -> None:
-    assert len(DRAWN) == len(set(DRAWN)) == len({encode(case) for case in DRAWN}) == 500
+    assert len(DRAWN) == len(set(DRAWN)) == len({encode(case) for case in DRAWN}) == 700
     for case in DRAWN:
         check(case)
         assert case.world_size in WORLDS
@@ -198,8 +198,8 @@ def test_feature_table() -> None:
     dimensions = [row.dimension for row in FEATURES.values()]
     assert len(set(dimensions)) == 1 + sum(a != b for a, b in pairwise(dimensions))
     assert feature("tied").present(DRAWN[0]) is False
-    with pytest.raises(UsageError, match=r"unknown feature 'tide'; did you mean 'tied'\?"):
-        feature("tide")
+    with pytest.raises(UsageError, match=r"unknown feature 'tyed'; did you mean 'tied'\?"):
+        feature("tyed")
 
 
 def test_speed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,7 +41,7 @@ def test_what_is_given_twice_counts_once() -> None:
         ({"implementations": ("my.py:",)}, "'my.py:' is not an implementation"),
         ({"implementations": (":My",)}, "':My' is not an implementation"),
         ({"profile": "quik"}, "unknown profile 'quik'; did you mean 'quick'"),
-        ({"features": ("tide",)}, "unknown feature 'tide'; did you mean 'tied'"),
+        ({"features": ("tyed",)}, "unknown feature 'tyed'; did you mean 'tied'"),
         ({"obligations": ("updat",)}, "unknown obligation 'updat'; did you mean 'update'"),
         ({"ranks": "process"}, "unknown kind of ranks 'process'; did you mean 'processes'"),
         ({"device": "gpu"}, "unknown device 'gpu'"),
