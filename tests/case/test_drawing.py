@@ -89,7 +89,7 @@ def test_same_seed_same_cases_in_another_process() -> None:
         "from hashlib import sha256\n"
         "from zerocheck.case.drawing import draw\n"
         "from zerocheck.case.codec import encode\n"
-        f"cases = draw(500, seed=0, world_sizes={WORLDS})\n"
+        f"cases = draw(700, seed=0, world_sizes={WORLDS})\n"
         "print(sha256(b''.join(map(encode, cases))).hexdigest())\n"
     )
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
