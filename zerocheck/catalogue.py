@@ -6,6 +6,10 @@ from .errors import UsageError, unknown
 
 BUILT_IN: dict[str, str] = {
     "ddp": "zerocheck.implementations.ddp:Ddp",
+    "zero-redundancy": "zerocheck.implementations.zero_redundancy:ZeroRedundancy",
+    "fsdp1": "zerocheck.implementations.fsdp1:Fsdp1",
+    "fsdp1-grad-op": "zerocheck.implementations.fsdp1:Fsdp1GradOp",
+    "fsdp1-no-shard": "zerocheck.implementations.fsdp1:Fsdp1NoShard",
     "fsdp2": "zerocheck.implementations.fsdp2:Fsdp2",
     "zero1": "zerocheck.implementations.textbook.zero1:Zero1",
     "zero2": "zerocheck.implementations.textbook.zero2:Zero2",

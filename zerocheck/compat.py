@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any, NamedTuple
+
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
@@ -31,3 +34,117 @@ def reduce_scatter_single(
     """Launch a reduce-scatter (sum) of one 1-D tensor; wait for what it returns."""
     call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     return call(part, whole, group=group, async_op=True)  # type: ignore[no-any-return]
+
+
+class FlatPiece(NamedTuple):
+    """Where an original parameter lies in the flat parameter of a unit of FSDP1.
+
+    name: in the wrapped model; strides: of the whole, in elements: the flat parameter has its
+    elements in the order of memory. This rank holds `numel` of them, from `start` on, at `offset`
+    of its flat shard.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    start: int
+    numel: int
+
+
+class Flat(NamedTuple):
+    """A flat parameter of FSDP1, as this rank holds it.
+
+    names: of all its parameters, in the wrapped model; tensor: the local shard, or the whole with
+    NO_SHARD; originals: the parameters that the
+    optimizer sees, by name, or None if it sees the flat one; pieces: without parameters of which
+    this rank holds nothing; padding: ranges of `tensor` that belong to no parameter.
+    """
+
+    names: list[str]
+    tensor: torch.nn.Parameter
+    sharded: bool
+    originals: dict[str, torch.nn.Parameter] | None
+    pieces: list[FlatPiece]
+    padding: list[slice]
+
+
+def flat_parameters(model: torch.nn.Module) -> list[Flat]:
+    """Every flat parameter of a model wrapped by FSDP1, without communication."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    paths = {module: path for path, module in model.named_modules()}
+    flats = []
+    for unit in FullyShardedDataParallel.fsdp_modules(model):
+        handle: Any = unit._handle
+        if handle is None:
+            continue  # all of its parameters are in units below it
+        tensor = handle.flat_param
+        names = [f"{paths[unit]}.{name}".lstrip(".") for name in tensor._fqns]
+        pieces = [
+            FlatPiece(
+                name,
+                tuple(shape),
+                tuple(strides),
+                info.offset_in_shard,
+                info.intra_param_start_idx,
+                info.numel_in_shard,
+            )
+            for name, shape, strides, info in zip(
+                names, tensor._shapes, tensor._strides, tensor._shard_param_infos, strict=True
+            )
+            if info.in_shard
+        ]
+        originals = None
+        if handle._use_orig_params:
+            originals = dict(zip(names, tensor._params, strict=True))
+        sharded = bool(handle.uses_sharded_strategy)
+        gaps = _gaps(pieces, tensor.numel())
+        flats.append(Flat(names, tensor, sharded, originals, pieces, gaps))
+    return flats
+
+
+def release(flat: Flat) -> None:
+    """Break the cycles that keep a flat parameter alive for ever.
+
+    Views of it stay behind, as attributes of its modules and, without sharding, in a list of its
+    own. Their graph leads back to it in C++, where Python's collector does not look.
+    """
+    tensor: Any = flat.tensor
+    if tensor._tensors is not None:
+        tensor._tensors = [None] * len(tensor._tensors)
+    vars(tensor).pop("_post_backward_hook_state", None)
+    for name, module, *_ in (*tensor._param_infos, *tensor._shared_param_infos):
+        if hasattr(module, name):
+            delattr(module, name)
+
+
+def _gaps(pieces: list[FlatPiece], numel: int) -> list[slice]:
+    gaps = []
+    end = 0
+    for piece in sorted(pieces, key=lambda one: one.offset):
+        gaps.append(slice(end, piece.offset))
+        end = piece.offset + piece.numel
+    gaps.append(slice(end, numel))
+    return [gap for gap in gaps if gap.start < gap.stop]
+
+
+def size_based_units(model: torch.nn.Module, least: int) -> list[torch.nn.Module]:
+    """The modules that FSDP1 wraps below the root by `size_based_auto_wrap_policy`."""
+    from torch.distributed.fsdp import wrap
+
+    found: list[torch.nn.Module] = []
+
+    def note(module: torch.nn.Module, **_: Any) -> torch.nn.Module:
+        found.append(module)
+        return module
+
+    wrap._recursive_wrap(
+        module=model,
+        auto_wrap_policy=partial(wrap.size_based_auto_wrap_policy, min_num_params=least),
+        wrapper_cls=note,
+        ignored_modules=set(),
+        ignored_params=set(),
+        only_wrap_children=True,
+    )
+    return found

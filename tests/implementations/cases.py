@@ -133,6 +133,11 @@ SHARDINGS: dict[str, Sharding] = {
     "block_kept": Sharding(wrap="block", reshard=False, prefetch=0, bucket=1),
     "layer_alone": Sharding(wrap="layer", prefetch=0, bucket=64),
     "layer_kept": Sharding(wrap="layer", reshard=False, prefetch=8),
+    "size": Sharding(wrap="size", bucket=30, backward_prefetch="none", prefetch=0),
+    "views": Sharding(bucket=40, bucket_view=True, find_unused=True, static_graph=False),
+    "each": Sharding(wrap="layer", sync="each", backward_prefetch="post", prefetch=2, bucket=16),
+    "first": Sharding(optimizer_first=True, sync="each", static_graph=True, bucket=64),
+    "flat": Sharding(wrap="block", use_orig_params=False, backward_prefetch="post", sync="each"),
 }
 
 

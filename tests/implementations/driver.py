@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from zerocheck.case.schema import Case
-from zerocheck.contract import Implementation, Microbatch, Shard, Step
+from zerocheck.contract import Implementation, Microbatch, Semantics, Shard, Step
 from zerocheck.contract.groups import learning_rates
 from zerocheck.drive.poison import deterministic, poisoned
 from zerocheck.errors import Unsupported
@@ -38,6 +38,7 @@ class Seen:
     """What one rank showed: copies of its shards before the first step and at each point of it."""
 
     start: list[View]
+    semantics: Semantics
     reduced: list[list[View]] = field(default_factory=list)
     clipped: list[list[View]] = field(default_factory=list)
     after: list[list[View]] = field(default_factory=list)
@@ -137,7 +138,7 @@ def observe(mesh: DeviceMesh, kind: type[Implementation], case: Case) -> Seen | 
         return str(refusal)
     if state is not None:
         implementation.restore(state)
-    seen = Seen(copied(implementation))
+    seen = Seen(copied(implementation), implementation.semantics)
 
     def reached(moment: str) -> None:
         (seen.reduced if moment == "reduced" else seen.clipped).append(copied(implementation))

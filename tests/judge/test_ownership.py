@@ -65,6 +65,21 @@ def test_boxes() -> None:
     assert "overlap" in _boxes((0, left), (1, ((0, 4), (1, 4))))
 
 
+def test_flat_ranges_among_boxes() -> None:
+    """A column of a transposed matrix in parts: some of its pieces are flat ranges too."""
+    pieces = [
+        Entry("w", (2, 3), 0, 2, ((0, 2), (0, 1))),
+        Entry("w", (2, 3), 1, 2),
+        Entry("w", (2, 3), 4, 6),
+        Entry("w", (2, 3), 2, 3),
+    ]
+    assert _tiling(list(enumerate(pieces)), (2, 3)) == ""
+    wrong = [*pieces[:3], Entry("w", (2, 3), 5, 6)]
+    assert "overlap" in _tiling(list(enumerate(wrong)), (2, 3))
+    mixed = [pieces[0], Entry("w", (2, 3), 1, 5)]
+    assert "mixed" in _tiling(list(enumerate(mixed)), (2, 3))
+
+
 def test_an_empty_tensor_and_a_scalar() -> None:
     assert _flat((0, (0, 0)), shape=(0,)) == ""
     assert _flat((0, (0, 1)), shape=()) == ""

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar, cast
 import msgspec
 
 from .schema import (
+    BackwardPrefetchKind,
     Block,
     BlockKind,
     Case,
@@ -75,7 +76,8 @@ MOMENTS: tuple[MomentsKind, ...] = ("typical", "typical", "typical", "tiny", "hu
 SCHEDULES: tuple[ScheduleKind, ...] = ("constant", "constant", "warmup", "cosine")
 KERNELS: tuple[KernelKind, ...] = ("foreach", "foreach", "for-loop", "fused")
 NORMS: tuple[Literal["2", "inf"], ...] = ("2", "2", "inf")
-WRAPS: tuple[WrapKind, ...] = ("whole", "block", "layer")
+WRAPS: tuple[WrapKind, ...] = ("whole", "block", "layer", "size")
+BACKWARD_PREFETCHES: tuple[BackwardPrefetchKind, ...] = ("pre", "pre", "post", "none")
 RATES = (
     (1e-3, 0.01),
     (1e-3, 0.0),
@@ -340,11 +342,21 @@ class Choices:
         )
 
     def sharding(self) -> Sharding:
+        wrap = self.option("sharding.wrap", WRAPS)
+        # Drawn models have about 300 elements: larger units than the first leave the root alone.
+        buckets = (64, 16, 256) if wrap == "size" else (1 << 20, 256, 64, 16)
         return Sharding(
-            wrap=self.option("sharding.wrap", WRAPS),
+            wrap=wrap,
             reshard=self.option("sharding.reshard", (True, True, False)),
-            bucket=self.option("sharding.bucket", (1 << 20, 256, 64, 16)),
+            bucket=self.option("sharding.bucket", buckets),
             prefetch=self.option("sharding.prefetch", (0, 1, 2)),
+            backward_prefetch=self.option("sharding.backward_prefetch", BACKWARD_PREFETCHES),
+            sync=self.option("sharding.sync", ("last", "last", "each")),
+            use_orig_params=self.option("sharding.use_orig_params", (True, True, False)),
+            bucket_view=self.flag("sharding.bucket_view", 35),
+            find_unused=self.flag("sharding.find_unused", 15),
+            static_graph=self.flag("sharding.static_graph", 15),
+            optimizer_first=self.flag("sharding.optimizer_first", 6),
         )
 
 

@@ -44,7 +44,11 @@ class Built:
 
 
 class BuiltImplementation(Implementation):
-    """An Implementation made from `build`; the built-in DDP and FSDP2 are made this way too."""
+    """An Implementation made from `build`; those that torch brings are made this way too.
+
+    What a subclass may do in another way: `accumulating`, `clip`, `set_learning_rates`, `shards`,
+    `restore`. `self.built` is what `build` returned, `self.case` the case.
+    """
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         """Wrap the model and make its optimizer."""
@@ -66,17 +70,17 @@ class BuiltImplementation(Implementation):
         model, optimizer = self.built.model, self.built.optimizer
         training = self.case.training
         optimizer.zero_grad(set_to_none=training.set_to_none)
-        self._set_learning_rates(step.lr)
+        self.set_learning_rates(step.lr)
         count = len(step.microbatches)
         for index, microbatch in enumerate(step.microbatches):
-            with self._accumulating(last=index == count - 1):
+            with self.accumulating(last=index == count - 1):
                 loss = microbatch.loss(model)
                 if loss.requires_grad:  # else everything is frozen
                     (loss / count if count > 1 else loss).backward()  # type: ignore[no-untyped-call]
         step.reached("reduced")
         norm: float | None = None
         if training.clip is not None:
-            norm = self._clip(training.clip, float(training.norm))
+            norm = self.clip(training.clip, float(training.norm))
             step.reached("clipped")
         optimizer.step()
         return StepReport(grad_norm=norm)
@@ -134,7 +138,11 @@ class BuiltImplementation(Implementation):
             self._places[name] = place
         return place
 
-    def _accumulating(self, *, last: bool) -> AbstractContextManager[Any]:
+    def accumulating(self, *, last: bool) -> AbstractContextManager[Any]:
+        """The context for forward and backward of one microbatch; `last`: of the step.
+
+        Default: no reduction (`no_sync`, `set_requires_gradient_sync(False)`) until the last one.
+        """
         if self.built.accumulate is not None:
             return self.built.accumulate(last)
         model: Any = self.built.model
@@ -145,7 +153,12 @@ class BuiltImplementation(Implementation):
             return cast(AbstractContextManager[Any], model.no_sync())
         return nullcontext()
 
-    def _clip(self, max_norm: float, norm_type: float) -> float:
+    def clip(self, max_norm: float, norm_type: float) -> float:
+        """Clip the reduced gradient, return its total norm before. Norm type: 2.0 or inf.
+
+        Default: `torch.nn.utils.clip_grad_norm_` over all parameters, which is right where they
+        are whole on every rank or DTensors.
+        """
         if self.built.clip is not None:
             return float(self.built.clip(max_norm, norm_type))
         norm = torch.nn.utils.clip_grad_norm_(
@@ -153,7 +166,11 @@ class BuiltImplementation(Implementation):
         )
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
-    def _set_learning_rates(self, rates: Sequence[float]) -> None:
+    def set_learning_rates(self, rates: Sequence[float]) -> None:
+        """Give each parameter group its learning rate of this step.
+
+        Raises UsageError if the optimizer has other groups than the case.
+        """
         own = self.built.optimizer.param_groups
         if len(own) != len(rates):
             raise UsageError(

@@ -80,13 +80,13 @@ class Implementation:
 
     Subclass it, or give a function `build(model, case, mesh) -> Built` (see contract/build.py) if
     the code looks like torch. Required: `__init__`, `train_step`, `shards`. Optional: `supports`,
-    `restore`, `close`, and the class attributes `semantics`, `fixed` and `options`.
+    `restore`, `close`, and the class attributes `semantics`, `fixed` and `options`. What an
+    implementation means by a step may depend on the case: `self.semantics` of the instance counts.
     """
 
     semantics: Semantics = Semantics()
     fixed: ClassVar[Mapping[str, Any]] = {}
     """Case fields that it sets itself, e.g. {"training": {"clip": None}}; the rest is drawn."""
-
     options: ClassVar[tuple[str, ...] | None] = None
     """Fields of `case.sharding` that it obeys, e.g. ("wrap",); None: it does not say. What it does
     not obey counts as ignored in the coverage, not as exercised."""

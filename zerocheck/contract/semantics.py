@@ -20,8 +20,8 @@ class Semantics:
                 "reduce_each": every microbatch is reduced, the results are summed.
     unused      a trainable parameter that no rank used: "skip" (no update, as torch does) or
                 "zero" (its gradient counts as 0, so that it still decays).
-    buffers     "local" to the rank, or "rank0": those of rank 0 are sent to all ranks at the first
-                forward of each step.
+    buffers     "local" to the rank; "rank0": those of rank 0 are sent to all ranks at the first
+                forward of each step; "rank0_each": at every forward.
     clip        how the coefficient comes from the norm: "min(1, c/(norm+eps))" with eps = 1e-6, or
                 "c/norm if norm>c".
 
@@ -33,7 +33,7 @@ class Semantics:
     weight: Literal["microbatch", "token"] = "microbatch"
     accumulate: Literal["local", "reduce_each"] = "local"
     unused: Literal["skip", "zero"] = "skip"
-    buffers: Literal["local", "rank0"] = "local"
+    buffers: Literal["local", "rank0", "rank0_each"] = "local"
     clip: Literal["min(1, c/(norm+eps))", "c/norm if norm>c"] = "min(1, c/(norm+eps))"
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
 """How the implementation runs the model, in what decides the last bits of a local gradient.
 
-Three things do, and the judge gives them to the reference, so that local gradients agree bit for
+Four things do, and the judge gives them to the reference, so that local gradients agree bit for
 bit:
 
 - Where a parameter lies modulo 64 bytes: BLAS takes another path for weights that are not aligned.
@@ -10,6 +10,8 @@ bit:
   backward ends. The gradient of an input that is used twice inside and once outside is then summed
   as a + (b + c) instead of (a + b) + c; and `view_as` in such a node changes the stride of a dim
   of size 1, by which later kernels choose their layout.
+- Which frozen parameters autograd tracks all the same, as FSDP1 does with those that share a flat
+  parameter with trainable ones. torch.matmul folds its inputs by what requires gradients.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ class ForwardProbe:
     def __init__(self, model: nn.Module) -> None:
         """`model` before it is wrapped: wrapping keeps the module objects."""
         names = {parameter: name for name, parameter in model.named_parameters()}
+        self._frozen = {name for p, name in names.items() if not p.requires_grad}
         self._strides = {name: parameter.stride() for parameter, name in names.items()}
         self._modules = {module: name for name, module in model.named_modules()}
         self._parameters: dict[nn.Module, dict[str, str]] = {
@@ -59,6 +62,7 @@ class ForwardProbe:
         self.misaligned: dict[str, int] = {}
         self.strides: dict[str, tuple[int, ...]] = {}
         self.passed_through: set[str] = set()
+        self.tracked: set[str] = set()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -95,6 +99,8 @@ class ForwardProbe:
                 offset = tensor.data_ptr() % ALIGNMENT
                 if offset:
                     self.misaligned[parameter] = offset
+                if tensor.requires_grad and parameter in self._frozen:
+                    self.tracked.add(parameter)
                 if tensor.stride() != self._strides[parameter]:
                     self.strides[parameter] = tensor.stride()
 

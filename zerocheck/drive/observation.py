@@ -60,7 +60,7 @@ class StepSeen(msgspec.Struct, frozen=True, array_like=True):
     """Losses per microbatch (fp32 values), what the implementation reported, and how it ran the
     model: misaligned: {parameter: address modulo 64} where it is not 0; passed_through: modules
     whose inputs go through one more autograd node; strides: {parameter: its strides in elements}
-    where they are not the model's own."""
+    where they are not the model's own; tracked: frozen parameters that autograd tracks."""
 
     losses: tuple[float, ...]
     grad_norm: float | None = None
@@ -71,6 +71,7 @@ class StepSeen(msgspec.Struct, frozen=True, array_like=True):
     reported: bool = True
     """False for the last forward and backward, which the harness ends before its update."""
     strides: dict[str, tuple[int, ...]] = {}
+    tracked: tuple[str, ...] = ()
 
 
 class RankSeen(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,10 +9,10 @@ import msgspec
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from ..case.schema import Case
+from ..case.schema import Case, Sharding
 from ..contract.implementation import Implementation
 from ..contract.loading import load
-from ..errors import Unsupported, UsageError
+from ..errors import Unsupported, UsageError, unknown
 from .collectives import CollectiveTrace
 from .observation import Described, Job, RankSeen, Refusals
 from .poison import deterministic
@@ -60,6 +60,7 @@ def _describe(job: Job) -> Described:
         implementation = load(job.implementation)
         # Only plain data can be merged into a case.
         msgspec.json.encode(dict(implementation.fixed))
+        options = _options(job.implementation, implementation)
     except UsageError as error:
         return Described(error=str(error))
     except TypeError as error:
@@ -67,9 +68,20 @@ def _describe(job: Job) -> Described:
     return Described(
         semantics=_semantics(implementation),
         fixed=dict(implementation.fixed),
-        options=None if implementation.options is None else tuple(implementation.options),
         restores=restores(implementation),
+        options=options,
     )
+
+
+def _options(name: str, implementation: type[Implementation]) -> tuple[str, ...] | None:
+    """The sharding fields that it obeys. Raises UsageError for one that does not exist."""
+    if implementation.options is None:
+        return None
+    known = [field.name for field in msgspec.structs.fields(Sharding)]
+    for option in implementation.options:
+        if option not in known:
+            raise unknown(f"sharding field in {name}.options", str(option), known)
+    return tuple(sorted(implementation.options))
 
 
 def _semantics(implementation: type[Implementation]) -> dict[str, str]:

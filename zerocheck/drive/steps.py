@@ -159,6 +159,7 @@ class Driver:
                 passed_through=passed,
                 reported=False,
                 strides=probe.strides,
+                tracked=tuple(sorted(probe.tracked)),
             )
         return StepSeen(
             seen,
@@ -168,6 +169,7 @@ class Driver:
             probe.misaligned,
             passed,
             strides=probe.strides,
+            tracked=tuple(sorted(probe.tracked)),
         )
 
     def _step(

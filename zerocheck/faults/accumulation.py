@@ -105,9 +105,9 @@ class StaleBoundary(Ddp):
         super().__init__(model, case, mesh)
         self.flag = True
 
-    def _accumulating(self, *, last: bool) -> AbstractContextManager[Any]:
+    def accumulating(self, *, last: bool) -> AbstractContextManager[Any]:
         stale, self.flag = self.flag, last
-        return super()._accumulating(last=stale)
+        return super().accumulating(last=stale)
 
 
 class NeverZeroed(Fsdp2):

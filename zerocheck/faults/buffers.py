@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -65,3 +69,22 @@ class BuffersForgotten(Fsdp2):
         for buffer, kept in zip(self.built.model.buffers(), before, strict=True):
             buffer.copy_(kept)
         return report
+
+
+class BuffersSentOnce(Ddp):
+    """Each microbatch is reduced, so those of rank 0 go to the others at every forward; here only
+    at the first one of a step. Flagged: buffers."""
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        each = msgspec.structs.replace(case.sharding, sync="each")
+        super().__init__(model, msgspec.structs.replace(case, sharding=each), mesh)
+
+    def train_step(self, step: Step) -> StepReport:
+        self.built.model.broadcast_buffers = True  # type: ignore[assignment]
+        return super().train_step(step)
+
+    @contextmanager
+    def accumulating(self, *, last: bool) -> Iterator[None]:
+        with super().accumulating(last=last):
+            yield
+        self.built.model.broadcast_buffers = False  # type: ignore[assignment]

@@ -435,6 +435,12 @@ _BUFFERS = [
         features=("block-batch-norm", "several-steps"), world=3,
     ),
     _fault(
+        "buffers:BuffersSentOnce", "ddp", "buffers",
+        "buffers are not sent from rank 0 at every forward", "seen often", "buffers local",
+        features=("block-batch-norm", "microbatches"), without=("static-graph",), world=3,
+        microbatches=3,
+    ),
+    _fault(
         "buffers:BuffersAveraged", "zero1", "buffers",
         "buffers are averaged over ranks", "seen often", "buffers averaged",
         features=("block-batch-norm",), world=3,

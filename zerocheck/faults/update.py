@@ -208,10 +208,10 @@ class UnclippedUpdate(Ddp):
     Flagged: gradient before clipping.
     """
 
-    def _clip(self, max_norm: float, norm_type: float) -> float:
+    def clip(self, max_norm: float, norm_type: float) -> float:
         parameters = [p for p in self.built.model.parameters() if p.grad is not None]
         kept = [None if p.grad is None else p.grad.clone() for p in parameters]
-        norm = super()._clip(max_norm, norm_type)
+        norm = super().clip(max_norm, norm_type)
 
         def before(*_: Any) -> None:
             for parameter, gradient in zip(parameters, kept, strict=True):

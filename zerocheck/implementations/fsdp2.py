@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,8 @@ from ..case.shapes import sometimes_used
 from ..contract import Built, BuiltImplementation, Semantics, groups
 from ..errors import Unsupported
 from .limits import dim0_sharded, one_axis_fp32, one_dtype, same_units
-from .units import unit_modules
+from .sync import synchronized
+from .units import in_order_of_calls, unit_modules
 
 # Our models write to no output in place; the warning would come for every Linear of every case.
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
@@ -25,7 +27,10 @@ warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a vi
 class Fsdp2(BuiltImplementation):
     """`fully_shard` on each unit of `sharding.wrap` and on the root, which stays gathered.
 
-    Gradients of microbatches are accumulated unsharded and reduced once, with the last one.
+    Gradients of microbatches are accumulated unsharded and reduced with the last one, or each is
+    reduced. With `sharding.prefetch` units name the ones to gather ahead. An optimizer that is made
+    first (`optimizer_first`) trains nothing, and torch does not say so.
+
     Where a parameter is used on some ranks only, ranks would reduce-scatter different sets of
     gradients, so `set_reduce_scatter_unused_params` is on: a parameter that no rank used then has
     the gradient 0, and still decays. Where it is off, it has none and is left alone.
@@ -39,6 +44,11 @@ class Fsdp2(BuiltImplementation):
     """
 
     semantics = Semantics(accumulate="local", unused="skip", buffers="local")
+    options = ("wrap", "bucket", "reshard", "prefetch", "sync", "optimizer_first")
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        self.semantics = synchronized(self.semantics, case)
 
     @classmethod
     def supports(cls, case: Case) -> str | None:
@@ -56,13 +66,18 @@ class Fsdp2(BuiltImplementation):
             if parameter.requires_grad and by_inf and _empty_somewhere(parameter, mesh.size()):
                 raise Unsupported(f"torch has no inf-norm of the empty shard of {name}")
         reshard = case.sharding.reshard
-        for module in unit_modules(model, case.sharding.wrap):
+        first = torch.optim.AdamW(groups(model, case)) if case.sharding.optimizer_first else None
+        units = unit_modules(model, case.sharding)
+        for module in units:
             fully_shard(module, mesh=mesh, reshard_after_forward=reshard)
         fully_shard(model, mesh=mesh, reshard_after_forward=None if reshard else False)
+        _prefetch(in_order_of_calls(model, units, case), case.sharding.prefetch)
         if sometimes_used(case.model):
             reduce_unused(model)
             self.semantics = replace(self.semantics, unused="zero")
-        optimizer = torch.optim.AdamW(groups(model, case))
+        optimizer = first or torch.optim.AdamW(groups(model, case))
+        if case.sharding.sync == "each":
+            return Built(model, optimizer, accumulate=lambda last: nullcontext())
         return Built(model, optimizer)
 
 
@@ -78,6 +93,18 @@ def reduce_unused(model: nn.Module, *, enable: bool = True) -> None:
             "only some ranks use: it has no set_reduce_scatter_unused_params"
         )
     switch(enable)
+
+
+def _prefetch(units: list[Any], ahead: int) -> None:
+    """Each unit gathers the `ahead` ones that come next, in the forward and in the backward.
+
+    With 0 it is left to torch: the next one only, in the backward only.
+    """
+    if not ahead:
+        return
+    for place, unit in enumerate(units):
+        unit.set_modules_to_forward_prefetch(units[place + 1 : place + 1 + ahead])
+        unit.set_modules_to_backward_prefetch(units[:place][::-1][:ahead])
 
 
 def _empty_somewhere(parameter: torch.Tensor, world_size: int) -> bool:

@@ -60,9 +60,10 @@ def one_dtype(case: Case, *, wrap: WrapKind) -> str | None:
     """None, or why torch's FSDP refuses to have the parameters of the case in its units.
 
     A unit must have trainable parameters of one dtype (`FSDP expects uniform original parameter
-    dtype`). With `whole` the root has them all; other units lie within a block, of one dtype.
+    dtype`). With `whole` the root has them all, and with `size` it has what is too small of every
+    block; other units lie within a block, of one dtype.
     """
     dtypes = parameter_dtypes(case.model)
-    if wrap == "whole" and len({dtypes[name] for name in trainable(case.model)}) > 1:
-        return "torch wants one dtype in a unit: the model is one, with a block in bf16"
+    if wrap in ("whole", "size") and len({dtypes[name] for name in trainable(case.model)}) > 1:
+        return "torch wants one dtype in a unit: the root has blocks of several"
     return None

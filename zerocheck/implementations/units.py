@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+import torch
 from torch import nn
 
-from ..case.schema import WrapKind
+from ..case.schema import Case, Sharding
+from ..case.shapes import matching, uncalled
+from ..models.network import Network
 
 
-def unit_modules(model: nn.Module, wrap: WrapKind) -> list[nn.Module]:
+def unit_modules(model: nn.Module, sharding: Sharding) -> list[nn.Module]:
     """The modules below the root that become units of their own, in registration order.
 
     whole   none: the root is the only unit
     block   each module of `model.blocks` that has parameters
     layer   each leaf module with parameters; a module that holds parameters directly and has
             children too is one unit with them, since it may use theirs without calling them
+    size    from the layers up, each module with `sharding.bucket` elements or more that holds no
+            other unit. A list of modules is never called, so it is no unit.
 
     A module that says `conditional` is called on some ranks and not on others. It belongs to the
     unit around it, which every rank calls: as a unit of its own, it would have some ranks call
@@ -26,17 +31,18 @@ def unit_modules(model: nn.Module, wrap: WrapKind) -> list[nn.Module]:
     one (a tied head) stays with the root, which is gathered all the time, so that no parameter is
     in two units. A module that stands twice in the model is one unit.
     """
-    if wrap == "whole":
-        return []
-    if wrap == "block":
-        candidates = list(getattr(model, "blocks", ()))
-    else:
-        candidates = [
-            unit
-            for child in model.children()
-            if not is_conditional(child)
-            for unit in _layers(child)
-        ]
+    always_called = [child for child in model.children() if not is_conditional(child)]
+    match sharding.wrap:
+        case "whole":
+            return []
+        case "block":
+            candidates = list(getattr(model, "blocks", ()))
+        case "layer":
+            candidates = [unit for child in always_called for unit in _layers(child)]
+        case "size":
+            candidates = [
+                unit for child in always_called for unit in _large(child, sharding.bucket)
+            ]
     distinct = [unit for unit in dict.fromkeys(candidates) if any(True for _ in unit.parameters())]
     users = Counter(id(parameter) for unit in distinct for parameter in unit.parameters())
     inside = {id(module) for unit in distinct for module in unit.modules()}
@@ -51,11 +57,87 @@ def is_conditional(module: nn.Module) -> bool:
     return bool(getattr(module, "conditional", False))
 
 
-def _layers(module: nn.Module) -> Iterator[nn.Module]:
-    """The outermost modules that hold parameters directly, or call a child conditionally."""
+def in_order_of_calls(model: nn.Module, units: list[nn.Module], case: Case) -> list[nn.Module]:
+    """The units as the forward of a case's model comes to them first, without those it leaves out.
+
+    Units are those of `unit_modules`, so that the blocks are called one after the other and the
+    layers of a block as they are registered.
+    """
+    idle = tuple(prefix.rstrip(".") for prefix in uncalled(case.model))
+    paths = {module: path for path, module in model.named_modules()}
+    calls = case.model.calls
+    if calls is None:
+        calls = tuple(range(len(case.model.blocks)))
+    first = {f"blocks.{index}": place for place, index in reversed(list(enumerate(calls)))}
+
+    def place(unit: nn.Module) -> tuple[int, int]:
+        path = paths[unit]
+        block = ".".join(path.split(".")[:2])
+        inside = first[block] if path.startswith("blocks.") else -1
+        return (2 if path.startswith("head") else int(path.startswith("blocks"))), inside
+
+    called = [
+        unit
+        for unit in units
+        if not any(paths[unit] == name or paths[unit].startswith(f"{name}.") for name in idle)
+    ]
+    return sorted(called, key=place)
+
+
+def members(model: nn.Module, units: Iterable[nn.Module]) -> dict[str, list[str]]:
+    """Path of each unit -> names of its parameters; the root has the path "". Units may be nested.
+
+    A parameter belongs to the innermost unit around it, of several to all: then it is tied across
+    units.
+    """
+    chosen = set(units)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    held: dict[str, list[str]] = {}
+
+    def visit(module: nn.Module, path: str, unit: str) -> None:
+        if module in chosen:
+            unit = path
+        for parameter in module.parameters(recurse=False):
+            inside = held.setdefault(unit, [])
+            if names[parameter] not in inside:
+                inside.append(names[parameter])
+        for name, child in module.named_children():
+            visit(child, f"{path}.{name}" if path else name, unit)
+
+    visit(model, "", "")
+    return held
+
+
+def skeleton(case: Case) -> nn.Module:
+    """The model of a case without memory: shapes, strides, dtypes and what requires gradients."""
+    with torch.device("meta"):
+        model = Network(case.model)
+    parameters = dict(model.named_parameters())
+    for name in matching(parameters, case.model.frozen):
+        parameters[name].requires_grad_(False)
+    return model
+
+
+def _is_layer(module: nn.Module) -> bool:
+    """Whether it holds parameters directly, or calls a child conditionally."""
     held = any(True for _ in module.parameters(recurse=False))
-    if held or any(is_conditional(child) for child in module.children()):
+    return held or any(is_conditional(child) for child in module.children())
+
+
+def _layers(module: nn.Module) -> Iterator[nn.Module]:
+    """The outermost modules that are layers."""
+    if _is_layer(module):
         yield module
     else:
         for child in module.children():
             yield from _layers(child)
+
+
+def _large(module: nn.Module, least: int) -> list[nn.Module]:
+    """The innermost modules, layers or what is made of them, with `least` elements or more."""
+    if not _is_layer(module):
+        inside = [unit for child in module.children() for unit in _large(child, least)]
+        if inside or isinstance(module, nn.ModuleList | nn.ModuleDict):
+            return inside
+    elements = sum(parameter.numel() for parameter in module.parameters())
+    return [module] if elements >= least else []

@@ -245,12 +245,13 @@ class _CaseJudge:
             self.observation.steps(step),
             loss_divisor=gradient_.loss_divisor(self.case, self.semantics),
             scale=scale,
+            sent_each=self.semantics.buffers == "rank0_each" and not local,
         )
 
     def _buffers(self, step: int, before: State, passes: Passes) -> None:
         if not self.layout.buffers or step == self.case.training.steps:
             return
-        sent = self.semantics.buffers == "rank0"
+        sent = self.semantics.buffers != "local"
         self.vacuity.buffers(self.observation.buffers(step - 1), passes.buffers)
         violation = buffers_.check(
             self.observation.buffers(step),

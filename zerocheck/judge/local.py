@@ -51,6 +51,7 @@ class LocalRunner:
         self._strides = {name: p.stride() for name, p in self._parameters.items()}
         self._as_on: tuple[Mapping[str, int], Mapping[str, tuple[int, ...]]] = ({}, {})
         self._passed: tuple[str, ...] = ()
+        self._tracked: set[str] = set()
         self._hooks: list[RemovableHandle] = []
 
     def run(
@@ -62,11 +63,13 @@ class LocalRunner:
         *,
         loss_divisor: float,
         scale: Scale | None = None,
+        sent_each: bool = False,
     ) -> Passes:
         """One step of all ranks.
 
         parameters[r]: the flat vector that rank r computes with; buffers[r]: its buffers before;
-        seen[r]: how it ran the model. For counterfactuals: scale, what else is done to each loss
+        seen[r]: how it ran the model; sent_each: the buffers of rank 0 are sent to all ranks before
+        every forward. For counterfactuals: scale, what else is done to each loss
         before its backward.
         """
         self._scale = scale
@@ -75,22 +78,27 @@ class LocalRunner:
         used = torch.zeros(world, len(self.layout.places), dtype=torch.bool)
         losses: list[list[float]] = []
         after: list[dict[str, torch.Tensor]] = []
+        sent: list[dict[str, torch.Tensor]] = []
         loaded: torch.Tensor | None = None
         for rank in range(world):
             self._place(seen[rank])
             self._pass_through(seen[rank].passed_through)
+            self._track(seen[rank].tracked)
             if loaded is not parameters[rank]:
                 self._load(parameters[rank])
                 loaded = parameters[rank]
             self._load_buffers(buffers[rank])
-            losses.append(
-                [
+            losses.append([])
+            for number in range(count):
+                if sent_each and rank == 0:
+                    sent.append({name: one.clone() for name, one in self._buffers.items()})
+                elif sent_each:
+                    self._load_buffers(sent[number])
+                losses[rank].append(
                     self._pass(
                         step, rank, number, gradients[rank, number], used[rank], loss_divisor
                     )
-                    for number in range(count)
-                ]
-            )
+                )
             after.append({name: buffer.clone() for name, buffer in self._buffers.items()})
         return Passes(gradients, used, losses, after)
 
@@ -113,7 +121,7 @@ class LocalRunner:
         result = local_pass(self._model, loss, loss_divisor=loss_divisor)
         for position, place_ in enumerate(self.layout.places):
             gradient = result.gradients.get(place_.name)
-            if gradient is not None:
+            if gradient is not None and place_.name not in self._tracked:
                 used[position] = True
                 into[place_.start : place_.stop] = gradient.reshape(-1)
         return float(result.loss)
@@ -150,6 +158,14 @@ class LocalRunner:
                 # The same nn.Parameter, so that nn.GRU's list of its parameters stays right.
                 parameter.data = place(parameter.data, offset, strides)
         self._as_on = dict(seen.misaligned), dict(seen.strides)
+
+    def _track(self, names: tuple[str, ...]) -> None:
+        """Have autograd track the same frozen parameters; their gradients are nobody's."""
+        for name in self._tracked - set(names):
+            self._parameters[name].requires_grad_(False)
+        for name in set(names) - self._tracked:
+            self._parameters[name].requires_grad_(True)
+        self._tracked = set(names)
 
     def _pass_through(self, names: tuple[str, ...]) -> None:
         """Give the same modules one more autograd node: the order of additions cares."""

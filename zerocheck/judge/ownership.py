@@ -131,10 +131,9 @@ def _tiling_of_boxes(distinct: list[Key], shape: tuple[int, ...], numel: int) ->
     boxes = []
     for start, stop, box in distinct:
         if box is None:
-            row = numel // shape[0]
-            if start % row or stop % row:
+            box = _box(start, stop, shape)
+            if _volume(box) != stop - start:
                 return "flat ranges and ranges per dim are mixed"
-            box = ((start // row, stop // row), *((0, size) for size in shape[1:]))
         boxes.append(box)
     for position, one in enumerate(boxes):
         for other in boxes[:position]:
@@ -142,6 +141,16 @@ def _tiling_of_boxes(distinct: list[Key], shape: tuple[int, ...], numel: int) ->
                 return f"the ranges {one} and {other} overlap"
     held = sum(_volume(box) for box in boxes)
     return "" if held == numel else f"{numel - held} of {numel} elements are held by no rank"
+
+
+def _box(start: int, stop: int, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """The box from element `start` to element `stop - 1`: the flat range, if it has its size."""
+    low, high = start, stop - 1
+    box: list[tuple[int, int]] = []
+    for size in reversed(shape):
+        box.append((low % size, high % size + 1))
+        low, high = low // size, high // size
+    return tuple(reversed(box))
 
 
 def _volume(box: tuple[tuple[int, int], ...]) -> int:

@@ -33,6 +33,7 @@ class Zero1(Implementation):
     """
 
     semantics = Semantics(accumulate="local", unused="zero", buffers="local")
+    options = ("bucket",)
 
     @classmethod
     def supports(cls, case: Case) -> str | None:

@@ -70,6 +70,7 @@ class Zero2(Implementation):
     """
 
     semantics = Semantics(accumulate="reduce_each", unused="zero", buffers="local")
+    options = ("bucket",)
 
     @classmethod
     def supports(cls, case: Case) -> str | None:

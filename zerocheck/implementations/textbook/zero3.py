@@ -75,6 +75,7 @@ class Zero3(Implementation):
     """
 
     semantics = Semantics(accumulate="reduce_each", unused="zero", buffers="local")
+    options = ("wrap", "bucket", "reshard", "prefetch")
 
     @classmethod
     def supports(cls, case: Case) -> str | None:
@@ -85,7 +86,7 @@ class Zero3(Implementation):
         self.model = model
         self.case = case
         self.group = mesh.get_group()
-        modules = unit_modules(model, case.sharding.wrap)
+        modules = unit_modules(model, case.sharding)
         self.units, self.root = self._make_units(modules)
         self.flats = [flat for unit in (*self.units, self.root) for flat in unit.flats]
         owned = [one for flat in self.flats for one in flat.owned()]

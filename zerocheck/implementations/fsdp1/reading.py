@@ -1,0 +1,109 @@
+"""What a rank holds of flat parameters, as shards of the original ones, with no communication."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from ...compat import Flat, FlatPiece
+from ...contract import Shard
+from ...contract.build import MOMENT_ROLES
+from ...contract.names import unwrapped
+from ...contract.shard import Role
+from .memory import boxes, in_memory_order, order_of
+
+States = Mapping[torch.Tensor, Mapping[str, Any]]
+
+
+def shards_of(flat: Flat, states: States) -> Iterator[Shard]:
+    """Parameters, gradients, moments, steps and padding of one flat parameter on this rank.
+
+    states: the optimizer's, by the parameter that it sees: an original one, whose local view is
+    1-D, or the flat one.
+    """
+    for piece in flat.pieces:
+        held = _optimized(flat, piece)
+        yield from _cut(flat, piece, "parameter", held)
+        if not held.requires_grad:
+            continue
+        if held.grad is None:
+            yield Shard(unwrapped(piece.name), "gradient", None, piece.shape)
+        else:
+            yield from _cut(flat, piece, "gradient", held.grad)
+        state = states.get(held)
+        if not state:
+            continue
+        for role in MOMENT_ROLES:
+            if role in state:
+                yield from _cut(flat, piece, role, state[role])
+        if "step" in state:
+            step = torch.as_tensor(state["step"]).detach()
+            yield Shard(unwrapped(piece.name), "step", step, ())
+    held_flat = flat.tensor.detach()
+    for gap in flat.padding:
+        yield Shard("", "padding", held_flat[gap], tuple(held_flat.shape), gap)
+
+
+def restore(
+    flat: Flat, full: Mapping[tuple[str, str], torch.Tensor], states: dict[Any, Any]
+) -> None:
+    """Put whole tensors {(name, role): tensor} into the local shard and the optimizer's states."""
+    for piece in flat.pieces:
+        held = _optimized(flat, piece)
+        name = unwrapped(piece.name)
+        _write(flat, piece, held.detach(), full[name, "parameter"])
+        if not held.requires_grad:
+            continue
+        entry = states[held]
+        entry["step"] = full[name, "step"].clone()
+        for role in MOMENT_ROLES:
+            if (name, role) in full:
+                if role not in entry:
+                    entry[role] = torch.zeros_like(held)
+                _write(flat, piece, entry[role], full[name, role])
+
+
+def _optimized(flat: Flat, piece: FlatPiece) -> torch.nn.Parameter:
+    """The parameter that the optimizer sees."""
+    return flat.tensor if flat.originals is None else flat.originals[piece.name]
+
+
+def _local(flat: Flat, piece: FlatPiece, tensor: torch.Tensor) -> torch.Tensor:
+    """The piece of a tensor that has the extent of the parameter that the optimizer sees."""
+    tensor = tensor.detach()
+    if flat.originals is None:
+        return tensor[piece.offset : piece.offset + piece.numel]
+    return tensor
+
+
+def _cut(flat: Flat, piece: FlatPiece, role: Role, tensor: torch.Tensor) -> Iterator[Shard]:
+    name = unwrapped(piece.name)
+    local = _local(flat, piece, tensor)
+    if not flat.sharded and flat.originals is not None:
+        yield Shard(name, role, local, piece.shape)
+        return
+    order = order_of(piece.shape, piece.strides)
+    back = tuple(order.index(dim) for dim in range(len(order)))
+    if not flat.sharded:
+        whole = local.view([piece.shape[dim] for dim in order]).permute(back)
+        yield Shard(name, role, whole, piece.shape)
+        return
+    if order == tuple(range(len(order))):
+        place = slice(piece.start, piece.start + piece.numel)
+        yield Shard(name, role, local, piece.shape, place)
+        return
+    stop = piece.start + piece.numel
+    for index, extent, low, high in boxes(piece.shape, order, piece.start, stop):
+        part = local[low - piece.start : high - piece.start]
+        yield Shard(name, role, part.view(extent).permute(back), piece.shape, index)
+
+
+def _write(flat: Flat, piece: FlatPiece, into: torch.Tensor, whole: torch.Tensor) -> None:
+    local = _local(flat, piece, into)
+    if not flat.sharded and flat.originals is not None:
+        local.copy_(whole)
+        return
+    order = order_of(piece.shape, piece.strides)
+    local.copy_(in_memory_order(whole, order)[piece.start : piece.start + piece.numel])

@@ -1,0 +1,105 @@
+"""What FSDP1 cannot run, known from the case alone."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from torch import nn
+
+from ...case.schema import Case, Model, Sharding
+from ...case.shapes import sometimes_used, uncalled
+from ...compat import size_based_units
+from ...contract.groups import group_of
+from ..limits import one_axis_fp32, same_units
+from ..units import is_conditional, members, skeleton, unit_modules
+
+
+def wrapped_units(model: nn.Module, sharding: Sharding) -> list[nn.Module]:
+    """The modules that FSDP1 wraps below the root."""
+    if sharding.wrap == "size":
+        return size_based_units(model, sharding.bucket)
+    return unit_modules(model, sharding)
+
+
+def refusal(case: Case) -> str | None:
+    """None, or why FSDP1 cannot run the case: what torch refuses, or documents as wrong use."""
+    reason = one_axis_fp32(case) or same_units(case)
+    if reason is not None:
+        return reason
+    sharding = case.sharding
+    if sharding.optimizer_first and not sharding.use_orig_params:
+        return (
+            "torch says that the optimizer must be made after FSDP wrapped the model, since flat "
+            "parameters replace those that it has"
+        )
+    model = skeleton(case)
+    parameters = dict(model.named_parameters())
+    for name, parameter in parameters.items():
+        if parameter.dim() == 0:
+            return f"FSDP1 refuses scalar parameters: {name}"
+        if parameter.numel() == 0:
+            return f"FSDP1 cannot flatten an empty parameter: {name}"
+    units = wrapped_units(model, sharding)
+    flats = members(model, units)
+    reason = _called_on_some_ranks(case, model, units, flats)
+    if reason is not None:
+        return reason
+    several = [name for name in parameters if sum(name in held for held in flats.values()) > 1]
+    if several:
+        return f"FSDP1 does not support parameters shared by units: {several[0]}"
+    for held in flats.values():
+        if len({parameters[name].dtype for name in held}) > 1:
+            return "FSDP1 flattens parameters of one dtype only"
+        if sharding.use_orig_params:
+            continue
+        learning = [name for name in held if parameters[name].requires_grad]
+        if learning and len(learning) < len(held):
+            return (
+                "FSDP1 refuses a flat parameter that is frozen in part "
+                "(sharding.use_orig_params is false)"
+            )
+        if len({group_of(case, name) for name in learning}) > 1:
+            return (
+                "the parameter groups of the case split a flat parameter "
+                "(sharding.use_orig_params is false)"
+            )
+    return None
+
+
+def _called_on_some_ranks(
+    case: Case, model: nn.Module, units: list[nn.Module], flats: dict[str, list[str]]
+) -> str | None:
+    """None, or why ranks would call different collectives."""
+    sometimes = sometimes_used(case.model)
+    if not sometimes:
+        return None
+    inside = {m for c in model.modules() if is_conditional(c) for m in c.modules()}
+    if inside & set(units):
+        return "FSDP1 would gather a unit on those ranks only that call it"
+    for held in flats.values():
+        always = [name for name in held if not name.startswith((*uncalled(case.model), *sometimes))]
+        if not always and any(name.startswith(sometimes) for name in held):
+            return "FSDP1 would reduce a flat parameter on those ranks only that used it"
+    return None
+
+
+def unused_become_zero(case: Case) -> bool:
+    """Whether a parameter that the forward leaves out shares a flat parameter with used ones.
+
+    The gradient of the flat parameter is then 0 where nothing flowed. A unit that is left out as a
+    whole has no gradient.
+    """
+    return _unused_become_zero(case.model, case.sharding)
+
+
+@lru_cache(maxsize=256)
+def _unused_become_zero(model_: Model, sharding: Sharding) -> bool:
+    idle = (*uncalled(model_), *sometimes_used(model_))
+    if not idle:
+        return False
+    model = skeleton(Case(model=model_))
+    for held in members(model, wrapped_units(model, sharding)).values():
+        unused = [name.startswith(idle) for name in held]
+        if any(unused) and not all(unused):
+            return True
+    return False

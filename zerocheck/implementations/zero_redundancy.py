@@ -1,0 +1,74 @@
+"""torch's ZeroRedundancyOptimizer over DistributedDataParallel: states are cut (ZeRO-1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from ..case.schema import Case
+from ..contract import Built, BuiltImplementation, Semantics, groups
+from .ddp import DDP_OPTIONS, changing_graph, ddp
+from .limits import norm_of_empties, one_axis_fp32
+from .sync import accumulation, synchronized
+
+
+class ZeroRedundancy(BuiltImplementation):
+    """DDP with ZeroRedundancyOptimizer over AdamW. A parameter is updated by one rank, which alone
+    has its moments, and is broadcast to the others; it is never cut.
+
+    `sharding.bucket_view` sets parameters_as_bucket_view. With `optimizer_first` the optimizer is
+    made before DDP. Refused by torch, and declared here: models without trainable parameters.
+    """
+
+    semantics = Semantics(accumulate="local", unused="skip", buffers="rank0")
+    options = DDP_OPTIONS
+    _optimizer: ZeroRedundancyOptimizer
+
+    @classmethod
+    def supports(cls, case: Case) -> str | None:
+        """None, or the reason why this case cannot be run."""
+        return one_axis_fp32(case) or norm_of_empties(case) or changing_graph(case)
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        self.semantics = synchronized(self.semantics, case)
+
+    def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
+        """Wrap the model and share out its optimizer states.
+
+        Raises Unsupported if every parameter is frozen.
+        """
+        first = _shared_out(model, case, mesh) if case.sharding.optimizer_first else None
+        wrapped = ddp(model, case, mesh, gradient_views=False)
+        optimizer = self._optimizer = first or _shared_out(wrapped, case, mesh)
+        return Built(
+            wrapped,
+            optimizer,
+            accumulate=accumulation(wrapped, case),
+            states=lambda: optimizer.optim.state,
+        )
+
+    def restore(self, full: Mapping[tuple[str, str], torch.Tensor]) -> None:
+        """Every rank restores the parameters, and the moments of those that it updates."""
+        super().restore(full)
+        local = self._optimizer.optim
+        own = {p for group in local.param_groups for p in group["params"]}
+        local.state.update((p, s) for p, s in self._optimizer.state.items() if p in own)
+        self._optimizer.state.clear()
+
+    def close(self) -> None:
+        del self._optimizer
+        super().close()
+
+
+def _shared_out(model: nn.Module, case: Case, mesh: DeviceMesh) -> ZeroRedundancyOptimizer:
+    return ZeroRedundancyOptimizer(
+        groups(model, case),
+        optimizer_class=torch.optim.AdamW,
+        process_group=mesh.get_group(),
+        parameters_as_bucket_view=case.sharding.bucket_view,
+    )
