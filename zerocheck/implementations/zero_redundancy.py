@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from ..case.schema import Case
+from ..case.shapes import parameter_dtypes, trainable
 from ..contract import Built, BuiltImplementation, Semantics, groups
 from .ddp import DDP_OPTIONS, changing_graph, ddp
 from .limits import norm_of_empties, one_axis_fp32
@@ -21,7 +22,8 @@ class ZeroRedundancy(BuiltImplementation):
     has its moments, and is broadcast to the others; it is never cut.
 
     `sharding.bucket_view` sets parameters_as_bucket_view. With `optimizer_first` the optimizer is
-    made before DDP. Refused by torch, and declared here: models without trainable parameters.
+    made before DDP. Refused by torch, and declared here: models without trainable parameters, and
+    several dtypes.
     """
 
     semantics = Semantics(accumulate="local", unused="skip", buffers="rank0")
@@ -31,7 +33,11 @@ class ZeroRedundancy(BuiltImplementation):
     @classmethod
     def supports(cls, case: Case) -> str | None:
         """None, or the reason why this case cannot be run."""
-        return one_axis_fp32(case) or norm_of_empties(case) or changing_graph(case)
+        reason = one_axis_fp32(case) or norm_of_empties(case) or changing_graph(case)
+        dtypes = parameter_dtypes(case.model)
+        if reason is None and len({dtypes[name] for name in trainable(case.model)}) > 1:
+            return "ZeroRedundancyOptimizer wants one dtype: a block of the model is in bf16"
+        return reason
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
