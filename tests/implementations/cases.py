@@ -136,7 +136,7 @@ SHARDINGS: dict[str, Sharding] = {
     "size": Sharding(wrap="size", bucket=30, backward_prefetch="none", prefetch=0),
     "views": Sharding(bucket=40, bucket_view=True, find_unused=True, static_graph=False),
     "each": Sharding(wrap="layer", sync="each", backward_prefetch="post", prefetch=2, bucket=16),
-    "first": Sharding(optimizer_first=True, sync="each", static_graph=True, bucket=64),
+    "first": Sharding(optimizer_first=True, sync="each", bucket=64),
     "flat": Sharding(wrap="block", use_orig_params=False, backward_prefetch="post", sync="each"),
 }
 
