@@ -20,6 +20,25 @@ def local_index(tensor: DTensor) -> tuple[slice, ...]:
     return tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
 
 
+def reduces_unused(model: torch.nn.Module) -> bool | None:
+    """Whether FSDP2 reduces zeros for parameters that a rank did not use.
+
+    See `set_reduce_scatter_unused_params`. None for a model that FSDP2 does not shard.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    groups: list[Any] = []
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            state: Any = module._get_fsdp_state()
+            several = getattr(state, "_fsdp_param_groups", None)  # one only before torch 2.12
+            groups += [state._fsdp_param_group] if several is None else several
+    found = [group for group in groups if group is not None]
+    if not found:
+        return None
+    return all(getattr(group, "reduce_scatter_unused_params", False) for group in found)
+
+
 def all_gather_single(
     output: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup
 ) -> dist.Work | None:

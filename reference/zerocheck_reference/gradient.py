@@ -29,25 +29,41 @@ class LocalPass(NamedTuple):
 
 
 def local_pass(
-    model: nn.Module, loss: Callable[[nn.Module], Tensor], *, loss_divisor: float = 1.0
+    model: nn.Module,
+    loss: Callable[[nn.Module], Tensor],
+    *,
+    loss_weight: float = 1.0,
+    loss_divisor: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> LocalPass:
-    """Run `loss(model)`, divide by `loss_divisor` if it is not 1, go backward, harvest.
+    """Run `loss(model)`, multiply by its weight, divide, scale, go backward, harvest.
+
+    What is 1 is left out. The gradients are those of the scaled loss: whoever scales it divides
+    them by the scale.
 
     Just the operations of a training loop, in its order, so that the bits are those of a rank that
     runs the same (thread count and alignment of the parameters being equal). Gradients that the
     model held before are dropped, and none are left on it, whether this succeeds or not.
 
-    `loss` returns a 0-d tensor that requires a gradient. ValueError otherwise, for a divisor
-    outside (0, inf), or for a sparse gradient, which AdamW does not define.
+    `loss` returns a 0-d tensor that requires a gradient. ValueError otherwise, for a weight,
+    divisor or scale outside (0, inf), or for a sparse gradient, which AdamW does not define.
     """
+    real("loss_weight", loss_weight, low_open=True)
     real("loss_divisor", loss_divisor, low_open=True)
+    real("loss_scale", loss_scale, low_open=True)
     model.zero_grad(set_to_none=True)
     try:
         with torch.enable_grad():
             value = loss(model)
             _check_loss(value)
             undivided = value.detach().clone()
-            (value if loss_divisor == 1.0 else value / loss_divisor).backward()  # type: ignore[no-untyped-call]
+            if loss_weight != 1.0:
+                value = value * loss_weight
+            if loss_divisor != 1.0:
+                value = value / loss_divisor
+            if loss_scale != 1.0:
+                value = value * loss_scale
+            value.backward()  # type: ignore[no-untyped-call]
         gradients = {
             name: parameter.grad
             for name, parameter in model.named_parameters()

@@ -46,6 +46,31 @@ TOKENS = {"stem": "embedding", "inputs": 8}
             "model.calls[1] is 1; allowed: 0 to 0 (the model has 1 blocks)",
         ),
         ({"model": {"calls": [0]}}, "model.calls[0] is 0; allowed: none"),
+        ({"data": {"masked": True}}, "data.masked needs the stem 'embedding', model.stem is"),
+        (
+            {"model": TOKENS, "data": {"masked": True, "batch": 1, "length": 1}},
+            "data.masked needs data.batch * data.length >= 2",
+        ),
+        ({"training": {"unfreeze": 1}}, "training.unfreeze needs frozen parameters, model.frozen"),
+        (
+            {"model": {"frozen": ["head.*"]}, "training": {"unfreeze": 2}},
+            "training.unfreeze is 2; allowed: 1 to training.steps - 1, which is 1",
+        ),
+        ({"training": {"overflow": 0}}, "training.overflow needs training.loss_scale, which is"),
+        (
+            {"training": {"loss_scale": 2.0, "overflow": 2}},
+            "training.overflow is 2; allowed: 0 to training.steps - 1, which is 1",
+        ),
+        ({"training": {"loss_scale": 3.0}}, "training.loss_scale is 3; allowed: powers of two"),
+        ({"training": {"loss_scale": 0.5}}, "training.loss_scale is 0.5; allowed: powers of two"),
+        (
+            {
+                "model": {"frozen": ["head.*"]},
+                "training": {"unfreeze": 1},
+                "optimizer": {"groups": [{"pattern": "stem.*"}]},
+            },
+            "head.weight, head.bias matches no pattern of optimizer.groups",
+        ),
         (
             {"model": {"width": 6, "blocks": [{"kind": "attention", "heads": 4}]}},
             "model.blocks[0].heads is 4, which does not divide model.width 6; allowed: 1, 2, 3, 6",

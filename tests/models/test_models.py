@@ -26,6 +26,7 @@ from zerocheck.case.shapes import (
     uncalled,
 )
 from zerocheck.models import Network, batch, build_model, check, initial_state, loss_of
+from zerocheck.models.batches import IGNORED
 from zerocheck.models.seeds import seed_of
 
 torch.set_num_threads(1)
@@ -187,7 +188,10 @@ def test_samples_have_the_shapes_and_ranges_of_the_case() -> None:
             assert inputs.shape == sample.target.shape == shape
             assert inputs.dtype == sample.target.dtype == torch.int64
             assert 0 <= int(inputs.min()) <= int(inputs.max()) < case.model.inputs
-            assert 0 <= int(sample.target.min()) <= int(sample.target.max()) < case.model.outputs
+            counted = sample.target[sample.target != IGNORED]
+            assert len(counted) >= 1
+            assert case.data.masked or len(counted) == sample.target.numel()
+            assert 0 <= int(counted.min()) <= int(counted.max()) < case.model.outputs
         else:
             assert inputs.shape == (*shape, case.model.inputs)
             assert sample.target.shape == (*shape, case.model.outputs)

@@ -243,3 +243,26 @@ def test_average_refusals() -> None:
         average(one, divide="lost")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="unused is None"):
         average(one, unused=None)  # type: ignore[arg-type]
+
+
+def test_weight_divisor_and_scale_are_applied_in_this_order() -> None:
+    parameter = nn.Linear(3, 1)
+    x = torch.tensor([[0.3, -1.7, 2.9]])
+
+    def loss(model: nn.Module) -> Tensor:
+        return model(x).square().mean()
+
+    value = loss(parameter)
+    (((value * 0.7) / 3) * 1024.0).backward()
+    expected = parameter.weight.grad
+    assert expected is not None
+    found = local_pass(parameter, loss, loss_weight=0.7, loss_divisor=3, loss_scale=1024.0)
+    assert torch.equal(found.loss, value.detach())
+    assert torch.equal(found.gradients["weight"], expected)
+
+
+@pytest.mark.parametrize("name", ["loss_weight", "loss_divisor", "loss_scale"])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_factor_of_the_loss_that_cannot_be(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=name):
+        local_pass(nn.Linear(1, 1), lambda model: model(torch.ones(1)).sum(), **{name: value})

@@ -226,3 +226,57 @@ class RaisesInMicrobatches(Sharder):
         if len(step.microbatches) > 1:
             raise LookupError(f"no microbatch {len(step.microbatches)}")
         return super().train_step(step)
+
+
+class Plain(zerocheck.Implementation):
+    """DDP's arithmetic by hand. Knows nothing of weights, loss scaling and unfreezing."""
+
+    def __init__(self, model, case, mesh):
+        self.model, self.case, self.world = model, case, mesh.size()
+        self.optimizer = torch.optim.AdamW(zerocheck.groups(model, case))
+
+    def train_step(self, step):
+        self.optimizer.zero_grad()
+        for group, rate in zip(self.optimizer.param_groups, step.lr, strict=True):
+            group["lr"] = rate
+        for microbatch in step.microbatches:
+            (microbatch.loss(self.model) / len(step.microbatches)).backward()
+        for parameter in self.model.parameters():
+            if parameter.requires_grad:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                total = parameter.grad.contiguous()
+                dist.all_reduce(total)
+                parameter.grad.copy_(total / self.world)
+        step.reached("reduced")
+        self.optimizer.step()
+        return zerocheck.StepReport()
+
+    def shards(self):
+        for name, parameter in self.model.named_parameters():
+            shape = tuple(parameter.shape)
+            yield zerocheck.Shard(name, "parameter", parameter.detach(), shape)
+            if parameter.requires_grad:
+                yield zerocheck.Shard(name, "gradient", parameter.grad, shape)
+            for role, value in self.optimizer.state.get(parameter, {}).items():
+                yield zerocheck.Shard(name, role, value, tuple(value.shape))
+        for name, buffer in self.model.named_buffers():
+            yield zerocheck.Shard(name, "buffer", buffer, tuple(buffer.shape))
+
+    fixed = {"training": {"clip": None}}  # noqa: RUF012
+    semantics = zerocheck.Semantics(unused="zero")
+
+
+class Misdeclared(Plain):
+    handles = ("loss_scaling",)
+
+
+class Scaled(Sharder):
+    """A short form with torch's scaler."""
+
+    handles = ("loss_scale", "unfreeze")
+
+    def build(self, model, case, mesh):
+        scale = case.training.loss_scale
+        scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
+        return replace(super().build(model, case, mesh), scaler=scaler)

@@ -15,7 +15,7 @@ import msgspec
 import psutil
 import pytest
 
-from zerocheck.case.schema import Case
+from zerocheck.case.schema import Case, Model, Training
 from zerocheck.errors import UsageError
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.casefile import read as read_case
@@ -25,7 +25,7 @@ from zerocheck.run.journal import Journal, read
 from zerocheck.run.options import RunOptions
 from zerocheck.run.records import CaseFinished, Finding, Record, RunFinished
 from zerocheck.run.replay import replay
-from zerocheck.run.trial import TARGET
+from zerocheck.run.trial import TARGET, Trial
 
 SUBJECTS = Path(__file__).with_name("subjects.py")
 
@@ -70,6 +70,40 @@ def test_a_sharder_of_a_few_lines_holds(run_subject: Run) -> None:
     assert statuses <= {"holds", "unsupported"}
     assert "holds" in statuses
     assert not records.of(Finding)
+
+
+def test_cases_ask_only_for_what_an_implementation_handles(run_subject: Run) -> None:
+    """Code that knows nothing of weights, scaling and unfreezing is not asked for them; masked
+    cases hold by the declared mean of means."""
+    _, records = run_subject("Plain", max_cases=60, profile="ci")
+    finished = records.of(CaseFinished)
+    assert {record.status for record in finished} <= {"holds", "unsupported"}, [
+        record.judgement.violations for record in finished if record.status == "violated"
+    ]
+    assert any(record.case.data.masked and record.status == "holds" for record in finished)
+    for record in finished:
+        assert record.case.training.loss_scale is record.case.training.unfreeze is None
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "status"),
+    [
+        ("Plain", "loss_scale", "unsupported"),
+        ("Plain", "unfreeze", "unsupported"),
+        ("build", "loss_scale", "unsupported"),
+        ("build", "unfreeze", "holds"),
+        ("Scaled", "loss_scale", "holds"),
+    ],
+)
+def test_a_case_that_asks_for_more_is_unsupported_with_the_reason(
+    pool: Pool, name: str, field: str, status: str
+) -> None:
+    asked = {"loss_scale": 8.0, "overflow": 1} if field == "loss_scale" else {"unfreeze": 1}
+    case = Case(model=Model(frozen=("stem.*",)), training=Training(steps=3, **asked))
+    outcome = Trial(pool, f"{SUBJECTS}:{name}", case).outcome()
+    assert outcome.status == status, outcome.judgement
+    if status == "unsupported":
+        assert f"training.{field}" in outcome.reason
 
 
 def test_a_missing_average_is_named_and_replayed_bit_for_bit(run_subject: Run) -> None:
@@ -156,6 +190,7 @@ def test_unsupported_everywhere_is_nothing_checked(run_subject: Run) -> None:
     ("name", "said"),
     [
         ("NoBuild", "lacks build()"),
+        ("Misdeclared", "handles 'loss_scaling'; did you mean 'loss_scale'"),
         ("NoStep", "lacks train_step()"),
         ("number", "is of type int; needed is a subclass of zerocheck.Implementation"),
         ("two_arguments", "a build function takes (model, case, mesh)"),

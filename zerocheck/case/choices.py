@@ -22,6 +22,7 @@ from .schema import (
     BlockKind,
     Case,
     Data,
+    Disturbance,
     Group,
     KernelKind,
     Model,
@@ -73,6 +74,7 @@ KINDS: tuple[BlockKind, ...] = (
 )
 STEMS: tuple[StemKind, ...] = ("dense", "conv", "embedding")
 MOMENTS: tuple[MomentsKind, ...] = ("typical", "typical", "typical", "tiny", "huge", "zero")
+LOSS_SCALES = (65536.0, 1024.0, 2.0)
 SCHEDULES: tuple[ScheduleKind, ...] = ("constant", "constant", "warmup", "cosine")
 KERNELS: tuple[KernelKind, ...] = ("foreach", "foreach", "for-loop", "fused")
 NORMS: tuple[Literal["2", "inf"], ...] = ("2", "2", "inf")
@@ -140,13 +142,14 @@ class Choices:
         return Case(
             mesh=mesh,
             seed=self.field("seed", lambda: self._choose(100) + 100 * self._choose(100)),
-            data=data,
+            data=self.of_model(data, model),
             model=model,
             optimizer=self.optimizer(model),
             start=self.start(model),
-            training=self.training(data),
+            training=self.training(data, model),
             sharding=self.sharding(),
-            **{section: _section(section, self._fixed) for section in ("precision", "disturbance")},
+            precision=_section("precision", self._fixed),
+            disturbance=Disturbance(delay=self.option("disturbance.delay", (0.0,) * 24 + (2.0,))),
         )
 
     def data(self) -> Data:
@@ -156,9 +159,23 @@ class Choices:
             loss_factor=self.option("data.loss_factor", (1.0,) * 8 + (1e-6, 1e4)),
         )
 
+    def of_model(self, data: Data, model: Model) -> Data:
+        """The data, with what depends on the model."""
+        maskable = model.stem == "embedding" and data.batch * data.length > 1
+        random = any(block.dropout > 0 for block in model.blocks)
+        return msgspec.structs.replace(
+            data,
+            masked=self.flag("data.masked", 20 if maskable else 0),
+            rng=self.option("data.rng", ("seeded", "carried") if random else ("seeded",)),
+        )
+
     def model(self, data: Data, world: int) -> Model:
         fixed = self._fixed
-        needs_tokens = fixed.get("model.tied") or fixed.get("model.padding_idx") is not None
+        needs_tokens = (
+            fixed.get("model.tied")
+            or fixed.get("model.padding_idx") is not None
+            or fixed.get("data.masked")
+        )
         stem = self.option("model.stem", STEMS[2:] if needs_tokens else STEMS)
         tokens = stem == "embedding"
         same = fixed.get("model.tied") and "model.outputs" in fixed
@@ -329,8 +346,8 @@ class Choices:
         options = [pattern for pattern in ZERO_PATTERNS if matching(names, (pattern,))]
         return (self.pick(options),) if options else ()
 
-    def training(self, data: Data) -> Training:
-        return Training(
+    def training(self, data: Data, model: Model) -> Training:
+        training = Training(
             steps=self.option("training.steps", (1, 2, 2, 3, 3, 4)),
             microbatches=self.option("training.microbatches", (1,) * 6 + (2, 2, 3, 4)),
             clip=self.field(
@@ -339,6 +356,25 @@ class Choices:
             ),
             norm=self.option("training.norm", NORMS),
             set_to_none=self.option("training.set_to_none", (True, True, True, False)),
+        )
+        later = tuple(range(1, training.steps)) if model.frozen else ()
+        overflowing = self._fixed.get("training.overflow") is not None
+        loss_scale = self.field(
+            "training.loss_scale",
+            lambda: self.pick(LOSS_SCALES) if overflowing or self.chance(8) else None,
+        )
+        can_overflow = loss_scale is not None and training.steps > 1
+        return msgspec.structs.replace(
+            training,
+            loss_scale=loss_scale,
+            unfreeze=self.field(
+                "training.unfreeze",
+                lambda: self.pick(later) if later and self.chance(50) else None,
+            ),
+            overflow=self.field(
+                "training.overflow",
+                lambda: self._choose(training.steps) if can_overflow and self.chance(50) else None,
+            ),
         )
 
     def sharding(self) -> Sharding:

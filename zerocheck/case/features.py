@@ -171,6 +171,12 @@ _DATA = _table(
     ("length-of-one", "one position per sample", lambda c: c.data.length == 1),
     ("loss-tiny", "loss times 1e-4 or less", lambda c: c.data.loss_factor <= 1e-4),
     ("loss-huge", "loss times 1e3 or more", lambda c: c.data.loss_factor >= 1e3),
+    ("masked", "another number of tokens in every microbatch", lambda c: c.data.masked),
+    (
+        "carried-rng",
+        "dropout with random numbers that each rank carries on",
+        lambda c: c.data.rng == "carried" and any(b.dropout > 0 for b in c.model.blocks),
+    ),
     dimension="data",
 )
 
@@ -238,6 +244,9 @@ _TRAINING = _table(
     ),
     ("clip-loose", "maximum norm far above the gradient's", lambda c: _scaled_clip(c) >= 100),
     ("keep-gradients", "zero_grad(set_to_none=False)", lambda c: not c.training.set_to_none),
+    ("unfreeze", "parameters unfrozen later", lambda c: c.training.unfreeze is not None),
+    ("loss-scale", "dynamic loss scaling", lambda c: c.training.loss_scale is not None),
+    ("overflow", "a step skipped for overflow", lambda c: c.training.overflow is not None),
     dimension="training",
 )
 
@@ -317,7 +326,13 @@ _SHARDING = _table(
     dimension="sharding",
 )
 
+_DISTURBANCE = _table(
+    ("delays", "ranks delayed at random", lambda c: c.disturbance.delay > 0),
+    dimension="disturbance",
+)
+
 FEATURES: dict[str, Feature] = {
-    row.name: row for row in chain(_WORLD, _MODEL, _DATA, _OPTIMIZER, _START, _TRAINING, _SHARDING)
+    row.name: row
+    for row in chain(_WORLD, _MODEL, _DATA, _OPTIMIZER, _START, _TRAINING, _SHARDING, _DISTURBANCE)
 }
 """Name -> feature, in the order of the coverage table."""

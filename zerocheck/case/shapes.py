@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
-from .schema import Block, Data, Model, ParameterDtype
+from .schema import Block, Case, Data, Model, ParameterDtype
 
 SPARE = Block(kind="mlp", hidden=4)
 """The block that is never called, if the model has `unused`."""
@@ -88,6 +88,13 @@ def trainable(model: Model) -> list[str]:
     """Names of the parameters that require gradients."""
     frozen = set(matching(parameter_shapes(model), model.frozen))
     return [name for name in parameter_shapes(model) if name not in frozen]
+
+
+def unfrozen(case: Case) -> tuple[str, ...]:
+    """Names of the parameters that are frozen at first and become trainable later."""
+    if case.training.unfreeze is None:
+        return ()
+    return tuple(matching(parameter_shapes(case.model), case.model.frozen))
 
 
 def uncalled(model: Model) -> tuple[str, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ..errors import UsageError
 from .codec import from_plain, to_plain
 from .schema import MAX_WORLD_SIZE, Block, Case
@@ -15,6 +17,7 @@ from .shapes import (
     sometimes_used,
     trainable,
     uncalled,
+    unfrozen,
 )
 
 MAX_ELEMENTS = 1 << 28
@@ -42,6 +45,8 @@ def check(case: Case) -> None:
         _check_block(case, index, block)
     _check_sizes(case)
     _check_patterns(case)
+    _check_masked(case)
+    _check_training(case)
 
 
 def _check_stem(case: Case) -> None:
@@ -127,6 +132,7 @@ def _check_patterns(case: Case) -> None:
                     f"{where}: the pattern {pattern!r} matches no parameter ({_few(names)})"
                 )
     learning = trainable(model)
+    later = set(unfrozen(case))
     idle = (*uncalled(model), *sometimes_used(model))
     if not any(not name.startswith(idle) for name in set(learning).difference(empties(model))):
         frozen = ", ".join(repr(pattern) for pattern in model.frozen)
@@ -135,6 +141,7 @@ def _check_patterns(case: Case) -> None:
             "needed is at least 1, with elements, that every rank uses"
         )
     groups = [group.pattern for group in case.optimizer.groups]
+    learning = [name for name in names if name in learning or name in later]
     reached = set(matching(learning, groups))
     left = [name for name in learning if name not in reached]
     if left:
@@ -142,6 +149,39 @@ def _check_patterns(case: Case) -> None:
             f"{_few(left)} matches no pattern of optimizer.groups "
             f"({', '.join(repr(pattern) for pattern in groups)}); end them with '*'"
         )
+
+
+def _check_masked(case: Case) -> None:
+    if not case.data.masked:
+        return
+    if case.model.stem != "embedding":
+        raise UsageError(
+            f"data.masked needs the stem 'embedding', model.stem is {case.model.stem!r}"
+        )
+    if case.data.batch * case.data.length == 1:
+        raise UsageError(
+            "data.masked needs data.batch * data.length >= 2, so that a target is left; given are "
+            "1 * 1"
+        )
+
+
+def _check_training(case: Case) -> None:
+    training = case.training
+    for field in ("unfreeze", "overflow"):
+        step = getattr(training, field)
+        if step is not None and step >= training.steps:
+            lowest = 1 if field == "unfreeze" else 0
+            raise UsageError(
+                f"training.{field} is {step}; allowed: {lowest} to training.steps - 1, which is "
+                f"{training.steps - 1}"
+            )
+    if training.unfreeze is not None and not case.model.frozen:
+        raise UsageError("training.unfreeze needs frozen parameters, model.frozen is empty")
+    scale = training.loss_scale
+    if scale is None and training.overflow is not None:
+        raise UsageError("training.overflow needs training.loss_scale, which is None")
+    if scale is not None and (scale < 1.0 or math.frexp(scale)[0] != 0.5):
+        raise UsageError(f"training.loss_scale is {scale:g}; allowed: powers of two from 1 on")
 
 
 def _few(names: list[str]) -> str:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from ..case.schema import Case
-from ..compat import local_index
+from ..compat import local_index, reduces_unused
 from ..errors import Unsupported, UsageError
 from .implementation import Implementation, Step, StepReport
 from .names import unwrapped
+from .refusals import check_built, torch_refusals
 from .shard import Index, Role, Shard
 
 MOMENT_ROLES: tuple[Role, ...] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
@@ -33,6 +35,10 @@ class Built:
     clip        clip(max_norm, norm_type) -> total norm; default: torch's clip_grad_norm_
     states      states() -> mapping of parameter to its optimizer state; default: optimizer.state
     names       names(wrapped name) -> name in the unwrapped model; default: wrapper prefixes cut
+    scaler      scales the losses if the case asks for it (`training.loss_scale`): used as
+                torch.amp.GradScaler is; say so in `handles`, or no such case is drawn
+    rewrap      rewrap() -> the model wrapped anew, called after parameters were unfrozen; needed
+                for DDP, which reduces only what was trainable when it was made
     """
 
     model: nn.Module
@@ -41,34 +47,47 @@ class Built:
     clip: Callable[[float, float], torch.Tensor | float] | None = None
     states: Callable[[], Mapping[torch.Tensor, Mapping[str, Any]]] | None = None
     names: Callable[[str], str] | None = None
+    scaler: torch.amp.GradScaler | None = None
+    rewrap: Callable[[], nn.Module] | None = None
 
 
 class BuiltImplementation(Implementation):
     """An Implementation made from `build`; those that torch brings are made this way too.
 
-    What a subclass may do in another way: `accumulating`, `clip`, `set_learning_rates`, `shards`,
-    `restore`. `self.built` is what `build` returned, `self.case` the case.
+    It weights losses by tokens where `semantics.weight` says so, scales them by `Built.scaler`, and
+    unfreezes parameters. What a subclass may do in another way: `accumulating`, `clip`,
+    `set_learning_rates`, `shards`, `restore`. `self.built` is what `build` returned, `self.case`
+    the case.
     """
+
+    handles: ClassVar[Collection[str]] = ("unfreeze",)
+    """Add "loss_scale" where `build` gives a scaler."""
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         """Wrap the model and make its optimizer."""
         raise NotImplementedError
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        built = self.build(model, case, mesh)
+        with torch_refusals():
+            built = self.build(model, case, mesh)
         if not isinstance(built, Built):
             raise UsageError(
                 f"build must return zerocheck.Built(model, optimizer), got {type(built).__name__}"
             )
-        if case.training.norm == "inf" and case.training.clip is not None and built.clip is None:
-            _refuse_empty_shards(built.model)
+        check_built(built.model, case, own_clip=built.clip is not None)
+        if reduces_unused(built.model):
+            self.semantics = replace(self.semantics, unused="zero")
+        _refuse_extras(built, case)
         self.case = case
         self.built = built
         self._places: dict[str, tuple[tuple[int, ...], Index | None]] = {}
 
     def train_step(self, step: Step) -> StepReport:
-        model, optimizer = self.built.model, self.built.optimizer
+        if step.unfreeze:
+            self._unfreeze(step.unfreeze)
+        model, optimizer, scaler = self.built.model, self.built.optimizer, self.built.scaler
         training = self.case.training
+        scale = 1.0 if scaler is None else scaler.get_scale()
         optimizer.zero_grad(set_to_none=training.set_to_none)
         self.set_learning_rates(step.lr)
         count = len(step.microbatches)
@@ -76,14 +95,36 @@ class BuiltImplementation(Implementation):
             with self.accumulating(last=index == count - 1):
                 loss = microbatch.loss(model)
                 if loss.requires_grad:  # else everything is frozen
-                    (loss / count if count > 1 else loss).backward()  # type: ignore[no-untyped-call]
+                    self._objective(loss, microbatch.weight, count).backward()  # type: ignore[no-untyped-call]
+        if scaler is not None:
+            scaler.unscale_(optimizer)
         step.reached("reduced")
         norm: float | None = None
         if training.clip is not None:
             norm = self.clip(training.clip, float(training.norm))
             step.reached("clipped")
-        optimizer.step()
-        return StepReport(grad_norm=norm)
+        if scaler is None:
+            optimizer.step()
+            return StepReport(grad_norm=norm)
+        scaler.step(optimizer)
+        scaler.update()
+        return StepReport(grad_norm=norm, skipped=scaler.get_scale() < scale, loss_scale=scale)
+
+    def _objective(self, loss: torch.Tensor, weight: float, count: int) -> torch.Tensor:
+        """What the backward starts from: the loss by its weight, its share, and scaled."""
+        if self.semantics.weight == "token" and weight != 1.0:
+            loss = loss * weight
+        if count > 1:
+            loss = loss / count
+        return loss if self.built.scaler is None else self.built.scaler.scale(loss)
+
+    def _unfreeze(self, names: Collection[str]) -> None:
+        rename = self.built.names or unwrapped
+        for wrapped, parameter in self.built.model.named_parameters():
+            if rename(wrapped) in names:
+                parameter.requires_grad_(True)
+        if self.built.rewrap is not None:
+            self.built = replace(self.built, model=self.built.rewrap())
 
     def shards(self) -> Iterator[Shard]:
         rename = self.built.names or unwrapped
@@ -186,11 +227,11 @@ def from_function(
 ) -> type[BuiltImplementation]:
     """The class for a bare `build` function.
 
-    Attributes `semantics`, `fixed`, `options` and `supports` of the function become those of the
-    class.
+    Attributes `semantics`, `fixed`, `options`, `handles` and `supports` of the function become
+    those of the class.
     """
     members: dict[str, Any] = {"build": lambda self, *given: build(*given)}
-    for name in ("semantics", "fixed", "options"):
+    for name in ("semantics", "fixed", "options", "handles"):
         if hasattr(build, name):
             members[name] = getattr(build, name)
     if hasattr(build, "supports"):
@@ -198,21 +239,15 @@ def from_function(
     return type(build.__name__, (BuiltImplementation,), members)
 
 
-def _refuse_empty_shards(model: nn.Module) -> None:
-    """Raise Unsupported where torch's clip_grad_norm_ fails by the infinity norm.
-
-    A rank whose shard of dim 0 is empty raises in `torch._foreach_norm`, while the others wait for
-    it: reports/findings/fsdp2-inf-norm-of-an-empty-shard.md. Every rank comes to the same answer.
-    """
-    for parameter in model.parameters():
-        if not (isinstance(parameter, DTensor) and parameter.requires_grad and parameter.dim()):
-            continue
-        world, rows = parameter.device_mesh.size(), parameter.shape[0]
-        if -(-rows // world) * (world - 1) >= rows and world > 1:
-            raise Unsupported(
-                "torch cannot take the infinity norm of an empty shard: "
-                "see reports/findings/fsdp2-inf-norm-of-an-empty-shard.md"
-            )
+def _refuse_extras(built: Built, case: Case) -> None:
+    """Raise Unsupported where the case asks for more than `build` gave."""
+    if case.training.loss_scale is not None and built.scaler is None:
+        raise Unsupported("build gave no Built.scaler, and the case scales its losses")
+    wraps = isinstance(built.model, DistributedDataParallel)
+    if case.training.unfreeze is not None and wraps and built.rewrap is None:
+        raise Unsupported(
+            "DDP does not reduce what is unfrozen after it was made, and build gave no Built.rewrap"
+        )
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from ..case.schema import Case
+from ..case.shapes import unfrozen
 from ..errors import UsageError
 from .names import unwrapped
 
@@ -54,11 +55,14 @@ def grouped(case: Case, named_tensors: Iterable[tuple[str, Any]]) -> list[dict[s
 
 
 def groups(model: nn.Module, case: Case) -> list[dict[str, Any]]:
-    """Parameter groups of the trainable parameters of a model, wrapped or not."""
-    return grouped(
-        case,
-        ((unwrapped(name), p) for name, p in model.named_parameters() if p.requires_grad),
-    )
+    """Parameter groups of the trainable parameters of a model, wrapped or not.
+
+    Those that the case unfreezes later are in them from the start: torch's optimizers skip a
+    parameter without a gradient.
+    """
+    later = set(unfrozen(case))
+    named = ((unwrapped(name), p) for name, p in model.named_parameters())
+    return grouped(case, ((name, p) for name, p in named if p.requires_grad or name in later))
 
 
 def learning_rates(case: Case, index: int) -> list[float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
@@ -16,6 +16,9 @@ from .shard import Shard
 
 Moment = Literal["reduced", "clipped"]
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
+Extra = Literal["loss_scale", "unfreeze"]
+EXTRAS: tuple[Extra, ...] = get_args(Extra)
+"""Fields of `case.training` that an implementation must say that it handles."""
 Call = Callable[..., torch.Tensor]
 
 
@@ -24,22 +27,34 @@ class Microbatch:
     """One microbatch of one rank: its samples, the loss, and the seed of its random numbers.
 
     inputs: positional arguments of the model; target: what the loss compares with; seed: set
-    before the forward, so that dropout is replayable; loss_of(outputs, target): 0-d fp32 tensor;
-    seen(loss): the harness notes the loss there.
+    before the forward, so that dropout is replayable, or None where each rank carries its random
+    numbers on; loss_of(outputs, target): 0-d fp32 tensor; entered(), seen(loss): the harness notes
+    the random state and the loss there.
+
+    weight: tokens of this microbatch over the mean number of tokens of all microbatches and ranks
+    in this step; 1.0 where all have the same. An implementation that declares
+    `Semantics(weight="token")` takes the mean over tokens: it multiplies the loss by the weight
+    first, if it is not 1.0, then divides by the number of microbatches, then scales.
     """
 
     inputs: tuple[torch.Tensor, ...]
     target: torch.Tensor
-    seed: int
+    seed: int | None
     loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     seen: Callable[[torch.Tensor], None] | None = None
+    entered: Callable[[], None] | None = None
+    weight: float = 1.0
 
     def loss(self, call: Call) -> torch.Tensor:
         """Run `call(*inputs)` and return the mean loss, 0-d fp32.
 
-        It is divided neither by the world size nor by the number of microbatches.
+        It is divided neither by the world size nor by the number of microbatches, and not
+        weighted.
         """
-        torch.manual_seed(self.seed)
+        if self.seed is not None:
+            torch.manual_seed(self.seed)
+        if self.entered is not None:
+            self.entered()
         loss = self.loss_of(call(*self.inputs), self.target)
         if self.seen is not None:
             self.seen(loss.detach())
@@ -53,13 +68,18 @@ class Step:
     index: 0-based within the case; microbatches: this rank's; lr: learning rate per group, in the
     order of `case.optimizer.groups`; reached("reduced"): call it where every gradient is reduced
     and not clipped yet; reached("clipped"): after clipping, only if the case clips. The harness
-    reads `shards()` there and copies. `reached` may raise to end the case: let it pass.
+    reads `shards()` there and copies. `reached` may raise to end the case: let it pass. With loss
+    scaling, "reduced" is after the gradient was divided by the scale.
+
+    unfreeze: names (of the unwrapped model) of parameters that become trainable before this step;
+    they are in `zerocheck.groups` from the start.
     """
 
     index: int
     microbatches: Sequence[Microbatch]
     lr: Sequence[float]
     reached: Callable[[Moment], None]
+    unfreeze: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +87,8 @@ class StepReport:
     """What the implementation says of the step that it took.
 
     grad_norm: total norm of the reduced gradient before clipping, or None if it computes none;
-    skipped: no update was made (overflow under loss scaling); loss_scale: 1.0 without scaling.
+    skipped: no update was made, since the gradient is not finite; loss_scale: what the losses of
+    this step were multiplied by, 1.0 without scaling. Both are the same on every rank.
     """
 
     grad_norm: float | None = None
@@ -80,13 +101,19 @@ class Implementation:
 
     Subclass it, or give a function `build(model, case, mesh) -> Built` (see contract/build.py) if
     the code looks like torch. Required: `__init__`, `train_step`, `shards`. Optional: `supports`,
-    `restore`, `close`, and the class attributes `semantics`, `fixed` and `options`. What an
-    implementation means by a step may depend on the case: `self.semantics` of the instance counts.
+    `restore`, `close`, and the class attributes `semantics`, `fixed`, `options` and `handles`. What
+    an implementation means by a step may depend on the case: `self.semantics` of the instance
+    counts.
     """
 
     semantics: Semantics = Semantics()
     fixed: ClassVar[Mapping[str, Any]] = {}
     """Case fields that it sets itself, e.g. {"training": {"clip": None}}; the rest is drawn."""
+    handles: ClassVar[Collection[str]] = ()
+    """What else `train_step` does where the case asks for it: "loss_scale" (multiplies losses by a
+    scale that begins with `training.loss_scale`, and skips steps that overflow), "unfreeze" (obeys
+    `Step.unfreeze`). Without it, such cases are unsupported and are not drawn."""
+
     options: ClassVar[tuple[str, ...] | None] = None
     """Fields of `case.sharding` that it obeys, e.g. ("wrap",); None: it does not say. What it does
     not obey counts as ignored in the coverage, not as exercised."""

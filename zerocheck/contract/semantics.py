@@ -15,7 +15,8 @@ class Semantics:
     average     "mean": the gradient is the mean over ranks; "sum": their sum.
     divide      where 1/microbatches is applied: to the "loss" before the backward, or to the
                 "gradient" after it.
-    weight      "microbatch": every microbatch counts alike; "token": every token does.
+    weight      "microbatch": every microbatch counts alike; "token": every token does, by
+                `Microbatch.weight`.
     accumulate  "local": microbatches are summed on the rank and reduced once;
                 "reduce_each": every microbatch is reduced, the results are summed.
     unused      a trainable parameter that no rank used: "skip" (no update, as torch does) or

@@ -60,7 +60,9 @@ class StepSeen(msgspec.Struct, frozen=True, array_like=True):
     """Losses per microbatch (fp32 values), what the implementation reported, and how it ran the
     model: misaligned: {parameter: address modulo 64} where it is not 0; passed_through: modules
     whose inputs go through one more autograd node; strides: {parameter: its strides in elements}
-    where they are not the model's own; tracked: frozen parameters that autograd tracks."""
+    where they are not the model's own; tracked: frozen parameters that autograd tracks; random:
+    where the case carries random numbers on, the number of the state in which each loss was
+    entered."""
 
     losses: tuple[float, ...]
     grad_norm: float | None = None
@@ -72,6 +74,7 @@ class StepSeen(msgspec.Struct, frozen=True, array_like=True):
     """False for the last forward and backward, which the harness ends before its update."""
     strides: dict[str, tuple[int, ...]] = {}
     tracked: tuple[str, ...] = ()
+    random: tuple[int, ...] = ()
 
 
 class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +87,8 @@ class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[StepSeen, ...] = ()
     restored: bool = False
     """Whether the case's state of mid-training was put in."""
+    random_states: tuple[bytes, ...] = ()
+    """States of the global generator, by number."""
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +100,8 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
     options: tuple[str, ...] | None = None
     """Fields of `case.sharding` that it obeys; None: it does not say."""
     restores: bool = False
+    lacks: tuple[str, ...] = ()
+    """Fields of `case.training` that it does not handle: they are not drawn."""
 
 
 class Refusals(msgspec.Struct, frozen=True, kw_only=True):

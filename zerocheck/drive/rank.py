@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import ExitStack
 from typing import Protocol
 
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ..case.schema import Case, Sharding
-from ..contract.implementation import Implementation
+from ..contract.implementation import EXTRAS, Implementation
 from ..contract.loading import load
 from ..errors import Unsupported, UsageError, unknown
 from .collectives import CollectiveTrace
@@ -58,6 +59,7 @@ def run(payload: bytes, context: Context) -> bytes:
 def _describe(job: Job) -> Described:
     try:
         implementation = load(job.implementation)
+        _check_handles(job.implementation, implementation.handles)
         # Only plain data can be merged into a case.
         msgspec.json.encode(dict(implementation.fixed))
         options = _options(job.implementation, implementation)
@@ -70,6 +72,7 @@ def _describe(job: Job) -> Described:
         fixed=dict(implementation.fixed),
         restores=restores(implementation),
         options=options,
+        lacks=tuple(extra for extra in EXTRAS if extra not in implementation.handles),
     )
 
 
@@ -104,11 +107,28 @@ def _run_case(job: Job, context: Context) -> RankSeen:
         with ExitStack() as stack:
             if job.trace:
                 stack.enter_context(CollectiveTrace(context.progress.collective))
+            stack.enter_context(driver.delays.everywhere())
             if job.observe:
                 return driver.observed(Recorder(context.arena))
             return driver.bare()
     except Unsupported as refusal:
         return RankSeen(unsupported=str(refusal))
+
+
+def _check_handles(name: str, given: Collection[str]) -> None:
+    if isinstance(given, str):
+        raise UsageError(f"{name}: `handles` is the string {given!r}; needed is a tuple of strings")
+    for extra in given:
+        if extra not in EXTRAS:
+            raise unknown(f"word in {name}.handles", extra, EXTRAS)
+
+
+def _unhandled(implementation: type[Implementation], case: Case) -> str | None:
+    """What the case asks for and the implementation does not say that it handles, or None."""
+    for extra in EXTRAS:
+        if getattr(case.training, extra) is not None and extra not in implementation.handles:
+            return f"it does not declare that it handles training.{extra} (class attribute handles)"
+    return None
 
 
 def _refusal(implementation: type[Implementation], case: Case) -> str | None:
@@ -117,7 +137,7 @@ def _refusal(implementation: type[Implementation], case: Case) -> str | None:
     in_mid_training = case.start.step > 0 or case.start.moments != "zero"
     if reason is None and in_mid_training and not restores(implementation):
         return "it has no restore(), so it cannot start in mid-training"
-    return reason
+    return reason or _unhandled(implementation, case)
 
 
 def _refusals(job: Job) -> Refusals:

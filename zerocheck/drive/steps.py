@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-import time
+import math
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import fields
@@ -14,6 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..case.schema import Case
+from ..case.shapes import unfrozen
 from ..contract.groups import learning_rates
 from ..contract.implementation import (
     MOMENTS,
@@ -24,12 +24,14 @@ from ..contract.implementation import (
     StepReport,
 )
 from ..errors import UsageError, unknown
-from ..models.batches import batch, loss_of
+from ..models.batches import batch, loss_of, overflows, weight
 from ..models.network import build_model
 from ..models.start import initial_state
+from .delays import Delays
 from .fidelity import ForwardProbe
 from .observation import RankSeen, StepSeen
 from .poison import poisoned
+from .randomness import CarriedRandomness
 from .recorder import GRADIENT_ROLES, STATE_ROLES, Recorder
 
 
@@ -65,7 +67,8 @@ class Driver:
         self.mesh = mesh
         self.rank = rank
         self.progress = progress
-        self._delays = random.Random(case.seed * 1021 + rank)
+        self.delays = Delays(case, rank)
+        self._random = CarriedRandomness(case, rank)
         self._loss_of = loss_of(case)
 
     def bare(self) -> RankSeen:
@@ -102,6 +105,7 @@ class Driver:
             records=tuple(recorder.records),
             steps=tuple(steps),
             restored=self._restored,
+            random_states=self._random.states,
         )
 
     def _built(self) -> tuple[Implementation, ForwardProbe]:
@@ -109,6 +113,7 @@ class Driver:
         model = build_model(case)
         probe = ForwardProbe(model)
         state = self._start_state(model)
+        self._random.start()
         self.progress.at(f"{self.implementation.__name__}(model, case, mesh)")
         subject = self.implementation(model, case, self.mesh)
         if state is not None:
@@ -160,6 +165,7 @@ class Driver:
                 reported=False,
                 strides=probe.strides,
                 tracked=tuple(sorted(probe.tracked)),
+                random=self._random.taken(),
             )
         return StepSeen(
             seen,
@@ -170,6 +176,7 @@ class Driver:
             passed,
             strides=probe.strides,
             tracked=tuple(sorted(probe.tracked)),
+            random=self._random.taken(),
         )
 
     def _step(
@@ -187,19 +194,31 @@ class Driver:
             ],
             lr=learning_rates(self.case, index),
             reached=reached,
+            unfreeze=unfrozen(self.case) if index == self.case.training.unfreeze else (),
         )
 
     def _microbatch(
         self, index: int, number: int, seen: Callable[[torch.Tensor], None] | None
     ) -> Microbatch:
-        drawn = batch(self.case, step=index, rank=self.rank, microbatch=number)
+        where = {"step": index, "rank": self.rank, "microbatch": number}
+        drawn = batch(self.case, **where)
+        infinite = overflows(self.case, **where)
 
         def loss_of(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
             self.progress.at(f"step {index}, microbatch {number}, after the forward")
-            if self.case.disturbance.delay:
-                time.sleep(self._delays.random() * self.case.disturbance.delay / 1000)
-            return self._loss_of(outputs, target)
+            loss = self._loss_of(outputs, target)
+            return loss * math.inf if infinite else loss
+
+        def entered() -> None:
+            self._random.note()
+            self.delays.pause()
 
         return Microbatch(
-            inputs=drawn.inputs, target=drawn.target, seed=drawn.seed, loss_of=loss_of, seen=seen
+            inputs=drawn.inputs,
+            target=drawn.target,
+            seed=None if self._random.on else drawn.seed,
+            loss_of=loss_of,
+            seen=seen,
+            entered=entered,
+            weight=weight(self.case, **where),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -93,6 +94,24 @@ class NotDividedByGa(Zero1):
 
     def train_step(self, step: Step) -> StepReport:
         return super().train_step(scaled(step, times=len(step.microbatches)))
+
+
+class MeanOfMeans(Fsdp2):
+    """Every microbatch counts alike, though they have different numbers of tokens (torchtune
+    PR#1875).
+
+    Flagged: mean of means.
+    """
+
+    def train_step(self, step: Step) -> StepReport:
+        alike = [replace(microbatch, weight=1.0) for microbatch in step.microbatches]
+        return super().train_step(replace(step, microbatches=alike))
+
+
+class TokensUndeclared(Zero1):
+    """The mean over tokens, declared as the mean of means. Flagged: mean over tokens."""
+
+    semantics = replace(Zero1.semantics, weight="microbatch")
 
 
 class StaleBoundary(Ddp):

@@ -148,6 +148,26 @@ _GRADIENT = [
         features=("parameter-0d",), without=("frozen",),
     ),
     _fault(
+        "gradient:NotWaitedFor", "zero1", "gradient",
+        "a reduction is not waited for", "OpenNMT-py #2295", features=("delays",),
+    ),
+    _fault(
+        "freezing:RequiresGradCached", "fsdp2", "gradient",
+        "which parameters train is read once", "seen often", "not unfrozen",
+        # What needs no gradient runs another kernel there: the loss differs in its last bits.
+        features=("unfreeze",), without=("block-conv", "block-recurrent"),
+    ),
+    _fault(
+        "freezing:NotWrappedAgain", "ddp", "gradient",
+        "what is unfrozen after DDP was made is not reduced", "Lightning #20340",
+        "local gradient only", world=3, features=("unfreeze",), without=("sometimes-used",),
+    ),
+    _fault(
+        "freezing:FrozenDecays", "zero1", "gradient",
+        "what will be unfrozen has a gradient of zeros, and decays", "FS #605 (unused parameters)",
+        "gradient of a frozen parameter", features=("unfreeze",),
+    ),
+    _fault(
         "article:ArticleStage1", "zerocheck.faults.article:Repaired", "gradient",
         "gradients are never reduced", "a tutorial on ZeRO from scratch", "local gradient only",
         world=3,
@@ -181,6 +201,16 @@ _ACCUMULATION = [
         "gradient x GA", microbatches=3,
     ),
     _fault(
+        "accumulation:MeanOfMeans", "fsdp2", "gradient",
+        "microbatches count alike, whatever number of tokens they have", "torchtune PR#1875",
+        "mean of means", features=("masked",),
+    ),
+    _fault(
+        "accumulation:TokensUndeclared", "zero1", "gradient",
+        "the mean over tokens, declared as the mean of means", "seen often",
+        "mean over tokens", features=("masked",),
+    ),
+    _fault(
         "accumulation:StaleBoundary", "ddp", "gradient",
         "each microbatch acts on the boundary flag of the one before", "DS PR#1264",
         "one microbatch reduced", microbatches=3,
@@ -189,6 +219,44 @@ _ACCUMULATION = [
         "accumulation:NeverZeroed", "fsdp2", "gradient",
         "gradients are not cleared between steps", "seen often",
         "gradient of the previous step kept",
+    ),
+]  # fmt: skip
+
+_SCALING = [
+    _fault(
+        "loss_scaling:OverflowSeenLate", "zero1", "update",
+        "each rank looks for an overflow before its gradient is reduced", "CA PR#1175",
+        "ranks disagree", features=("overflow",),
+    ),
+    _fault(
+        "loss_scaling:NeverSkips", "zero1", "update",
+        "a step that overflows is taken", "seen often", "step not skipped",
+        features=("overflow",),
+    ),
+    _fault(
+        "loss_scaling:OverflowNotCleared", "zero1", "update",
+        "after an overflow every step is skipped", "seen often", "step skipped",
+        features=("overflow", "several-steps"),
+    ),
+    _fault(
+        "loss_scaling:SkippedStepCounted", "zero1", "update",
+        "a skipped step leaves a trace in the optimizer's state", "DS PR#8435",
+        "skipped step changed the state", features=("overflow", "several-steps"),
+    ),
+    _fault(
+        "loss_scaling:UnscaledTwice", "zero1", "gradient",
+        "the gradient is divided by the loss scale twice", "seen often", "unscaled twice",
+        features=("loss-scale",),
+    ),
+    _fault(
+        "loss_scaling:UnscaledByNewScale", "zero1", "gradient",
+        "the loss scale is updated before it is divided out", "DS PR#2695",
+        "unscaled by another scale", features=("loss-scale",),
+    ),
+    _fault(
+        "loss_scaling:ClippedBeforeUnscaling", "zero1", "clip",
+        "clipping sees the gradient that is still scaled", "Lightning #9599",
+        "norm before unscaling", features=("loss-scale", "clip-tight"),
     ),
 ]  # fmt: skip
 
@@ -400,6 +468,11 @@ _FORWARDS = [
         "every forward starts from one seed", "MG #6858", features=("dropout",),
     ),
     _fault(
+        "forward:SeededAlike", "zero2", "loss",
+        "every rank seeds its generator alike", "MG #6858", "seed for all",
+        features=("carried-rng",),
+    ),
+    _fault(
         "forward:EvaluationMode", "ddp", "loss",
         "the model is left in evaluation mode", "seen often", "evaluation mode",
         features=("dropout",),
@@ -500,8 +573,8 @@ _BROKEN = [
 FAULTS: dict[str, Fault] = {
     fault.name: fault
     for fault in (
-        *_GRADIENT, *_ACCUMULATION, *_CLIPPING, *_UPDATE, *_PUBLISHING, *_OWNERSHIP, *_FORWARDS,
-        *_BUFFERS, *_DTYPES, *_BROKEN,
+        *_GRADIENT, *_ACCUMULATION, *_SCALING, *_CLIPPING, *_UPDATE, *_PUBLISHING, *_OWNERSHIP,
+        *_FORWARDS, *_BUFFERS, *_DTYPES, *_BROKEN,
     )
 }  # fmt: skip
 """Name -> fault."""

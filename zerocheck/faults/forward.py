@@ -36,6 +36,14 @@ def _reseed(*_: Any) -> None:
     torch.manual_seed(0)
 
 
+class SeededAlike(Zero2):
+    """Every rank seeds its generator alike when it begins (MG #6858). Flagged: seed for all."""
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        torch.manual_seed(0)
+
+
 class EvaluationMode(Ddp):
     """The model is left in evaluation mode. Flagged: loss, evaluation mode."""
 
@@ -76,7 +84,8 @@ class SamplesOfRank0(Zero1):
         same = []
         for number, one in enumerate(step.microbatches):
             drawn = batch(self.case, step=step.index, rank=0, microbatch=number)
-            same.append(replace(one, inputs=drawn.inputs, target=drawn.target, seed=drawn.seed))
+            seed = None if one.seed is None else drawn.seed
+            same.append(replace(one, inputs=drawn.inputs, target=drawn.target, seed=seed))
         return super().train_step(replace(step, microbatches=same))
 
 

@@ -96,6 +96,8 @@ class AdamWInParts(ShardedAdamW):
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
             for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
                 with torch.no_grad():
                     self.update(parameter, self.state(parameter, group), group)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -10,8 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 from ..case.schema import Case
 from ..case.shapes import sometimes_used, uncalled
 from ..contract import Built, BuiltImplementation, Semantics, groups
+from ..contract.implementation import EXTRAS
 from ..errors import Unsupported
 from .limits import norm_of_empties, one_axis_fp32
+from .scaling import scaler_of
 from .sync import accumulation, synchronized
 
 DDP_OPTIONS = ("bucket", "sync", "bucket_view", "find_unused", "static_graph", "optimizer_first")
@@ -23,11 +27,13 @@ class Ddp(BuiltImplementation):
     `sharding.bucket` (elements) sets its bucket size, `bucket_view` gradient_as_bucket_view. A
     model that may leave trainable parameters out of the forward is wrapped with
     find_unused_parameters. DDP refuses a model without any trainable parameter, and so does this; a
-    changing graph that is said to be static is wrong use by DDP's documentation.
+    changing graph that is said to be static is wrong use by DDP's documentation. It reduces only
+    what was trainable when it was made, so the model is wrapped anew after some were unfrozen.
     """
 
-    semantics = Semantics(accumulate="local", unused="skip", buffers="rank0")
+    semantics = Semantics(accumulate="local", unused="skip", buffers="rank0", weight="token")
     options = DDP_OPTIONS
+    handles = EXTRAS
 
     @classmethod
     def supports(cls, case: Case) -> str | None:
@@ -44,9 +50,15 @@ class Ddp(BuiltImplementation):
         Raises Unsupported if every parameter is frozen.
         """
         first = torch.optim.AdamW(groups(model, case)) if case.sharding.optimizer_first else None
-        wrapped = ddp(model, case, mesh, gradient_views=case.sharding.bucket_view)
-        optimizer = first or torch.optim.AdamW(groups(wrapped, case))
-        return Built(wrapped, optimizer, accumulate=accumulation(wrapped, case))
+        wrap = partial(ddp, model, case, mesh, gradient_views=case.sharding.bucket_view)
+        wrapped = wrap()
+        return Built(
+            wrapped,
+            first or torch.optim.AdamW(groups(wrapped, case)),
+            accumulate=accumulation(case),
+            scaler=scaler_of(case),
+            rewrap=wrap,
+        )
 
 
 def ddp(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,9 +13,11 @@ from torch.distributed.fsdp import fully_shard
 from ..case.schema import Case
 from ..case.shapes import sometimes_used
 from ..contract import Built, BuiltImplementation, Semantics, groups
+from ..contract.implementation import EXTRAS
 from ..errors import Unsupported
-from .limits import dim0_sharded, one_axis_fp32, one_dtype, same_units
-from .sync import synchronized
+from .limits import dim0_sharded, norm_of_empty_shards, one_axis_fp32, one_dtype, same_units
+from .scaling import scaler_of
+from .sync import accumulation, synchronized
 from .units import in_order_of_calls, unit_modules
 
 # Our models write to no output in place; the warning would come for every Linear of every case.
@@ -43,8 +43,9 @@ class Fsdp2(BuiltImplementation):
     refused too; units.py keeps both of its users in the root.
     """
 
-    semantics = Semantics(accumulate="local", unused="skip", buffers="local")
+    semantics = Semantics(accumulate="local", unused="skip", buffers="local", weight="token")
     options = ("wrap", "bucket", "reshard", "prefetch", "sync", "optimizer_first")
+    handles = EXTRAS
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
@@ -54,17 +55,13 @@ class Fsdp2(BuiltImplementation):
     def supports(cls, case: Case) -> str | None:
         """None, or the reason why this case cannot be run."""
         reason = one_axis_fp32(case) or dim0_sharded(case) or same_units(case)
-        return reason or one_dtype(case, wrap=case.sharding.wrap)
+        return reason or one_dtype(case, wrap=case.sharding.wrap) or norm_of_empty_shards(case)
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         """Shard the model in place, then make the optimizer over its sharded parameters.
 
-        Raises Unsupported for parameters that FSDP2 refuses.
+        Raises Unsupported for a torch without `set_reduce_scatter_unused_params`, if it is needed.
         """
-        by_inf = case.training.clip is not None and case.training.norm == "inf"
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad and by_inf and _empty_somewhere(parameter, mesh.size()):
-                raise Unsupported(f"torch has no inf-norm of the empty shard of {name}")
         reshard = case.sharding.reshard
         first = torch.optim.AdamW(groups(model, case)) if case.sharding.optimizer_first else None
         units = unit_modules(model, case.sharding)
@@ -74,11 +71,8 @@ class Fsdp2(BuiltImplementation):
         _prefetch(in_order_of_calls(model, units, case), case.sharding.prefetch)
         if sometimes_used(case.model):
             reduce_unused(model)
-            self.semantics = replace(self.semantics, unused="zero")
         optimizer = first or torch.optim.AdamW(groups(model, case))
-        if case.sharding.sync == "each":
-            return Built(model, optimizer, accumulate=lambda last: nullcontext())
-        return Built(model, optimizer)
+        return Built(model, optimizer, accumulate=accumulation(case), scaler=scaler_of(case))
 
 
 def reduce_unused(model: nn.Module, *, enable: bool = True) -> None:
@@ -105,10 +99,3 @@ def _prefetch(units: list[Any], ahead: int) -> None:
     for place, unit in enumerate(units):
         unit.set_modules_to_forward_prefetch(units[place + 1 : place + 1 + ahead])
         unit.set_modules_to_backward_prefetch(units[:place][::-1][:ahead])
-
-
-def _empty_somewhere(parameter: torch.Tensor, world_size: int) -> bool:
-    """Cut like torch.chunk along dim 0, the last ranks get nothing: 4 rows on 3 ranks are 2 + 2."""
-    rows = parameter.shape[0]
-    most = -(-rows // world_size)
-    return -(-rows // most) < world_size

@@ -7,9 +7,11 @@ from ..case.shapes import (
     empties,
     graph_differs,
     parameter_dtypes,
+    parameter_shapes,
     scalars,
     trainable,
     transposed,
+    unfrozen,
 )
 
 
@@ -53,6 +55,23 @@ def norm_of_empties(case: Case) -> str | None:
     """None, or why torch's clip_grad_norm_ cannot take the norm."""
     if case.training.clip is not None and case.training.norm == "inf" and empties(case.model):
         return f"torch has no inf-norm of a tensor without elements: {empties(case.model)[0]}"
+    return None
+
+
+def norm_of_empty_shards(case: Case) -> str | None:
+    """None, or why torch cannot take the inf-norm of parameters that are sharded along dim 0.
+
+    Cut like torch.chunk, the last ranks get nothing: 4 rows on 3 ranks are 2 + 2. A rank with an
+    empty shard raises, while the others wait for it.
+    """
+    if case.training.clip is None or case.training.norm != "inf":
+        return None
+    shapes, world = parameter_shapes(case.model), case.world_size
+    for name in (*trainable(case.model), *unfrozen(case)):
+        rows = shapes[name][0] if shapes[name] else world
+        most = -(-rows // world)
+        if most and -(-rows // most) < world:
+            return f"torch has no inf-norm of the empty shard of {name}"
     return None
 
 

@@ -24,12 +24,6 @@ def synchronized(semantics: Semantics, case: Case) -> Semantics:
     return replace(semantics, accumulate="reduce_each", buffers=buffers)
 
 
-def accumulation(wrapped: Any, case: Case) -> Callable[[bool], AbstractContextManager[Any]]:
-    """accumulate(last) for `Built`: `wrapped.no_sync()` until the last microbatch, or nothing."""
-
-    def accumulate(last: bool) -> AbstractContextManager[Any]:
-        if last or case.sharding.sync == "each":
-            return nullcontext()
-        return wrapped.no_sync()  # type: ignore[no-any-return]
-
-    return accumulate
+def accumulation(case: Case) -> Callable[[bool], AbstractContextManager[Any]] | None:
+    """`accumulate` for `Built`: none, which reduces with the last microbatch, or with each."""
+    return (lambda last: nullcontext()) if case.sharding.sync == "each" else None

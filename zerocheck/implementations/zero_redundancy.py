@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import nn
@@ -12,8 +13,10 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from ..case.schema import Case
 from ..case.shapes import parameter_dtypes, trainable
 from ..contract import Built, BuiltImplementation, Semantics, groups
+from ..contract.implementation import EXTRAS
 from .ddp import DDP_OPTIONS, changing_graph, ddp
 from .limits import norm_of_empties, one_axis_fp32
+from .scaling import scaler_of
 from .sync import accumulation, synchronized
 
 
@@ -26,8 +29,9 @@ class ZeroRedundancy(BuiltImplementation):
     several dtypes.
     """
 
-    semantics = Semantics(accumulate="local", unused="skip", buffers="rank0")
+    semantics = Semantics(accumulate="local", unused="skip", buffers="rank0", weight="token")
     options = DDP_OPTIONS
+    handles = EXTRAS
     _optimizer: ZeroRedundancyOptimizer
 
     @classmethod
@@ -49,13 +53,16 @@ class ZeroRedundancy(BuiltImplementation):
         Raises Unsupported if every parameter is frozen.
         """
         first = _shared_out(model, case, mesh) if case.sharding.optimizer_first else None
-        wrapped = ddp(model, case, mesh, gradient_views=False)
+        wrap = partial(ddp, model, case, mesh, gradient_views=False)
+        wrapped = wrap()
         optimizer = self._optimizer = first or _shared_out(wrapped, case, mesh)
         return Built(
             wrapped,
             optimizer,
-            accumulate=accumulation(wrapped, case),
+            accumulate=accumulation(case),
             states=lambda: optimizer.optim.state,
+            scaler=scaler_of(case),
+            rewrap=wrap,
         )
 
     def restore(self, full: Mapping[tuple[str, str], torch.Tensor]) -> None:

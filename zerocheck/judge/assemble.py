@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -112,6 +113,22 @@ class Observation:
         """What each rank saw of step `index`."""
         return [seen.steps[index] for seen in self.seen]
 
+    def random_states(self, index: int) -> list[list[bytes]]:
+        """Per rank, the random state in which each loss of step `index` was entered."""
+        return [
+            [seen.random_states[number] for number in seen.steps[index].random]
+            for seen in self.seen
+        ]
+
+    def loss_scales(self, index: int) -> list[float]:
+        """Per rank, the loss scale of step `index`, as reported.
+
+        Nothing is reported of the last forward: it has the scale of the step before, or half of it
+        if that was skipped. Scales are powers of two, so another one changes no bit unless
+        something underflows. One that cannot be (see skip.py) counts as 1.
+        """
+        return [_loss_scale(seen.steps, index) for seen in self.seen]
+
     def entries(self, step: int, point: Point, role: str) -> list[list[Entry]]:
         """Per rank, the places of all shards of a role at a point."""
         found = self._found.get((step, point, role), [[] for _ in self.seen])
@@ -194,6 +211,15 @@ class Observation:
 def _wide(data: torch.Tensor) -> torch.Tensor:
     """In fp32 at least, which holds every bf16 value exactly."""
     return data.float() if data.dtype in (torch.bfloat16, torch.float16) else data
+
+
+def _loss_scale(steps: Sequence[StepSeen], index: int) -> float:
+    told = steps[index]
+    scale = told.loss_scale
+    if not told.reported and index:
+        before = steps[index - 1]
+        scale = before.loss_scale / 2 if before.skipped else before.loss_scale
+    return scale if scale > 0 and math.isfinite(scale) else 1.0
 
 
 def _joined(data: list[torch.Tensor]) -> torch.Tensor:

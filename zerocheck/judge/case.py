@@ -20,7 +20,7 @@ from ..models.start import initial_state
 from . import buffers as buffers_
 from . import clip as clip_
 from . import gradient as gradient_
-from . import hidden, publish
+from . import hidden, publish, skip
 from . import loss as loss_
 from .assemble import Fetch, Held, Observation
 from .bounds import Enclosure
@@ -116,7 +116,7 @@ class _CaseJudge:
         steps = self.case.training.steps
         for step in range(steps + 1):
             gradient = self._forward(step, before, earlier)
-            if step == steps or not self._owned(step, "state"):
+            if step == steps or not (self._agreed(step) and self._owned(step, "state")):
                 return
             after = State.observed(self.observation, step)
             self.vacuity.moved(before, after)
@@ -135,6 +135,7 @@ class _CaseJudge:
         seen = self.observation.steps(step)
         losses = [rank.losses for rank in seen]
         self.passes = None
+        self._note("loss", 0.0, loss_.check_random(self.observation.random_states(step), step=step))
         passes = self._passes(step, before)
         violation = loss_.check(
             losses, passes.losses, step=step, evaluated=lambda: self._evaluated(step, before)
@@ -153,9 +154,13 @@ class _CaseJudge:
         self._buffers(step, before, passes)
         held = self._reduced(step)
         if held is not None:
-            wanted = gradient_.expected(passes, self.layout, self.case, self.semantics)
+            wanted = self._expected(step, passes)
             self._gradient(step, before, passes, held, wanted)
         return held
+
+    def _expected(self, step: int, passes: Passes) -> gradient_.Expected:
+        scales = self.observation.loss_scales(step)
+        return gradient_.expected(passes, self.layout, self.case, self.semantics, scales=scales)
 
     def _hidden(self, step: int, before: State, after: State, shown: Held | None) -> None:
         """Judge a step whose gradient, or whose clipped gradient, was not shown.
@@ -169,7 +174,7 @@ class _CaseJudge:
             whole = exactly(shown.whole.nan_to_num(nan=0.0))
             self._hidden_clip(step, recovered, whole, seen=True)
         elif self.passes is not None:
-            wanted = gradient_.expected(self.passes, self.layout, self.case, self.semantics)
+            wanted = self._expected(step, self.passes)
             enclosure = Enclosure(wanted.enclosure.exact, wanted.enclosure.bound + recovered.error)
             if self.case.training.clip is not None:
                 enclosure = self._hidden_clip(step, recovered, wanted.enclosure, seen=False)
@@ -206,8 +211,10 @@ class _CaseJudge:
             self.semantics,
             step=step,
             again=lambda scale: self._passes(step, before, scale=scale),
+            otherwise=lambda: self._passes(step, before, otherwise=True),
             previous=self._previous(step),
             used_before=self.used_before,
+            loss_scale=self.observation.loss_scales(step)[0],
         )
         self._note("gradient", share, violation)
 
@@ -233,10 +240,16 @@ class _CaseJudge:
         return held
 
     def _passes(
-        self, step: int, state: State, *, scale: Scale | None = None, local: bool = False
+        self,
+        step: int,
+        state: State,
+        *,
+        scale: Scale | None = None,
+        local: bool = False,
+        otherwise: bool = False,
     ) -> Passes:
         """All forwards and backwards. For counterfactuals: scale, of each loss; local, buffers are
-        not sent."""
+        not sent; otherwise, losses are weighted by tokens where the semantics say not to."""
         buffers = self.observation.buffers(step - 1)
         return self.runner.run(
             step,
@@ -244,6 +257,9 @@ class _CaseJudge:
             buffers if local else buffers_.entering(buffers, self.semantics),
             self.observation.steps(step),
             loss_divisor=gradient_.loss_divisor(self.case, self.semantics),
+            weighted=(self.semantics.weight == "token") != otherwise,
+            scales=self.observation.loss_scales(step),
+            states=self.observation.random_states(step),
             scale=scale,
             sent_each=self.semantics.buffers == "rank0_each" and not local,
         )
@@ -264,11 +280,39 @@ class _CaseJudge:
         self._note("buffers", 0.0, violation)
 
     def _update(self, step: int, before: State, after: State, gradient: Held | None) -> None:
+        if self._skipped(step, before, after, gradient):
+            return
         applied = None if gradient is None else self._clip(step, gradient)
         if applied is None:
             self._hidden(step, before, after, gradient)
         else:
             self._applied(step, before, after, applied, unclipped=gradient)
+
+    def _agreed(self, step: int) -> bool:
+        """Whether the ranks took one and the same step. Else there is no one state after it."""
+        violation = skip.check_reports(self.observation.steps(step), step=step)
+        if violation is not None:
+            self._note("update", 0.0, violation)
+        return violation is None
+
+    def _skipped(self, step: int, before: State, after: State, gradient: Held | None) -> bool:
+        """Judge whether the step was rightly skipped. True if there is no update to judge."""
+        finite = self._finite(step, gradient)
+        seen = self.observation.steps(step)
+        over, violation = skip.check(
+            before, after, self.layout, self.case, seen, finite=finite, step=step
+        )
+        if over:
+            self._note("update", 0.0, violation)
+        return over
+
+    def _finite(self, step: int, gradient: Held | None) -> bool | None:
+        """Whether the reduced gradient is finite everywhere, as shown or as it must be."""
+        if gradient is not None:
+            return all(bool(part.isfinite().all()) for part in gradient.parts)
+        if self.passes is None:
+            return None
+        return bool(self._expected(step, self.passes).enclosure.exact.isfinite().all())
 
     def _applied(
         self,
@@ -318,6 +362,7 @@ class _CaseJudge:
                     self.semantics,
                     step=step,
                     previous=self.observation.steps(step - 1)[0].grad_norm if step else None,
+                    loss_scale=self.observation.loss_scales(step)[0],
                 ),
             )
         if clipped is not None:

@@ -92,9 +92,10 @@ def check_norm(
     *,
     step: int,
     previous: float | None = None,
+    loss_scale: float = 1.0,
 ) -> tuple[float, Violation | None]:
     """Every rank's reported norm against the enclosure of the true one. previous: reported at the
-    step before."""
+    step before; loss_scale: that of the step."""
     share = 0.0
     formats = formats_of(gradient, layout)
     bad: dict[int, tuple[float, float, float]] = {}
@@ -119,7 +120,7 @@ def check_norm(
             Norm(
                 norm, exact, elements, part, len(part) == len(elements), len(reported), previous,
                 *_norm_bound(elements, formats, case),
-                {str(format.dtype): _of(elements, e) for format, e in formats.parts},
+                {str(format.dtype): _of(elements, e) for format, e in formats.parts}, loss_scale,
             ),
             case.training.norm,
         )  # fmt: skip

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 
 from ..case.schema import Case
+from ..case.shapes import unfrozen
 from ..contract.semantics import Semantics
 from . import bounds
 from .assemble import Held
@@ -31,15 +33,27 @@ def loss_divisor(case: Case, semantics: Semantics) -> float:
     return float(case.training.microbatches) if semantics.divide == "loss" else 1.0
 
 
-def expected(passes: Passes, layout: Layout, case: Case, semantics: Semantics) -> Expected:
-    """Sum of all local gradients over the declared divisor, and its enclosure."""
+def expected(
+    passes: Passes,
+    layout: Layout,
+    case: Case,
+    semantics: Semantics,
+    *,
+    scales: Sequence[float] = (),
+) -> Expected:
+    """Sum of all local gradients over the declared divisor, and its enclosure.
+
+    scales: loss scale of each rank. It is divided out after the reduction: exactly by a power of
+    two, else with two roundings more; what underflows loses at most eta, before (divided by the
+    scale) and after. Where the sum is not finite, it must be exactly that.
+    """
     world, count = passes.gradients.shape[:2]
     divisor = float(world) if semantics.average == "mean" else 1.0
     if semantics.divide == "gradient":
         divisor *= count
     terms = passes.gradients.to(torch.float64)
     exact = terms.sum((0, 1)) / divisor
-    absolute = terms.abs_().sum((0, 1)) / divisor
+    absolute = terms.abs().sum((0, 1)) / divisor
     roundings = bounds.gradient_roundings(
         world_size=world,
         microbatches=count,
@@ -47,9 +61,15 @@ def expected(passes: Passes, layout: Layout, case: Case, semantics: Semantics) -
         divide=semantics.divide,
         accumulate=semantics.accumulate,
     )
+    if any(math.frexp(scale)[0] != 0.5 for scale in scales):
+        roundings += 2
+    scaled = any(scale != 1.0 for scale in scales)
 
     def enclosure(exact: torch.Tensor, absolute: torch.Tensor, format: Format) -> Enclosure:
-        return bounds.gradient(exact, absolute, roundings, format)
+        bound = bounds.gradient(exact, absolute, roundings, format).bound
+        if scaled:
+            bound = bound + format.eta * (1 + roundings / min(scales))
+        return Enclosure(exact, torch.where(exact.isfinite(), bound, 0.0))
 
     return Expected(layout.formats.enclose(enclosure, exact, absolute), passes.used.any(0).tolist())
 
@@ -64,15 +84,17 @@ def check(
     *,
     step: int,
     again: Callable[[Scale], Passes] | None = None,
+    otherwise: Callable[[], Passes] | None = None,
     previous: torch.Tensor | None = None,
     used_before: Sequence[bool] = (),
+    loss_scale: float = 1.0,
 ) -> tuple[float, Violation | None]:
     """(share of the bound, violation or None) for the gradient that was shown at `reduced`.
 
     used_before: per parameter, whether a step before this one used it.
     """
     kept = () if case.training.set_to_none else used_before
-    violation = _existence(held, wanted, layout, semantics, step, kept)
+    violation = _existence(held, wanted, layout, case, semantics, step, kept)
     if violation is not None or held is None:
         return 0.0, violation
     share = 0.0
@@ -96,7 +118,18 @@ def check(
         return share, None
     misfit, elements = first
     found = causes(
-        Evidence(held, passes, wanted.enclosure, layout, case, semantics, again, previous)
+        Evidence(
+            held,
+            passes,
+            wanted.enclosure,
+            layout,
+            case,
+            semantics,
+            again,
+            previous,
+            otherwise,
+            loss_scale,
+        )
     )
     return share, describe(
         misfit,
@@ -115,6 +148,7 @@ def _existence(
     held: Held | None,
     wanted: Expected,
     layout: Layout,
+    case: Case,
     semantics: Semantics,
     step: int,
     kept: Sequence[bool],
@@ -123,22 +157,35 @@ def _existence(
 
     kept: parameters whose gradient an earlier step made. `zero_grad(set_to_none=False)` leaves it
     there as zeros, on one device too; it may exist though this step does not use the parameter.
+    What is unfrozen later has none until then.
     """
     if held is None:
         return None
+    later = unfrozen(case)
+    frozen = later if step < (case.training.unfreeze or 0) else ()
     for position, place in enumerate(layout.places):
         if not place.trainable:
             continue
         used = wanted.used[position]
         there = tuple(r for r, plan in enumerate(held.plans) if place.name in plan.present)
         lacking = tuple(r for r, plan in enumerate(held.plans) if place.name in plan.absent)
+        if there and place.name in frozen:
+            return _exists(
+                step,
+                place.name,
+                there,
+                "a gradient exists though the parameter is frozen: an optimizer would move it",
+                "gradient of a frozen parameter",
+            )
+        nowhere = place.name in later and not there
         if used and (not there or lacking) and place.stop > place.start:
             return _exists(
                 step,
                 place.name,
                 lacking,
-                "a gradient is missing (None) though the parameter was used",
-                "gradient missing",
+                "a gradient is missing (None) though the parameter was used"
+                + (", and unfrozen" if nowhere else ""),
+                "not unfrozen" if nowhere else "gradient missing",
             )
         zeroed = bool(kept) and kept[position]
         if not used and there and not zeroed and semantics.unused == "skip":

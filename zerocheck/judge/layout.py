@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..case.schema import Case
+from ..case.shapes import unfrozen
 from ..contract.groups import group_of
 from .bounds import FP32, Enclosure, Format
 
@@ -101,15 +102,16 @@ class Layout:
 
     @classmethod
     def of(cls, model: nn.Module, case: Case) -> Layout:
-        """The layout of an unwrapped model."""
+        """The layout of an unwrapped model. What is unfrozen later counts as trainable."""
+        later = set(unfrozen(case))
         places: list[Place] = []
         start = 0
         for name, parameter in model.named_parameters():
             stop = start + parameter.numel()
-            group = group_of(case, name) if parameter.requires_grad else -1
-            shape, trains = tuple(parameter.shape), parameter.requires_grad
+            trains = parameter.requires_grad or name in later
+            group = group_of(case, name) if trains else -1
             format = Format.of(parameter.dtype)
-            places.append(Place(name, shape, start, stop, trains, group, format))
+            places.append(Place(name, tuple(parameter.shape), start, stop, trains, group, format))
             start = stop
         trainable = torch.zeros(start, dtype=torch.bool)
         for place in places:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,10 +14,11 @@ from torch.utils.hooks import RemovableHandle
 from zerocheck_reference import local_pass
 
 from ..case.schema import Case
+from ..case.shapes import unfrozen
 from ..drive.fidelity import pass_through, place
 from ..drive.observation import StepSeen
 from ..drive.poison import deterministic
-from ..models.batches import batch, loss_of
+from ..models.batches import batch, loss_of, overflows, weight
 from .layout import Layout
 
 Scale = Callable[[torch.Tensor], torch.Tensor]
@@ -26,8 +28,9 @@ Scale = Callable[[torch.Tensor], torch.Tensor]
 class Passes:
     """All forwards and backwards of one step.
 
-    gradients: (ranks, microbatches, size) fp32, 0 where there is none; used: per rank the mask of
-    parameters that took part; losses: [rank][microbatch]; buffers: per rank, after the forwards.
+    gradients: (ranks, microbatches, size), 0 where there is none; fp32, or, with loss scaling,
+    divided by the scale and float64; used: per rank the mask of parameters that took part; losses:
+    [rank][microbatch]; buffers: per rank, after the forwards.
     """
 
     gradients: torch.Tensor
@@ -46,6 +49,8 @@ class LocalRunner:
         self._scale: Scale | None = None
         self._model = model
         self._parameters = dict(model.named_parameters())
+        self._later = unfrozen(case)
+        self._states: Sequence[Sequence[bytes]] = ()
         self._buffers = dict(model.named_buffers())
         self._modules = dict(model.named_modules())
         self._strides = {name: p.stride() for name, p in self._parameters.items()}
@@ -62,17 +67,25 @@ class LocalRunner:
         seen: Sequence[StepSeen],
         *,
         loss_divisor: float,
+        weighted: bool = False,
+        scales: Sequence[float] = (),
+        states: Sequence[Sequence[bytes]] = (),
         scale: Scale | None = None,
         sent_each: bool = False,
     ) -> Passes:
         """One step of all ranks.
 
         parameters[r]: the flat vector that rank r computes with; buffers[r]: its buffers before;
-        seen[r]: how it ran the model; sent_each: the buffers of rank 0 are sent to all ranks before
+        seen[r]: how it ran the model; weighted: losses are weighted by their tokens; scales[r]:
+        loss scale of rank r; states[r][m]: random state in which it enters a loss, if the case
+        carries random numbers on; sent_each: the buffers of rank 0 are sent to all ranks before
         every forward. For counterfactuals: scale, what else is done to each loss
         before its backward.
         """
         self._scale = scale
+        self._states = states
+        for name in self._later:
+            self._parameters[name].requires_grad_(step >= (self.case.training.unfreeze or 0))
         world, count = len(parameters), self.case.training.microbatches
         gradients = torch.zeros(world, count, self.layout.size)
         used = torch.zeros(world, len(self.layout.places), dtype=torch.bool)
@@ -96,10 +109,20 @@ class LocalRunner:
                     self._load_buffers(sent[number])
                 losses[rank].append(
                     self._pass(
-                        step, rank, number, gradients[rank, number], used[rank], loss_divisor
+                        step,
+                        rank,
+                        number,
+                        gradients[rank, number],
+                        used[rank],
+                        loss_divisor=loss_divisor,
+                        weighted=weighted,
+                        loss_scale=scales[rank] if scales else 1.0,
                     )
                 )
             after.append({name: buffer.clone() for name, buffer in self._buffers.items()})
+        if any(one != 1.0 for one in scales):
+            gradients = gradients.to(torch.float64)
+            gradients /= torch.tensor(scales, dtype=torch.float64).view(-1, 1, 1)
         return Passes(gradients, used, losses, after)
 
     def _pass(
@@ -109,22 +132,42 @@ class LocalRunner:
         number: int,
         into: torch.Tensor,
         used: torch.Tensor,
+        *,
         loss_divisor: float,
+        weighted: bool,
+        loss_scale: float,
     ) -> float:
-        drawn = batch(self.case, step=step, rank=rank, microbatch=number)
+        where = {"step": step, "rank": rank, "microbatch": number}
+        drawn = batch(self.case, **where)
+        infinite = overflows(self.case, **where)
 
         def loss(model: nn.Module) -> torch.Tensor:
-            torch.default_generator.manual_seed(drawn.seed)
+            self._randomise(drawn.seed, rank, number)
             value = self._loss_of(model(*drawn.inputs), drawn.target)
+            value = value * math.inf if infinite else value
             return value if self._scale is None else self._scale(value)
 
-        result = local_pass(self._model, loss, loss_divisor=loss_divisor)
+        result = local_pass(
+            self._model,
+            loss,
+            loss_weight=weight(self.case, **where) if weighted else 1.0,
+            loss_divisor=loss_divisor,
+            loss_scale=loss_scale,
+        )
         for position, place_ in enumerate(self.layout.places):
             gradient = result.gradients.get(place_.name)
             if gradient is not None and place_.name not in self._tracked:
                 used[position] = True
                 into[place_.start : place_.stop] = gradient.reshape(-1)
         return float(result.loss)
+
+    def _randomise(self, seed: int, rank: int, number: int) -> None:
+        """Put the generator where the rank had it when it entered the loss."""
+        if self.case.data.rng == "seeded":
+            torch.default_generator.manual_seed(seed)
+        elif number < len(self._states[rank]):
+            state = bytearray(self._states[rank][number])
+            torch.default_generator.set_state(torch.frombuffer(state, dtype=torch.uint8))
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -54,6 +54,30 @@ def check(
     return _violation(step, tuple(bad), text, names, a, b)
 
 
+def check_random(states: Sequence[Sequence[bytes]], *, step: int) -> Violation | None:
+    """Where random numbers are carried on, no two ranks enter a loss in the same random state.
+
+    states: [rank][microbatch]. The harness seeded each rank differently, so equal states mean that
+    the implementation seeded them alike: their dropout masks are equal. The chance that two
+    generators come to one state by themselves is below 2**-19000.
+    """
+    holders: dict[bytes, set[int]] = {}
+    for rank, entered in enumerate(states):
+        for state in entered:
+            holders.setdefault(state, set()).add(rank)
+    shared = [ranks for ranks in holders.values() if len(ranks) > 1]
+    if not shared:
+        return None
+    ranks = tuple(sorted(set().union(*shared)))
+    return _violation(
+        step,
+        ranks,
+        "ranks enter the loss in the same random state, so their random numbers (dropout masks) "
+        "are equal: they were seeded alike",
+        ("seed for all",),
+    )
+
+
 def _equal(a: float, b: float) -> bool:
     return a == b or (math.isnan(a) and math.isnan(b))
 

@@ -10,10 +10,13 @@ from torch.nn import functional as F
 
 from ..case.schema import Case
 from ..case.shapes import SIDE_INPUTS
-from .seeds import DATA, DROPOUT, SIDE, generator_of, seed_of
+from .seeds import CARRIED, DATA, DROPOUT, MASK, SIDE, generator_of, seed_of
 
 SPREAD = 1.75
 """Float samples are uniform in (-SPREAD, SPREAD), of a standard deviation of about 1."""
+
+IGNORED = -100
+"""The target of a token that is left out: `ignore_index` of torch's cross entropy."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class Batch:
 
     inputs: (batch, length, inputs) fp32, or (batch, length) int64 token ids for a stem `embedding`;
             and (batch, length, SIDE_INPUTS) fp32 where there is a second input
-    target: (batch, length, outputs) fp32, or (batch, length) int64 class ids
+    target: (batch, length, outputs) fp32, or (batch, length) int64 class ids, IGNORED where masked
     seed:   for `torch.manual_seed` before the forward, so that dropout can be replayed
     """
 
@@ -56,6 +59,8 @@ def batch(case: Case, *, step: int, rank: int, microbatch: int) -> Batch:
     word = number % words
     tokens[0, 0] = word + (pad is not None and model.inputs > 1 and word >= pad)
     target[0, 0] = number // words % model.outputs
+    if case.data.masked:
+        target.masked_fill_(~_kept(case, step, _number(case, rank, microbatch)), IGNORED)
     return Batch((tokens, *side), target, seed)
 
 
@@ -70,10 +75,57 @@ def _side(case: Case, *, step: int, rank: int, microbatch: int) -> tuple[torch.T
     return (side.uniform_(-SPREAD, SPREAD, generator=generator),)
 
 
+def weight(case: Case, *, step: int, rank: int, microbatch: int) -> float:
+    """Tokens of the microbatch over the mean number of tokens of all microbatches of the step.
+
+    So the mean over ranks and microbatches of `loss * weight` is the mean over tokens. 1.0 without
+    `data.masked`.
+    """
+    if not case.data.masked:
+        return 1.0
+    passes = case.world_size * case.training.microbatches
+    total = sum(_tokens(case, step, number) for number in range(passes))
+    return _tokens(case, step, _number(case, rank, microbatch)) * passes / total
+
+
+def overflows(case: Case, *, step: int, rank: int, microbatch: int) -> bool:
+    """Whether the loss of this microbatch is infinite: one of the step `training.overflow`."""
+    place = case.seed % (case.world_size * case.training.microbatches)
+    return step == case.training.overflow and place == _number(case, rank, microbatch)
+
+
+def carried_seed(case: Case, rank: int) -> int:
+    """What a rank's generator starts from where random numbers are carried on."""
+    return seed_of(case.seed, CARRIED, rank=rank)
+
+
+def _number(case: Case, rank: int, microbatch: int) -> int:
+    """Counts the microbatches of all ranks in one step."""
+    return rank * case.training.microbatches + microbatch
+
+
+def _tokens(case: Case, step: int, number: int) -> int:
+    """How many targets of a microbatch count: at least one, and never as many as in the next
+    one, so that the mean of means is not the mean."""
+    return 1 + (case.seed + step + number) % (case.data.batch * case.data.length)
+
+
+def _kept(case: Case, step: int, number: int) -> torch.Tensor:
+    """Mask of the targets that count, (batch, length). The first is one of them."""
+    rank, microbatch = divmod(number, case.training.microbatches)
+    generator = generator_of(case.seed, MASK, step=step, rank=rank, microbatch=microbatch)
+    score = torch.rand(case.data.batch * case.data.length, generator=generator)
+    score[0] = 2.0
+    kept = torch.zeros(len(score), dtype=torch.bool)
+    kept[score.topk(_tokens(case, step, number)).indices] = True
+    return kept.view(case.data.batch, case.data.length)
+
+
 def loss_of(case: Case) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """(outputs, target) -> mean loss times `data.loss_factor`, 0-d fp32.
 
-    Cross entropy over the outputs for a stem `embedding`, mean squared error otherwise.
+    Cross entropy over the outputs for a stem `embedding`, of the tokens that are not masked; mean
+    squared error otherwise.
     """
     factor = case.data.loss_factor
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-WEIGHTS, STATE, DATA, DROPOUT, SIDE = range(5)
+WEIGHTS, STATE, DATA, DROPOUT, SIDE, MASK, CARRIED = range(7)
 """The streams: initial weights, state of a start in mid-training, samples, dropout masks, second
-inputs."""
+inputs, targets that are left out, random numbers that a rank carries on."""
 
 
 def seed_of(seed: int, stream: int, *, step: int = 0, rank: int = 0, microbatch: int = 0) -> int:

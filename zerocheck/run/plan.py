@@ -84,6 +84,11 @@ class Plan:
         fixed: dict[str, object] = dict(described.fixed)
         if not described.restores:
             fixed["start"] = {**_mapping(fixed.get("start")), "step": 0, "moments": "zero"}
+        if described.lacks:
+            without = dict.fromkeys(described.lacks)
+            if "loss_scale" in without:
+                without["overflow"] = None
+            fixed["training"] = {**without, **_mapping(fixed.get("training"))}
         ignored = _ignored(described)
         found: list[Case] = []
         count = profile.cases

@@ -7,7 +7,7 @@ from functools import lru_cache
 from torch import nn
 
 from ...case.schema import Case, Model, Sharding
-from ...case.shapes import sometimes_used, uncalled
+from ...case.shapes import sometimes_used, uncalled, unfrozen
 from ...compat import size_based_units
 from ...contract.groups import group_of
 from ..limits import one_axis_fp32, same_units
@@ -53,6 +53,8 @@ def refusal(case: Case) -> str | None:
         if sharding.use_orig_params:
             continue
         learning = [name for name in held if parameters[name].requires_grad]
+        if set(held) & set(unfrozen(case)):
+            return "a flat parameter cannot be unfrozen in part (sharding.use_orig_params is false)"
         if learning and len(learning) < len(held):
             return (
                 "FSDP1 refuses a flat parameter that is frozen in part "

@@ -16,11 +16,13 @@ from torch.distributed.fsdp import (
     FullyShardedDataParallel,
     ShardingStrategy,
 )
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.fsdp.wrap import CustomPolicy, size_based_auto_wrap_policy
 
 from ...case.schema import Case
 from ...compat import Flat, flat_parameters, release
 from ...contract import Built, BuiltImplementation, Semantics, Shard, grouped, groups
+from ...contract.implementation import EXTRAS
 from ...contract.names import unwrapped
 from ..sync import accumulation, synchronized
 from .reading import restore, shards_of
@@ -63,7 +65,7 @@ class Fsdp1(BuiltImplementation):
     """
 
     strategy: ClassVar[ShardingStrategy] = ShardingStrategy.FULL_SHARD
-    semantics = Semantics(accumulate="local", unused="skip", buffers="local")
+    semantics = Semantics(accumulate="local", unused="skip", buffers="local", weight="token")
     """Of a case without gradients that are reduced each, or are 0 in a flat parameter."""
     options = (
         "wrap",
@@ -74,6 +76,7 @@ class Fsdp1(BuiltImplementation):
         "use_orig_params",
         "optimizer_first",
     )
+    handles = EXTRAS
 
     @classmethod
     def supports(cls, case: Case) -> str | None:
@@ -109,9 +112,19 @@ class Fsdp1(BuiltImplementation):
         )
         optimizer = first or torch.optim.AdamW(_groups(wrapped, case))
 
-        accumulate = accumulation(wrapped, case)
-        # torch.nn.utils.clip_grad_norm_ would clip each rank by its own norm.
-        return Built(wrapped, optimizer, accumulate=accumulate, clip=wrapped.clip_grad_norm_)
+        scaler = None
+        if case.training.loss_scale is not None:
+            scaler = ShardedGradScaler(
+                "cpu", case.training.loss_scale, process_group=mesh.get_group()
+            )
+        return Built(
+            wrapped,
+            optimizer,
+            accumulate=accumulation(case),
+            # torch.nn.utils.clip_grad_norm_ would clip each rank by its own norm.
+            clip=wrapped.clip_grad_norm_,
+            scaler=scaler,
+        )
 
     def shards(self) -> Iterator[Shard]:
         states = self.built.optimizer.state

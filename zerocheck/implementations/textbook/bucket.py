@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from ...case.schema import Case
+from ...case.shapes import unfrozen
 from ...compat import all_gather_single
 from ...contract import Shard
 from .partition import Partition, Piece, aligned, split
+from .sharded_adamw import Owned
 
 Named = Sequence[tuple[str, nn.Parameter]]
 
@@ -45,6 +48,24 @@ class Bucket:
             for offset, parameter in zip(self.partition.offsets, self.parameters, strict=True)
         ]
 
+    def pieces_owned(self, gradient: torch.Tensor) -> list[Owned]:
+        """The pieces that this rank updates; gradient: of the shard."""
+        trains = {
+            name: parameter.requires_grad
+            for (name, _), parameter in zip(self.partition.shapes, self.parameters, strict=True)
+        }
+        return [
+            Owned(piece, self.shard[piece.inside], gradient[piece.inside], trains[piece.name])
+            for piece in self.pieces
+        ]
+
+    def unfreeze(self, names: Collection[str]) -> list[int]:
+        """Let those of the parameters train that are among the names; returns their numbers."""
+        numbers = [n for n, (name, _) in enumerate(self.partition.shapes) if name in names]
+        for number in numbers:
+            self.parameters[number].requires_grad_(True)
+        return numbers
+
     def publish(self) -> dist.Work | None:
         """Launch the all-gather that gives every rank the updated shards of all ranks."""
         return all_gather_single(self.flat, self.shard, self.group)
@@ -55,16 +76,23 @@ class Bucket:
             yield Shard(self.name, "padding", self.flat[gap], (self.partition.numel,), gap)
 
 
-def buckets_of(model: nn.Module, limit: int, group: dist.ProcessGroup) -> list[Bucket]:
-    """The trainable parameters of the model, in buckets of at most `limit` elements of one dtype.
+def buckets_of(model: nn.Module, case: Case, group: dist.ProcessGroup) -> list[Bucket]:
+    """The parameters that train, now or later, in buckets of `sharding.bucket` elements at most.
+
+    A bucket has one dtype.
 
     Last parameters first, which is about the order in which the backward finishes gradients.
     """
-    trainable = [pair for pair in model.named_parameters() if pair[1].requires_grad]
+    later = unfrozen(case)
+    trainable = [
+        pair for pair in model.named_parameters() if pair[1].requires_grad or pair[0] in later
+    ]
     trainable.reverse()
     parts: list[Named] = []
     for named in of_one_dtype(trainable):
-        indices = split([math.prod(parameter.shape) for _, parameter in named], limit)
+        indices = split(
+            [math.prod(parameter.shape) for _, parameter in named], case.sharding.bucket
+        )
         parts += [[named[index] for index in part] for part in indices]
     return [Bucket(f"bucket{number}", part, group) for number, part in enumerate(parts)]
 

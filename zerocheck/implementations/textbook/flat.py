@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -18,8 +18,10 @@ from .sharded_adamw import Owned
 class FlatParameter:
     """Parameters of one dtype, gathered and released together; all of them train, or none.
 
+    learns    whether they train, now or after they were unfrozen
+
     shard     1-D, `partition.shard_size` elements: what this rank keeps
-    gradient  the same for the reduced gradient, or None if the parameters are frozen
+    gradient  the same for the reduced gradient, or None if the parameters are frozen for good
     full      1-D, `partition.numel` elements: the gathered parameters. Its storage has 0
               bytes while they are released.
 
@@ -29,7 +31,12 @@ class FlatParameter:
     """
 
     def __init__(
-        self, name: str, parameters: Sequence[tuple[str, nn.Parameter]], group: dist.ProcessGroup
+        self,
+        name: str,
+        parameters: Sequence[tuple[str, nn.Parameter]],
+        group: dist.ProcessGroup,
+        *,
+        learns: bool,
     ) -> None:
         self.name = name
         self.group = group
@@ -44,8 +51,7 @@ class FlatParameter:
             view.copy_(parameter.detach())
             parameter.data = view
         self.shard = self.full[self.mine].clone()
-        trains = first.requires_grad
-        self.gradient = torch.zeros_like(self.shard) if trains else None
+        self.gradient = torch.zeros_like(self.shard) if learns else None
         self.storage = self.full.untyped_storage()
         self._bytes = self.storage.nbytes()
         self._work: dist.Work | None = None
@@ -77,7 +83,7 @@ class FlatParameter:
 
         A parameter that the forward did not use counts as 0, and so does padding.
         """
-        if self.gradient is None:
+        if self.gradient is None or not self.parameters[0].requires_grad:
             return
         whole = self.shard.new_zeros(self.partition.numel)
         for parameter, view in zip(self.parameters, self._views(whole), strict=True):
@@ -86,12 +92,19 @@ class FlatParameter:
                 parameter.grad = None
         reduction.launch(whole, self.mine, self.gradient)
 
+    def unfreeze(self, names: Collection[str]) -> None:
+        """Let the parameters train. They are all of `names`, or none is."""
+        if self.partition.shapes[0][0] in names:
+            for parameter in self.parameters:
+                parameter.requires_grad_(True)
+
     def owned(self) -> list[Owned]:
         """The pieces that this rank updates; none if the parameters are frozen."""
         if self.gradient is None:
             return []
+        trains = self.parameters[0].requires_grad
         return [
-            Owned(piece, self.shard[piece.inside], self.gradient[piece.inside])
+            Owned(piece, self.shard[piece.inside], self.gradient[piece.inside], trains)
             for piece in self.pieces
         ]
 

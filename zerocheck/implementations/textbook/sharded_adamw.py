@@ -5,7 +5,7 @@ Every rank runs AdamW over the pieces that it owns, and over nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -22,11 +22,15 @@ MOMENTS: tuple[Role, ...] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """A piece with its memory: 1-D views of the rank's parameter and gradient shards."""
+    """A piece with its memory: 1-D views of the rank's parameter and gradient shards.
+
+    trains: False if it is frozen at first.
+    """
 
     piece: Piece
     parameter: torch.Tensor
     gradient: torch.Tensor
+    trains: bool = True
 
 
 class ShardedAdamW:
@@ -48,9 +52,15 @@ class ShardedAdamW:
         self.group = group
         self.device = device  # a rank that owns nothing has no tensor to tell it
         for one in self.owned:
-            one.parameter.grad = one.gradient
+            one.parameter.grad = one.gradient if one.trains else None
         named = [(one.piece.name, one.parameter) for one in self.owned]
         self.optimizer = torch.optim.AdamW(grouped(case, named))
+
+    def unfreeze(self, names: Collection[str]) -> None:
+        """Update these parameters from now on. AdamW skips what has no gradient."""
+        for one in self.owned:
+            if one.piece.name in names:
+                one.parameter.grad = one.gradient
 
     def clip(self, max_norm: float, norm_type: float) -> float:
         """Scale the gradient in place by min(1, max_norm / (norm + 1e-6)); return the total norm.
@@ -98,8 +108,10 @@ class ShardedAdamW:
                 yield Shard(piece.name, "step", state["step"], ())
 
     def gradients(self) -> Iterator[Shard]:
-        """The owned slices of the reduced gradient."""
+        """The owned slices of the reduced gradient, but for what is frozen."""
         for one in self.owned:
+            if one.parameter.grad is None:
+                continue
             index = slice(one.piece.start, one.piece.stop)
             yield Shard(one.piece.name, "gradient", one.gradient, one.piece.shape, index)
 
@@ -107,6 +119,8 @@ class ShardedAdamW:
         """Take the owned slices of the whole moments, and the step counts."""
         for one in self.owned:
             piece = one.piece
+            if not one.trains:
+                continue
             state = self.optimizer.state[one.parameter]
             state["step"] = full[piece.name, "step"].clone()
             for role in MOMENTS:

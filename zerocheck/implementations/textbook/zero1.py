@@ -10,7 +10,7 @@ Plain data parallelism moves the same 2 P: its all-reduce is a reduce-scatter an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from torch import nn
@@ -19,9 +19,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from ...case.schema import Case
 from ...compat import reduce_scatter_single
 from ...contract import Implementation, Semantics, Shard, Step, StepReport
+from ...contract.implementation import EXTRAS
 from ..limits import one_axis_fp32
 from .bucket import Bucket, buckets_of
-from .sharded_adamw import Owned, ShardedAdamW
+from .loss_scaling import LossScaler
+from .sharded_adamw import ShardedAdamW
 
 
 class Zero1(Implementation):
@@ -29,11 +31,13 @@ class Zero1(Implementation):
 
     Gradients of all microbatches are summed locally and reduced once. A trainable parameter that
     the forward does not use has the gradient 0, so it still decays: its place in the flat buffer
-    cannot be skipped. Frozen parameters are in no bucket and never change.
+    cannot be skipped. Frozen parameters are in no bucket and never change; those that are unfrozen
+    later are in one, and the optimizer has no gradient of them until then.
     """
 
-    semantics = Semantics(accumulate="local", unused="zero", buffers="local")
+    semantics = Semantics(accumulate="local", unused="zero", buffers="local", weight="token")
     options = ("bucket",)
+    handles = EXTRAS
 
     @classmethod
     def supports(cls, case: Case) -> str | None:
@@ -45,14 +49,15 @@ class Zero1(Implementation):
         self.case = case
         self.group = mesh.get_group()
         self.world_size = self.group.size()
-        self.buckets = buckets_of(model, case.sharding.bucket, self.group)
+        self.buckets = buckets_of(model, case, self.group)
         self.gradients = [self._whole_gradients(bucket) for bucket in self.buckets]
         owned = [
-            Owned(piece, bucket.shard[piece.inside], self._own(bucket, gradients)[piece.inside])
+            one
             for bucket, gradients in zip(self.buckets, self.gradients, strict=True)
-            for piece in bucket.pieces
+            for one in bucket.pieces_owned(self._own(bucket, gradients))
         ]
         self.optimizer = ShardedAdamW(case, owned, self.group, mesh.device_type)
+        self.scaler = LossScaler(case, self.group, mesh.device_type)
         self.reduced = False
 
     def _whole_gradients(self, bucket: Bucket) -> torch.Tensor:
@@ -68,22 +73,33 @@ class Zero1(Implementation):
 
     def train_step(self, step: Step) -> StepReport:
         """Backward of all microbatches, reduce-scatter, clip, update of the shard, all-gather."""
+        self._unfreeze(step.unfreeze)
         for gradients in self.gradients:
             gradients.zero_()
+        scale = self.scaler.scale
         for microbatch in step.microbatches:
-            loss = microbatch.loss(self.model) / len(step.microbatches)
+            loss = microbatch.loss(self.model)
             if loss.requires_grad:
+                loss = self.scaler.objective(loss, microbatch, len(step.microbatches))
                 loss.backward()  # type: ignore[no-untyped-call]
         self._reduce()
+        self.scaler.unscale(one.gradient for one in self.optimizer.owned)
         step.reached("reduced")
         norm = None
         training = self.case.training
         if training.clip is not None:
             norm = self.optimizer.clip(training.clip, float(training.norm))
             step.reached("clipped")
-        self.optimizer.step(step.lr)
+        if not self.scaler.overflow:
+            self.optimizer.step(step.lr)
         self._publish()
-        return StepReport(grad_norm=norm)
+        self.scaler.update()
+        return StepReport(grad_norm=norm, skipped=self.scaler.overflow, loss_scale=scale)
+
+    def _unfreeze(self, names: Collection[str]) -> None:
+        for bucket in self.buckets:
+            bucket.unfreeze(names)
+        self.optimizer.unfreeze(names)
 
     def _reduce(self) -> None:
         """Replace this rank's shard of the gradients by their mean over ranks.

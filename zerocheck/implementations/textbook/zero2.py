@@ -10,7 +10,7 @@ A rank keeps 1/W of the gradients, and for a moment the buckets that are being f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 
 import torch
@@ -20,10 +20,12 @@ from torch.utils.hooks import RemovableHandle
 
 from ...case.schema import Case
 from ...contract import Implementation, Semantics, Shard, Step, StepReport
+from ...contract.implementation import EXTRAS
 from ..limits import one_axis_fp32
 from .bucket import Bucket, buckets_of
+from .loss_scaling import LossScaler
 from .reduction import Reduction
-from .sharded_adamw import Owned, ShardedAdamW
+from .sharded_adamw import ShardedAdamW
 
 
 class GradientBucket:
@@ -66,11 +68,13 @@ class Zero2(Implementation):
 
     Every microbatch is reduced, and the results are summed in the shard: keeping whole gradients
     over microbatches would be ZeRO-1. A trainable parameter that the forward does not use has the
-    gradient 0, so it still decays. Frozen parameters are in no bucket and never change.
+    gradient 0, so it still decays. Frozen parameters are in no bucket and never change; those that
+    are unfrozen later are in one, and the optimizer has no gradient of them until then.
     """
 
-    semantics = Semantics(accumulate="reduce_each", unused="zero", buffers="local")
+    semantics = Semantics(accumulate="reduce_each", unused="zero", buffers="local", weight="token")
     options = ("bucket",)
+    handles = EXTRAS
 
     @classmethod
     def supports(cls, case: Case) -> str | None:
@@ -81,43 +85,62 @@ class Zero2(Implementation):
         self.model = model
         self.case = case
         group = mesh.get_group()
-        self.buckets = buckets_of(model, case.sharding.bucket, group)
+        self.buckets = buckets_of(model, case, group)
         self.gradients = [GradientBucket(bucket) for bucket in self.buckets]
         owned = [
-            Owned(piece, gradient.bucket.shard[piece.inside], gradient.shard[piece.inside])
+            one
             for gradient in self.gradients
-            for piece in gradient.bucket.pieces
+            for one in gradient.bucket.pieces_owned(gradient.shard)
         ]
         self.optimizer = ShardedAdamW(case, owned, group, mesh.device_type)
         self.reduction = Reduction(group)
+        self.scaler = LossScaler(case, group, mesh.device_type)
         self.reduced = False
         self._next = 0
         self._hooks: list[RemovableHandle] = []
         for gradient in self.gradients:
             for number, parameter in enumerate(gradient.bucket.parameters):
-                ready = partial(self._ready, gradient, number)
-                hook = parameter.register_post_accumulate_grad_hook(ready)  # type: ignore[no-untyped-call]
-                self._hooks.append(hook)
+                if parameter.requires_grad:
+                    self._listen(gradient, number)
+
+    def _listen(self, gradient: GradientBucket, number: int) -> None:
+        """Collect the gradient of parameter `number` of a bucket when it is complete."""
+        ready = partial(self._ready, gradient, number)
+        parameter = gradient.bucket.parameters[number]
+        hook = parameter.register_post_accumulate_grad_hook(ready)  # type: ignore[no-untyped-call]
+        self._hooks.append(hook)
+
+    def _unfreeze(self, names: Collection[str]) -> None:
+        for gradient in self.gradients:
+            for number in gradient.bucket.unfreeze(names):
+                self._listen(gradient, number)
+        self.optimizer.unfreeze(names)
 
     def train_step(self, step: Step) -> StepReport:
         """Backward with reductions inside, clip, update of the shard, all-gather."""
+        self._unfreeze(step.unfreeze)
         for gradient in self.gradients:
             gradient.shard.zero_()
+        scale = self.scaler.scale
         for microbatch in step.microbatches:
-            loss = microbatch.loss(self.model) / len(step.microbatches)
+            loss = microbatch.loss(self.model)
             if loss.requires_grad:
+                loss = self.scaler.objective(loss, microbatch, len(step.microbatches))
                 loss.backward()  # type: ignore[no-untyped-call]
             self._flush()
         self.reduced = True
+        self.scaler.unscale(one.gradient for one in self.optimizer.owned)
         step.reached("reduced")
         norm = None
         training = self.case.training
         if training.clip is not None:
             norm = self.optimizer.clip(training.clip, float(training.norm))
             step.reached("clipped")
-        self.optimizer.step(step.lr)
+        if not self.scaler.overflow:
+            self.optimizer.step(step.lr)
         self._publish()
-        return StepReport(grad_norm=norm)
+        self.scaler.update()
+        return StepReport(grad_norm=norm, skipped=self.scaler.overflow, loss_scale=scale)
 
     def _ready(self, gradient: GradientBucket, number: int, _: torch.Tensor) -> None:
         """Called in the backward, when the gradient of one parameter is complete."""

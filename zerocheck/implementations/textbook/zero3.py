@@ -29,11 +29,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_leaves
 
 from ...case.schema import Case
+from ...case.shapes import unfrozen
 from ...contract import Implementation, Semantics, Shard, Step, StepReport
+from ...contract.implementation import EXTRAS
 from ..limits import one_axis_fp32, same_units
 from ..units import unit_modules
 from .bucket import of_one_dtype
 from .flat import FlatParameter
+from .loss_scaling import LossScaler
 from .reduction import Reduction
 from .sharded_adamw import ShardedAdamW
 
@@ -71,11 +74,13 @@ class Zero3(Implementation):
 
     Every microbatch is reduced, and the results are summed in the shard. A trainable parameter
     that the forward does not use has the gradient 0, so it still decays. Frozen parameters are
-    sharded and gathered like others and never change.
+    sharded and gathered like others and never change; if they are unfrozen later, the optimizer
+    has no gradient of them until then.
     """
 
-    semantics = Semantics(accumulate="reduce_each", unused="zero", buffers="local")
+    semantics = Semantics(accumulate="reduce_each", unused="zero", buffers="local", weight="token")
     options = ("wrap", "bucket", "reshard", "prefetch")
+    handles = EXTRAS
 
     @classmethod
     def supports(cls, case: Case) -> str | None:
@@ -91,6 +96,7 @@ class Zero3(Implementation):
         self.flats = [flat for unit in (*self.units, self.root) for flat in unit.flats]
         owned = [one for flat in self.flats for one in flat.owned()]
         self.optimizer = ShardedAdamW(case, owned, self.group, mesh.device_type)
+        self.scaler = LossScaler(case, self.group, mesh.device_type)
         self.reduction = Reduction(self.group)
         self.reduced = False
         self._calls: list[Unit] = []  # of this forward, in order
@@ -118,8 +124,9 @@ class Zero3(Implementation):
     def _unit(self, path: str, named: list[tuple[str, nn.Parameter]]) -> Unit:
         trainable = [pair for pair in named if pair[1].requires_grad]
         frozen = [pair for pair in named if not pair[1].requires_grad]
+        later = unfrozen(self.case)
         return Unit(
-            FlatParameter(name, part, self.group)
+            FlatParameter(name, part, self.group, learns=half is trainable or part[0][0] in later)
             for name, half in ((path, trainable), (f"{path}.frozen", frozen))
             for part in of_one_dtype(half)
         )
@@ -127,23 +134,30 @@ class Zero3(Implementation):
     def train_step(self, step: Step) -> StepReport:
         """Forward and backward with all collectives inside, clip, update of the shard."""
         for flat in self.flats:
+            flat.unfreeze(step.unfreeze)
             if flat.gradient is not None:
                 flat.gradient.zero_()
+        self.optimizer.unfreeze(step.unfreeze)
+        scale = self.scaler.scale
         for microbatch in step.microbatches:
             self._start()
-            loss = microbatch.loss(self.model) / len(step.microbatches)
+            loss = microbatch.loss(self.model)
             if loss.requires_grad:
+                loss = self.scaler.objective(loss, microbatch, len(step.microbatches))
                 self._backward(loss)
             self._finish()
         self.reduced = True
+        self.scaler.unscale(one.gradient for one in self.optimizer.owned)
         step.reached("reduced")
         norm = None
         training = self.case.training
         if training.clip is not None:
             norm = self.optimizer.clip(training.clip, float(training.norm))
             step.reached("clipped")
-        self.optimizer.step(step.lr)
-        return StepReport(grad_norm=norm)
+        if not self.scaler.overflow:
+            self.optimizer.step(step.lr)
+        self.scaler.update()
+        return StepReport(grad_norm=norm, skipped=self.scaler.overflow, loss_scale=scale)
 
     # The forward.
 

@@ -19,7 +19,7 @@ class Norm(NamedTuple):
 
     own: the gradient as that rank holds it, its own elements only; complete: whether these are
     all; previous: the norm reported at the step before; relative, floor: of the bound;
-    by_dtype: the elements of each dtype.
+    by_dtype: the elements of each dtype; loss_scale: that of the step.
     """
 
     reported: float
@@ -32,6 +32,7 @@ class Norm(NamedTuple):
     relative: float
     floor: float
     by_dtype: Mapping[str, torch.Tensor]
+    loss_scale: float = 1.0
 
 
 def norm_causes(norm: Norm, kind: str) -> tuple[str, ...]:
@@ -55,6 +56,8 @@ def _norms(norm: Norm, kind: str) -> Iterator[tuple[str, float]]:
     if len(norm.by_dtype) > 1:
         for elements in norm.by_dtype.values():
             yield "norm of one dtype", _norm_of(elements, kind)
+    if norm.loss_scale != 1.0:
+        yield "norm before unscaling", norm.exact * norm.loss_scale
     if norm.previous is not None:
         yield "norm of another step", norm.previous
 
@@ -76,6 +79,7 @@ SENTENCES = {
     "local norm": "it is the norm of this rank's own shard alone",
     "norm of another step": "it is the norm of the step before",
     "another norm": "it is the norm for another p",
+    "norm before unscaling": "it is that of the gradient before it was divided by the loss scale",
     "norm of nothing": "no gradient was read",
     "norm of one dtype": "it is the norm of the gradients of one dtype, the others are left out",
     "norm x sqrt(W)": "it is sqrt(W) times too large: ranks that hold the same were counted twice",

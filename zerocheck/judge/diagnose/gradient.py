@@ -22,7 +22,9 @@ class Evidence(NamedTuple):
     """All that a counterfactual needs.
 
     again(scale): the local gradients if each loss were scaled so before its backward; previous:
-    the gradient that the implementation held at the end of the step before.
+    the gradient that the implementation held at the end of the step before; otherwise(): the local
+    gradients, weighted by tokens if the semantics do not say so, and the other way round;
+    loss_scale: that of the step.
     """
 
     held: Held
@@ -33,6 +35,8 @@ class Evidence(NamedTuple):
     semantics: Semantics
     again: Callable[[Scale], Passes] | None = None
     previous: torch.Tensor | None = None
+    otherwise: Callable[[], Passes] | None = None
+    loss_scale: float = 1.0
 
 
 class Causes(NamedTuple):
@@ -54,7 +58,10 @@ def causes(evidence: Evidence) -> Causes:
     """All candidates that put every wrong tensor inside the enclosure, on every rank."""
     held = evidence.held
     wrong = _wrong_tensors(evidence)
-    if any(bool(part.isnan().any()) for part in held.parts):
+    if any(
+        bool((part.isnan() & ~plan.gather(evidence.enclosure.exact).isnan()).any())
+        for part, plan in zip(held.parts, held.plans, strict=True)
+    ):
         return Causes(
             ("uninitialised memory",),
             "the gradient holds NaN: memory that was never written was read "
@@ -65,6 +72,8 @@ def causes(evidence: Evidence) -> Causes:
     ]
     if not found:
         found = [c for c in _rescaled_losses(evidence) if _explains(c, evidence, wrong)][:1]
+    if not found:
+        found = [c for c in _weighted_otherwise(evidence) if _explains(c, evidence, wrong)]
     if not found:
         ratio = _common_ratio(evidence, wrong)
         if ratio is not None:
@@ -77,6 +86,7 @@ def causes(evidence: Evidence) -> Causes:
 
 def _candidates(evidence: Evidence) -> Iterator[_Candidate]:
     yield from _scaled(evidence)
+    yield from _by_loss_scale(evidence)
     world, count = evidence.passes.gradients.shape[:2]
     terms = evidence.passes.gradients.to(torch.float64)
     divide = count if evidence.semantics.divide == "gradient" else 1
@@ -173,6 +183,52 @@ def _rescaled_losses(evidence: Evidence) -> Iterator[_Candidate]:
                 f"the loss was {words} by {number} (= {'W' if letter == 'W' else 'microbatches'})",
                 [_sum(evidence, terms, mean * divide)],
             )
+
+
+def _weighted_otherwise(evidence: Evidence) -> Iterator[_Candidate]:
+    """Microbatches count alike where tokens should, or the other way round."""
+    if evidence.otherwise is None or not evidence.case.data.masked:
+        return
+    world, count = evidence.passes.gradients.shape[:2]
+    divisor = world if evidence.semantics.average == "mean" else 1
+    divisor *= count if evidence.semantics.divide == "gradient" else 1
+    terms = evidence.otherwise().gradients.to(torch.float64)
+    if evidence.semantics.weight == "token":
+        name = "mean of means"
+        words = (
+            "microbatches with different numbers of tokens count alike: it is the mean of the "
+            "microbatches' means, and not the mean over tokens"
+        )
+    else:
+        name = "mean over tokens"
+        words = (
+            "it is the mean over tokens; the declared semantics (weight='microbatch') are the mean "
+            "of the microbatches' means"
+        )
+    yield _Candidate(name, words, [_sum(evidence, terms, divisor)])
+
+
+def _by_loss_scale(evidence: Evidence) -> Iterator[_Candidate]:
+    """The loss scale was divided out wrongly."""
+    scale = evidence.loss_scale
+    if evidence.case.training.loss_scale is None:
+        return
+    wrong = [
+        ("unscaled by another scale", 0.5, "half of what it must be: it was divided by twice the "),
+        ("unscaled by another scale", 2.0, "2 times too large: it was divided by half of the "),
+    ]
+    if scale != 1.0:
+        wrong += [
+            ("not unscaled", scale, f"{scale:g} times too large: it was not divided by the "),
+            (
+                "unscaled twice",
+                1 / scale,
+                f"{scale:g} times too small: it was divided twice by the ",
+            ),
+        ]
+    for name, factor, words in wrong:
+        enclosure = _times(evidence, factor)
+        yield _Candidate(name, f"the gradient is {words}loss scale", [enclosure])
 
 
 def _scaled(evidence: Evidence) -> Iterator[_Candidate]:

@@ -1,0 +1,89 @@
+"""What torch refuses, whoever's code calls it: the cases are unsupported, not the code wrong.
+
+Built-in implementations say so in `supports`, before anything runs. For a user's `build` it is
+seen here: by what torch raises while the model is wrapped, and by what the wrapped model is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from ..case.schema import Case
+from ..case.shapes import sometimes_used, unfrozen
+from ..compat import reduces_unused
+from ..errors import Unsupported
+from .names import unwrapped
+
+
+class Refusal(NamedTuple):
+    """An exception that torch raises for a model that it does not take: type, message (regex)."""
+
+    kind: type[Exception]
+    message: str
+
+
+REFUSALS = (
+    # torch/distributed/fsdp/_fully_shard
+    Refusal(ValueError, r"fully_shard doesn't support scalar parameters"),
+    Refusal(NotImplementedError, r"FSDP does not support non-contiguous parameters"),
+    Refusal(AssertionError, r"FSDP expects uniform original parameter dtype"),
+    # torch/distributed/fsdp/_flat_param.py
+    Refusal(ValueError, r"FSDP doesn't support salar parameters"),
+    Refusal(ValueError, r"Must flatten tensors with uniform"),
+)
+
+
+@contextmanager
+def torch_refusals() -> Iterator[None]:
+    """Raises Unsupported with torch's own words for what is listed in REFUSALS."""
+    try:
+        yield
+    except Exception as error:
+        said = str(error)
+        if any(isinstance(error, r.kind) and re.search(r.message, said) for r in REFUSALS):
+            raise Unsupported(f"torch refuses the model: {said.splitlines()[0]}") from error
+        raise
+
+
+def check_built(model: nn.Module, case: Case, *, own_clip: bool) -> None:
+    """Raise Unsupported for a wrapped model that torch would fail on later, or get wrong.
+
+    own_clip: the implementation clips by itself, not by torch's clip_grad_norm_. Every rank comes
+    to the same answer.
+    """
+    sharded = [
+        (name, parameter)
+        for name, parameter in model.named_parameters()
+        if isinstance(parameter, DTensor)
+    ]
+    for name, parameter in sharded:
+        if parameter.numel() == 0:
+            # It is wrapped without a word; the first backward raises in `_chunk_cat`.
+            raise Unsupported(f"torch cannot reduce gradients without elements: {name}")
+    by_inf = case.training.clip is not None and case.training.norm == "inf"
+    if by_inf and not own_clip:
+        later = unfrozen(case)
+        for name, parameter in sharded:
+            if parameter.requires_grad or unwrapped(name) in later:
+                _check_inf_norm(parameter)
+    if sometimes_used(case.model) and reduces_unused(model) is False:
+        raise Unsupported(
+            "by default FSDP2 mixes up the gradients of parameters that only some ranks use; to "
+            "have such cases checked, call model.set_reduce_scatter_unused_params(True)"
+        )
+
+
+def _check_inf_norm(parameter: DTensor) -> None:
+    """A rank whose shard of dim 0 is empty raises in `torch._foreach_norm`; the others wait."""
+    world, rows = parameter.device_mesh.size(), parameter.shape[0]
+    if -(-rows // world) * (world - 1) >= rows and world > 1:
+        raise Unsupported(
+            "torch cannot take the infinity norm of an empty shard: "
+            "see reports/findings/fsdp2-inf-norm-of-an-empty-shard.md"
+        )

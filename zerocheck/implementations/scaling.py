@@ -1,0 +1,19 @@
+"""torch's own dynamic loss scaling."""
+
+from __future__ import annotations
+
+import torch
+
+from ..case.schema import Case
+
+
+def scaler_of(case: Case) -> torch.amp.GradScaler | None:
+    """torch's GradScaler as the case asks for it, or None.
+
+    It looks for infinities in the gradients that the optimizer has on this rank. That is the same
+    on all ranks where gradients are replicated; for DTensors torch takes the maximum over the mesh
+    (`found_inf_reduce_handler` in torch/distributed/tensor/_dispatch.py).
+    """
+    if case.training.loss_scale is None:
+        return None
+    return torch.amp.GradScaler("cpu", init_scale=case.training.loss_scale)

@@ -1,0 +1,67 @@
+"""Dynamic loss scaling for sharded gradients, and what a backward starts from.
+
+Micikevicius et al., "Mixed Precision Training" (arXiv 1710.03740), section 3.2: losses are
+multiplied by a scale, so that small gradients do not underflow. If a gradient overflows, the step
+is skipped and the scale is halved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+
+from ...case.schema import Case
+from ...contract import Microbatch
+
+
+class LossScaler:
+    """The scale, a power of two, which is the same on all ranks; 1.0 if the case does not scale.
+
+    Each rank sees its own shard only, so whether there was an overflow is agreed upon: without
+    that some ranks skip the step and others do not.
+    """
+
+    growth_interval = 2000
+    """Steps without overflow after which the scale is doubled, as in torch.amp.GradScaler."""
+
+    def __init__(self, case: Case, group: dist.ProcessGroup, device: str = "cpu") -> None:
+        self.group = group
+        self.device = device
+        self.enabled = case.training.loss_scale is not None
+        self.scale = case.training.loss_scale or 1.0
+        self.overflow = False
+        self._good_steps = 0
+
+    def objective(self, loss: torch.Tensor, microbatch: Microbatch, count: int) -> torch.Tensor:
+        """What the backward starts from: the loss by its tokens, its share of the step, scaled."""
+        if microbatch.weight != 1.0:
+            loss = loss * microbatch.weight
+        loss = loss / count
+        return loss * self.scale if self.enabled else loss
+
+    def unscale(self, gradients: Iterable[torch.Tensor]) -> None:
+        """Divide reduced gradients by the scale, in place. Notes whether any rank overflowed."""
+        if not self.enabled:
+            return
+        gradients = list(gradients)
+        self.overflow = self.agreed(not all(bool(g.isfinite().all()) for g in gradients))
+        for gradient in gradients:
+            gradient.mul_(1.0 / self.scale)
+
+    def agreed(self, overflow: bool) -> bool:
+        """Whether any rank says so."""
+        found = torch.tensor(float(overflow), device=self.device)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.group)
+        return bool(found)
+
+    def update(self) -> None:
+        """After a step: halve the scale if it overflowed, double it if none did for long."""
+        if not self.enabled:
+            return
+        self._good_steps = 0 if self.overflow else self._good_steps + 1
+        if self.overflow:
+            self.scale /= 2
+        elif self._good_steps % self.growth_interval == 0:
+            self.scale *= 2

@@ -1,0 +1,152 @@
+"""Part of the obligation update: a step is skipped, by all ranks, if and only if it must be.
+
+Under dynamic loss scaling a step whose reduced gradient is not finite somewhere is skipped on all
+ranks, and only such a step; a skipped step leaves every bit of the state alone. Without loss
+scaling an implementation may skip such a step, or take it, as one device would.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from ..case.schema import Case
+from ..drive.observation import StepSeen
+from .compare import different_bits
+from .layout import Layout
+from .ownership import MOMENTS
+from .state import State
+from .verdict import Violation
+
+
+def check_reports(seen: Sequence[StepSeen], *, step: int) -> Violation | None:
+    """Ranks agree on whether they skipped and on the loss scale, a positive number."""
+    scales = [rank.loss_scale for rank in seen]
+    odd = tuple(r for r, scale in enumerate(scales) if not (scale > 0 and math.isfinite(scale)))
+    if odd:
+        return _violation(
+            step,
+            f"the reported loss scale is {scales[odd[0]]:g}; it must be positive and finite",
+            "loss scale",
+            ranks=odd,
+            role="loss_scale",
+        )
+    skipped = tuple(r for r, rank in enumerate(seen) if rank.skipped)
+    if 0 < len(skipped) < len(seen):
+        words = ", ".join(str(rank) for rank in skipped)
+        return _violation(
+            step,
+            f"only some ranks skipped the step (ranks {words} of {len(seen)}): they must agree on "
+            "whether there was an overflow",
+            "ranks disagree",
+            ranks=skipped,
+        )
+    if len(set(scales)) > 1:
+        words = ", ".join(f"{scale:g}" for scale in scales)
+        return _violation(
+            step,
+            f"ranks have different loss scales ({words}): they must agree on it",
+            "ranks disagree",
+            role="loss_scale",
+        )
+    return None
+
+
+def check(
+    before: State,
+    after: State,
+    layout: Layout,
+    case: Case,
+    seen: Sequence[StepSeen],
+    *,
+    finite: bool | None,
+    step: int,
+) -> tuple[bool, Violation | None]:
+    """(whether no update is left to judge, violation or None), for ranks that agree.
+
+    finite: whether the whole reduced gradient is; None if that is not known.
+    """
+    skipped = all(rank.skipped for rank in seen)
+    scaling = case.training.loss_scale is not None
+    violation = None
+    if finite is not None:
+        violation = _decision(skipped=skipped, finite=finite, scaling=scaling, step=step)
+    if violation is None and skipped:
+        violation = _untouched(before, after, layout, step=step)
+    return skipped or violation is not None, violation
+
+
+def _decision(*, skipped: bool, finite: bool, scaling: bool, step: int) -> Violation | None:
+    """skipped: by all ranks; scaling: the case scales its losses."""
+    if skipped and finite:
+        return _violation(
+            step,
+            "the step was skipped though every element of the reduced gradient is finite",
+            "step skipped",
+        )
+    if scaling and not (skipped or finite):
+        return _violation(
+            step,
+            "the step was not skipped though the reduced gradient is not finite",
+            "step not skipped",
+        )
+    return None
+
+
+def _untouched(before: State, after: State, layout: Layout, *, step: int) -> Violation | None:
+    """A skipped step changes no bit of parameters and moments, and no step count."""
+    pairs = [("parameter", before.parameter, after.parameter)]
+    pairs += [(role, before.moment(role), after.moment(role)) for role in MOMENTS]
+    for role, old, new in pairs:
+        changed = different_bits(old, new)
+        if role != "parameter":
+            changed &= layout.trainable
+        if bool(changed.any()):
+            first = int(changed.nonzero()[0])
+            return Violation(
+                obligation="update",
+                step=step,
+                role=role,
+                tensors=layout.names_of(changed, changed.to(torch.float64)),
+                ranks=(),
+                element=layout.at(first)[1],
+                observed=float(new[first]),
+                expected=float(old[first]),
+                bound=0.0,
+                wrong=int(changed.sum()),
+                total=layout.size,
+                explanation=f"the step is reported as skipped, but it changed {role}",
+                causes=("skipped step changed the state",),
+            )
+    for place, old_count, new_count in zip(layout.places, before.steps, after.steps, strict=True):
+        if place.trainable and old_count != new_count:
+            return _violation(
+                step,
+                f"the step is reported as skipped, but it is counted for {place.name}",
+                "skipped step changed the state",
+                role="step",
+                tensors=(place.name,),
+            )
+    return None
+
+
+def _violation(
+    step: int,
+    explanation: str,
+    cause: str,
+    *,
+    ranks: tuple[int, ...] = (),
+    role: str = "step",
+    tensors: tuple[str, ...] = (),
+) -> Violation:
+    return Violation(
+        obligation="update",
+        step=step,
+        role=role,
+        tensors=tensors,
+        ranks=ranks,
+        explanation=explanation,
+        causes=(cause,),
+    )
