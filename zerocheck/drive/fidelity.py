@@ -1,6 +1,6 @@
 """How the implementation runs the model, in what decides the last bits of a local gradient.
 
-Four things do, and the judge gives them to the reference, so that local gradients agree bit for
+These things do, and the judge gives them to the reference, so that local gradients agree bit for
 bit:
 
 - Where a parameter lies modulo 64 bytes: BLAS takes another path for weights that are not aligned.
@@ -10,13 +10,16 @@ bit:
   backward ends. The gradient of an input that is used twice inside and once outside is then summed
   as a + (b + c) instead of (a + b) + c; and `view_as` in such a node changes the stride of a dim
   of size 1, by which later kernels choose their layout.
+- Which modules get their parameters anew at each call, as views of a flat one, as in FSDP1. Where a
+  module is called twice and uses a weight several times in a call, its gradient is then summed as
+  (a + b) + (c + d) instead of ((a + b) + c) + d.
 - Which frozen parameters autograd tracks all the same, as FSDP1 does with those that share a flat
   parameter with trainable ones. torch.matmul folds its inputs by what requires gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,8 +36,8 @@ ALIGNMENT = 64
 
 
 class ForwardProbe:
-    """Notes address modulo 64 and strides of parameters, and modules whose inputs a hook passes
-    through a node.
+    """Notes address modulo 64 and strides of parameters, modules whose inputs a hook passes through
+    a node, and modules whose parameters are made anew, as views, at each call.
 
     It uses torch's global forward hooks: the one before runs ahead of the model's own hooks, the
     one after runs before FSDP's releases what it gathered. No hook is put on the user's model.
@@ -63,6 +66,8 @@ class ForwardProbe:
         self.strides: dict[str, tuple[int, ...]] = {}
         self.passed_through: set[str] = set()
         self.tracked: set[str] = set()
+        self.viewed: set[str] = set()
+        self._views: dict[tuple[nn.Module, str], object] = {}
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -77,10 +82,15 @@ class ForwardProbe:
             for handle in handles:
                 handle.remove()
             self._given.clear()
+            self._views.clear()
 
     def _before(self, module: nn.Module, given: Any) -> None:
-        if module in self._modules:
-            self._given[module] = given
+        name = self._modules.get(module)
+        if name is None:
+            return
+        self._given[module] = given
+        if not name:  # the whole model: a new forward
+            self._views.clear()
 
     def _after(self, module: nn.Module, used: Any, _: Any) -> None:
         name = self._modules.get(module)
@@ -103,6 +113,9 @@ class ForwardProbe:
                     self.tracked.add(parameter)
                 if tensor.stride() != self._strides[parameter]:
                     self.strides[parameter] = tensor.stride()
+                node = tensor.grad_fn
+                if node is not None and self._views.setdefault((module, attribute), node) != node:
+                    self.viewed.add(name)
 
 
 _PLAIN = (torch.Tensor, nn.Parameter)
@@ -150,3 +163,18 @@ def pass_through(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
     for position, value in zip(needing, outputs, strict=True):
         passed[position] = value
     return tuple(passed)
+
+
+def as_views(module: nn.Module, _: tuple[Any, ...]) -> None:
+    """A forward pre-hook for the reference: the module's parameters become views for this call."""
+    for name, parameter in list(module._parameters.items()):
+        if parameter is not None:
+            del module._parameters[name]
+            setattr(module, name, parameter.view_as(parameter))
+
+
+def as_parameters(parameters: Mapping[str, nn.Parameter], module: nn.Module, *_: Any) -> None:
+    """The forward hook that undoes it. parameters: the module's own by name, in their order."""
+    for name, parameter in parameters.items():
+        module.__dict__.pop(name, None)
+        setattr(module, name, parameter)

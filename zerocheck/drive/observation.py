@@ -62,7 +62,7 @@ class StepSeen(msgspec.Struct, frozen=True, array_like=True):
     whose inputs go through one more autograd node; strides: {parameter: its strides in elements}
     where they are not the model's own; tracked: frozen parameters that autograd tracks; random:
     where the case carries random numbers on, the number of the state in which each loss was
-    entered."""
+    entered; viewed: modules whose parameters are made anew, as views, at each call."""
 
     losses: tuple[float, ...]
     grad_norm: float | None = None
@@ -75,6 +75,7 @@ class StepSeen(msgspec.Struct, frozen=True, array_like=True):
     strides: dict[str, tuple[int, ...]] = {}
     tracked: tuple[str, ...] = ()
     random: tuple[int, ...] = ()
+    viewed: tuple[str, ...] = ()
 
 
 class RankSeen(msgspec.Struct, frozen=True, kw_only=True):

@@ -165,6 +165,7 @@ class Driver:
                 reported=False,
                 strides=probe.strides,
                 tracked=tuple(sorted(probe.tracked)),
+                viewed=tuple(sorted(probe.viewed)),
                 random=self._random.taken(),
             )
         return StepSeen(
@@ -176,6 +177,7 @@ class Driver:
             passed,
             strides=probe.strides,
             tracked=tuple(sorted(probe.tracked)),
+            viewed=tuple(sorted(probe.viewed)),
             random=self._random.taken(),
         )
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -15,7 +16,7 @@ from zerocheck_reference import local_pass
 
 from ..case.schema import Case
 from ..case.shapes import unfrozen
-from ..drive.fidelity import pass_through, place
+from ..drive.fidelity import as_parameters, as_views, pass_through, place
 from ..drive.observation import StepSeen
 from ..drive.poison import deterministic
 from ..models.batches import batch, loss_of, overflows, weight
@@ -55,7 +56,7 @@ class LocalRunner:
         self._modules = dict(model.named_modules())
         self._strides = {name: p.stride() for name, p in self._parameters.items()}
         self._as_on: tuple[Mapping[str, int], Mapping[str, tuple[int, ...]]] = ({}, {})
-        self._passed: tuple[str, ...] = ()
+        self._hooked: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
         self._tracked: set[str] = set()
         self._hooks: list[RemovableHandle] = []
 
@@ -95,7 +96,7 @@ class LocalRunner:
         loaded: torch.Tensor | None = None
         for rank in range(world):
             self._place(seen[rank])
-            self._pass_through(seen[rank].passed_through)
+            self._hook(seen[rank])
             self._track(seen[rank].tracked)
             if loaded is not parameters[rank]:
                 self._load(parameters[rank])
@@ -210,16 +211,22 @@ class LocalRunner:
             self._parameters[name].requires_grad_(True)
         self._tracked = set(names)
 
-    def _pass_through(self, names: tuple[str, ...]) -> None:
-        """Give the same modules one more autograd node: the order of additions cares."""
-        if names == self._passed:
+    def _hook(self, seen: StepSeen) -> None:
+        """Give the same modules the same further nodes: the order of additions cares."""
+        if (seen.passed_through, seen.viewed) == self._hooked:
             return
         for hook in self._hooks:
             hook.remove()
         self._hooks = [
-            self._modules[name].register_forward_pre_hook(pass_through) for name in names
+            self._modules[name].register_forward_pre_hook(pass_through)
+            for name in seen.passed_through
         ]
-        self._passed = names
+        for name in seen.viewed:
+            module = self._modules[name]
+            own = {key: one for key, one in module._parameters.items() if one is not None}
+            self._hooks.append(module.register_forward_pre_hook(as_views))
+            self._hooks.append(module.register_forward_hook(partial(as_parameters, own)))
+        self._hooked = seen.passed_through, seen.viewed
 
 
 @contextmanager
