@@ -1,4 +1,4 @@
-"""torch's fused AdamW on the CPU mixes up elements where a gradient has other strides. torch only."""
+"""torch's fused AdamW on the CPU mixes up elements of a gradient with other strides. torch only."""
 
 import sys
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -85,8 +85,7 @@ class LocalRunner:
         """
         self._scale = scale
         self._states = states
-        for name in self._later:
-            self._parameters[name].requires_grad_(step >= (self.case.training.unfreeze or 0))
+        learning = self._later if step >= (self.case.training.unfreeze or 0) else ()
         world, count = len(parameters), self.case.training.microbatches
         gradients = torch.zeros(world, count, self.layout.size)
         used = torch.zeros(world, len(self.layout.places), dtype=torch.bool)
@@ -97,7 +96,7 @@ class LocalRunner:
         for rank in range(world):
             self._place(seen[rank])
             self._hook(seen[rank])
-            self._track(seen[rank].tracked)
+            self._track(seen[rank].tracked, learning)
             if loaded is not parameters[rank]:
                 self._load(parameters[rank])
                 loaded = parameters[rank]
@@ -203,13 +202,14 @@ class LocalRunner:
                 parameter.data = place(parameter.data, offset, strides)
         self._as_on = dict(seen.misaligned), dict(seen.strides)
 
-    def _track(self, names: tuple[str, ...]) -> None:
-        """Have autograd track the same frozen parameters; their gradients are nobody's."""
-        for name in self._tracked - set(names):
-            self._parameters[name].requires_grad_(False)
-        for name in set(names) - self._tracked:
-            self._parameters[name].requires_grad_(True)
-        self._tracked = set(names)
+    def _track(self, names: Collection[str], unfrozen_: Collection[str]) -> None:
+        """Have autograd track the same frozen parameters; their gradients are nobody's.
+
+        unfrozen_: what was frozen and learns by now.
+        """
+        for name in {*self._tracked, *self._later, *names}:
+            self._parameters[name].requires_grad_(name in names or name in unfrozen_)
+        self._tracked = set(names) - set(unfrozen_)
 
     def _hook(self, seen: StepSeen) -> None:
         """Give the same modules the same further nodes: the order of additions cares."""
