@@ -242,3 +242,24 @@ def test_the_digest_is_that_of_the_bits(observe: Callable) -> None:
     for _, data in two.places("gradient", "reduced", 0, "stem.bias"):
         data[0] = torch.nextafter(data[0], torch.tensor(9.0))
     assert one.judge().digest != two.judge().digest
+
+
+@pytest.mark.parametrize("implementation", ["fsdp1", "fsdp1-no-shard"])
+def test_views_that_are_made_at_each_call_are_mirrored(
+    observe: Callable, implementation: str
+) -> None:
+    """The steps of a recurrent block are summed by call. In bf16 the order shows."""
+    twice = Block(kind="recurrent", dtype="bf16", checkpoint=True)
+    model = Model(inputs=5, width=7, outputs=3, blocks=(twice, Block(kind="rms_norm")))
+    model = msgspec.structs.replace(model, calls=(0, 1, 0))
+    case = msgspec.structs.replace(CASE, mesh=(2,), model=model, data=Data(batch=2, length=5))
+    observed = observe(implementation, case)
+    assert {"blocks.0.gru"} <= set(observed.seen[0].steps[0].viewed)
+    assert observed.judge().violations == ()
+    observed.seen = [
+        msgspec.structs.replace(
+            seen, steps=tuple(msgspec.structs.replace(step, viewed=()) for step in seen.steps)
+        )
+        for seen in observed.seen
+    ]
+    assert {violation.obligation for violation in observed.judge().violations} == {"gradient"}
