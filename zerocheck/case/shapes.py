@@ -97,6 +97,11 @@ def unfrozen(case: Case) -> tuple[str, ...]:
     return tuple(matching(parameter_shapes(case.model), case.model.frozen))
 
 
+def learning(case: Case) -> tuple[str, ...]:
+    """Names of the parameters that require gradients, from the start or later."""
+    return (*trainable(case.model), *unfrozen(case))
+
+
 def uncalled(model: Model) -> tuple[str, ...]:
     """Prefixes of the parameters that no forward uses."""
     called = set(call_order(model))

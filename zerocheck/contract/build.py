@@ -56,8 +56,8 @@ class BuiltImplementation(Implementation):
 
     It weights losses by tokens where `semantics.weight` says so, scales them by `Built.scaler`, and
     unfreezes parameters. What a subclass may do in another way: `accumulating`, `clip`,
-    `set_learning_rates`, `shards`, `restore`. `self.built` is what `build` returned, `self.case`
-    the case.
+    `set_learning_rates`, `unfreeze`, `shards`, `restore`. `self.built` is what `build` returned,
+    `self.case` the case.
     """
 
     handles: ClassVar[Collection[str]] = ("unfreeze",)
@@ -84,7 +84,7 @@ class BuiltImplementation(Implementation):
 
     def train_step(self, step: Step) -> StepReport:
         if step.unfreeze:
-            self._unfreeze(step.unfreeze)
+            self.unfreeze(step.unfreeze)
         model, optimizer, scaler = self.built.model, self.built.optimizer, self.built.scaler
         training = self.case.training
         scale = 1.0 if scaler is None else scaler.get_scale()
@@ -118,7 +118,8 @@ class BuiltImplementation(Implementation):
             loss = loss / count
         return loss if self.built.scaler is None else self.built.scaler.scale(loss)
 
-    def _unfreeze(self, names: Collection[str]) -> None:
+    def unfreeze(self, names: Collection[str]) -> None:
+        """Let parameters train from now on; names of the unwrapped model."""
         rename = self.built.names or unwrapped
         for wrapped, parameter in self.built.model.named_parameters():
             if rename(wrapped) in names:

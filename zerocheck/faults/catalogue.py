@@ -171,6 +171,7 @@ _GRADIENT = [
         "article:ArticleStage1", "zerocheck.faults.article:Repaired", "gradient",
         "gradients are never reduced", "a tutorial on ZeRO from scratch", "local gradient only",
         world=3,
+        without=("sometimes-used", "clip"),
     ),
 ]  # fmt: skip
 
@@ -214,6 +215,7 @@ _ACCUMULATION = [
         "accumulation:StaleBoundary", "ddp", "gradient",
         "each microbatch acts on the boundary flag of the one before", "DS PR#1264",
         "one microbatch reduced", microbatches=3,
+        without=("sometimes-used",),
     ),
     _fault(
         "accumulation:NeverZeroed", "fsdp2", "gradient",
@@ -289,7 +291,7 @@ _CLIPPING = [
     _fault(
         "clipping:NormWrongP", "zero1", "clip",
         "the 2-norm, whichever is asked for", "CA #4795", "another norm",
-        features=("clip-inf",),
+        features=("clip-inf", "clip-tight"),
     ),
     _fault(
         "clipping:Unclipped", "zero1", "clip",
@@ -412,6 +414,7 @@ _PUBLISHING = [
     _fault(
         "publishing:PublishedRounded", "zero1", "publish",
         "parameters travel in bf16", "PT #104770", "copies rounded to bf16",
+        without=("unfreeze", "overflow"),
     ),
     _fault(
         "publishing:MetaInitOverwritten", "fsdp2", "publish",
@@ -446,6 +449,7 @@ _OWNERSHIP = [
         "ownership:PaddedShape", "zero3", "ownership",
         "padded shapes are given for the global ones", "DS PR#848, #851",
         features=("uneven",),
+        without=("parameter-0d",),
     ),
     _fault(
         "ownership:RankShardsLost", "fsdp2", "ownership",

@@ -18,7 +18,7 @@ from ..implementations.textbook.zero1 import Zero1
 class RequiresGradCached(Fsdp2):
     """Which parameters train is read once, when the model is wrapped. Flagged: not unfrozen."""
 
-    def _unfreeze(self, names: Collection[str]) -> None:
+    def unfreeze(self, names: Collection[str]) -> None:
         pass
 
 

@@ -159,7 +159,8 @@ class _PerPiece(ShardedAdamW):
     def step(self, rates: Sequence[float]) -> None:
         super().step(rates)
         for number, one in enumerate(self.owned):
-            self.optimizer.state[one.parameter]["step"] += number
+            if one.parameter.grad is not None:
+                self.optimizer.state[one.parameter]["step"] += number
 
 
 class StepPerSubgroup(WithOptimizer):

@@ -6,12 +6,11 @@ from ..case.schema import Case, WrapKind
 from ..case.shapes import (
     empties,
     graph_differs,
+    learning,
     parameter_dtypes,
     parameter_shapes,
     scalars,
-    trainable,
     transposed,
-    unfrozen,
 )
 
 
@@ -67,7 +66,7 @@ def norm_of_empty_shards(case: Case) -> str | None:
     if case.training.clip is None or case.training.norm != "inf":
         return None
     shapes, world = parameter_shapes(case.model), case.world_size
-    for name in (*trainable(case.model), *unfrozen(case)):
+    for name in learning(case):
         rows = shapes[name][0] if shapes[name] else world
         most = -(-rows // world)
         if most and -(-rows // most) < world:
@@ -83,6 +82,6 @@ def one_dtype(case: Case, *, wrap: WrapKind) -> str | None:
     block; other units lie within a block, of one dtype.
     """
     dtypes = parameter_dtypes(case.model)
-    if wrap in ("whole", "size") and len({dtypes[name] for name in trainable(case.model)}) > 1:
+    if wrap in ("whole", "size") and len({dtypes[name] for name in learning(case)}) > 1:
         return "torch wants one dtype in a unit: the root has blocks of several"
     return None

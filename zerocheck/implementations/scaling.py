@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from ..case.schema import Case
 
@@ -17,3 +19,11 @@ def scaler_of(case: Case) -> torch.amp.GradScaler | None:
     if case.training.loss_scale is None:
         return None
     return torch.amp.GradScaler("cpu", init_scale=case.training.loss_scale)
+
+
+def sharded_scaler_of(case: Case, mesh: DeviceMesh) -> ShardedGradScaler | None:
+    """FSDP1's scaler as the case asks for it, or None: ranks agree on whether one overflowed."""
+    if case.training.loss_scale is None:
+        return None
+    group = mesh.get_group()
+    return ShardedGradScaler("cpu", init_scale=case.training.loss_scale, process_group=group)

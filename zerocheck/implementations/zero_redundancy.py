@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from ..case.schema import Case
-from ..case.shapes import parameter_dtypes, trainable
+from ..case.shapes import learning, parameter_dtypes
 from ..contract import Built, BuiltImplementation, Semantics, groups
 from ..contract.implementation import EXTRAS
 from .ddp import DDP_OPTIONS, changing_graph, ddp
@@ -39,7 +39,7 @@ class ZeroRedundancy(BuiltImplementation):
         """None, or the reason why this case cannot be run."""
         reason = one_axis_fp32(case) or norm_of_empties(case) or changing_graph(case)
         dtypes = parameter_dtypes(case.model)
-        if reason is None and len({dtypes[name] for name in trainable(case.model)}) > 1:
+        if reason is None and len({dtypes[name] for name in learning(case)}) > 1:
             return "ZeroRedundancyOptimizer wants one dtype: a block of the model is in bf16"
         return reason
 

@@ -16,7 +16,6 @@ from torch.distributed.fsdp import (
     FullyShardedDataParallel,
     ShardingStrategy,
 )
-from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.fsdp.wrap import CustomPolicy, size_based_auto_wrap_policy
 
 from ...case.schema import Case
@@ -24,6 +23,7 @@ from ...compat import Flat, flat_parameters, release
 from ...contract import Built, BuiltImplementation, Semantics, Shard, grouped, groups
 from ...contract.implementation import EXTRAS
 from ...contract.names import unwrapped
+from ..scaling import sharded_scaler_of
 from ..sync import accumulation, synchronized
 from .reading import restore, shards_of
 from .refusals import refusal, unused_become_zero, wrapped_units
@@ -112,18 +112,13 @@ class Fsdp1(BuiltImplementation):
         )
         optimizer = first or torch.optim.AdamW(_groups(wrapped, case))
 
-        scaler = None
-        if case.training.loss_scale is not None:
-            scaler = ShardedGradScaler(
-                "cpu", case.training.loss_scale, process_group=mesh.get_group()
-            )
         return Built(
             wrapped,
             optimizer,
             accumulate=accumulation(case),
             # torch.nn.utils.clip_grad_norm_ would clip each rank by its own norm.
             clip=wrapped.clip_grad_norm_,
-            scaler=scaler,
+            scaler=sharded_scaler_of(case, mesh),
         )
 
     def shards(self) -> Iterator[Shard]:
