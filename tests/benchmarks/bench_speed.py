@@ -37,7 +37,7 @@ def _case(world_size: int, seed: int) -> Case:
     )
 
 
-def _rival(module: str, rounds: int) -> dict[str, list[float]]:
+def rival(module: str, rounds: int) -> dict[str, list[float]]:
     """Seconds per test; the runner and its imports are not counted."""
     here = os.path.dirname(os.path.dirname(__file__))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([here, *sys.path])}
@@ -67,10 +67,10 @@ def test_speed(show: Show) -> None:
                 assert set(statuses_of(pool, cases)) == {"holds"}
                 if number:  # the first round warms both
                     ours[kind].append((time.perf_counter() - started) / PER_ROUND)
-            for kind, seconds_ in _rival("rival_spawn", 1).items():
+            for kind, seconds_ in rival("rival_spawn", 1).items():
                 if number:
                     spawned[kind] += seconds_
-    kept = {kind: seconds[1:] for kind, seconds in _rival("rival_kept", ROUNDS + 1).items()}
+    kept = {kind: seconds[1:] for kind, seconds in rival("rival_kept", ROUNDS + 1).items()}
     rows = []
     for kind, (name, size) in KINDS.items():
         ratio = statistics.median(spawned[kind]) / statistics.median(ours[kind])

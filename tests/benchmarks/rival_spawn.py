@@ -25,10 +25,12 @@ STEPS = 5
 BATCH = 4
 
 
-def mlp() -> nn.Sequential:
-    """7-13-5-3, the same on every rank."""
+def mlp(first: int = 13, second: int = 5) -> nn.Sequential:
+    """7-first-second-3, the same on every rank."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(7, 13), nn.GELU(), nn.Linear(13, 5), nn.GELU(), nn.Linear(5, 3))
+    return nn.Sequential(
+        nn.Linear(7, first), nn.GELU(), nn.Linear(first, second), nn.GELU(), nn.Linear(second, 3)
+    )
 
 
 def ddp(model: nn.Sequential) -> nn.Module:
@@ -43,14 +45,19 @@ def fsdp2(model: nn.Sequential) -> nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
-def check_parity(shard: Callable[[nn.Sequential], nn.Module]) -> None:
+def check_parity(
+    shard: Callable[[nn.Sequential], nn.Module],
+    *,
+    steps: int = STEPS,
+    widths: tuple[int, int] = (13, 5),
+) -> None:
     """Train a sharded model and a plain one side by side; the process group is there already."""
-    reference = mlp()
+    reference = mlp(*widths)
     sharded = shard(copy.deepcopy(reference))
     reference_optimizer = torch.optim.AdamW(reference.parameters())
     optimizer = torch.optim.AdamW(sharded.parameters())
     generator = torch.Generator().manual_seed(dist.get_rank())
-    for _ in range(STEPS):
+    for _ in range(steps):
         inputs = torch.randn(BATCH, 7, generator=generator)
         target = torch.randn(BATCH, 3, generator=generator)
 
