@@ -64,7 +64,7 @@ def test_norm_of_nothing_and_of_what_is_not_finite(p: float) -> None:
     st.floats(-6, 6), st.floats(1e-6, 1e6), st.integers(1, 300), st.sampled_from([2.0, math.inf])
 )
 def test_clipping_is_that_of_torch(power: float, max_norm: float, n: int, p: float) -> None:
-    """torch's norm is within u (n/2 + 4) of ours: numerics.md, for a kernel of unknown order.
+    """torch's norm is within u (n/2 + 4) of ours, for a kernel of unknown order.
 
     Its coefficient, from its own norm: one rounding of the sum, two of the quotient, and one of
     the cast of c, so 4 u. The product with the gradient is one more. Nothing is subnormal here.

@@ -143,7 +143,7 @@ class _CaseJudge:
         if violation is not None and earlier is not None:
             stale = self._passes(step, earlier)
             if loss_.same(losses, stale.losses):
-                self._note("publish", 0.0, _stale(step, violation))
+                self._note("publish", 0.0, publish.stale(step, violation))
                 return self._reduced(step)
         self._note("loss", 0.0, violation)
         if violation is not None:
@@ -388,18 +388,3 @@ class _CaseJudge:
             self.violations.setdefault(obligation, violation)
         else:
             self.shares[obligation] = max(self.shares.get(obligation, 0.0), share)
-
-
-def _stale(step: int, loss: Violation) -> Violation:
-    return Violation(
-        obligation="publish",
-        step=step,
-        role="parameter",
-        tensors=(),
-        ranks=loss.ranks,
-        explanation="the forward computed with the parameters of the previous step: "
-        "they were gathered before the update, or not gathered again after it",
-        observed=loss.observed,
-        expected=loss.expected,
-        causes=("parameters of the previous step",),
-    )

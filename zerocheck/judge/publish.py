@@ -146,3 +146,19 @@ def check_start(
             causes=("initial state",),
         )
     return None
+
+
+def stale(step: int, loss: Violation) -> Violation:
+    """The violation where a wrong loss is that of the parameters before the update."""
+    return Violation(
+        obligation="publish",
+        step=step,
+        role="parameter",
+        tensors=(),
+        ranks=loss.ranks,
+        explanation="the forward computed with the parameters of the previous step: "
+        "they were gathered before the update, or not gathered again after it",
+        observed=loss.observed,
+        expected=loss.expected,
+        causes=("parameters of the previous step",),
+    )

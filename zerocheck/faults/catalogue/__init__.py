@@ -1,0 +1,22 @@
+"""All faults by name: what each is, where it comes from, and what it must be flagged as.
+
+Imports no torch: the command line lists it.
+"""
+
+from __future__ import annotations
+
+from .fault import Fault
+from .forwards import BROKEN, BUFFERS, FORWARDS
+from .gradients import ACCUMULATION, CLIPPING, GRADIENT, SCALING
+from .states import DTYPES, OWNERSHIP, PUBLISHING, UPDATE
+
+__all__ = ["FAULTS", "Fault"]
+
+FAULTS: dict[str, Fault] = {
+    fault.name: fault
+    for fault in (
+        *GRADIENT, *ACCUMULATION, *SCALING, *CLIPPING, *UPDATE, *PUBLISHING, *OWNERSHIP,
+        *FORWARDS, *BUFFERS, *DTYPES, *BROKEN,
+    )
+}  # fmt: skip
+"""Name -> fault."""

@@ -1,0 +1,60 @@
+"""What is said of a fault: where it comes from, and what it must be flagged as."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A known bug, planted on purpose.
+
+    where: `module:Class`, as `zerocheck run` takes it; parent: the implementation without the
+    fault; summary: what it does, in plain words; source: where it was seen; obligation: flagged
+    first, or None where the ranks crash or hang; causes: what the judge names, () where diagnosis
+    has no name for it; spares: obligations that must not be flagged; mild: only a report is wrong.
+    A case shows it only with `features`, `world` ranks or more and `microbatches` or more.
+    """
+
+    name: str
+    where: str
+    parent: str
+    summary: str
+    source: str
+    obligation: str | None
+    causes: tuple[str, ...] = ()
+    spares: tuple[str, ...] = ()
+    mild: bool = False
+    features: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    """Features that would hide it."""
+    world: int = 2
+    microbatches: int = 1
+
+
+STATE = ("ownership", "loss", "update", "publish", "buffers")
+FORWARD = (*STATE, "gradient")
+
+
+def fault(
+    where: str,
+    parent: str,
+    obligation: str | None,
+    summary: str,
+    source: str,
+    cause: str = "",
+    **needs: object,
+) -> Fault:
+    """The name comes from the class: `gradient:LossTimesWorld` is `loss-times-world`."""
+    module, _, kind = where.partition(":")
+    name = "".join(f"-{c.lower()}" if c.isupper() else c for c in kind).lstrip("-")
+    return Fault(
+        name=name,
+        where=f"zerocheck.faults.{module}:{kind}",
+        parent=parent,
+        summary=summary,
+        source=source,
+        obligation=obligation,
+        causes=(cause,) if cause else (),
+        **needs,  # type: ignore[arg-type]
+    )
