@@ -92,7 +92,6 @@ class UnusedNotReduced(Fsdp2):
     Flagged: crashed or hung, since the ranks' buffers have different sizes.
     """
 
-    def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
-        built = super().build(model, case, mesh)
-        reduce_unused(built.model, enable=False)
-        return built
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)  # which refuses a model that is so when it is built
+        reduce_unused(self.built.model, enable=False)

@@ -84,7 +84,7 @@ class Plan:
         fixed: dict[str, object] = dict(described.fixed)
         if not described.restores:
             fixed["start"] = {**_mapping(fixed.get("start")), "step": 0, "moments": "zero"}
-        if described.lacks:
+        if described.lacks and not options.features:  # who asks for features is told why not
             without = dict.fromkeys(described.lacks)
             if "loss_scale" in without:
                 without["overflow"] = None

@@ -101,7 +101,8 @@ GRADIENT = [
     fault(
         "freezing:NotWrappedAgain", "ddp", "gradient",
         "what is unfrozen after DDP was made is not reduced", "Lightning #20340",
-        "local gradient only", world=3, features=("unfreeze",), without=("sometimes-used",),
+        "local gradient only", world=3, features=("unfreeze",),
+        without=("sometimes-used", "static-graph"),
     ),
     fault(
         "freezing:FrozenDecays", "zero1", "gradient",
