@@ -7,6 +7,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import msgspec
 from tabulate import tabulate
@@ -15,8 +16,8 @@ from zerocheck.drive.observation import Job
 from zerocheck.ranks.cores import Cores
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.options import RunOptions
-from zerocheck.run.plan import Planned, plan
-from zerocheck.run.trial import TARGET, Outcome, Trial, describe, judged
+from zerocheck.run.plan import Plan, Planned
+from zerocheck.run.trial import TARGET, Outcome, Trial, describe, judged, refusals
 
 
 @contextlib.contextmanager
@@ -31,9 +32,20 @@ def warm_pool(target: str = TARGET) -> Iterator[Pool]:
 
 
 def planned(pool: Pool, options: RunOptions) -> list[Planned]:
-    """The cases that `zerocheck run` with these options would have, in its order."""
+    """The cases that `zerocheck run` with these options would have, in its order.
+
+    Those that a known issue covers are left out: they end early.
+    """
     described = {name: describe(pool, name) for name in options.implementations}
-    return plan(options, described)
+    cases = Plan(options, described, partial(refusals, pool)).cases
+    return [
+        item
+        for item in cases
+        if not any(
+            issue.implementation == item.implementation and issue.covers(item.case)
+            for issue in options.issues
+        )
+    ]
 
 
 def observed(pool: Pool, item: Planned) -> tuple[float, Outcome]:
