@@ -255,9 +255,10 @@ def test_nothing_but_a_known_issue_exits_0(run_listed: Run) -> None:
     assert code == 0, records[-1]
     counted = records.tally
     (implementation,) = counted.implementations.values()
-    several = [r for r in records.of(CaseFinished) if "microbatches" in features(r.case)]
+    judged = [r for r in records.of(CaseFinished) if r.status != "unsupported"]
+    several = [r for r in judged if "microbatches" in features(r.case)]
     assert implementation.cases["known"] == len(several) >= 2
-    assert implementation.cases["holds"] == 7 - len(several)
+    assert implementation.cases["holds"] == len(judged) - len(several) >= 2
     (found,) = counted.known
     assert found.known is not None and found.known.reason == "known for long"
     assert found.tries == 0 and Path(found.case_file).is_file()
