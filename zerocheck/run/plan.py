@@ -89,7 +89,8 @@ class Plan:
         """Put cases at the end of `cases` for pairs that only refused ones had; whether it did."""
         added = False
         for name, array in self._arrays.items():
-            cases = array.more()
+            there = {item.case for item in self.cases if item.implementation == name}
+            cases = [case for case in array.more() if case not in there]
             if self._options.max_cases is not None:
                 count = sum(planned.implementation == name for planned in self.cases)
                 del cases[max(0, self._options.max_cases - count) :]
@@ -120,7 +121,10 @@ class Plan:
         if options.max_cases is not None:
             count = min(count, options.max_cases)
         cut = options.max_cases if count < len(found) else None
-        found = [*found[:count], *_drawn(options, count - len(found), fixed)]
+        if len(found) < count:  # a few more, since some may be in the array already
+            drawn = _drawn(options, count - len(found) + len(found) // 10, fixed)
+            found = list(dict.fromkeys((*found, *drawn)))
+        found = found[:count]
         if not profile.covering or cut is not None:  # an array has every feature
             _complete(found, options, fixed)
         if not found:
