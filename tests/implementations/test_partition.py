@@ -6,7 +6,9 @@ import math
 import random
 
 import pytest
+import torch
 
+from zerocheck.case.shapes import leaves_a_rank_empty
 from zerocheck.implementations.textbook.partition import ALIGNMENT, Partition, split
 
 SHAPES = [
@@ -93,3 +95,10 @@ def test_split_is_greedy_and_cuts_no_tensor() -> None:
         assert all(
             len(bucket) == 1 or sum(sizes[index] for index in bucket) <= 7 for bucket in buckets
         )
+
+
+def test_a_rank_without_rows_is_one_that_chunk_gives_none() -> None:
+    for rows in range(1, 30):
+        for world_size in range(1, 20):
+            chunks = torch.empty(rows).chunk(world_size)
+            assert leaves_a_rank_empty(rows, world_size) == (len(chunks) < world_size)

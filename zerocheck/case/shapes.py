@@ -102,6 +102,15 @@ def learning(case: Case) -> tuple[str, ...]:
     return (*trainable(case.model), *unfrozen(case))
 
 
+def leaves_a_rank_empty(rows: int, world_size: int) -> bool:
+    """Whether some rank gets nothing of `rows` rows that are cut like torch.chunk.
+
+    The last ranks get less: 4 rows on 3 ranks are 2 + 2, and the third has none.
+    """
+    most = -(-rows // world_size)
+    return most * (world_size - 1) >= rows
+
+
 def uncalled(model: Model) -> tuple[str, ...]:
     """Prefixes of the parameters that no forward uses."""
     called = set(call_order(model))

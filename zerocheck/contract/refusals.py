@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from ..case.schema import Case
-from ..case.shapes import sometimes_used, unfrozen
+from ..case.shapes import leaves_a_rank_empty, sometimes_used, unfrozen
 from ..compat import reduces_unused
 from ..errors import Unsupported
 from .names import unwrapped
@@ -81,8 +81,7 @@ def check_built(model: nn.Module, case: Case, *, own_clip: bool) -> None:
 
 def _check_inf_norm(parameter: DTensor) -> None:
     """A rank whose shard of dim 0 is empty raises in `torch._foreach_norm`; the others wait."""
-    world, rows = parameter.device_mesh.size(), parameter.shape[0]
-    if -(-rows // world) * (world - 1) >= rows and world > 1:
+    if leaves_a_rank_empty(parameter.shape[0], parameter.device_mesh.size()):
         raise Unsupported(
             "torch cannot take the infinity norm of an empty shard: "
             "see reports/findings/fsdp2-inf-norm-of-an-empty-shard.md"

@@ -18,8 +18,6 @@ from .limits import norm_of_empties, one_axis_fp32
 from .scaling import scaler_of
 from .sync import accumulation, synchronized
 
-DDP_OPTIONS = ("bucket", "sync", "bucket_view", "find_unused", "static_graph", "optimizer_first")
-
 
 class Ddp(BuiltImplementation):
     """DistributedDataParallel; gradients are reduced once, or with each microbatch.
@@ -32,13 +30,13 @@ class Ddp(BuiltImplementation):
     """
 
     semantics = Semantics(accumulate="local", unused="skip", buffers="rank0", weight="token")
-    options = DDP_OPTIONS
+    options = ("bucket", "sync", "bucket_view", "find_unused", "static_graph", "optimizer_first")
     handles = EXTRAS
 
     @classmethod
     def supports(cls, case: Case) -> str | None:
         """None, or the reason why this case cannot be run."""
-        return one_axis_fp32(case) or norm_of_empties(case) or changing_graph(case)
+        return one_axis_fp32(case) or norm_of_empties(case) or _changing_graph(case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
@@ -82,7 +80,7 @@ def ddp(
     )
 
 
-def changing_graph(case: Case) -> str | None:
+def _changing_graph(case: Case) -> str | None:
     """None, or why DDP must not be told that the graph is static."""
     if case.sharding.static_graph and sometimes_used(case.model):
         return "the graph of the model changes from batch to batch (sharding.static_graph is true)"

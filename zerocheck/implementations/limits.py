@@ -7,6 +7,7 @@ from ..case.shapes import (
     empties,
     graph_differs,
     learning,
+    leaves_a_rank_empty,
     parameter_dtypes,
     parameter_shapes,
     scalars,
@@ -60,16 +61,13 @@ def norm_of_empties(case: Case) -> str | None:
 def norm_of_empty_shards(case: Case) -> str | None:
     """None, or why torch cannot take the inf-norm of parameters that are sharded along dim 0.
 
-    Cut like torch.chunk, the last ranks get nothing: 4 rows on 3 ranks are 2 + 2. A rank with an
-    empty shard raises, while the others wait for it.
+    A rank with an empty shard raises, while the others wait for it.
     """
     if case.training.clip is None or case.training.norm != "inf":
         return None
-    shapes, world = parameter_shapes(case.model), case.world_size
+    shapes = parameter_shapes(case.model)
     for name in learning(case):
-        rows = shapes[name][0] if shapes[name] else world
-        most = -(-rows // world)
-        if most and -(-rows // most) < world:
+        if shapes[name] and leaves_a_rank_empty(shapes[name][0], case.world_size):
             return f"torch has no inf-norm of the empty shard of {name}"
     return None
 

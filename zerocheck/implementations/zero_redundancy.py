@@ -12,15 +12,13 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from ..case.schema import Case
 from ..case.shapes import learning, parameter_dtypes
-from ..contract import Built, BuiltImplementation, Semantics, groups
-from ..contract.implementation import EXTRAS
-from .ddp import DDP_OPTIONS, changing_graph, ddp
-from .limits import norm_of_empties, one_axis_fp32
+from ..contract import Built, groups
+from .ddp import Ddp, ddp
 from .scaling import scaler_of
-from .sync import accumulation, synchronized
+from .sync import accumulation
 
 
-class ZeroRedundancy(BuiltImplementation):
+class ZeroRedundancy(Ddp):
     """DDP with ZeroRedundancyOptimizer over AdamW. A parameter is updated by one rank, which alone
     has its moments, and is broadcast to the others; it is never cut.
 
@@ -29,23 +27,16 @@ class ZeroRedundancy(BuiltImplementation):
     several dtypes.
     """
 
-    semantics = Semantics(accumulate="local", unused="skip", buffers="rank0", weight="token")
-    options = DDP_OPTIONS
-    handles = EXTRAS
     _optimizer: ZeroRedundancyOptimizer
 
     @classmethod
     def supports(cls, case: Case) -> str | None:
         """None, or the reason why this case cannot be run."""
-        reason = one_axis_fp32(case) or norm_of_empties(case) or changing_graph(case)
+        reason = super().supports(case)
         dtypes = parameter_dtypes(case.model)
         if reason is None and len({dtypes[name] for name in learning(case)}) > 1:
             return "ZeroRedundancyOptimizer wants one dtype: a block of the model is in bf16"
         return reason
-
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
-        self.semantics = synchronized(self.semantics, case)
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         """Wrap the model and share out its optimizer states.

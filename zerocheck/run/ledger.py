@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 
 from msgspec.structs import replace
 
@@ -45,7 +44,7 @@ class Ledger:
         left_out: Counter[KnownIssue] = Counter()
         kept = []
         for item in planned:
-            hang = next(filter(partial(_hangs_by, item), self.issues), None)
+            hang = self._hang(item)
             if hang is None:
                 kept.append(item)
             else:
@@ -66,8 +65,11 @@ class Ledger:
 
     def hang(self, item: Planned) -> str | None:
         """The known hang that covers a case, as a reason not to run it."""
-        issue = next(filter(partial(_hangs_by, item), self.issues), None)
+        issue = self._hang(item)
         return None if issue is None else f"known hang: {issue.record.reason}"
+
+    def _hang(self, item: Planned) -> KnownIssue | None:
+        return next((issue for issue in self.issues if _hangs_by(item, issue)), None)
 
     def issue_of(self, finished: CaseFinished, violation: Violation | None) -> KnownIssue | None:
         """The first issue that this failure is. All that match are noted as seen."""

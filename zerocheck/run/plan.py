@@ -89,11 +89,10 @@ class Plan:
         """Put cases at the end of `cases` for pairs that only refused ones had; whether it did."""
         added = False
         for name, array in self._arrays.items():
-            there = {item.case for item in self.cases if item.implementation == name}
+            there = [item.case for item in self.cases if item.implementation == name]
             cases = [case for case in array.more() if case not in there]
             if self._options.max_cases is not None:
-                count = sum(planned.implementation == name for planned in self.cases)
-                del cases[max(0, self._options.max_cases - count) :]
+                del cases[max(0, self._options.max_cases - len(there)) :]
             self.cases += [Planned(name, case) for case in cases]
             added = added or bool(cases)
         return added
