@@ -77,6 +77,12 @@ def main() -> None:
     multiple=True,
     help="Findings that do not fail the run, beside ours; none: without ours. May stand again.",
 )
+@click.option(
+    "--shrink/--no-shrink",
+    default=True,
+    show_default=True,
+    help="Look for the smallest case of each finding, at the end.",
+)
 @_ranks
 @_device
 @_report_dir

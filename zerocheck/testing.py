@@ -123,12 +123,14 @@ def parametrize_with_checks(
     max_cases: int | None = 30,
     seed: int = 0,
     known_issues: str | Sequence[str] | None = None,
+    shrink: bool = True,
 ) -> pytest.MarkDecorator:
     """Decorate `def test_sharding(check): check()` to run every check of the implementations.
 
     implementations: classes or build functions at the top of a module, or names as on the command
     line; known_issues: files of known issues, or "none", as on the command line; left out, those of
-    the ini option zerocheck_known_issues. Raises UsageError for what cannot be used.
+    the ini option zerocheck_known_issues; shrink: look for the smallest case of each finding.
+    Raises UsageError for what cannot be used.
 
         @zerocheck.parametrize_with_checks([MyFSDP, "fsdp2"])
         def test_sharding(check):
@@ -154,6 +156,7 @@ def parametrize_with_checks(
                 "max_cases": max_cases,
                 "seed": seed,
                 "known_issues": files,
+                "shrink": shrink,
             },
         )
         for obligation in OBLIGATIONS:

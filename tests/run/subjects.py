@@ -14,6 +14,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 import zerocheck
 from zerocheck.implementations.textbook.zero1 import Zero1
+from zerocheck.faults.accumulation import NotDividedByGa
+from zerocheck.faults.update import DecayOnExcluded
 
 
 def build(model, case, mesh):
@@ -281,3 +283,32 @@ class Scaled(Sharder):
         scale = case.training.loss_scale
         scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
         return replace(super().build(model, case, mesh), scaler=scaler)
+
+def not_averaged_from_3_ranks(model, case, mesh):
+    return (not_averaged if mesh.size() >= 3 else build)(model, case, mesh)
+
+
+def not_averaged_where_uneven(model, case, mesh):
+    uneven = any(
+        len(parameter) % mesh.size() for parameter in model.parameters() if parameter.dim()
+    )
+    return (not_averaged if uneven else build)(model, case, mesh)
+
+
+def not_averaged_if_used_twice(model, case, mesh):
+    calls = case.model.calls or ()
+    return (not_averaged if len(set(calls)) < len(calls) else build)(model, case, mesh)
+
+
+class TwoFaults(DecayOnExcluded, NotDividedByGa):
+    """A wrong gradient with several microbatches, a wrong update with groups without decay."""
+
+
+class NotAveragedOfOneModel(Sharder):
+    fixed = {  # noqa: RUF012
+        "model": {"stem": "dense", "inputs": 5, "blocks": (), "frozen": ()},
+        "training": {"clip": 0.003, "norm": "2"},
+    }
+
+    def build(self, model, case, mesh):
+        return not_averaged(model, case, mesh)

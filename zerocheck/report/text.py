@@ -46,10 +46,14 @@ def finding_lines(finding: Finding) -> list[str]:
     if finding.known is not None:
         lines += known_lines(finding.known)
     if finding.violation is not None:
-        lines += _violation_lines(finding.violation, title=finding.title)
+        # A small case does not tell its causes apart, so it has no say about them.
+        named = finding.violation.explanation if finding.size else finding.title
+        lines += _violation_lines(finding.violation, title=named)
     causes = finding.causes or (finding.violation.causes if finding.violation else ())
     if finding.status == "violated":
         lines += row("cause", _causes(causes))
+    if finding.extent:
+        lines += row("extent", finding.extent)
     if finding.follows:
         said = "violated in the same case, and may follow from this"
         lines += row("also", f"{', '.join(finding.follows)}: {said}")
@@ -58,6 +62,8 @@ def finding_lines(finding: Finding) -> list[str]:
     if finding.tries:
         lines += row("reproduced", _reproduced(finding))
     lines += row("fingerprint", finding.fingerprint)
+    if finding.size:
+        lines += row("smallest", finding.size)
     replay = replay_line(finding)
     if replay:
         lines += row("replay", replay)

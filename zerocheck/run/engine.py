@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from .ledger import Ledger
 from .options import RunOptions
 from .plan import Plan, Planned
 from .records import CaseFile, Finding, Record, RunFinished, RunStarted
+from .shrink import RUN_SECONDS, SECONDS, Limits, shrink, worth
 from .tally import INTERRUPTED, exit_code, tally, why
 from .trial import TARGET, Outcome, Ranks, Trial, describe, judged, refusals
 
@@ -103,6 +104,7 @@ class _Run:
             name: describe(self.ranks, name, world_size=min(options.world_sizes))
             for name in options.implementations
         }
+        self.fixed = {name: _paths(described[name].fixed) for name in described}
         self.plan = Plan(options, described, self._refusals)
         self.plan.cases, left_out = self.ledger.arrange(self.plan.cases)
         self.started = time.perf_counter()
@@ -125,6 +127,7 @@ class _Run:
         try:
             self._cases(self.plan.cases)
             self._stale(self.plan.cases)
+            self._shrink()
         except KeyboardInterrupt:
             self._finish(interrupted=True)
             raise
@@ -180,7 +183,40 @@ class _Run:
         """Say how often it shows in fresh processes, and write its case down."""
         if bug.issue is None:
             confirm(bug, self.ranks, self.options.obligations)
-        first = bug.first
+        self._write(bug)
+
+    def _shrink(self) -> None:
+        """At the end, when all cases have had their say about causes."""
+        ends = time.monotonic() + RUN_SECONDS
+        launched = self.options.ranks == "torchrun"
+        for bug in self.findings.bugs if self.options.shrink else ():
+            # Ranks of a launcher cannot be started anew, so what breaks them is left as it is.
+            if bug.issue is not None or (launched and bug.violation is None):
+                continue
+            left = ends - time.monotonic()
+            if not worth(bug):
+                bug.extent = "not searched for, since it does not show every time"
+            elif left <= 0:
+                bug.extent = f"not searched for, others took {RUN_SECONDS:.0f} s"
+            else:
+                self._shrink_one(bug, min(SECONDS, left))
+            self._tell(bug) if bug.shrunk is None else self._write(bug)
+
+    def _shrink_one(self, bug: Bug, seconds: float) -> None:
+        name = bug.first.implementation
+        limits = Limits(
+            seconds=seconds,
+            kept=(*self.fixed[name], *(["mesh"] if self.options.ranks == "torchrun" else [])),
+            avoided=lambda case: self.ledger.hang(Planned(name, case)) is not None,
+            listed=self.ledger.listed,
+        )
+        bug.shrunk = shrink(bug, self.ranks, self.options.obligations, limits)
+        if bug.shrunk is None:
+            bug.extent = "not known, the smallest case does not show it in fresh rank processes"
+
+    def _write(self, bug: Bug) -> None:
+        """Write its case file, in place of the one before, and tell of it."""
+        replayed = bug.replayed
         if bug.case_file:
             Path(bug.case_file).unlink(missing_ok=True)
         bug.case_file = str(
@@ -188,10 +224,10 @@ class _Run:
                 self.folder,
                 bug.slug,
                 CaseFile(
-                    implementation=first.implementation,
-                    case=first.case,
-                    status=first.status,
-                    judgement=first.judgement,
+                    implementation=replayed.implementation,
+                    case=replayed.case,
+                    status=replayed.status,
+                    judgement=replayed.judgement,
                     environment=self.environment,
                     title=bug.title,
                 ),
@@ -241,6 +277,15 @@ class _Run:
             f"{name}: {count} cases were left out after {HANGS} hangs"
             for name, count in self.left_out.items()
         ]
+
+
+def _paths(fixed: Mapping[str, object]) -> tuple[str, ...]:
+    """`{"training": {"clip": None}, "mesh": [2]}` as `training.clip` and `mesh`."""
+    return tuple(
+        f"{section}.{name}" if name else section
+        for section, fields in fixed.items()
+        for name in (fields if isinstance(fields, Mapping) else ("",))
+    )
 
 
 class _Collector:

@@ -23,6 +23,22 @@ IssueOf = Callable[[CaseFinished, Violation | None], KnownIssue | None]
 """The listed known issue that a failure of a case is, if it is one."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Shrunk:
+    """The smallest case that was found to fail in the same way.
+
+    finished: what came of it in fresh rank processes; violation: None for a crash or hang; size,
+    extent: see Finding; tries, seconds: what it took.
+    """
+
+    finished: CaseFinished
+    violation: Violation | None
+    size: str
+    extent: str
+    tries: int
+    seconds: float
+
+
 @dataclass
 class Bug:
     """All failing cases that one bug explains.
@@ -43,6 +59,9 @@ class Bug:
     otherwise: Counter[str] = field(default_factory=Counter)
     """What came of tries in fresh rank processes that did not show it."""
     case_file: str = ""
+    shrunk: Shrunk | None = None
+    extent: str = ""
+    """Why it is not known, where it was to be found and was not."""
     headline: str = ""
     """What a run with traced collectives said of a crash or hang."""
 
@@ -55,6 +74,11 @@ class Bug:
             return joined(self.implementation, self.status, self.first.error)
         told = self.violation
         return joined(self.implementation, told.obligation, told.role, "+".join(self.causes))
+
+    @property
+    def replayed(self) -> CaseFinished:
+        """The case to replay: the smallest that is known."""
+        return self.first if self.shrunk is None else self.shrunk.finished
 
     def _follows(self) -> tuple[Obligation, ...]:
         judgement = self.first.judgement
@@ -102,6 +126,7 @@ class Bug:
 
     def finding(self, number: int) -> Finding:
         """The record of this bug as it is known now. number: its place among the bugs."""
+        shrunk = self.shrunk
         return Finding(
             number=number,
             fingerprint=self.fingerprint,
@@ -110,16 +135,18 @@ class Bug:
             title=self.title,
             case_number=self.first.number,
             obligation=None if self.violation is None else self.violation.obligation,
-            violation=self.violation,
+            violation=self.violation if shrunk is None else shrunk.violation,
             causes=self.causes,
-            reason=self.first.reason,
-            detail=self.first.detail,
+            reason=self.replayed.reason,
+            detail=self.replayed.detail,
             follows=self._follows(),
             confirmed=self.confirmed,
             tries=self.tries,
             otherwise=dict(self.otherwise),
             cases=self.cases,
             case_file=self.case_file,
+            size="" if shrunk is None else shrunk.size,
+            extent=self.extent if shrunk is None else shrunk.extent,
             known=None if self.issue is None else self.issue.record,
         )
 

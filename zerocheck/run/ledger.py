@@ -77,6 +77,10 @@ class Ledger:
         self._shown.update(matching)
         return matching[0] if matching else None
 
+    def listed(self, finished: CaseFinished, violation: Violation | None) -> bool:
+        """Whether this failure is an issue, without a note that it was seen."""
+        return any(issue.matches(finished, violation) for issue in self.issues)
+
     def marked(self, finished: CaseFinished) -> CaseFinished:
         """The record of a case with what is known of its failures.
 

@@ -31,7 +31,7 @@ class RunOptions:
     implementations: built-in names, package.module:Name or path/to/file.py:Name; world_sizes:
     numbers of ranks to draw from; max_cases: cases per implementation at most; features: only
     cases that have all of them; known_issues: files of known issues beside ours, and "none" for
-    not ours. Raises UsageError for what cannot be used.
+    not ours; shrink: look for the smallest case of each finding. Raises UsageError for what cannot be used.
     """
 
     implementations: tuple[str, ...] = tuple(BUILT_IN)
@@ -45,6 +45,7 @@ class RunOptions:
     ranks: Ranks = "processes"
     device: str = "cpu"
     known_issues: tuple[str, ...] = ()
+    shrink: bool = True
     issues: tuple[KnownIssue, ...] = field(init=False, default=())
     """What stands in the files of known issues."""
     world_sizes_given: bool = field(init=False, default=False)

@@ -120,9 +120,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
     with one `number`, its place in the order of discovery, the last one counts.
 
     fingerprint: implementation, obligation, role and cause, no numbers; status: violated, crashed
-    or hung; title: one plain sentence; violation: of the case to replay; case_number: which that
-    is; reason: where each rank stood, detail: their stacks; confirmed: how often it reproduced in
-    fresh rank processes, of how many tries; otherwise: what came of the other tries, and how often;
+    or hung; title: one plain sentence; violation: of the case to replay; case_number: which case
+    of the run that is, or which it was shrunk from; reason: where each rank stood, detail: their
+    stacks; confirmed: how often it reproduced in fresh rank processes, of how many tries; otherwise: what came of the other tries, and how often;
     causes: those that explain all failing cases seen; cases: how many those are; case_file: what
     `replay` takes; known: the listed issue that it is.
     """
@@ -145,6 +145,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
     otherwise: dict[str, int] = {}
     cases: int = 1
     case_file: str = ""
+    size: str = ""
+    """Of the case to replay, if it was shrunk: "2 ranks, 1 block, 1 step"."""
+    extent: str = ""
+    """What the failure needs, and where it shows; or why that is not known."""
     known: Known | None = None
 
     @property

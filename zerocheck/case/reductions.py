@@ -1,0 +1,381 @@
+"""Simpler cases from a case: what shrinking tries, in which order. No torch.
+
+Big cuts come first: everything to its default, then ranks, steps, blocks, whole sections, and at
+last single fields. Each cut takes a field towards its default, or a number towards the smallest,
+and never back, so that a search ends. Sizes go to their default and not to 1: where all sizes
+are equal or 1, different mistakes look alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from ..errors import UsageError
+from .codec import to_plain
+from .schema import Block, BlockKind, Case, Group, Model, Optimizer
+from .shapes import matching, parameter_shapes, trainable
+from .validity import check
+
+Cut = Callable[[Case], Iterator[Case]]
+"""cut(case) -> simpler cases of one dimension, the simplest first."""
+
+SECTIONS = (
+    "sharding",
+    "disturbance",
+    "precision",
+    "data",
+    "start",
+    "optimizer",
+    "training",
+    "model",
+)
+
+SIZES = ("inputs", "width", "outputs", "batch", "length", "hidden", "experts", "heads", "kernel")
+SMALL_SIZES = (2, 3, 5)
+"""Tried where the default does not do: of both parities, and no multiples of each other."""
+
+SIMPLEST_KIND: BlockKind = "mlp"
+
+_OPTIONS_OF: dict[str, tuple[BlockKind, ...]] = {
+    "hidden": ("mlp", "experts"),
+    "experts": ("experts",),
+    "heads": ("attention", "group_norm"),
+    "kernel": ("conv",),
+    "activation": ("mlp", "experts"),
+}
+"""Options of blocks that other kinds ignore."""
+
+COUNTS = {"steps": 1, "microbatches": 1, "step": 0}
+"""Fields that count something, and their smallest value."""
+
+TRIED_COUNTS = 3
+"""Of a count, the smallest values are tried, so many."""
+
+_DEFAULT = Case()
+_PLAIN = Block(kind=SIMPLEST_KIND)
+_replace = msgspec.structs.replace
+
+
+def simpler(case: Case, *, kept: Collection[str] = ()) -> Generator[Case, bool, Case]:
+    """Yields candidates; send True for one that fails in the same way. Returns the smallest.
+
+    Every candidate is valid and was not yielded before. When the generator returns, no single cut
+    of the case that it returns fails any more. kept: paths that stay as they are, such as `mesh`,
+    `model` or `training.clip`.
+    """
+    seen = {case}
+    before = None
+    while case != before:
+        before = case
+        for cut in (*_cuts(), _each_block, _plain_blocks):
+            case = yield from _taken(case, cut, kept, seen)
+        for path in _paths(case):
+            case = yield from _taken(case, partial(_field, path=path), kept, seen)
+    return case
+
+
+def left(case: Case, *, kept: Collection[str] = ()) -> list[tuple[str, Case]]:
+    """(path, the case with the field at that path taken back) of all that is not at its simplest.
+
+    A field that another one needs is left out: taking it back would change both.
+    """
+    paths = ["mesh", "model.blocks", *_paths(case)]
+    found = []
+    for path in paths:
+        cut = {"mesh": _world, "model.blocks": _each_block}.get(path, partial(_field, path=path))
+        candidates = (_valid(candidate, case, kept) for candidate in cut(case))
+        reset = next((c for c in candidates if c is not None and c != case), None)
+        if reset is not None and _differing(case, reset) <= {path}:
+            found.append((path, reset))
+    blocks = any(path.startswith("model.blocks[") for path, _ in found)
+    return [(path, reset) for path, reset in found if path != "model.blocks" or not blocks]
+
+
+def value_at(case: Case, path: str) -> Any:
+    """The value of a field, by a path such as `training.clip` or `model.blocks[0].kind`."""
+    value: Any = case
+    for part in path.replace("]", "").replace("[", ".").split("."):
+        value = value[int(part)] if part.isdigit() else getattr(value, part)
+    return value
+
+
+def _taken(
+    case: Case, cut: Cut, kept: Collection[str], seen: set[Case]
+) -> Generator[Case, bool, Case]:
+    """Take the cut as often as it goes."""
+    went = True
+    while went:
+        went = False
+        for candidate in cut(case):
+            valid = _valid(candidate, case, kept)
+            if valid is None or valid in seen:
+                continue
+            seen.add(valid)
+            if (yield valid):
+                case, went = valid, True
+                break
+    return case
+
+
+def _valid(candidate: Case, case: Case, kept: Collection[str]) -> Case | None:
+    """The candidate, with what no longer fits taken away; None if it still cannot be run."""
+    candidate = _fitting(candidate)
+    try:
+        check(candidate)
+        same = all(value_at(candidate, path) == value_at(case, path) for path in kept)
+    except (UsageError, IndexError):
+        return None
+    return candidate if same else None
+
+
+def _cuts() -> Iterable[Cut]:
+    """Before single fields. What makes runs faster comes first."""
+    yield _everything
+    yield _world
+    yield partial(_field, path="training.steps")
+    yield partial(_section, name="model")
+    yield _many_blocks
+    for name in SECTIONS:
+        yield partial(_section, name=name)
+    yield _frame
+
+
+def _everything(case: Case) -> Iterator[Case]:
+    one = _replace(_DEFAULT.training, steps=1)
+    yield Case(mesh=min((2,), case.mesh), seed=case.seed, training=one)
+    steps = min(_DEFAULT.training.steps, case.training.steps)
+    yield Case(mesh=case.mesh, seed=case.seed, training=_replace(one, steps=steps))
+
+
+def _section(case: Case, name: str) -> Iterator[Case]:
+    default = getattr(_DEFAULT, name)
+    if name == "training":
+        default = _replace(default, steps=case.training.steps)
+    yield _replace(case, **{name: default})
+
+
+def _world(case: Case) -> Iterator[Case]:
+    size = case.world_size
+    for ranks in dict.fromkeys((1, 2, 3, (size + 1) // 2, size - 1)):
+        if 0 < ranks < size:
+            yield _replace(case, mesh=(ranks,))
+    if len(case.mesh) > 1:
+        yield _replace(case, mesh=(size,))
+        for axis, length in enumerate(case.mesh):
+            for shorter in range(1, min(length, 3)):
+                yield _replace(case, mesh=(*case.mesh[:axis], shorter, *case.mesh[axis + 1 :]))
+
+
+def _many_blocks(case: Case) -> Iterator[Case]:
+    """All blocks out, or half of them."""
+    count = len(case.model.blocks)
+    for out in (range(count), range(count // 2, count), range(count // 2)):
+        if out:
+            yield _without(case, out)
+
+
+def _each_block(case: Case) -> Iterator[Case]:
+    for index in range(len(case.model.blocks)):
+        yield _without(case, (index,))
+
+
+def _frame(case: Case) -> Iterator[Case]:
+    """All of the model that is not a block."""
+    model = case.model
+    yield _replace(case, model=Model(blocks=model.blocks, calls=model.calls))
+
+
+def _plain_blocks(case: Case) -> Iterator[Case]:
+    """One block without its options, and of the simplest kind if that does."""
+    blocks = case.model.blocks
+    for index, block in enumerate(blocks):
+        for kind in dict.fromkeys((SIMPLEST_KIND, block.kind)):
+            plain = (*blocks[:index], Block(kind=kind), *blocks[index + 1 :])
+            yield _replace(case, model=_replace(case.model, blocks=plain))
+
+
+def _without(case: Case, out: Collection[int]) -> Case:
+    """The case without these blocks. Calls go to the blocks that are left."""
+    model = case.model
+    stay = [index for index in range(len(model.blocks)) if index not in out]
+    calls = model.calls
+    if calls is not None:
+        calls = tuple(stay.index(index) for index in calls if index in stay)
+    blocks = tuple(model.blocks[index] for index in stay)
+    return _replace(case, model=_replace(model, blocks=blocks, calls=calls))
+
+
+def _paths(case: Case) -> Iterator[str]:
+    """Every field that has a simplest value, in the order in which they are tried."""
+    for section in SECTIONS:
+        for name in getattr(case, section).__struct_fields__:
+            if (section, name) == ("model", "blocks"):
+                for index, block in enumerate(case.model.blocks):
+                    yield from (f"model.blocks[{index}].{f}" for f in block.__struct_fields__)
+            elif (section, name) == ("optimizer", "groups"):
+                yield "optimizer.groups"
+                for index in range(len(case.optimizer.groups)):
+                    yield from (
+                        f"optimizer.groups[{index}].{f}"
+                        for f in Group.__struct_fields__
+                        if f != "pattern"
+                    )
+            else:
+                yield f"{section}.{name}"
+
+
+def _field(case: Case, path: str) -> Iterator[Case]:
+    try:
+        value = value_at(case, path)
+    except IndexError:  # its block or group went with another cut
+        return
+    name = path.rpartition(".")[2]
+    if path == "optimizer.groups":
+        values = _fewer_groups(case.optimizer)
+    elif path == "model.calls":
+        values = iter([None, *_with_one_out(value)] if value is not None else [])
+    elif name in COUNTS:
+        values = iter(range(COUNTS[name], min(value, COUNTS[name] + TRIED_COUNTS)))
+    elif path == "training.clip":
+        # A maximum norm of about the gradient's, before one that only some bugs need.
+        plain = case.data.loss_factor
+        values = iter([] if value is None else [None] if value == plain else [None, plain])
+    elif isinstance(value, tuple):
+        values = iter([(), *_with_one_out(value)] if value else [])
+    else:
+        default = _default(case, path)
+        sized = name in SIZES and isinstance(value, int)  # the optimizer has a `kernel` too
+        small = [size for size in SMALL_SIZES if size < value] if sized else []
+        values = iter([default, *small] if value != default else [])
+    for simple in values:
+        yield _set(case, path, simple)
+
+
+def _default(case: Case, path: str) -> Any:
+    if path.startswith("model.blocks["):
+        return getattr(_PLAIN, path.rpartition(".")[2])
+    if path.startswith("optimizer.groups["):
+        return getattr(Group(), path.rpartition(".")[2])
+    return value_at(_DEFAULT, path)
+
+
+def _fewer_groups(optimizer: Optimizer) -> Iterator[tuple[Group, ...]]:
+    """One group with the default options, one of those that there are, or one less."""
+    groups = optimizer.groups
+    if groups != (Group(),):
+        yield (Group(),)
+    if len(groups) > 1:
+        for group in groups:
+            yield (_replace(group, pattern="*"),)
+        yield from (rest for rest in _with_one_out(groups) if len(rest) > 1)
+
+
+def _with_one_out(values: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    for place in range(len(values)):
+        yield (*values[:place], *values[place + 1 :])
+
+
+def _set(case: Case, path: str, value: Any) -> Case:
+    """The case with another value at the path."""
+    section, _, rest = path.partition(".")
+    owner = getattr(case, section)
+    listed, _, name = rest.rpartition("].")
+    if not listed:
+        return _replace(case, **{section: _replace(owner, **{rest: value})})
+    field, _, index = listed.partition("[")
+    items = list(getattr(owner, field))
+    items[int(index)] = _replace(items[int(index)], **{name: value})
+    return _replace(case, **{section: _replace(owner, **{field: tuple(items)})})
+
+
+def _fitting(case: Case) -> Case:
+    """The case without options that need what it does not have any more."""
+    model = _fitting_model(case.model)
+    data, start, training = case.data, case.start, case.training
+    if model.stem != "embedding":
+        data = _replace(data, masked=False)
+    names = list(parameter_shapes(model))
+    start = _replace(
+        start,
+        moments=start.moments if start.step else "zero",
+        zeros=tuple(pattern for pattern in start.zeros if matching(names, (pattern,))),
+    )
+    if training.clip is None:
+        training = _replace(training, norm="2")
+    if not model.frozen:
+        training = _replace(training, unfreeze=None)
+    if training.loss_scale is None:
+        training = _replace(training, overflow=None)
+    elif training.overflow is not None:
+        training = _replace(training, overflow=min(training.overflow, training.steps - 1))
+    return _replace(
+        case,
+        model=model,
+        data=data,
+        start=start,
+        training=training,
+        optimizer=_fitting_groups(case.optimizer, model),
+    )
+
+
+def _fitting_model(model: Model) -> Model:
+    if model.stem != "embedding":
+        model = _replace(model, tied=False, padding_idx=None)
+    if model.tied:
+        model = _replace(model, outputs=model.inputs)
+    if model.padding_idx is not None and model.padding_idx >= model.inputs:
+        model = _replace(model, padding_idx=0)
+    if model.calls == tuple(range(len(model.blocks))):
+        model = _replace(model, calls=None)
+    model = _replace(model, blocks=tuple(_fitting_block(b, model.width) for b in model.blocks))
+    names = list(parameter_shapes(model))
+    frozen = tuple(pattern for pattern in model.frozen if matching(names, (pattern,)))
+    return _replace(model, frozen=frozen)
+
+
+def _fitting_block(block: Block, width: int) -> Block:
+    ignored = [name for name, kinds in _OPTIONS_OF.items() if block.kind not in kinds]
+    if width % block.heads:
+        ignored.append("heads")
+    if any(getattr(block, name) != getattr(_PLAIN, name) for name in ignored):
+        block = _replace(block, **{name: getattr(_PLAIN, name) for name in ignored})
+    return block
+
+
+def _fitting_groups(optimizer: Optimizer, model: Model) -> Optimizer:
+    """Without the groups that no parameter is in."""
+    names = trainable(model)
+    kept = []
+    for group in optimizer.groups:
+        taken = set(matching(names, (group.pattern,)))
+        if taken:
+            kept.append(group)
+        names = [name for name in names if name not in taken]
+    return _replace(optimizer, groups=tuple(kept)) if kept else optimizer
+
+
+def _differing(one: Case, other: Case) -> set[str]:
+    """Paths of the fields that differ; all of the blocks, or of the groups, if their number does."""
+    left, right = dict(_flat(to_plain(one))), dict(_flat(to_plain(other)))
+    differing = {path for path in {*left, *right} if left.get(path) != right.get(path)}
+    for listed in ("model.blocks", "optimizer.groups"):
+        if len(value_at(one, listed)) != len(value_at(other, listed)):
+            inside = {path for path in differing if path.startswith(f"{listed}[")}
+            differing = differing - inside | {listed}
+    return differing
+
+
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """(path, value) of all fields; a list is one unless it holds objects."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _flat(inner, f"{path}.{name}" if path else name)
+    elif isinstance(value, (list, tuple)) and any(isinstance(inner, dict) for inner in value):
+        for index, inner in enumerate(value):
+            yield from _flat(inner, f"{path}[{index}]")
+    else:
+        yield path, value

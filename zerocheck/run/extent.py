@@ -1,0 +1,157 @@
+"""How far a bug reaches, in one sentence: what it needs, on which ranks, in which parameters.
+
+What it needs is what shrinking could not take back: each of it alone makes the failure go away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..case.features import FEATURES, features
+from ..case.reductions import value_at
+from ..case.schema import Case
+from ..case.shapes import empties, trainable
+from ..judge.verdict import Violation
+
+_SHOWN = 3
+"""Names that are spelled out before the rest is counted."""
+
+_ORDINALS = {2: "second", 3: "third", 4: "fourth"}
+_DIRECT: dict[str, tuple[str, ...]] = {
+    "groups": ("some-decay", "groups"),
+    "step": ("mid-training",),
+    "side": ("side",),
+    "clip": ("clip-tight", "clip-loose", "clip"),
+}
+"""Fields that several features tell of -> those that say it best."""
+
+
+def size(case: Case) -> str:
+    """`"2 ranks, 1 block, 1 step"`."""
+    blocks = len(case.model.blocks)
+    return ", ".join(
+        (
+            _count(case.world_size, "rank"),
+            _count(blocks, "block") if blocks else "no blocks",
+            _count(case.training.steps, "step"),
+        )
+    )
+
+
+def extent(
+    case: Case,
+    needed: Sequence[tuple[str, Case]],
+    violation: Violation | None,
+    *,
+    from_world: bool = True,
+) -> str:
+    """One sentence on a case from which nothing more can be taken.
+
+    needed: paths that could not be taken back, each with the case in which it is, as from
+    `reductions.left`; from_world: more ranks than these fail too.
+    """
+    first = 0 if violation is None else violation.step
+    needs = _needs(case, needed, first, from_world=from_world)
+    return "; ".join([needs, *_places(case, violation)])
+
+
+def not_searched(tries: int, case: Case, violation: Violation | None) -> str:
+    """The sentence where shrinking came to the end of its budget."""
+    said = f"what it needs is not all known, the search ended after {_count(tries, 'try')}"
+    return "; ".join([said, *_places(case, violation)])
+
+
+def _needs(case: Case, needed: Sequence[tuple[str, Case]], first: int, *, from_world: bool) -> str:
+    """first: the step that is wrong first, 0-based."""
+    having: list[str] = []
+    where: list[str] = []
+    since: list[str] = []
+    grouped = any(path == "optimizer.groups" for path, _ in needed)
+    for path, reset in needed:
+        value = value_at(case, path)
+        if grouped and path.startswith("optimizer.groups["):
+            continue  # its options differ from the other groups', which is what counts
+        if path == "mesh" and case.world_size == 2:
+            continue
+        if path == "mesh" and from_world:
+            since.append(f"from {case.world_size} ranks on")
+        elif path == "training.steps":
+            if first > 0:
+                continue  # said below
+            since.append(f"with {value} steps or more")
+        elif path == "training.microbatches":
+            having.append("several microbatches" if value == 2 else f"{value} microbatches or more")
+        elif path == "model.blocks" and len(value) > 1:
+            having.append(f"{len(value)} blocks")
+        else:
+            said = _lost(case, reset, path) or f"{path} {_plain(value)}"
+            (where if _is_clause(said) else having).append(said)
+    parts = []
+    if having:
+        parts.append(f"with {_listed(having)}")
+    if where:
+        parts.append(f"where {_listed(where)}")
+    parts += since
+    if first > 0:
+        parts.append(f"from the {_ORDINALS.get(first + 1, f'{first + 1}th')} step on")
+    said = f"only {', '.join(parts)}" if parts else "with all options at their default"
+    return f"{said}, on one rank already" if case.world_size == 1 else said
+
+
+def _lost(case: Case, reset: Case, path: str) -> str:
+    """What the case is and the other is not, in the words of its features."""
+    without = set(features(reset))
+    lost = [name for name in features(case) if name not in without]
+    lost = [name for name in lost if not name.startswith("world-")]
+    direct = [name for name in _DIRECT.get(path.rpartition(".")[2], lost) if name in lost]
+    direct = direct[:1] or [name for name in lost if name.startswith("block-")][:1] or lost[:2]
+    # A size may be told by several features; which of them it is was not tried.
+    said = " or ".join(FEATURES[name].title for name in direct)
+    if "sometimes-used" in lost and case.world_size > 1:
+        return f"{FEATURES['sometimes-used'].title} ({said})"
+    return said
+
+
+def _is_clause(title: str) -> bool:
+    return title.startswith(("the ", "each ")) and bool({"is", "does"} & set(title.split()))
+
+
+def _places(case: Case, violation: Violation | None) -> list[str]:
+    """On which ranks it shows, and in which parameters."""
+    if violation is None:
+        return []
+    said = []
+    ranks = violation.ranks
+    if ranks and case.world_size > 1:
+        if len(set(ranks)) == case.world_size:
+            said.append("on every rank")
+        else:
+            word = "rank" if len(ranks) == 1 else "ranks"
+            said.append(f"on {word} {_listed([str(rank) for rank in ranks])}")
+    names = violation.tensors
+    model = case.model
+    learning = set(trainable(model)).difference(empties(model))
+    if len(learning) > 1 and learning <= set(names):
+        said.append("in all parameters")
+    elif names:
+        shown = list(names[:_SHOWN])
+        more = len(names) - len(shown)
+        said.append(f"in {_listed([*shown, f'{more} more'] if more else shown)}")
+    return said
+
+
+def _listed(parts: Sequence[str]) -> str:
+    """`"a, b and c"`."""
+    return " and ".join(part for part in (", ".join(parts[:-1]), parts[-1]) if part)
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    return str(value)
+
+
+def _count(number: int, what: str) -> str:
+    if number == 1:
+        return f"1 {what}"
+    return f"{number} {'tries' if what == 'try' else what + 's'}"

@@ -1,0 +1,164 @@
+"""A failing case made small: the smallest that fails in the same way, for replay.
+
+It is not for naming: a small world makes causes coincide, so causes stay those that explain all
+failing cases of the run. Which cases are tried is said by `case/reductions.py`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from ..case.reductions import left, simpler
+from ..case.schema import Case
+from ..judge.verdict import Obligation, Violation
+from .extent import extent, not_searched, size
+from .findings import Bug, Shrunk, independent
+from .records import CaseFinished
+from .trial import Ranks, Trial
+
+TRIES = 80
+"""Runs for one finding. A drawn case of one need is at its smallest after 25 to 60, and few of
+two needs take more: see tests/case/test_reductions.py."""
+
+SECONDS = 20.0
+"""For one finding. A run of a few ranks takes 0.05 to 0.2 s, so TRIES comes first; what takes
+longer is large or hangs, and a hang is not worth more than four waits."""
+
+RUN_SECONDS = 120.0
+"""For all findings of a run, the first ones first. Who has more findings than this shrinks starts
+with those, and the rest keep the case that was drawn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a search may do, and what it must leave alone.
+
+    kept: paths of fields that stay as they are, as the implementation fixes them; avoided: cases
+    that are known to hang; listed: failures that are known issues, which are other bugs.
+    """
+
+    seconds: float = SECONDS
+    kept: tuple[str, ...] = ()
+    avoided: Callable[[Case], bool] = lambda case: False
+    listed: Callable[[CaseFinished, Violation | None], bool] = lambda finished, violation: False
+
+
+def worth(bug: Bug) -> bool:
+    """Whether it can be shrunk: it shows every time, and is not known already.
+
+    One that shows sometimes would need many runs of each candidate, and a case that did not show
+    it could still have it.
+    """
+    return bug.issue is None and bug.tries > 0 and bug.confirmed == bug.tries
+
+
+def shrink(
+    bug: Bug, ranks: Ranks, obligations: Collection[Obligation], limits: Limits
+) -> Shrunk | None:
+    """Find the smallest case and how far the bug reaches.
+
+    None if the smallest does not show it in fresh rank processes.
+    """
+    return _Shrinking(bug, ranks, obligations, limits).shrunk()
+
+
+class _Shrinking:
+    def __init__(
+        self, bug: Bug, ranks: Ranks, obligations: Collection[Obligation], limits: Limits
+    ) -> None:
+        self.bug = bug
+        self.ranks = ranks
+        self.obligations = obligations
+        self.limits = limits
+        self.tries = 0
+        self.started = time.monotonic()
+
+    def shrunk(self) -> Shrunk | None:
+        case = self.bug.first.case
+        search = simpler(case, kept=self.limits.kept)
+        ended = False
+        try:
+            candidate = next(search)
+            while self._may_go_on():
+                failed = self._fails(candidate)
+                if failed:
+                    case = candidate
+                candidate = search.send(failed)
+        except StopIteration:
+            ended = True
+        finished = self._finished(case, fresh=True)
+        shows, violation = self._same(finished)
+        if not shows:
+            return None
+        if ended:
+            needed = left(case, kept=self.limits.kept)
+            said = extent(case, needed, violation, from_world=self._from_world(case))
+        else:
+            said = not_searched(self.tries, case, violation)
+        return Shrunk(
+            finished=finished,
+            violation=violation,
+            size=size(case),
+            extent=said,
+            tries=self.tries,
+            seconds=time.monotonic() - self.started,
+        )
+
+    def _may_go_on(self) -> bool:
+        return self.tries < TRIES and time.monotonic() - self.started < self.limits.seconds
+
+    def _fails(self, case: Case) -> bool:
+        if self.limits.avoided(case):
+            return False
+        self.tries += 1
+        return self._same(self._finished(case))[0]
+
+    def _from_world(self, case: Case) -> bool:
+        """Whether one rank more fails too. Else it is not their number, but what it divides."""
+        if case.world_size < 3 or "mesh" in self.limits.kept or len(case.mesh) > 1:
+            return True
+        return self._fails(replace(case, mesh=(case.world_size + 1,)))
+
+    def _finished(self, case: Case, *, fresh: bool = False) -> CaseFinished:
+        first = self.bug.first
+        crashed = self.bug.violation is None
+        trial = Trial(self.ranks, first.implementation, case, fresh=fresh, trace=fresh and crashed)
+        outcome = trial.outcome(obligations=self.obligations)
+        return outcome.record(first.number, first.implementation, case)
+
+    def _same(self, finished: CaseFinished) -> tuple[bool, Violation | None]:
+        """Whether the case fails as the bug does, and with which violation."""
+        bug = self.bug
+        if finished.status != bug.status:
+            return False, None
+        if bug.violation is None:
+            same = finished.error == bug.first.error and (
+                finished.status == "hung" or _wording(finished.title) == _wording(bug.first.title)
+            )
+            return same and not self.limits.listed(finished, None), None
+        violations = () if finished.judgement is None else finished.judgement.violations
+        for violation in independent(violations):
+            if (
+                violation.obligation == bug.violation.obligation
+                and violation.role == bug.violation.role
+                and violation.mild == bug.violation.mild
+                and _same_causes(violation.causes, bug.causes)
+                and not self.limits.listed(finished, violation)
+            ):
+                return True, violation
+        return False, None
+
+
+def _same_causes(causes: Collection[str], named: Collection[str]) -> bool:
+    """Some cause explains both, or nothing explains either."""
+    return bool(set(causes) & set(named)) or not (causes or named)
+
+
+def _wording(title: str) -> str:
+    """An error's message without numbers, and names of parameters."""
+    return " ".join(word for word in title.split() if not re.search(r"\d|\w\.\w", word))
