@@ -48,8 +48,8 @@ def test_what_always_fails_ends_as_one_rank_one_step_and_all_defaults() -> None:
 
 
 def test_candidates_are_valid_and_come_once() -> None:
-    for number, case in enumerate(draw(30, seed=5, world_sizes=(3,))):
-        smallest, tried = shrunk(case, lambda c: hash((number, c.model, c.training)) % 3 == 0)
+    for case in draw(30, seed=5, world_sizes=(3,)):
+        smallest, tried = shrunk(case, lambda c: len(features(c)) % 3 == 0)
         for candidate in tried:
             check(candidate)
         assert len(set(tried)) == len(tried)

@@ -104,6 +104,9 @@ def test_one_that_shows_sometimes_is_intermittent(tmp_path: Path, pool: Pool) ->
     (found,), _ = findings(tmp_path, pool, "'gradient' if ever in (1, 3, 6) else ''")
     assert tries(found) == (2, TRIES) and found.intermittent
     assert found.otherwise == {"holds": 3}
+    assert (
+        found.size == "" and found.extent == "not searched for, since it does not show every time"
+    )
     title, *_, reproduced, meaning, _, _ = finding_text(found).splitlines()
     assert title.endswith("(intermittent: 2 of 5)")
     assert reproduced == (

@@ -14,8 +14,8 @@ from zerocheck.case.schema import Block, Case, Data, Group, Model, Optimizer, Sh
 from zerocheck.judge.verdict import OBLIGATIONS
 from zerocheck.ranks.pool import Pool
 from zerocheck.report.text import finding_text
-from zerocheck.run.casefile import read
 from zerocheck.run import engine
+from zerocheck.run.casefile import read
 from zerocheck.run.engine import run
 from zerocheck.run.findings import Bug, Findings, Shrunk
 from zerocheck.run.known_issues import KnownIssue
@@ -200,7 +200,7 @@ def test_what_shows_sometimes_is_not_shrunk(confirmed: int, tries: int) -> None:
     assert not worth(bug)
     bug.confirmed = bug.tries = 1
     assert worth(bug)
-    bug.issue = KnownIssue("ddp / crashed", "reason", "entry 1")
+    bug.issue = KnownIssue(fingerprint="ddp / crashed", reason="upstream", source="entry 1")
     assert not worth(bug)
 
 

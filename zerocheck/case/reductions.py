@@ -234,23 +234,24 @@ def _field(case: Case, path: str) -> Iterator[Case]:
     except IndexError:  # its block or group went with another cut
         return
     name = path.rpartition(".")[2]
+    values: Iterable[Any]
     if path == "optimizer.groups":
         values = _fewer_groups(case.optimizer)
     elif path == "model.calls":
-        values = iter([None, *_with_one_out(value)] if value is not None else [])
+        values = [None, *_with_one_out(value)] if value is not None else []
     elif name in COUNTS:
-        values = iter(range(COUNTS[name], min(value, COUNTS[name] + TRIED_COUNTS)))
+        values = range(COUNTS[name], min(value, COUNTS[name] + TRIED_COUNTS))
     elif path == "training.clip":
         # A maximum norm of about the gradient's, before one that only some bugs need.
         plain = case.data.loss_factor
-        values = iter([] if value is None else [None] if value == plain else [None, plain])
+        values = [] if value is None else [None] if value == plain else [None, plain]
     elif isinstance(value, tuple):
-        values = iter([(), *_with_one_out(value)] if value else [])
+        values = [(), *_with_one_out(value)] if value else []
     else:
         default = _default(case, path)
         sized = name in SIZES and isinstance(value, int)  # the optimizer has a `kernel` too
         small = [size for size in SMALL_SIZES if size < value] if sized else []
-        values = iter([default, *small] if value != default else [])
+        values = [default, *small] if value != default else []
     for simple in values:
         yield _set(case, path, simple)
 
@@ -359,9 +360,9 @@ def _fitting_groups(optimizer: Optimizer, model: Model) -> Optimizer:
 
 
 def _differing(one: Case, other: Case) -> set[str]:
-    """Paths of the fields that differ; all of the blocks, or of the groups, if their number does."""
-    left, right = dict(_flat(to_plain(one))), dict(_flat(to_plain(other)))
-    differing = {path for path in {*left, *right} if left.get(path) != right.get(path)}
+    """Paths of the fields that differ. Of blocks or groups only the list, if their number does."""
+    here, there = dict(_flat(to_plain(one))), dict(_flat(to_plain(other)))
+    differing = {path for path in {*here, *there} if here.get(path) != there.get(path)}
     for listed in ("model.blocks", "optimizer.groups"):
         if len(value_at(one, listed)) != len(value_at(other, listed)):
             inside = {path for path in differing if path.startswith(f"{listed}[")}

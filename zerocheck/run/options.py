@@ -31,7 +31,8 @@ class RunOptions:
     implementations: built-in names, package.module:Name or path/to/file.py:Name; world_sizes:
     numbers of ranks to draw from; max_cases: cases per implementation at most; features: only
     cases that have all of them; known_issues: files of known issues beside ours, and "none" for
-    not ours; shrink: look for the smallest case of each finding. Raises UsageError for what cannot be used.
+    not ours; shrink: look for the smallest case of each finding. Raises UsageError for what cannot
+    be used.
     """
 
     implementations: tuple[str, ...] = tuple(BUILT_IN)

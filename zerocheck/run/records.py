@@ -121,10 +121,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
 
     fingerprint: implementation, obligation, role and cause, no numbers; status: violated, crashed
     or hung; title: one plain sentence; violation: of the case to replay; case_number: which case
-    of the run that is, or which it was shrunk from; reason: where each rank stood, detail: their
-    stacks; confirmed: how often it reproduced in fresh rank processes, of how many tries; otherwise: what came of the other tries, and how often;
-    causes: those that explain all failing cases seen; cases: how many those are; case_file: what
-    `replay` takes; known: the listed issue that it is.
+    of the run that is, or was shrunk from; reason: where each rank stood, detail: their stacks;
+    confirmed: how often it reproduced in fresh rank processes, of how many tries; otherwise: what
+    came of the other tries, and how often; causes: those that explain all failing cases seen;
+    cases: how many those are; case_file: what `replay` takes; known: the listed issue that it is.
     """
 
     number: int
