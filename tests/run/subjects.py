@@ -284,6 +284,7 @@ class Scaled(Sharder):
         scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
         return replace(super().build(model, case, mesh), scaler=scaler)
 
+
 def not_averaged_from_3_ranks(model, case, mesh):
     return (not_averaged if mesh.size() >= 3 else build)(model, case, mesh)
 
