@@ -22,7 +22,7 @@ from .records import CaseFinished
 from .trial import Ranks, Trial
 
 TRIES = 80
-"""Runs for one finding. Of 42 findings of planted faults 41 took 2 to 24, and one took 60."""
+"""Runs for one finding. Of 39 findings of planted faults 38 took 2 to 24, and one took 60."""
 
 SECONDS = 20.0
 """For one finding. A run of a few ranks takes 0.05 to 0.2 s, so TRIES comes first; what takes
