@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 import zerocheck
-from zerocheck.implementations.textbook.zero1 import Zero1
 from zerocheck.faults.accumulation import NotDividedByGa
 from zerocheck.faults.update import DecayOnExcluded
+from zerocheck.implementations.textbook.zero1 import Zero1
 
 
 def build(model, case, mesh):
