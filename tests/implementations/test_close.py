@@ -76,13 +76,13 @@ def _tensors() -> int:
 
 
 def _many(mesh: DeviceMesh, kind: type[Implementation], case: Case) -> list[tuple[int, int]]:
-    """Resident bytes and live tensors after 15, 30, 45, 60 and 75 cases."""
+    """Resident bytes and live tensors after 10, 20, 30 and 40 cases."""
     # torch notes the last 2000 collectives; until then it grows.
     for _ in range(2500):
         dist.all_reduce(torch.zeros(1), group=mesh.get_group())
     seen = []
-    for _ in range(5):
-        for _ in range(15):
+    for _ in range(4):
+        for _ in range(10):
             _run(mesh, kind, case)
         gc.collect()
         seen.append((_resident(), _tensors()))

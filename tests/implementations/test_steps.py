@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 
 from zerocheck.contract import Implementation
@@ -28,7 +30,7 @@ SHARDINGS: dict[type[Implementation], tuple[str, ...]] = {
     Zero3: ("layer", "block", "whole", "block_kept", "layer_alone", "layer_kept"),
     Fsdp2: ("layer", "block", "whole", "layer_kept", "size", "each"),
 }
-"""All cases run with the first sharding, the cases of KEY with the others too."""
+"""All cases run with the first sharding, those of KEY with the second too, FEW with the rest."""
 
 KEY = (
     "groups",
@@ -42,6 +44,7 @@ KEY = (
     "checkpointed",
     "shapes",
 )
+FEW = ("groups", "microbatches", "mixed")
 WIDE = ("clip", "clip_inf", "one_wide", *KEY)
 """Cases that run on 1 and 5 ranks too; on 5, parameters are smaller than the world."""
 
@@ -70,6 +73,15 @@ UNFIT: dict[type[Implementation], tuple[str, ...]] = dict.fromkeys(
 UNFIT[ZeroRedundancy] = ("tiny_clip", "shapes")  # zero-redundancy-transposed-bucket-view.md
 
 
+def _chosen(number: int, world_size: int) -> Collection[str]:
+    """Names of the cases that run with the sharding of this number, the first being 0."""
+    if number == 0:
+        return CASES if world_size == 3 else WIDE
+    if world_size != 3:
+        return ()
+    return KEY if number == 1 else FEW
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
 @pytest.mark.parametrize("kind", SHARDINGS)
 def test_steps(kind: type[Implementation], world_size: int) -> None:
@@ -77,9 +89,8 @@ def test_steps(kind: type[Implementation], world_size: int) -> None:
         (name, sharding, on(case, world_size, sharding))
         for number, sharding in enumerate(SHARDINGS[kind])
         for name, case in CASES.items()
-        if name in (KEY if number else CASES if world_size == 3 else WIDE)
+        if name in _chosen(number, world_size)
         if name not in UNFIT.get(kind, ())
-        if not (number and world_size != 3)
     ]
     ranks = in_ranks(world_size, observe_all, [(kind, case) for _, _, case in jobs])
     wrong = []

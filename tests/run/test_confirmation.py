@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from collected import Collect
 
 from zerocheck.ranks.pool import Pool
 from zerocheck.report.text import finding_text
 from zerocheck.run.confirmation import TRIES
 from zerocheck.run.engine import run
 from zerocheck.run.options import RunOptions
-from zerocheck.run.records import Finding, Record, RunFinished
-from zerocheck.run.trial import TARGET
+from zerocheck.run.records import Finding, RunFinished
 
 # A sharder that is wrong in the runs for which `wrong(run)` says so; each rank counts its own.
 SUBJECT = """
@@ -55,12 +53,6 @@ class Gradient(zerocheck.BuiltImplementation):
 """
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool(TARGET, patience_s=1.5) as running:
-        yield running
-
-
 def findings(
     tmp_path: Path, pool: Pool, how: str, *, cases: int = 1
 ) -> tuple[list[Finding], RunFinished]:
@@ -70,12 +62,7 @@ def findings(
     """
     path = tmp_path / "mine.py"
     path.write_text(SUBJECT.format(folder=str(tmp_path), how=how))
-    records: list[Record] = []
-
-    class Collect:
-        def handle(self, record: Record) -> None:
-            records.append(record)
-
+    records = Collect()
     options = RunOptions(
         implementations=(f"{path}:Gradient",),
         world_sizes=(2,),
@@ -83,8 +70,8 @@ def findings(
         obligations=("gradient", "update"),
         report_dir=tmp_path,
     )
-    code = run(options, [Collect()], ranks=pool)
-    last = {record.number: record for record in records if isinstance(record, Finding)}
+    code = run(options, [records], ranks=pool)
+    last = {record.number: record for record in records.of(Finding)}
     end = records[-1]
     assert isinstance(end, RunFinished) and end.exit_code == code == 1
     return list(last.values()), end

@@ -8,12 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import psutil
 import pytest
+from collected import Collect, Run
 
 from zerocheck.case.schema import Case, Model, Training
 from zerocheck.errors import UsageError
@@ -23,31 +23,11 @@ from zerocheck.run.casefile import write as write_case
 from zerocheck.run.engine import run
 from zerocheck.run.journal import Journal, read
 from zerocheck.run.options import RunOptions
-from zerocheck.run.records import CaseFinished, Finding, Record, RunFinished
+from zerocheck.run.records import CaseFinished, Finding, RunFinished
 from zerocheck.run.replay import replay
-from zerocheck.run.trial import TARGET, Trial
+from zerocheck.run.trial import Trial
 
 SUBJECTS = Path(__file__).with_name("subjects.py")
-
-
-class Collect(list[Record]):
-    """A handler that keeps every record."""
-
-    def handle(self, record: Record) -> None:
-        self.append(record)
-
-    def of(self, kind: type) -> list:
-        return [record for record in self if isinstance(record, kind)]
-
-
-Run = Callable[..., tuple[int, Collect]]
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    """Rank processes for all runs of this module; they must survive every one of them."""
-    with Pool(TARGET, patience_s=1.5) as running:
-        yield running
 
 
 @pytest.fixture

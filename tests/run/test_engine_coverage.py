@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 
 import pytest
+from collected import Collect, Run
 
 from zerocheck.case import covering
 from zerocheck.case.covering import Pairs
@@ -15,24 +16,11 @@ from zerocheck.ranks.pool import Pool
 from zerocheck.run import profiles
 from zerocheck.run.engine import run
 from zerocheck.run.options import RunOptions
-from zerocheck.run.records import CaseFinished, Coverage, Record, RunFinished
+from zerocheck.run.records import CaseFinished, Coverage, RunFinished
 from zerocheck.run.tally import tally
 from zerocheck.run.trial import TARGET
 
 SUBJECTS = Path(__file__).with_name("subjects.py")
-
-
-class Collect(list[Record]):
-    """A handler that keeps every record."""
-
-    def handle(self, record: Record) -> None:
-        self.append(record)
-
-    def of(self, kind: type) -> list:
-        return [record for record in self if isinstance(record, kind)]
-
-
-Run = Callable[..., tuple[int, Collect]]
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+from collected import Collect, Run
 from hand_made import VIOLATION, case
 
 from zerocheck.case.features import features
@@ -18,9 +18,7 @@ from zerocheck.run.engine import HANGS, run
 from zerocheck.run.known_issues import OURS, KnownIssue, load, ours, read
 from zerocheck.run.ledger import Ledger
 from zerocheck.run.options import RunOptions
-from zerocheck.run.records import CaseFinished, Finding, Record, RunFinished, RunStarted, StaleIssue
-from zerocheck.run.tally import Tally, tally
-from zerocheck.run.trial import TARGET
+from zerocheck.run.records import CaseFinished, Finding, RunFinished, RunStarted, StaleIssue
 
 SUBJECTS = Path(__file__).with_name("subjects.py")
 
@@ -197,29 +195,6 @@ def test_an_issue_in_the_wake_of_another_violation_is_seen(tmp_path: Path) -> No
     # The gradient follows from the loss, which is not listed: the case fails.
     assert marked(*told).known == ()
     assert ledger.unseen() == []
-
-
-class Collect(list[Record]):
-    """A handler that keeps every record."""
-
-    def handle(self, record: Record) -> None:
-        self.append(record)
-
-    def of(self, kind: type) -> list:
-        return [record for record in self if isinstance(record, kind)]
-
-    @property
-    def tally(self) -> Tally:
-        return tally(self)
-
-
-Run = Callable[..., tuple[int, Collect]]
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool(TARGET, patience_s=1.5) as running:
-        yield running
 
 
 @pytest.fixture

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from collected import Collect
 
 from zerocheck.case.drawing import draw
 from zerocheck.case.features import features
@@ -20,10 +21,10 @@ from zerocheck.run.engine import run
 from zerocheck.run.findings import Bug, Findings, Shrunk
 from zerocheck.run.known_issues import KnownIssue
 from zerocheck.run.options import RunOptions
-from zerocheck.run.records import CaseFinished, Finding, Record
+from zerocheck.run.records import CaseFinished, Finding
 from zerocheck.run.replay import replay
 from zerocheck.run.shrink import TRIES, Limits, shrink, worth
-from zerocheck.run.trial import TARGET, Trial
+from zerocheck.run.trial import Trial
 
 SUBJECTS = Path(__file__).with_name("subjects.py")
 
@@ -55,12 +56,6 @@ def time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine too."""
     monkeypatch.setattr(engine, "SECONDS", 300.0)
     monkeypatch.setattr(engine, "RUN_SECONDS", 600.0)
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool(TARGET, patience_s=1.5) as running:
-        yield running
 
 
 Smallest = Callable[..., Shrunk]
@@ -208,16 +203,11 @@ def findings(
     tmp_path: Path, pool: Pool, name: str, **given: object
 ) -> tuple[list[Finding], list[CaseFinished]]:
     """Findings of a whole run, as they are told at its end, and its cases."""
-    records: list[Record] = []
-
-    class Collect:
-        def handle(self, record: Record) -> None:
-            records.append(record)
-
+    records = Collect()
     options = {"world_sizes": (3,), "max_cases": 12, "report_dir": tmp_path} | given
-    assert run(RunOptions(implementations=(name,), **options), [Collect()], ranks=pool) == 1
-    last = {record.number: record for record in records if isinstance(record, Finding)}
-    return list(last.values()), [r for r in records if isinstance(r, CaseFinished)]
+    assert run(RunOptions(implementations=(name,), **options), [records], ranks=pool) == 1
+    last = {record.number: record for record in records.of(Finding)}
+    return list(last.values()), records.of(CaseFinished)
 
 
 def test_the_case_file_is_the_smallest_and_fails_again(tmp_path: Path, pool: Pool) -> None:
