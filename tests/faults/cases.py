@@ -15,9 +15,12 @@ MOST = 12
 
 
 @cache
-def drawn(world_size: int, microbatches: int) -> list[tuple[Case, frozenset[str]]]:
-    """Cases with their features; of the first step only, so that every implementation runs them."""
-    fixed: dict[str, object] = {"start": {"step": 0, "moments": "zero"}}
+def drawn(
+    world_size: int, microbatches: int, *, restored: bool
+) -> list[tuple[Case, frozenset[str]]]:
+    """Cases with their features; of the first step only, unless a fault needs a start in
+    mid-training, so that every implementation runs them."""
+    fixed: dict[str, object] = {} if restored else {"start": {"step": 0, "moments": "zero"}}
     if microbatches > 1:
         fixed["training"] = {"microbatches": microbatches}
     cases = draw(700, seed=world_size, world_sizes=(world_size,), fixed=fixed)
@@ -29,7 +32,9 @@ def cases_for(fault: Fault) -> Iterator[Case]:
     queues = [
         (
             case
-            for case, has in drawn(size, fault.microbatches)
+            for case, has in drawn(
+                size, fault.microbatches, restored="mid-training" in fault.features
+            )
             if set(fault.features) <= has and not has & set(fault.without)
         )
         for size in (fault.world, fault.world + 1)

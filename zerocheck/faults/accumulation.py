@@ -136,3 +136,15 @@ class NeverZeroed(Fsdp2):
         built = super().build(model, case, mesh)
         built.optimizer.zero_grad = lambda set_to_none=True: None  # type: ignore[method-assign]
         return built
+
+
+class FirstMicrobatchDoubled(Zero1):
+    """What the first microbatch added to the buffer is added once more.
+
+    Flagged: microbatch doubled.
+    """
+
+    def train_step(self, step: Step) -> StepReport:
+        first, *rest = step.microbatches
+        once = scaled(replace(step, microbatches=[first]), times=2).microbatches
+        return super().train_step(replace(step, microbatches=[*once, *rest]))

@@ -167,3 +167,19 @@ class ClippedTwice(WithOptimizer):
     """Clipping runs twice with one coefficient. Flagged: clipped twice."""
 
     kind = _Twice
+
+
+class _ReportsTotal(ClipsInParts):
+    def clip(self, max_norm: float, norm_type: float) -> float:
+        total = float(self.total(norm_type))
+        self.scale(self.factor(max_norm, self.local(norm_type).float()))
+        return total
+
+
+class ClippedByLocalNorm(WithOptimizer):
+    """The total norm is reported, that of the own shard clips (RLinf PR#1542).
+
+    Flagged: clipped by the local norm.
+    """
+
+    kind = _ReportsTotal

@@ -182,6 +182,67 @@ class NoneGradientShifts(Zero2):
         super()._launch()
 
 
+class RootOfWorld(Zero1):
+    """The sum over ranks is divided by sqrt(W) twice in one place, and once in another.
+
+    Flagged: gradient x sqrt(W).
+    """
+
+    def _reduce(self) -> None:
+        super()._reduce()
+        for one in self.optimizer.owned:
+            one.gradient.mul_(self.world_size**0.5)
+
+
+class ShardOffByOne(Zero1):
+    """Each rank reads its shard of the gradient one element too far (DS PR#848, #851).
+
+    Flagged: shifted.
+    """
+
+    def _reduce(self) -> None:
+        for gradients in self.gradients:
+            gradients.copy_(torch.cat([gradients[1:], gradients.new_zeros(1)]))
+        super()._reduce()
+
+
+class ShardOfTheNext(Zero1):
+    """Each rank reduces the shard of the rank after it. Flagged: shard of another rank."""
+
+    def _reduce(self) -> None:
+        for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
+            gradients.copy_(gradients.roll(-bucket.partition.shard_size))
+        super()._reduce()
+
+
+class TailTakenForPadding(Zero1):
+    """The last n mod W elements of a parameter are taken for padding, and cleared (DS #1380).
+
+    Flagged: tail left out.
+    """
+
+    def _reduce(self) -> None:
+        for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
+            for view in bucket.views(gradients):
+                size = view.numel()
+                if size > self.world_size:
+                    view.view(-1)[size - size % self.world_size :] = 0.0
+        super()._reduce()
+
+
+class GradientOfThePreviousStep(Zero1):
+    """The gradient buffers are read before the reduction has written them: they hold what the step
+    before left there. Flagged: gradient of the previous step.
+    """
+
+    def _reduce(self) -> None:
+        super()._reduce()
+        kept = [one.gradient.clone() for one in self.optimizer.owned]
+        for one, before in zip(self.optimizer.owned, getattr(self, "before", kept), strict=True):
+            one.gradient.copy_(before)
+        self.before = kept
+
+
 class NotWaitedFor(Zero1):
     """The reduction is launched, and the gradient is divided before it is over (OpenNMT-py #2295).
 

@@ -15,7 +15,9 @@ from . import bounds
 from .assemble import Held
 from .bounds import Enclosure, Format
 from .compare import compare, describe
-from .diagnose.gradient import Evidence, causes
+from .diagnose.evidence import Evidence
+from .diagnose.gradient import causes
+from .flat import FlatBuffer
 from .layout import Layout
 from .local import Passes, Scale
 from .verdict import Violation
@@ -88,10 +90,12 @@ def check(
     previous: torch.Tensor | None = None,
     used_before: Sequence[bool] = (),
     loss_scale: float = 1.0,
+    buffers: Callable[[], Sequence[FlatBuffer]] = tuple,
 ) -> tuple[float, Violation | None]:
     """(share of the bound, violation or None) for the gradient that was shown at `reduced`.
 
-    used_before: per parameter, whether a step before this one used it.
+    used_before: per parameter, whether a step before this one used it; buffers: asked for the flat
+    buffers of the implementation if something is wrong.
     """
     kept = () if case.training.set_to_none else used_before
     violation = _existence(held, wanted, layout, case, semantics, step, kept)
@@ -129,6 +133,7 @@ def check(
             previous,
             otherwise,
             loss_scale,
+            buffers(),
         )
     )
     return share, describe(

@@ -5,24 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from .diagnose.loss import SENTENCES, Losses, causes
+from .diagnose.loss import SENTENCES, Losses, causes, equal, misplaced, same
 from .verdict import Violation
 
-
-def same(observed: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]) -> bool:
-    """Every loss that was observed is the expected one, NaN and infinity included."""
-    return all(
-        len(seen) == len(wanted) and all(_equal(a, b) for a, b in zip(seen, wanted, strict=True))
-        for seen, wanted in zip(observed, expected, strict=True)
-    )
+__all__ = ["check", "check_random", "misplaced", "same"]
 
 
 def check(
-    observed: Losses, expected: Losses, *, step: int, evaluated: Callable[[], Losses] | None = None
+    observed: Losses,
+    expected: Losses,
+    *,
+    step: int,
+    evaluated: Callable[[], Losses] | None = None,
+    left: Sequence[Sequence[str]] = (),
 ) -> Violation | None:
     """The first loss that differs, with its rank and microbatch.
 
-    evaluated: the losses in evaluation mode, asked for only if they can explain something.
+    evaluated: the losses in evaluation mode, asked for only if they can explain something; left:
+    see diagnose/loss.py.
     """
     if same(observed, expected):
         return None
@@ -37,7 +37,7 @@ def check(
                 ("microbatch dropped",) if len(seen) < len(wanted) else ("microbatch doubled",),
             )
         for number, (a, b) in enumerate(zip(seen, wanted, strict=True)):
-            if not _equal(a, b):
+            if not equal(a, b):
                 bad.append(rank)
                 first = first or (number, a, b)
                 break
@@ -49,7 +49,7 @@ def check(
     if nan:
         text += "; it is NaN: memory that was never written was read (zerocheck fills it with NaN)"
         return _violation(step, tuple(bad), text, ("uninitialised memory",), a, b)
-    names = causes(observed, expected, None if evaluated is None else evaluated())
+    names = causes(observed, expected, None if evaluated is None else evaluated(), left)
     text += "".join(SENTENCES[name] for name in names[:1])
     return _violation(step, tuple(bad), text, names, a, b)
 
@@ -76,10 +76,6 @@ def check_random(states: Sequence[Sequence[bytes]], *, step: int) -> Violation |
         "are equal: they were seeded alike",
         ("seed for all",),
     )
-
-
-def _equal(a: float, b: float) -> bool:
-    return a == b or (math.isnan(a) and math.isnan(b))
 
 
 def _violation(

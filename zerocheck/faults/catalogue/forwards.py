@@ -7,7 +7,7 @@ from .fault import fault
 FORWARDS = [
     fault(
         "forward:SeedForAll", "zero2", "loss",
-        "every forward starts from one seed", "MG #6858", features=("dropout",),
+        "every forward starts from one seed", "MG #6858", "seed for all", features=("dropout",),
     ),
     fault(
         "forward:SeededAlike", "zero2", "loss",
@@ -34,7 +34,7 @@ FORWARDS = [
     ),
     fault(
         "forward:ShardsMisordered", "zero3", "loss",
-        "two shards change places when they are gathered", "DS PR#318",
+        "two shards change places when they are gathered", "DS PR#318", "shards exchanged",
     ),
     fault(
         "forward:UnitNotGathered", "zero3", "loss",
