@@ -79,7 +79,7 @@ class StepSeen(msgspec.Struct, frozen=True, array_like=True):
     where they are not the model's own; tracked: frozen parameters that autograd tracks; random:
     where the case carries random numbers on, the number of the state in which each loss was
     entered; viewed: modules whose parameters are made anew, as views, at each call; left: a hash of
-    the random state at the end of each forward, if it drew random numbers and was seeded."""
+    the random state at the end of each forward, if the model has dropout."""
 
     losses: tuple[float, ...]
     grad_norm: float | None = None

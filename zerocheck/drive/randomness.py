@@ -47,12 +47,11 @@ class CarriedRandomness:
 class RandomLeft:
     """Notes a hash of the random state at the end of each forward, for the diagnosis.
 
-    Off where every forward carries on from the one before, or draws no random numbers.
+    Off where forwards draw no random numbers.
     """
 
     def __init__(self, case: Case) -> None:
-        draws = any(block.dropout > 0 for block in case.model.blocks)
-        self._on = draws and case.data.rng == "seeded"
+        self._on = any(block.dropout > 0 for block in case.model.blocks)
         self._left: list[str] = []
 
     def note(self) -> None:

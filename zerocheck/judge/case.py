@@ -259,14 +259,15 @@ class _CaseJudge:
         not sent; otherwise, losses are weighted by tokens where the semantics say not to; own, what
         the first ranks compute with."""
         buffers = self.observation.buffers(step - 1)
+        parameters = state.own if own is None else own
         return self.runner.run(
             step,
-            state.own if own is None else own,
+            parameters,
             buffers if local else buffers_.entering(buffers, self.semantics),
             self.observation.steps(step),
             loss_divisor=gradient_.loss_divisor(self.case, self.semantics),
             weighted=(self.semantics.weight == "token") != otherwise,
-            scales=self.observation.loss_scales(step),
+            scales=self.observation.loss_scales(step)[: len(parameters)],
             states=self.observation.random_states(step),
             scale=scale,
             sent_each=self.semantics.buffers == "rank0_each" and not local,

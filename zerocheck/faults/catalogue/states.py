@@ -158,7 +158,7 @@ OWNERSHIP = [
     ),
     fault(
         "ownership:RankShardsLost", "fsdp2", "ownership",
-        "the last rank's shards are left out of the state", "DS PR#7585", "last shard left out",
+        "the last rank's shards are left out of the state", "DS PR#7585", "rank left out",
     ),
     fault(
         "shapes:EmptyNotOwned", "zero3", "ownership",

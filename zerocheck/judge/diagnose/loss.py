@@ -17,7 +17,7 @@ SENTENCES = {
     "samples of another microbatch": "; it is that of another microbatch's samples",
     "evaluation mode": "; it is that of a model in evaluation mode",
     "seed for all": "; its random numbers (dropout masks) are those of another rank, though the "
-    "harness seeded each forward by itself: it was seeded again, and alike",
+    "harness seeds every rank by itself: the generator was seeded again, and alike",
 }
 
 

@@ -33,9 +33,7 @@ SENTENCES = {
     "same shard on every rank": "every rank holds the same part of each tensor, as if it were "
     "one and the same rank",
     "remainder dropped": "of every tensor the last n mod W elements are left out",
-    "last shard left out": "the end of every tensor is left out: the shard that holds it is "
-    "missing",
-    "rank left out": "what one rank should hold is missing",
+    "rank left out": "what is missing belongs to a rank that shows nothing",
     "padded shape": "dim 0 is rounded up to a multiple of W: the padding is counted",
     EMPTY: "it has no elements, but it is a parameter",
     "parameter left out": "no rank has it",
@@ -104,10 +102,6 @@ def _of_masks(tiling: Tiling, masks: Mapping[str, torch.Tensor]) -> Iterator[str
     sizes = {name: len(gap) for name, gap in missing.items()}
     if all(torch.equal(gap, _tail(sizes[n], sizes[n] % world)) for n, gap in missing.items()):
         yield "remainder dropped"
-    if len(gaps) == len(missing) and all(
-        bool(gap[int(gap.nonzero()[0]) :].all()) for gap in gaps.values()
-    ):
-        yield "last shard left out"
     idle = [rank for rank in range(world) if not any(bool(m[rank].any()) for m in masks.values())]
     if idle and world > 1:
         yield "rank left out"
