@@ -264,3 +264,28 @@ class NotWaitedFor(Zero1):
             self.flying.append(reduce_scatter_single(mine, gradients, self.group))
             mine.div_(self.world_size)
         self.reduced = True
+
+
+class WaitsForTheOneBefore(Zero1):
+    """Each bucket waits for the handle of the bucket before, so its own result is divided before
+    it is there, and that of the last bucket is never waited for.
+
+    Flagged: reduction not waited for.
+    """
+
+    def train_step(self, step: Step) -> StepReport:
+        try:
+            return super().train_step(step)
+        finally:
+            if self.flying is not None:
+                self.flying.wait()
+
+    def _reduce(self) -> None:
+        self.flying = None
+        for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
+            mine = self._own(bucket, gradients)
+            before, self.flying = self.flying, reduce_scatter_single(mine, gradients, self.group)
+            mine.div_(self.world_size)
+            if before is not None:
+                before.wait()
+        self.reduced = True

@@ -304,7 +304,8 @@ class _MasterRounded(ShardedAdamW):
     def step(self, rates: Sequence[float]) -> None:
         super().step(rates)
         for one in self.owned:
-            one.parameter.copy_(one.parameter.bfloat16())
+            if one.parameter.grad is not None:
+                one.parameter.copy_(one.parameter.bfloat16())
 
 
 class MasterRounded(WithOptimizer):

@@ -214,19 +214,20 @@ class _CaseJudge:
             step=step,
             again=lambda scale: self._passes(step, before, scale=scale),
             otherwise=lambda: self._passes(step, before, otherwise=True),
-            previous=self._previous(step),
+            previous=self._previous(step, "clipped"),
+            unclipped_before=self._previous(step, "reduced"),
             used_before=self.used_before,
             loss_scale=self.observation.loss_scales(step)[0],
             buffers=self._flat_buffers,
         )
         self._note("gradient", share, violation)
 
-    def _previous(self, step: int) -> torch.Tensor | None:
-        """The gradient that was held when the step before ended, 0 where there was none."""
+    def _previous(self, step: int, point: Point) -> torch.Tensor | None:
+        """The gradient of the step before, 0 where there was none."""
         if step == 0:
             return None
-        point: Point = "reduced" if self.case.training.clip is None else "clipped"
-        held = self.observation.held(step - 1, point, "gradient")
+        at: Point = "reduced" if self.case.training.clip is None else point
+        held = self.observation.held(step - 1, at, "gradient")
         return None if held is None else held.whole.nan_to_num(nan=0.0)
 
     def _flat_buffers(self) -> list[FlatBuffer]:

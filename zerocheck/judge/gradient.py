@@ -91,11 +91,12 @@ def check(
     used_before: Sequence[bool] = (),
     loss_scale: float = 1.0,
     buffers: Callable[[], Sequence[FlatBuffer]] = tuple,
+    unclipped_before: torch.Tensor | None = None,
 ) -> tuple[float, Violation | None]:
     """(share of the bound, violation or None) for the gradient that was shown at `reduced`.
 
     used_before: per parameter, whether a step before this one used it; buffers: asked for the flat
-    buffers of the implementation if something is wrong.
+    buffers of the implementation if something is wrong; unclipped_before: see Evidence.
     """
     kept = () if case.training.set_to_none else used_before
     violation = _existence(held, wanted, layout, case, semantics, step, kept)
@@ -134,6 +135,7 @@ def check(
             otherwise,
             loss_scale,
             buffers(),
+            unclipped_before,
         )
     )
     return share, describe(

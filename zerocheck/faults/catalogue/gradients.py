@@ -116,7 +116,12 @@ GRADIENT = [
     fault(
         "gradient:NotWaitedFor", "zero1", "gradient",
         "a reduction is not waited for", "OpenNMT-py #2295",
-        "reduction not waited for", features=("delays",),
+        "local gradient / W", features=("delays",),
+    ),
+    fault(
+        "gradient:WaitsForTheOneBefore", "zero1", "gradient",
+        "the handle of the bucket before is waited for", "DS PR#1264",
+        "reduction not waited for", world=3, features=("bucket-small",),
     ),
     fault(
         "freezing:RequiresGradCached", "fsdp2", "gradient",

@@ -24,7 +24,8 @@ class Evidence(NamedTuple):
     again(scale): the local gradients if each loss were scaled so before its backward; previous:
     the gradient that the implementation held at the end of the step before; otherwise(): the local
     gradients, weighted by tokens if the semantics do not say so, and the other way round;
-    loss_scale: that of the step; buffers: the flat buffers of the implementation.
+    loss_scale: that of the step; buffers: the flat buffers of the implementation;
+    unclipped_before: what the step before reduced, if it was clipped then.
     """
 
     held: Held
@@ -38,6 +39,7 @@ class Evidence(NamedTuple):
     otherwise: Callable[[], Passes] | None = None
     loss_scale: float = 1.0
     buffers: Sequence[FlatBuffer] = ()
+    unclipped_before: torch.Tensor | None = None
 
     @property
     def divisor(self) -> float:

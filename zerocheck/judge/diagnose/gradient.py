@@ -40,13 +40,10 @@ def causes(evidence: Evidence) -> Causes:
         found = [c for c in _rescaled_losses(evidence) if explains(c, evidence, wrong)][:1]
     if not found:
         found = [c for c in _weighted_otherwise(evidence) if explains(c, evidence, wrong)]
-    raced = ranks.raced(evidence, wrong, uniform=bool(found))
-    if raced is not None:
-        found.append(raced)
     if not found:
-        left = ranks.left_out(evidence, wrong)
-        if left is not None:
-            return Causes(*left)
+        mixed = ranks.raced(evidence, wrong) or ranks.left_out(evidence, wrong)
+        if mixed is not None:
+            return Causes(*mixed)
         ratio = _common_ratio(evidence, wrong)
         if ratio is not None:
             return Causes(
@@ -67,10 +64,14 @@ def _candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
     divide = count if evidence.semantics.divide == "gradient" else 1
     if world > 1:
         for name, divisor in (("local gradient only", 1), ("local gradient / W", world)):
-            words = "" if divisor == 1 else f", divided by W = {world}"
+            words, more = "", ""
+            if divisor > 1:
+                words = f", divided by W = {world}"
+                more = ", or the reduction was not waited for"
             yield Candidate(
                 name,
-                f"each rank holds its own local gradient{words}: it was never reduced over ranks",
+                f"each rank holds its own local gradient{words}: it was never reduced over ranks"
+                + more,
                 [summed(evidence, terms[rank], divide * divisor) for rank in range(world)],
             )
     if count > 1:
@@ -96,12 +97,15 @@ def _candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
                 )
             ],
         )
-        # Nothing is computed with it: it is there bit for bit.
-        yield Candidate(
-            "gradient of the previous step",
-            "it is the gradient of the step before",
-            [Enclosure(evidence.previous.to(torch.float64), torch.zeros_like(kept))],
-        )
+    for before in (evidence.previous, evidence.unclipped_before):
+        if before is not None:
+            # Nothing is computed with it: it is there bit for bit.
+            exact = before.to(torch.float64)
+            yield Candidate(
+                "gradient of the previous step",
+                "it is the gradient of the step before",
+                [Enclosure(exact, torch.zeros_like(exact))],
+            )
     zero = torch.zeros_like(evidence.enclosure.exact)
     yield Candidate("gradient zero", "the gradient is zero", [Enclosure(zero, zero)])
 

@@ -92,15 +92,14 @@ def _subset(
     return None
 
 
-def raced(evidence: Evidence, wrong: torch.Tensor, *, uniform: bool) -> Candidate | None:
-    """A reduction that was not waited for: some elements are those from before it, others are not
-    divided yet, and which ones is chance.
+def raced(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, ...], str] | None:
+    """(cause, sentence) if some elements are those from before the reduction, others are not
+    divided, and others may be right: it was not waited for, and which is which may be chance.
 
-    uniform: a candidate explains all elements alike. Then chance is no explanation, unless ranks
-    were delayed.
+    Asked only if no candidate explains all elements alike.
     """
     world = len(evidence.passes.gradients)
-    if world == 1 or (uniform and not evidence.case.disturbance.delay):
+    if world == 1:
         return None
     terms = evidence.passes.gradients.to(torch.float64)
     divide = evidence.divisor / (world if evidence.semantics.average == "mean" else 1)
@@ -112,9 +111,9 @@ def raced(evidence: Evidence, wrong: torch.Tensor, *, uniform: bool) -> Candidat
         total = summed(evidence, terms, divide)
         states = {
             "right": exact,
-            "local": own,
-            "local, divided": summed(evidence, terms[rank], divide * world),
-            "not divided": total,
+            "the rank's own": own,
+            "the rank's own divided by W": summed(evidence, terms[rank], divide * world),
+            "the sum over ranks, not divided": total,
         }
         seen = part[here].to(torch.float64)
         left = torch.ones(len(seen), dtype=torch.bool)
@@ -126,11 +125,9 @@ def raced(evidence: Evidence, wrong: torch.Tensor, *, uniform: bool) -> Candidat
             left &= ~fits
         if bool(left.any()):
             return None
-    if not uniform and len(kinds) < 2:
+    if len(kinds) < 2:
         return None
-    return Candidate(
-        "reduction not waited for",
-        "some elements are still this rank's own, or not divided yet: the reduction was not over "
-        "when its result was used",
-        [],
+    return ("reduction not waited for",), (
+        f"some elements are {' and others are '.join(sorted(kinds))}: the reduction was not over "
+        "when its result was used"
     )
