@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 NAMESPACES = ("c10d", "_c10d_functional")
@@ -15,7 +16,8 @@ IGNORED = frozenset(("wait_tensor",))
 
 
 class CollectiveTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is entered, calls `note(name, sequence number)` before each collective starts.
+    """While it is entered, calls `note("allreduce(12)", sequence number)` before each collective
+    starts. In parentheses stands the number of elements, of its largest argument.
 
     Sequence numbers count from 1 over this rank's collectives, whatever their kind.
     """
@@ -36,5 +38,16 @@ class CollectiveTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             name = func._schema.name.partition("::")[2].rstrip("_")
             if name not in IGNORED:
                 self.names.append(name)
-                self._note(name, len(self.names))
+                self._note(f"{name}({_elements(args)})", len(self.names))
         return func(*args, **(kwargs or {}))
+
+
+def _elements(args: Sequence[Any]) -> int:
+    """Elements of the largest argument; those of a list of tensors count together."""
+    return max((_numel(one) for one in args), default=0)
+
+
+def _numel(one: Any) -> int:
+    if isinstance(one, torch.Tensor):
+        return one.numel()
+    return sum(_numel(part) for part in one) if isinstance(one, list | tuple) else 0

@@ -51,6 +51,8 @@ def causes(evidence: Evidence) -> Causes:
             )
         return Causes((), "the reduced gradient is not what the declared semantics say")
     names = dict.fromkeys(c.name for c in found)
+    if ranks.could_be_raced(evidence, names):
+        names[ranks.NOT_WAITED_FOR] = None
     return Causes(tuple(names), "; or ".join(dict.fromkeys(c.sentence for c in found)))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import product
 
 import torch
@@ -92,6 +92,17 @@ def _subset(
     return None
 
 
+NOT_WAITED_FOR = "reduction not waited for"
+EARLY = "the sum with the rank's own part divided by W before it was read"
+
+
+def could_be_raced(evidence: Evidence, causes: Collection[str]) -> bool:
+    """Where ranks were delayed, one state of all elements may be chance, and a race."""
+    return bool(evidence.case.disturbance.delay) and bool(
+        {"local gradient only", "local gradient / W", "gradient x W"} & set(causes)
+    )
+
+
 def raced(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, ...], str] | None:
     """(cause, sentence) if some elements are those from before the reduction, others are not
     divided, and others may be right: it was not waited for, and which is which may be chance.
@@ -114,6 +125,7 @@ def raced(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, ...], str
             "the rank's own": own,
             "the rank's own divided by W": summed(evidence, terms[rank], divide * world),
             "the sum over ranks, not divided": total,
+            EARLY: _own_divided(evidence, terms, rank, divide),
         }
         seen = part[here].to(torch.float64)
         left = torch.ones(len(seen), dtype=torch.bool)
@@ -125,9 +137,16 @@ def raced(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, ...], str
             left &= ~fits
         if bool(left.any()):
             return None
-    if len(kinds) < 2:
+    if len(kinds) < 2 and EARLY not in kinds:
         return None
-    return ("reduction not waited for",), (
-        f"some elements are {' and others are '.join(sorted(kinds))}: the reduction was not over "
-        "when its result was used"
+    return (NOT_WAITED_FOR,), (
+        f"elements are {', others are '.join(sorted(kinds))}: the reduction was not over when its "
+        "result was used"
     )
+
+
+def _own_divided(evidence: Evidence, terms: torch.Tensor, rank: int, divide: float) -> Enclosure:
+    """The sum over ranks to which this rank gave its mean instead of its gradient."""
+    weights = torch.ones(len(terms), 1, 1, dtype=torch.float64)
+    weights[rank] = 1 / len(terms)
+    return summed(evidence, terms * weights, divide)
