@@ -142,9 +142,10 @@ class PartitionsMisordered(Zero1):
     """
 
     def _reduce(self) -> None:
+        last = self.world_size - 1
         for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
-            one = gradients[bucket.partition.shard(self.world_size - 1)]
-            other = gradients[bucket.partition.shard(self.world_size - 2)]
+            one = gradients[bucket.partition.shard(last)]
+            other = gradients[bucket.partition.shard(max(0, last - 1))]
             kept = one.clone()
             one.copy_(other)
             other.copy_(kept)

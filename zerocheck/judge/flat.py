@@ -49,7 +49,7 @@ def flat_buffers(seen: Sequence[RankSeen], layout: Layout) -> list[FlatBuffer]:
     A buffer that is not cut in equal shards has no part in it: nothing could change places.
     """
     ranks = [_by_storage(one.memory) for one in seen]
-    if len(ranks) < 2 or len({len(rank) for rank in ranks}) != 1:
+    if len({len(rank) for rank in ranks}) != 1:
         return []
     found = []
     for lies in zip(*ranks, strict=True):

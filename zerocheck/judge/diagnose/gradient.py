@@ -41,6 +41,8 @@ def causes(evidence: Evidence) -> Causes:
     if not found:
         found = [c for c in _weighted_otherwise(evidence) if explains(c, evidence, wrong)]
     if not found:
+        found = [c for c in placement.shifted(evidence, wrong) if explains(c, evidence, wrong)]
+    if not found:
         mixed = ranks.raced(evidence, wrong) or ranks.left_out(evidence, wrong)
         if mixed is not None:
             return Causes(*mixed)

@@ -21,14 +21,12 @@ MOST_SHIFTS = 32
 def candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
     """wrong: mask of the wrong tensors."""
     yield from _tail(evidence, wrong)
-    buffers = evidence.buffers
-    world = len(evidence.passes.gradients)
-    if world == 1 or not buffers:
-        return
-    for name, words, order in orders(world):
-        yield Candidate(name, words, [_moved(evidence, source(evidence, buffers, order))])
-    yield from _reduced_twice(evidence)
-    yield from _shifted(evidence, wrong)
+    size, world = evidence.layout.size, len(evidence.passes.gradients)
+    if world > 1 and evidence.buffers:
+        for name, words, order in orders(world):
+            places = moved(size, evidence.buffers, lambda one, order=order: one.shards[order])  # type: ignore[misc]
+            yield Candidate(name, words, [_moved(evidence, places)])
+        yield from _reduced_twice(evidence)
     yield from _without_gaps(evidence)
     yield from _after_unused(evidence)
 
@@ -55,27 +53,20 @@ def _tail(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
 
 
 def orders(world: int) -> Iterator[tuple[str, str, list[int]]]:
-    """(cause, sentence, which rank's shard stands at each rank).
-
-    With 2 ranks the second kind is the first.
-    """
+    """(cause, sentence, which rank's shard stands at each rank). With 2 ranks the first two kinds
+    are one."""
     ranks = list(range(world))
     for other in ranks:
         for one in ranks[:other]:
             order = list(ranks)
             order[one], order[other] = other, one
             yield "shards exchanged", f"the shards of ranks {one} and {other} changed places", order
-    for by in range(1, world if world > 2 else 1):
+    for by in range(1, world):
         words = f"each rank r holds the shard of rank r + {by} (modulo {world})"
         yield "shard of another rank", words, [(rank + by) % world for rank in ranks]
     for one in ranks:
         words = f"every rank holds the shard of rank {one}"
         yield "shard of another rank", words, [one] * world
-
-
-def source(evidence: Evidence, buffers: Sequence[FlatBuffer], order: Sequence[int]) -> torch.Tensor:
-    """Where each element of the flat vector comes from, if shards stand in another order."""
-    return moved(evidence.layout.size, buffers, lambda buffer: buffer.shards[list(order)])
 
 
 def moved(
@@ -127,8 +118,11 @@ def _reduced_twice(evidence: Evidence) -> Iterator[Candidate]:
         )
 
 
-def _shifted(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
-    """Everything in a buffer, from some tensor on, is so many elements off."""
+def shifted(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
+    """Everything in a buffer, from some tensor on, is so many elements off.
+
+    Asked only if no candidate with a reason explains it: a reason can be why it is shifted.
+    """
     for by in _shifts(evidence, wrong):
         words = f"it is that of the element {abs(by)} {'after' if by > 0 else 'before'} it"
         for where, within in (("flat buffer", False), ("shard", True)):
