@@ -9,7 +9,7 @@ import pytest
 import torch
 from test_case import CASE
 
-from zerocheck.case.schema import Block, Case, Data, Model
+from zerocheck.case.schema import Block, Case, Data, Model, Sharding
 from zerocheck.drive.observation import Entry, Lie, RankSeen
 from zerocheck.judge.diagnose.loss import causes as causes_of_losses
 from zerocheck.judge.diagnose.ownership import Tiling, of_shapes, of_tiling
@@ -30,6 +30,16 @@ USED_BY_SOME = msgspec.structs.replace(
 )
 """Two tokens go to two of four experts at most, so that no rank uses all of them."""
 
+TWO_EXPERTS = msgspec.structs.replace(
+    USED_BY_SOME,
+    seed=7,
+    sharding=Sharding(wrap="whole"),
+    model=msgspec.structs.replace(
+        USED_BY_SOME.model, blocks=(Block(kind="experts", hidden=5, experts=2),)
+    ),
+)
+"""Some ranks use both of them, others one; all parameters are in one flat buffer."""
+
 GRADIENTS = [
     ("gradient:ReducedTwice", "reduced twice", CASE),
     ("gradient:PartitionsMisordered", "shards exchanged", CASE),
@@ -39,7 +49,7 @@ GRADIENTS = [
     ("gradient:RootOfWorld", "gradient x sqrt(W)", CASE),
     ("unused:AveragedOverUsers", "averaged over users", USED_BY_SOME),
     ("gradient:NoneGradientShifts", "offset not moved", USED_BY_SOME),
-    ("unused:NoneEndsUnit", "left out after an unused one", USED_BY_SOME),
+    ("unused:NoneEndsUnit", "left out after an unused one", TWO_EXPERTS),
 ]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 import torch
 
 from ..case.schema import Case
@@ -132,7 +131,7 @@ class _CaseJudge:
             if loss_.same(losses, stale.losses):
                 self._note("publish", 0.0, publish.stale(step, violation))
                 return self._reduced(step)
-        if violation is not None and not violation.causes:
+        if violation is not None and not violation.causes and "loss" not in self.violations:
             violation = self._misplaced(step, before, violation)
         self._note("loss", 0.0, violation)
         if violation is not None:
@@ -155,10 +154,7 @@ class _CaseJudge:
 
         losses = [rank.losses for rank in self.observation.steps(step)]
         sharded = [buffer for buffer in self._flat_buffers() if not buffer.whole]
-        names, words = loss_.misplaced(losses, before.parameter, sharded, replay)
-        return msgspec.structs.replace(
-            violation, causes=names, explanation=violation.explanation + words
-        )
+        return loss_.elsewhere(violation, losses, before.parameter, sharded, replay)
 
     def _expected(self, step: int, passes: Passes) -> gradient_.Expected:
         scales = self.observation.loss_scales(step)
@@ -204,6 +200,8 @@ class _CaseJudge:
         wanted: gradient_.Expected,
     ) -> None:
         self.vacuity.gradient(wanted.enclosure.exact)
+        if "gradient" in self.violations:
+            return  # the first one counts, and its diagnosis takes time
         share, violation = gradient_.check(
             held,
             wanted,
@@ -219,6 +217,7 @@ class _CaseJudge:
             used_before=self.used_before,
             loss_scale=self.observation.loss_scales(step)[0],
             buffers=self._flat_buffers,
+            left=[rank.left for rank in self.observation.steps(step)],
         )
         self._note("gradient", share, violation)
 

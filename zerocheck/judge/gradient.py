@@ -17,6 +17,7 @@ from .bounds import Enclosure, Format
 from .compare import compare, describe
 from .diagnose.evidence import Evidence
 from .diagnose.gradient import causes
+from .diagnose.loss import seeded_alike
 from .flat import FlatBuffer
 from .layout import Layout
 from .local import Passes, Scale
@@ -92,11 +93,13 @@ def check(
     loss_scale: float = 1.0,
     buffers: Callable[[], Sequence[FlatBuffer]] = tuple,
     unclipped_before: torch.Tensor | None = None,
+    left: Sequence[Sequence[str]] = (),
 ) -> tuple[float, Violation | None]:
     """(share of the bound, violation or None) for the gradient that was shown at `reduced`.
 
     used_before: per parameter, whether a step before this one used it; buffers: asked for the flat
-    buffers of the implementation if something is wrong; unclipped_before: see Evidence.
+    buffers of the implementation if something is wrong; unclipped_before: see Evidence;
+    left: see diagnose/loss.py.
     """
     kept = () if case.training.set_to_none else used_before
     violation = _existence(held, wanted, layout, case, semantics, step, kept)
@@ -136,6 +139,7 @@ def check(
             loss_scale,
             buffers(),
             unclipped_before,
+            seeded_alike(left),
         )
     )
     return share, describe(

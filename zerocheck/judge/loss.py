@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from .diagnose.loss import SENTENCES, Losses, causes, equal, misplaced, same
+import torch
+from msgspec.structs import replace
+
+from .diagnose.loss import SENTENCES, Losses, Replay, causes, equal, misplaced, same
+from .flat import FlatBuffer
 from .verdict import Violation
 
-__all__ = ["check", "check_random", "misplaced", "same"]
+__all__ = ["check", "check_random", "elsewhere", "same"]
 
 
 def check(
@@ -52,6 +56,21 @@ def check(
     names = causes(observed, expected, None if evaluated is None else evaluated(), left)
     text += "".join(SENTENCES[name] for name in names[:1])
     return _violation(step, tuple(bad), text, names, a, b)
+
+
+def elsewhere(
+    violation: Violation,
+    observed: Losses,
+    parameters: torch.Tensor,
+    buffers: Sequence[FlatBuffer],
+    replay: Replay,
+) -> Violation:
+    """The violation, with its causes if the losses are those of shards that stand elsewhere.
+
+    parameters: the flat vector; buffers: the sharded ones; replay: see diagnose/loss.py.
+    """
+    names, words = misplaced(observed, parameters, buffers, replay)
+    return replace(violation, causes=names, explanation=violation.explanation + words)
 
 
 def check_random(states: Sequence[Sequence[bytes]], *, step: int) -> Violation | None:

@@ -25,7 +25,8 @@ class Evidence(NamedTuple):
     the gradient that the implementation held at the end of the step before; otherwise(): the local
     gradients, weighted by tokens if the semantics do not say so, and the other way round;
     loss_scale: that of the step; buffers: the flat buffers of the implementation;
-    unclipped_before: what the step before reduced, if it was clipped then.
+    unclipped_before: what the step before reduced, if it was clipped then; alike: every forward
+    left the random state that one of another rank left.
     """
 
     held: Held
@@ -40,6 +41,7 @@ class Evidence(NamedTuple):
     loss_scale: float = 1.0
     buffers: Sequence[FlatBuffer] = ()
     unclipped_before: torch.Tensor | None = None
+    alike: bool = False
 
     @property
     def divisor(self) -> float:

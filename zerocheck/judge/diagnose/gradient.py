@@ -14,6 +14,11 @@ from ..local import Scale
 from . import placement, ranks
 from .evidence import Candidate, Evidence, explains, slack, summed, times, wrong_tensors
 
+SEEDED_ALIKE = (
+    "ranks left their forwards in the same random state, so their dropout masks are equal, though "
+    "the harness seeds every rank by itself: the generator was seeded again, and alike"
+)
+
 
 class Causes(NamedTuple):
     """Names of the causes that explain the violation, and one plain sentence."""
@@ -46,6 +51,8 @@ def causes(evidence: Evidence) -> Causes:
         mixed = ranks.raced(evidence, wrong) or ranks.left_out(evidence, wrong)
         if mixed is not None:
             return Causes(*mixed)
+        if evidence.alike:
+            return Causes(("seed for all",), SEEDED_ALIKE)
         ratio = _common_ratio(evidence, wrong)
         if ratio is not None:
             return Causes(
@@ -250,9 +257,12 @@ def _common_ratio(evidence: Evidence, wrong: torch.Tensor) -> float | None:
     """One factor that explains all wrong tensors, though it has no name.
 
     Taken where the gradient is largest against its bound, so that round-off hardly moves it; the
-    enclosure is widened by what it can move it.
+    enclosure is widened by what it can move it. Of one element there always is one, which says
+    nothing.
     """
     exact, bound = evidence.enclosure
+    if int((wrong & (exact.abs() > bound)).sum()) < 2:
+        return None
     whole = evidence.held.whole.to(torch.float64)
     clarity = torch.where(wrong, exact.abs() / bound.clamp(min=bounds.ETA), 0.0)
     best = int(clarity.argmax())

@@ -69,6 +69,12 @@ def causes(
     return tuple(found)
 
 
+def seeded_alike(left: Sequence[Sequence[str]]) -> bool:
+    """Whether every forward left the random state that one of another rank left, too."""
+    every = [(rank, number) for rank, hashes in enumerate(left) for number in range(len(hashes))]
+    return bool(every) and _alike(every, left)
+
+
 def _alike(wrong: Sequence[tuple[int, int]], left: Sequence[Sequence[str]]) -> bool:
     """Every wrong forward left the random state that a forward of another rank left, too."""
     return all(

@@ -15,6 +15,10 @@ MOST_TERMS = 12
 """Local gradients of one step, over ranks and microbatches, whose subsets are all tried."""
 
 
+AT_ONCE = 1 << 20
+"""Elements of sums that are computed at once: 8 MB."""
+
+
 def candidates(evidence: Evidence) -> Iterator[Candidate]:
     """A mean over the ranks that have a gradient, and not over all."""
     world = len(evidence.passes.gradients)
@@ -80,15 +84,20 @@ def _subset(
 ) -> torch.Tensor | None:
     """The weights, 0 or 1, of the sum that this parameter is, or None."""
     whole = evidence.held.whole[part].to(torch.float64)
-    # One element rules most subsets out: none is farther off than the sum of all may be.
-    clearest = int(terms[:, part].abs().sum(0).argmax())
-    off = (subsets @ terms[:, part.start + clearest] / evidence.divisor - whole[clearest]).abs()
-    most = summed(evidence, terms, evidence.divisor).bound[part.start + clearest]
-    for number in (off <= most).nonzero().reshape(-1).tolist():
-        weights = subsets[number]
-        exact, bound = summed(evidence, terms * weights.view(-1, 1), evidence.divisor)
-        if compare(whole, Enclosure(exact[part], bound[part]))[1] is None:
-            return weights
+    here = terms[:, part]
+    # None is farther off than the sum of all may be. One element rules most subsets out.
+    most = summed(evidence, terms, evidence.divisor).bound[part]
+    clearest = int(here.abs().sum(0).argmax())
+    off = (subsets @ here[:, clearest] / evidence.divisor - whole[clearest]).abs()
+    left = subsets[off <= most[clearest]]
+    rows = max(1, AT_ONCE // len(whole))
+    for first in range(0, len(left), rows):
+        some = left[first : first + rows]
+        near = ((some @ here / evidence.divisor - whole).abs() <= most).all(1)
+        for weights in some[near].unbind():
+            exact, bound = summed(evidence, terms * weights.view(-1, 1), evidence.divisor)
+            if compare(whole, Enclosure(exact[part], bound[part]))[1] is None:
+                return weights
     return None
 
 
