@@ -111,6 +111,9 @@ def test_forwards_that_were_seeded_alike() -> None:
     assert causes_of_losses(wrong, right, None, [["a"], ["a"]]) == ("seed for all",)
     assert causes_of_losses(wrong, right, None, [["a"], ["b"]]) == ()
     assert causes_of_losses(wrong, right, None, [[], []]) == ()
+    # On one rank other steps tell.
+    assert causes_of_losses([[1.5]], [[1.0]], None, [["a"]], {"a"}) == ("seed for all",)
+    assert causes_of_losses([[1.5]], [[1.0]], None, [["a"]], {"b"}) == ()
     # One rank alone is no proof, and another rank's samples say more.
     assert causes_of_losses([[1.5], [2.0]], right, None, [["a"], ["b"]]) == ()
     assert causes_of_losses([[2.0], [1.0]], right, None, [["a"], ["a"]]) == (

@@ -125,6 +125,7 @@ class _CaseJudge:
             step=step,
             evaluated=lambda: self._evaluated(step, before),
             left=[rank.left for rank in seen],
+            left_elsewhere=self.observation.left_elsewhere(step),
         )
         if violation is not None and earlier is not None:
             stale = self._passes(step, earlier)

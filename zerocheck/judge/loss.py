@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from msgspec.structs import replace
@@ -22,11 +22,12 @@ def check(
     step: int,
     evaluated: Callable[[], Losses] | None = None,
     left: Sequence[Sequence[str]] = (),
+    left_elsewhere: Collection[str] = (),
 ) -> Violation | None:
     """The first loss that differs, with its rank and microbatch.
 
-    evaluated: the losses in evaluation mode, asked for only if they can explain something; left:
-    see diagnose/loss.py.
+    evaluated: the losses in evaluation mode, asked for only if they can explain something; left,
+    left_elsewhere: see diagnose/loss.py.
     """
     if same(observed, expected):
         return None
@@ -53,7 +54,9 @@ def check(
     if nan:
         text += "; it is NaN: memory that was never written was read (zerocheck fills it with NaN)"
         return _violation(step, tuple(bad), text, ("uninitialised memory",), a, b)
-    names = causes(observed, expected, None if evaluated is None else evaluated(), left)
+    names = causes(
+        observed, expected, None if evaluated is None else evaluated(), left, left_elsewhere
+    )
     text += "".join(SENTENCES[name] for name in names[:1])
     return _violation(step, tuple(bad), text, names, a, b)
 

@@ -251,9 +251,10 @@ class UpdateJudge:
         if wrong.elements is not None:
             before = before[wrong.elements]
         outside = wrong.misfit.outside
-        if torch.equal(observed[outside], before[outside].to(torch.float64)):
-            return f"{wrong.role} was not updated", ("never updated",)
         names = causes(self._segment(wrong, update, step))
+        if torch.equal(observed[outside], before[outside].to(torch.float64)):
+            # Moments that are 0 still, or a rate of 0, leave it as it was too.
+            return f"{wrong.role} was not updated", ("never updated", *names)
         if names:
             return sentence(wrong.role, names), names
         return f"{wrong.role} is not what AdamW gives from the state before and the gradient", ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
@@ -16,8 +16,8 @@ SENTENCES = {
     "samples of another rank": "; it is that of another rank's samples",
     "samples of another microbatch": "; it is that of another microbatch's samples",
     "evaluation mode": "; it is that of a model in evaluation mode",
-    "seed for all": "; its random numbers (dropout masks) are those of another rank, though the "
-    "harness seeds every rank by itself: the generator was seeded again, and alike",
+    "seed for all": "; its random numbers (dropout masks) are those of another rank or step, "
+    "though the harness seeds no two alike: the generator was seeded again",
 }
 
 
@@ -39,11 +39,12 @@ def causes(
     expected: Losses,
     evaluated: Losses | None,
     left: Sequence[Sequence[str]] = (),
+    left_elsewhere: Collection[str] = (),
 ) -> tuple[str, ...]:
     """All causes that explain every wrong loss.
 
     evaluated: the losses in evaluation mode; left: per rank a hash of the random state at the end
-    of each forward.
+    of each forward; left_elsewhere: those of other steps.
     """
     wrong = [
         (rank, number)
@@ -64,7 +65,7 @@ def causes(
         observed[rank][number] == evaluated[rank][number] for rank, number in wrong
     ):
         found.append("evaluation mode")
-    if not found and left and _alike(wrong, left):
+    if not found and left and _alike(wrong, left, left_elsewhere):
         found.append("seed for all")
     return tuple(found)
 
@@ -75,11 +76,18 @@ def seeded_alike(left: Sequence[Sequence[str]]) -> bool:
     return bool(every) and _alike(every, left)
 
 
-def _alike(wrong: Sequence[tuple[int, int]], left: Sequence[Sequence[str]]) -> bool:
-    """Every wrong forward left the random state that a forward of another rank left, too."""
+def _alike(
+    wrong: Sequence[tuple[int, int]],
+    left: Sequence[Sequence[str]],
+    elsewhere: Collection[str] = (),
+) -> bool:
+    """Every wrong forward left the random state that one of another rank or step left, too."""
     return all(
         number < len(left[rank])
-        and any(left[rank][number] in other for r, other in enumerate(left) if r != rank)
+        and (
+            left[rank][number] in elsewhere
+            or any(left[rank][number] in other for r, other in enumerate(left) if r != rank)
+        )
         for rank, number in wrong
     )
 
