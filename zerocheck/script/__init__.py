@@ -1,0 +1,5 @@
+"""From a case to a script that needs torch alone."""
+
+from .write import LONGEST, script_of, write_script
+
+__all__ = ["LONGEST", "script_of", "write_script"]

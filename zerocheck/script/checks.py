@@ -1,0 +1,77 @@
+"""What a script compares: what the finding's obligation is about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..case.schema import Case
+from ..errors import UsageError
+from ..judge.verdict import Obligation
+from ..run.findings import independent
+from ..run.records import CaseFile
+
+Check = Literal["loss", "gradient", "clip", "update"]
+
+CHECKS: dict[Obligation, tuple[Check, ...]] = {
+    "loss": ("loss",),
+    "gradient": ("gradient",),
+    "clip": ("clip",),
+    "update": ("update",),
+    "publish": ("loss", "gradient"),
+}
+"""What shows a violation of an obligation. What was not published shows in the next forward."""
+
+SUMMED = 128
+"""Units of round-off, relative to the largest value, that sums may be off by in a script. Each
+rounds by 1/2 unit at most per term; scripts sum a few dozen terms per layer, in a few layers."""
+
+UPDATED = 16
+"""The same for parameters: AdamW is elementwise, with less than 10 roundings after the moments,
+whose own errors count by the learning rate."""
+
+
+@dataclass(frozen=True)
+class Margin:
+    """What two right numbers may differ by: units of 2**-24 of the largest, and why."""
+
+    units: int
+    why: str
+
+
+def checks_of(file: CaseFile) -> tuple[Check, ...]:
+    """What to compare; nothing for a crash or hang, where it is enough to run.
+
+    Raises UsageError for an obligation that a script of torch alone does not show.
+    """
+    if file.status in ("crashed", "hung"):
+        return ()
+    violations = independent(file.judgement.violations) if file.judgement is not None else []
+    if not violations:
+        found: tuple[Check, ...] = ("gradient", "update")
+        return ("gradient", "clip", "update") if file.case.training.clip is not None else found
+    obligation = violations[0].obligation
+    if obligation not in CHECKS:
+        raise UsageError(
+            f"a script cannot show that {obligation!r} is violated; it can show: "
+            f"{', '.join(CHECKS)}"
+        )
+    return CHECKS[obligation]
+
+
+def steps_of(file: CaseFile) -> int:
+    """Steps to take: to the first that is wrong, and one more where the next forward shows it."""
+    steps = file.case.training.steps
+    violations = independent(file.judgement.violations) if file.judgement is not None else []
+    if not violations:
+        return steps
+    return violations[0].step + (2 if violations[0].obligation == "publish" else 1)
+
+
+def margin(case: Case, checks: tuple[Check, ...]) -> Margin | None:
+    """None where nothing is compared."""
+    if not checks:
+        return None
+    if checks == ("update",):
+        return Margin(UPDATED, "AdamW rounds an element less often, the fault is far more")
+    return Margin(SUMMED, "sums in another order differ by less, the fault is far more")

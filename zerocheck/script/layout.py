@@ -1,0 +1,153 @@
+"""Source text as `ruff format` lays it out, so that a script reads as if a person wrote it."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+
+WIDTH = 100
+"""Columns of a line."""
+
+STANDARD = (
+    "collections",
+    "contextlib",
+    "datetime",
+    "fnmatch",
+    "functools",
+    "itertools",
+    "sys",
+    "tempfile",
+    "types",
+)
+
+NAMES = {
+    "sys": "",
+    "tempfile": "",
+    "torch": "",
+    "dist": "torch.distributed as dist",
+    "mp": "torch.multiprocessing as mp",
+    "OrderedDict": "collections",
+    "nullcontext": "contextlib",
+    "timedelta": "datetime",
+    "fnmatch": "fnmatch",
+    "partial": "functools",
+    "product": "itertools",
+    "ModuleType": "types",
+    "SimpleNamespace": "types",
+    "nn": "torch",
+    "init_device_mesh": "torch.distributed.device_mesh",
+    "BackwardPrefetch": "torch.distributed.fsdp",
+    "FullyShardedDataParallel": "torch.distributed.fsdp",
+    "ShardingStrategy": "torch.distributed.fsdp",
+    "fully_shard": "torch.distributed.fsdp",
+    "ShardedGradScaler": "torch.distributed.fsdp.sharded_grad_scaler",
+    "CustomPolicy": "torch.distributed.fsdp.wrap",
+    "size_based_auto_wrap_policy": "torch.distributed.fsdp.wrap",
+    "ZeroRedundancyOptimizer": "torch.distributed.optim",
+    "DTensor": "torch.distributed.tensor",
+    "F": "torch.nn",
+    "DistributedDataParallel": "torch.nn.parallel",
+    "TorchDispatchMode": "torch.utils._python_dispatch",
+    "checkpoint": "torch.utils.checkpoint",
+}
+"""What a script may use -> the module that it is imported from; "" for a module itself."""
+
+AS = {"F": "functional as F"}
+"""How a name is imported, where it has another one there."""
+
+
+def imports(body: str) -> str:
+    """The imports that a body needs, sorted as isort does: standard library, then torch."""
+    used = [name for name in NAMES if re.search(rf"(?<![\w.\"]){name}\b(?!\")", body)]
+    modules: dict[str, list[str]] = {}
+    plain = []
+    for name in used:
+        where = NAMES[name]
+        if not where or " as " in where:
+            plain.append(f"import {where or name}")
+        else:
+            modules.setdefault(where, []).append(AS.get(name, name))
+    lines = sorted(plain, key=lambda line: line.split()[1])
+    for where in sorted(modules):
+        names = sorted(modules[where], key=_order)
+        lines += call("", f"from {where} import ", names, bare=True)
+    ours = [line for line in lines if _of_the_standard_library(line)]
+    rest = [line for line in lines if line not in ours]
+    return "\n".join([*ours, "", *rest])
+
+
+def call(indent: str, head: str, arguments: Sequence[str], *, bare: bool = False) -> list[str]:
+    """`head(arguments)` in as few lines as fit.
+
+    head: what stands before the parenthesis, such as "model = DDP"; bare: without a parenthesis
+    where one line is enough, as an import is.
+    """
+    inside = ", ".join(arguments)
+    whole = f"{indent}{head}{inside}" if bare else f"{indent}{head}({inside})"
+    if len(whole) <= WIDTH:
+        return [whole]
+    inner = f"{indent}    {inside}"
+    lines = [f"{inner}" + ("," if bare else "")]
+    if len(lines[0]) > WIDTH or bare:
+        lines = [f"{indent}    {argument}," for argument in arguments]
+    return [f"{indent}{head}(", *lines, f"{indent})"]
+
+
+def options(given: Iterable[tuple[str, object, object]]) -> list[str]:
+    """`name=value` of each (name, value, default) that is not at its default."""
+    return [f"{name}={value!r}" for name, value, default in given if value != default]
+
+
+def quoted(text: str) -> str:
+    """A literal of the text."""
+    plain = text.isascii() and text.isprintable() and not set(text) & set('"\\')
+    return f'"{text}"' if plain else ascii(text)
+
+
+def constant(name: str, words: Sequence[str]) -> list[str]:
+    """A tuple of strings under a name."""
+    items = [quoted(word) for word in words]
+    if len(items) == 1:
+        return [f"{name} = ({items[0]},)"]
+    return call("", f"{name} = ", items)
+
+
+def attribute(path: str) -> str:
+    """`model.blocks[0].up` for the path "blocks.0.up"."""
+    parts = (f"[{part}]" if part.isdigit() else f".{part}" for part in path.split("."))
+    return f"model{''.join(parts)}"
+
+
+def braced(head: str, items: Sequence[str], width: int) -> list[str]:
+    """`head{items}` in one line, or an item per line."""
+    whole = f"{head}{{{', '.join(items)}}}"
+    if len(whole) <= width:
+        return [whole]
+    return [f"{head}{{", *(f"    {item}," for item in items), "}"]
+
+
+def words(given: Iterable[str]) -> str:
+    """A tuple of expressions."""
+    items = list(given)
+    return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
+
+
+def prose(text: str, *, indent: str = "", width: int = WIDTH - 2) -> list[str]:
+    """Lines of a docstring. What a case file says is made harmless: no quotes, no escapes."""
+    harmless = text.encode("ascii", "replace").decode().replace("\\", "/").replace('"', "'")
+    harmless = "".join(letter if letter.isprintable() else " " for letter in harmless)
+    return textwrap.wrap(
+        harmless, width, initial_indent=indent, subsequent_indent=indent, break_long_words=True
+    )
+
+
+def _order(name: str) -> tuple[int, str]:
+    """isort's: constants, then classes, then functions."""
+    word = name.split()[0]
+    kind = 0 if word.isupper() and len(word) > 1 else 1 if word[0].isupper() else 2
+    return kind, word
+
+
+def _of_the_standard_library(line: str) -> bool:
+    return line.split()[1].partition(".")[0] in STANDARD

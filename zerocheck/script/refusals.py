@@ -1,0 +1,37 @@
+"""What a short script of torch alone cannot show, said as a feature of the case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..case.schema import Case
+from ..case.shapes import transposed
+from .checks import Check
+from .sharding import STRATEGIES, grouped
+
+
+def reasons(name: str, case: Case, checks: tuple[Check, ...], steps: int) -> Iterator[str]:
+    """Why a script of the case would be too long, or not the same; nothing if it can be written."""
+    if len(case.mesh) != 1:
+        yield f"the mesh has {len(case.mesh)} axes"
+    if case.precision.compute != "fp32" or case.precision.reduce != "fp32":
+        yield "it computes or reduces in another dtype than fp32 (precision)"
+    if any(block.dtype != "fp32" for block in case.model.blocks):
+        yield "a block has bf16 parameters, whose round-off has other bounds (model.blocks.dtype)"
+    if any(block.empty for block in case.model.blocks):
+        yield "parameters without elements (model.blocks.empty)"
+    if case.training.overflow is not None:
+        yield "a step overflows on purpose (training.overflow)"
+    if case.disturbance.delay:
+        yield "it needs delays, which show a race in some runs only (disturbance.delay)"
+    if case.data.rng == "carried" and any(block.dropout for block in case.model.blocks):
+        yield "dropout takes random numbers that each rank carries on (data.rng)"
+    if name in STRATEGIES:
+        flat = not case.sharding.use_orig_params
+        if flat and (steps > 1 or checks not in (("gradient",), ())):
+            yield "flat parameters can be compared in one gradient only (sharding.use_orig_params)"
+        if flat and grouped(case):
+            yield "flat parameters are in several parameter groups (optimizer.groups)"
+        whole = name == "fsdp1-no-shard" or case.world_size == 1
+        if transposed(case.model) and (flat or not whole):
+            yield "transposed parameters are cut in the order of memory (model.blocks.transposed)"

@@ -1,0 +1,246 @@
+"""A script of torch alone that shows the fault of a case, to be attached to an upstream issue."""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from ..case.schema import Case
+from ..case.shapes import sometimes_used, uncalled
+from ..catalogue import BUILT_IN
+from ..contract.groups import learning_rates
+from ..errors import UsageError
+from ..run.records import CaseFile
+from .checks import Check, checks_of, margin, steps_of
+from .layout import call, constant, imports, prose, quoted
+from .model import model_text, samples
+from .refusals import reasons
+from .sharding import TITLES, Sharding, adamw, adamw_options, grouped, sharding_of
+
+LONGEST = 80
+"""Lines of a script. What takes more is no small example any more."""
+
+WRITTEN = "Written by zerocheck"
+"""Words in the docstring of every script. A file without them is not overwritten."""
+
+HANG_SECONDS = 20
+"""How long the ranks of a script wait for each other where the fault is a hang."""
+
+SCALES = {"zero": 0.0, "typical": 0.1, "tiny": 1e-12, "huge": 1e6}
+"""Size of exp_avg in a start in mid-training; exp_avg_sq has its square."""
+
+
+def write_script(path: Path, text: str) -> None:
+    """Write it.
+
+    Raises UsageError for a file that is there and is no script of zerocheck.
+    """
+    try:
+        if path.exists() and WRITTEN not in path.read_text(encoding="utf-8", errors="replace"):
+            raise UsageError(
+                f"{path} is there already and was not written by zerocheck; name another file"
+            )
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+
+
+def script_of(file: CaseFile, *, implementation: str | None = None) -> str:
+    """The script, at most LONGEST lines.
+
+    implementation: shard by this one instead of that of the file. Raises UsageError, with the
+    feature that is in the way, where such a script cannot be written.
+    """
+    name = implementation or file.implementation
+    case = file.case
+    sharding = _sharding(name, case)
+    checks, steps = checks_of(file), steps_of(file)
+    found = list(reasons(name, case, checks, steps))
+    if found:
+        raise UsageError(
+            f"no script of torch alone for this case: {'; '.join(found)}; "
+            "`zerocheck replay` without --script runs it"
+        )
+    body = _rendered(file, name, sharding, checks, steps)
+    text = body.replace("@imports@", imports(body))
+    lines = text.count("\n")
+    if lines > LONGEST:
+        raise UsageError(
+            f"the script would have {lines} lines, {LONGEST} are allowed: {_longest(case)}; "
+            "a shrunk case (`zerocheck run` without --no-shrink) is shorter"
+        )
+    return text
+
+
+def _sharding(name: str, case: Case) -> Sharding:
+    if name in TITLES:
+        return sharding_of(name, case)
+    if name in BUILT_IN or ":" not in name:
+        raise UsageError(
+            f"{name} is zerocheck's own code, which a script of torch alone cannot have; "
+            f"--script takes: {', '.join(TITLES)}"
+        )
+    raise UsageError(f"{name}: --script takes {', '.join(TITLES)}")
+
+
+def _rendered(
+    file: CaseFile, name: str, sharding: Sharding, checks: tuple[Check, ...], steps: int
+) -> str:
+    case, training = file.case, file.case.training
+    several = training.microbatches > 1
+    model = model_text(case)
+    factors = _factors(case, steps)
+    clip = single_clip = ""
+    if training.clip is not None:
+        given = {
+            "maximum": repr(training.clip),
+            "norm": ', norm_type=float("inf")' if training.norm == "inf" else "",
+        }
+        clip = sharding.clip.format(**given)
+        single_clip = f"nn.utils.clip_grad_norm_(single.parameters(), {'{maximum}{norm}'})"
+        single_clip = single_clip.format(**given)
+    constants = []
+    flat_names = sharding.flat if len(sharding.flat) > 0 and checks else []
+    if flat_names:
+        constants += constant("NAMES", flat_names)
+    if factors:
+        constants += [f"FACTORS = {factors!r}  # of the learning rate"]
+    if grouped(case):
+        constants += _options(case)
+    return _template().render(
+        header=_header(file, name, sharding),
+        world_size=case.world_size,
+        steps=steps,
+        several=several,
+        microbatches=training.microbatches,
+        margin=margin(case, checks),
+        constants=constants,
+        sharding=sharding,
+        sharded=name != "fsdp1-no-shard" and case.world_size > 1,
+        rename='replace("_fsdp_wrapped_module.", "")'
+        if name.startswith("fsdp1")
+        else 'removeprefix("module.")',
+        zero_redundancy=name == "zero-redundancy",
+        classes=model.classes,
+        build=model.build,
+        samples=samples(case),
+        grouped=grouped(case),
+        unfreeze=training.unfreeze,
+        start=_start(case),
+        amsgrad=case.optimizer.amsgrad,
+        checks=checks,
+        init=_init(file),
+        single_optimizer=adamw(case, "single", fused=False),
+        injection=None,
+        flat_names=flat_names,
+        absent=sharding.gather in ("replicated", "dtensor") and _absent(case),
+        factors=factors,
+        set_to_none=training.set_to_none,
+        clip=clip,
+        single_clip=single_clip,
+        repeated=steps > 1,
+        failure=_failure(file),
+    )
+
+
+def _header(file: CaseFile, name: str, sharding: Sharding) -> list[str]:
+    title = file.title or "what is compared differs from training without sharding"
+    if file.implementation != name:
+        title = f"the case in which {file.implementation} failed"
+    torch = file.environment.torch.partition("+")[0]
+    does = {
+        "crashed": "Exits with 1 if the ranks fail in this way, with 0 if they do not.",
+        "hung": "Exits with 1 if a rank waits too long for the others, with 0 if none does.",
+    }.get(
+        file.status,
+        "Each rank compares itself with one process that has the samples of all ranks. Prints what "
+        "is furthest off and exits with 1 if that is too far, with 0 if not.",
+    )
+    said = f"{WRITTEN} {file.environment.zerocheck}; needs torch alone. {does}"
+    first, *rest = prose(f"{sharding.title} in torch {torch}: {title.rstrip('.')}.", width=97)
+    return [first, *rest, "", *prose(said)]
+
+
+def _init(file: CaseFile) -> list[str]:
+    given = ['"gloo"', 'f"file://{store}"', "rank=rank", "world_size=WORLD_SIZE"]
+    if file.status == "hung":
+        given.append(f"timeout=timedelta(seconds={HANG_SECONDS})")
+    lines = call("    ", "dist.init_process_group", given)
+    return [line.removeprefix("    ") for line in lines]
+
+
+def _failure(file: CaseFile) -> str:
+    """A literal: words of the ranks' failure, or "" where nothing of it is expected."""
+    if file.status == "hung":
+        return quoted("process")  # however the rank ends that waited too long
+    if file.status != "crashed":
+        return ""
+    said = file.title.partition(":")[2].strip()
+    error, _, message = said.partition(":")
+    words = re.split(r'["\'\d/\\]', message.strip(), maxsplit=1)[0].strip() or error.strip()
+    return quoted(words[:60])
+
+
+def _absent(case: Case) -> bool:
+    """Whether a parameter may have no gradient."""
+    model = case.model
+    return bool(uncalled(model) or sometimes_used(model) or model.frozen)
+
+
+def _start(case: Case) -> dict[str, Any] | None:
+    if case.start.step == 0:
+        return None
+    scale = SCALES[case.start.moments]
+    return {"step": float(case.start.step), "first": scale, "second": scale**2}
+
+
+def _factors(case: Case, steps: int) -> tuple[float, ...]:
+    """The learning rate at each step, over that of the group."""
+    if case.optimizer.schedule == "constant":
+        return ()
+    first = next((group.lr for group in case.optimizer.groups if group.lr), 1.0)
+    place = [group.lr for group in case.optimizer.groups].index(first)
+    return tuple(learning_rates(case, index)[place] / first for index in range(steps))
+
+
+def _options(case: Case) -> list[str]:
+    """The groups, as {pattern: options}."""
+    lines = ["OPTIONS = {"]
+    for group in case.optimizer.groups:
+        given = [option.split("=", 1) for option in adamw_options(group)]
+        inside = ", ".join(f'"{key}": {value}' for key, value in given)
+        lines.append(f"    {quoted(group.pattern)}: {{{inside}}},")
+    return [*lines, "}"]
+
+
+def _longest(case: Case) -> str:
+    """The features of the model that take most lines."""
+    kinds = {block.kind for block in case.model.blocks}
+    named = [f"{len(case.model.blocks)} blocks ({', '.join(sorted(kinds))})"] if kinds else []
+    if grouped(case):
+        named.append(f"{len(case.optimizer.groups)} parameter groups")
+    if case.start.step:
+        named.append("a start in mid-training")
+    if case.training.clip is not None:
+        named.append("clipping")
+    return "the case has " + ", ".join(named or ["many features"])
+
+
+@cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("zerocheck.script", "."),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,
+    )
+    return environment.get_template("script.py.j2")
