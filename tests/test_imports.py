@@ -34,10 +34,16 @@ ALLOWED: dict[str, set[str]] = {
         "zerocheck",
     },
     "report": {"run", "judge", "case", "errors"},
+    "script": {
+        "run", "judge", "implementations", "contract", "case", "catalogue", "errors",
+    },
     "pytest_plugin": set(),
     "testing": {"pytest_plugin", "report", "run", "judge", "errors"},
     "cli_errors": {"errors", "zerocheck"},
-    "cli": {"cli_errors", "report", "run", "judge", "case", "catalogue", "errors", "zerocheck"},
+    "cli": {
+        "cli_errors", "report", "script", "run", "judge", "case", "catalogue", "errors",
+        "zerocheck",
+    },
     "__main__": {"cli"},
 }  # fmt: skip
 

@@ -169,9 +169,17 @@ def _note(text: str) -> None:
     metavar="NAME",
     help="Run the case on this one. Needed for code that only the file names.",
 )
+@click.option(
+    "--script",
+    type=click.Path(dir_okay=False, path_type=Path, allow_dash=True),
+    metavar="FILE",
+    help="Write a script that shows the fault with torch alone, and run nothing; - prints it.",
+)
 @_ranks
 @_device
-def replay(case: Path, implementation: str | None, ranks: str, device: str) -> int:
+def replay(
+    case: Path, implementation: str | None, script: Path | None, ranks: str, device: str
+) -> int:
     """Run one case again, as a finding names it. Exits with 1 if it fails again."""
     from rich.console import Console
     from rich.text import Text
@@ -187,6 +195,8 @@ def replay(case: Path, implementation: str | None, ranks: str, device: str) -> i
     check_device(device)
     if not case.is_file():
         raise UsageError(f"there is no file {str(case)!r}")
+    if script is not None:
+        return _write_script(case, implementation, script)
     from .run import replay as replaying
 
     _note_untested()
@@ -198,6 +208,25 @@ def replay(case: Path, implementation: str | None, ranks: str, device: str) -> i
         print_finding(console, failure)
     console.print(Text(printable(replayed.verdict)))
     return replayed.exit_code
+
+
+def _write_script(case: Path, implementation: str | None, script: Path) -> int:
+    from .run.casefile import read
+    from .run.replay import not_without_asking
+    from .script import apart, script_of, write_script
+
+    file = read(case)
+    if implementation is None:
+        not_without_asking(case, apart(file.implementation)[0])
+    text = script_of(file, implementation=implementation)
+    if str(script) == "-":
+        click.echo(text, nl=False)
+        return 0
+    write_script(script, text)
+    click.echo(
+        f"{script}: {len(text.splitlines())} lines; it exits with 1 while the fault is there"
+    )
+    return 0
 
 
 @main.command()

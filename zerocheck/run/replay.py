@@ -23,10 +23,8 @@ def replay(
     """
     case_file = read(path)
     name = implementation or case_file.implementation
-    if implementation is None and name not in BUILT_IN:
-        raise UsageError(
-            f"{path} names {name}; say so again to let its code run: --implementation {name}"
-        )
+    if implementation is None:
+        not_without_asking(path, name)
     size = case_file.case.world_size
     with open_ranks(ranks, device=device) as (processes, _):
         if processes is None:
@@ -40,6 +38,14 @@ def replay(
             trace=case_file.status in ("crashed", "hung"),
         ).outcome(digest=True)
     return Replayed(case_file, name, outcome)
+
+
+def not_without_asking(path: Path, name: str) -> None:
+    """Raise UsageError for an implementation that only the file names, and is not built in."""
+    if name not in BUILT_IN:
+        raise UsageError(
+            f"{path} names {name}; say so again to let its code run: --implementation {name}"
+        )
 
 
 class Replayed:

@@ -18,7 +18,7 @@ CHECKS: dict[Obligation, tuple[Check, ...]] = {
     "gradient": ("gradient",),
     "clip": ("clip",),
     "update": ("update",),
-    "publish": ("loss", "gradient"),
+    "publish": ("gradient",),
 }
 """What shows a violation of an obligation. What was not published shows in the next forward."""
 
@@ -39,8 +39,10 @@ class Margin:
     why: str
 
 
-def checks_of(file: CaseFile) -> tuple[Check, ...]:
+def checks_of(file: CaseFile, *, replicated: bool) -> tuple[Check, ...]:
     """What to compare; nothing for a crash or hang, where it is enough to run.
+
+    replicated: every rank has all parameters.
 
     Raises UsageError for an obligation that a script of torch alone does not show.
     """
@@ -56,6 +58,8 @@ def checks_of(file: CaseFile) -> tuple[Check, ...]:
             f"a script cannot show that {obligation!r} is violated; it can show: "
             f"{', '.join(CHECKS)}"
         )
+    if obligation == "publish" and replicated:
+        return ("update",)  # a copy that was not updated
     return CHECKS[obligation]
 
 
@@ -73,5 +77,5 @@ def margin(case: Case, checks: tuple[Check, ...]) -> Margin | None:
     if not checks:
         return None
     if checks == ("update",):
-        return Margin(UPDATED, "AdamW rounds an element less often, the fault is far more")
-    return Margin(SUMMED, "sums in another order differ by less, the fault is far more")
+        return Margin(UPDATED, "AdamW rounds an element less often than that")
+    return Margin(SUMMED, "sums in another order differ by less than that")

@@ -42,8 +42,8 @@ class ModelText:
     build: list[str]
 
 
-def model_text(case: Case) -> ModelText:
-    """The model of the case."""
+def model_text(case: Case, *, listed: bool = False) -> ModelText:
+    """The model of the case. listed: it has `blocks` even where there is none."""
     model = case.model
     classes: dict[str, Class] = {}
     layers = {"stem": _stem(case, classes)}
@@ -56,7 +56,7 @@ def model_text(case: Case) -> ModelText:
         blocks = ["block"]
     order = call_order(model)
     straight = order == tuple(range(len(blocks))) and not model.side and not model.unused
-    if blocks or not straight:
+    if blocks or listed or not straight:
         kind = "nn.Sequential(" if straight else "nn.ModuleList(["
         layers["blocks"] = f"{kind}{', '.join(blocks)}{')' if straight else '])'}"
     bias = "" if model.head_bias else ", bias=False"
@@ -109,8 +109,10 @@ def samples(case: Case) -> list[str]:
         lines.append(f"x = torch.randint({model.inputs}, ({shape}))")
         lines.append(f"target = torch.randint({model.outputs}, ({shape}))")
     else:
-        drawn = f"torch.randn({shape}, {model.inputs}), torch.randn({shape}, {model.outputs})"
-        lines.append(f"x, target = {drawn}")
+        x, target = (f"torch.randn({shape}, {size})" for size in (model.inputs, model.outputs))
+        if not model.side:
+            return [f"return F.mse_loss(model({x}), {target}){factor}"]
+        lines.append(f"x, target = {x}, {target}")
     if data.masked:
         lines.append(f"target[torch.rand({shape}) < 0.5] = -100  # other numbers of tokens count")
     called = "model(x)"

@@ -15,9 +15,9 @@ from ..implementations.fsdp1.refusals import wrapped_units
 from ..implementations.units import in_order_of_calls, members, skeleton, unit_modules
 from .layout import attribute, call, options, quoted
 
-Gather = Literal["replicated", "dtensor", "summoned", "flat", "any"]
+Gather = Literal["replicated", "dtensor", "summoned", "flat"]
 """How a whole tensor is had: it is whole on every rank; from a DTensor; from FSDP1's original
-parameters; from its flat ones; a DTensor or whole, by what it is."""
+parameters; from its flat ones."""
 
 Units = Callable[[nn.Module, SharedOptions], list[nn.Module]]
 """Which modules are units below the root."""
@@ -46,14 +46,15 @@ DEFAULT = Group()
 class Sharding:
     """Text that makes `model` and `optimizer`, without indent.
 
-    sync: "no_sync", "set_requires_gradient_sync" or "" for neither; clip: what is called with the
-    maximum norm; rewrap: makes `model` anew after parameters were unfrozen; first: lines before
-    everything else at the top of the script, such as the import of a user's module.
+    setup: makes both, wrap: the model alone; sync: "no_sync", "set_requires_gradient_sync" or ""
+    for neither; clip: what is called with the maximum norm; rewrap: makes `model` anew after
+    parameters were unfrozen; first: lines at the top of the script, before everything else.
     """
 
     title: str
     gather: Gather
     setup: list[str]
+    wrap: list[str]
     sync: str
     clip: str = "nn.utils.clip_grad_norm_(model.parameters(), {maximum}{norm})"
     rewrap: str = ""
@@ -153,6 +154,7 @@ def _ddp(name: str, case: Case) -> Sharding:
         title=TITLES[name],
         gather="replicated",
         setup=_in_order(case, optimizer, wrap),
+        wrap=wrap,
         sync="no_sync",
         rewrap=rewrap,
         built=first,
@@ -200,6 +202,7 @@ def _fsdp1(name: str, case: Case) -> Sharding:
         title=TITLES[name],
         gather=gather,
         setup=_in_order(case, optimizer, wrap),
+        wrap=wrap,
         sync="no_sync",
         clip="model.clip_grad_norm_({maximum}{norm})",
         flat=flat,
@@ -238,6 +241,7 @@ def _fsdp2(case: Case) -> Sharding:
         title=TITLES["fsdp2"],
         gather="dtensor",
         setup=_in_order(case, optimizer, wrap),
+        wrap=wrap,
         sync="set_requires_gradient_sync",
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from ..contract.groups import learning_rates
 from ..errors import UsageError
 from ..run.records import CaseFile
 from .checks import Check, checks_of, margin, steps_of
+from .injected import Injection, apart, injection_of
 from .layout import call, constant, imports, prose, quoted
 from .model import model_text, samples
 from .refusals import reasons
 from .sharding import TITLES, Sharding, adamw, adamw_options, grouped, sharding_of
+from .user import user_sharding
 
 LONGEST = 80
 """Lines of a script. What takes more is no small example any more."""
@@ -58,17 +61,21 @@ def script_of(file: CaseFile, *, implementation: str | None = None) -> str:
     implementation: shard by this one instead of that of the file. Raises UsageError, with the
     feature that is in the way, where such a script cannot be written.
     """
-    name = implementation or file.implementation
+    name, fault = apart(implementation or file.implementation)
     case = file.case
     sharding = _sharding(name, case)
-    checks, steps = checks_of(file), steps_of(file)
+    replicated = sharding.gather == "replicated"
+    checks, steps = checks_of(file, replicated=replicated), steps_of(file)
     found = list(reasons(name, case, checks, steps))
+    if name not in TITLES and (case.training.loss_scale or case.training.unfreeze is not None):
+        found.append("a user's code scales losses or is told what to unfreeze (training)")
     if found:
         raise UsageError(
             f"no script of torch alone for this case: {'; '.join(found)}; "
             "`zerocheck replay` without --script runs it"
         )
-    body = _rendered(file, name, sharding, checks, steps)
+    injection = injection_of(name, fault, case, sharding.gather) if fault else None
+    body = _rendered(file, name, sharding, checks, steps, injection)
     text = body.replace("@imports@", imports(body))
     lines = text.count("\n")
     if lines > LONGEST:
@@ -82,21 +89,35 @@ def script_of(file: CaseFile, *, implementation: str | None = None) -> str:
 def _sharding(name: str, case: Case) -> Sharding:
     if name in TITLES:
         return sharding_of(name, case)
-    if name in BUILT_IN or ":" not in name:
+    if name in BUILT_IN or ":" not in name or name.startswith("zerocheck."):
         raise UsageError(
             f"{name} is zerocheck's own code, which a script of torch alone cannot have; "
-            f"--script takes: {', '.join(TITLES)}"
+            f"--script takes {', '.join(TITLES)} and path/to/file.py:function"
         )
-    raise UsageError(f"{name}: --script takes {', '.join(TITLES)}")
+    sharding = user_sharding(name, case)
+    if case.training.microbatches == 1 or case.sharding.sync == "each":
+        sharding.sync = ""
+    return sharding
 
 
 def _rendered(
-    file: CaseFile, name: str, sharding: Sharding, checks: tuple[Check, ...], steps: int
+    file: CaseFile,
+    name: str,
+    sharding: Sharding,
+    checks: tuple[Check, ...],
+    steps: int,
+    injection: Injection | None,
 ) -> str:
     case, training = file.case, file.case.training
     several = training.microbatches > 1
-    model = model_text(case)
+    model = model_text(case, listed=name not in TITLES)
+    constants: list[str] = []
     factors = _factors(case, steps)
+    if injection is not None and injection.keeps:
+        constants.append("KEPT = {}")
+    optimizes = _optimizes(name, case, checks, steps) or name not in TITLES
+    if not optimizes:
+        sharding = replace(sharding, setup=sharding.wrap)
     clip = single_clip = ""
     if training.clip is not None:
         given = {
@@ -106,7 +127,6 @@ def _rendered(
         clip = sharding.clip.format(**given)
         single_clip = f"nn.utils.clip_grad_norm_(single.parameters(), {'{maximum}{norm}'})"
         single_clip = single_clip.format(**given)
-    constants = []
     flat_names = sharding.flat if len(sharding.flat) > 0 and checks else []
     if flat_names:
         constants += constant("NAMES", flat_names)
@@ -119,6 +139,7 @@ def _rendered(
         world_size=case.world_size,
         steps=steps,
         several=several,
+        optimizes=optimizes,
         microbatches=training.microbatches,
         margin=margin(case, checks),
         constants=constants,
@@ -138,7 +159,7 @@ def _rendered(
         checks=checks,
         init=_init(file),
         single_optimizer=adamw(case, "single", fused=False),
-        injection=None,
+        injection=injection,
         flat_names=flat_names,
         absent=sharding.gather in ("replicated", "dtensor") and _absent(case),
         factors=factors,
@@ -152,7 +173,7 @@ def _rendered(
 
 def _header(file: CaseFile, name: str, sharding: Sharding) -> list[str]:
     title = file.title or "what is compared differs from training without sharding"
-    if file.implementation != name:
+    if apart(file.implementation)[0] != name:
         title = f"the case in which {file.implementation} failed"
     torch = file.environment.torch.partition("+")[0]
     does = {
@@ -160,8 +181,8 @@ def _header(file: CaseFile, name: str, sharding: Sharding) -> list[str]:
         "hung": "Exits with 1 if a rank waits too long for the others, with 0 if none does.",
     }.get(
         file.status,
-        "Each rank compares itself with one process that has the samples of all ranks. Prints what "
-        "is furthest off and exits with 1 if that is too far, with 0 if not.",
+        "Exits with 1 and prints what is off if a rank differs from one process that has the "
+        "samples of all ranks; else with 0.",
     )
     said = f"{WRITTEN} {file.environment.zerocheck}; needs torch alone. {does}"
     first, *rest = prose(f"{sharding.title} in torch {torch}: {title.rstrip('.')}.", width=97)
@@ -186,6 +207,16 @@ def _failure(file: CaseFile) -> str:
     error, _, message = said.partition(":")
     words = re.split(r'["\'\d/\\]', message.strip(), maxsplit=1)[0].strip() or error.strip()
     return quoted(words[:60])
+
+
+def _optimizes(name: str, case: Case, checks: tuple[Check, ...], steps: int) -> bool:
+    """Whether it takes an optimizer: not for one gradient, unless making it is the fault."""
+    training, sharding = case.training, case.sharding
+    if steps > 1 or checks not in (("gradient",), ("loss",)):
+        return True
+    if training.loss_scale is not None or training.unfreeze is not None:
+        return True
+    return sharding.optimizer_first or (name == "zero-redundancy" and sharding.bucket_view)
 
 
 def _absent(case: Case) -> bool:
