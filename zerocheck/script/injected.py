@@ -15,6 +15,7 @@ from .sharding import Gather
 Kind = Literal["reduction", "gather", "norm", "broadcast"]
 
 GATHERS = "c10d::_allgather_base_"
+GATHERS_LISTS = "c10d::allgather_"  # what FSDP1 calls on the CPU: a tensor for each rank's shard
 ALL_REDUCES = "c10d::allreduce_"
 REDUCE_SCATTERS = "c10d::_reduce_scatter_base_"
 
@@ -23,9 +24,9 @@ REDUCE_SCATTERS = "c10d::_reduce_scatter_base_"
 class Fault:
     """What it is; the collectives that it changes; lines before and after the call.
 
-    They name `given` (what this rank puts in), `got` (what it gets), `mine` (a copy of what it
-    would have, had nothing been reduced; only where `local`) and KEPT, a dict. first: only in the
-    first step.
+    They name `given` (what this rank puts in), `got` (where the caller wants the result), `now`
+    (the right result), `mine` (what it would be, had nothing been reduced; only where `local`) and
+    KEPT, a dict. first: only in the first step.
     """
 
     says: str
@@ -34,29 +35,29 @@ class Fault:
     after: tuple[str, ...] = ()
     local: bool = False
     first: bool = False
+    listed: tuple[str, ...] = ()
+    """In place of `after` where `got` is a list of shards, one per rank."""
 
 
-_STALE = (
-    "now = got.clone()",
-    "got.copy_(KEPT.get(now.shape, now))",
-    "KEPT[now.shape] = now",
-)
+_STALE = ("got.copy_(KEPT.get(now.shape, now))", "KEPT[now.shape] = now")
 _FROM_NEXT = (
-    "shards = [torch.empty_like(got) for _ in range(WORLD_SIZE)]",
-    "dist.all_gather(shards, got)",
+    "shards = [torch.empty_like(now) for _ in range(WORLD_SIZE)]",
+    "dist.all_gather(shards, now)",
     "got.copy_(shards[(dist.get_rank() + 1) % WORLD_SIZE])",
 )
 _SWAPPED = (
-    "first, *rest, last = got.flatten().chunk(WORLD_SIZE)",
+    "first, *rest, last = now.flatten().chunk(WORLD_SIZE)",
     "got.copy_(torch.cat([last, *rest, first]).view_as(got))",
 )
 
 FAULTS: dict[str, Fault] = {
     "average-becomes-sum": Fault(
-        "the average over ranks is a sum", "reduction", after=("got.mul_(WORLD_SIZE)",)
+        "the average over ranks is a sum", "reduction", before=("given.mul_(WORLD_SIZE)",)
     ),
     "double-average": Fault(
-        "the average over ranks is divided once more", "reduction", after=("got.div_(WORLD_SIZE)",)
+        "the average is divided once more",
+        "reduction",
+        before=("given.div_(WORLD_SIZE)",),
     ),
     "first-step-local": Fault(
         "the first step is not reduced",
@@ -81,7 +82,7 @@ FAULTS: dict[str, Fault] = {
     "last-element-local": Fault(
         "the last element of each bucket is not reduced",
         "reduction",
-        after=("got.view(-1)[-1] = mine.view(-1)[-1]",),
+        after=("got.copy_(now)", "got.view(-1)[-1] = mine.view(-1)[-1]"),
         local=True,
     ),
     "reduction-stale": Fault(
@@ -91,13 +92,30 @@ FAULTS: dict[str, Fault] = {
         "gradients travel in bf16", "reduction", before=("given.copy_(given.bfloat16())",)
     ),
     "gather-stale": Fault(
-        "what is gathered is what the gather before gave", "gather", after=_STALE
+        "what is gathered is what the gather before gave",
+        "gather",
+        after=_STALE,
+        listed=(
+            "now = [shard.clone() for shard in got]",
+            "torch._foreach_copy_(got, KEPT.get(now[0].shape, now))",
+            "KEPT[now[0].shape] = now",
+        ),
     ),
     "gather-swapped": Fault(
-        "the shards of the first and the last rank change places", "gather", after=_SWAPPED
+        "the shards of the first and the last rank change places",
+        "gather",
+        after=_SWAPPED,
+        listed=(
+            "first = got[0].clone()",
+            "got[0].copy_(got[-1])",
+            "got[-1].copy_(first)",
+        ),
     ),
     "gather-rounded": Fault(
-        "shards travel in bf16", "gather", after=("got.copy_(got.bfloat16())",)
+        "shards travel in bf16",
+        "gather",
+        after=("got.copy_(now.bfloat16())",),
+        listed=("for shard in got:", "    shard.copy_(shard.bfloat16())"),
     ),
     "broadcast-lost": Fault(
         "a broadcast does not arrive", "broadcast", after=("got.copy_(mine)",), local=True
@@ -155,7 +173,7 @@ def injection_of(name: str, fault: str, case: Case, gather: Gather) -> Injection
     else:
         if given.kind == "broadcast":
             where = "step"
-        lines = _collective(given, sharded=sharded)
+        lines = _collective(given, sharded=sharded, lists=gather == "summoned")
     return Injection(_class(given, lines), where, "step == 0" if given.first else "")
 
 
@@ -167,32 +185,47 @@ def _class(fault: Fault, lines: list[str]) -> list[str]:
     ]
 
 
-def _collective(fault: Fault, *, sharded: bool) -> list[str]:
+def _collective(fault: Fault, *, sharded: bool, lists: bool) -> list[str]:
     """For operators of c10d, which write in place and return a Work."""
     if fault.kind == "broadcast":
         operator, sharded = "c10d::broadcast_", False
     elif fault.kind == "gather":
-        operator = GATHERS
+        operator = GATHERS_LISTS if lists else GATHERS
+        sharded = not lists
     else:
         operator = REDUCE_SCATTERS if sharded else ALL_REDUCES
     got = "args[0]" if sharded else "args[0][0]"
     given = "args[1]" if sharded else got
-    after = [line.replace("got", got) for line in fault.after]
     before = [line.replace("given", given) for line in fault.before]
     condition = f'if func._schema.name == "{operator}":'
-    if not after:
+    if not fault.after:
         inner = (f"    {line}" for line in before)
         return [condition, *inner, "return func(*args, **(kwargs or {}))"]
-    first = []
-    if fault.local:
-        mine = "args[1].chunk(WORLD_SIZE)[dist.get_rank()]" if sharded else got
-        first = [condition, f"    mine = {mine}.clone()"]
+    waited = ["dist.Work.unbox(result[1]).wait()"]
+    if operator == REDUCE_SCATTERS:
+        mine = "args[1].chunk(WORLD_SIZE)[dist.get_rank()].clone()"
+        return [
+            condition.replace("==", "!="),
+            "    return func(*args, **(kwargs or {}))",
+            *([f"mine = {mine}"] if fault.local else []),
+            "now = args[0].clone()  # gloo writes it anew whenever somebody waits",
+            "result = func(now, *args[1:], **(kwargs or {}))",
+            *waited,
+            *(line.replace("got", got) for line in fault.after),
+            "return result",
+        ]
+    after = list(fault.after)
+    if operator == GATHERS_LISTS:
+        after = list(fault.listed)
+    elif any("KEPT" in line for line in after):
+        after.insert(0, "now = got.clone()")
+    else:
+        after = [line.replace("now", "got") for line in after if line != "got.copy_(now)"]
     return [
-        *first,
+        *([condition, f"    mine = {got}.clone()"] if fault.local else []),
         "result = func(*args, **(kwargs or {}))",
         condition,
-        "    dist.Work.unbox(result[1]).wait()",
-        *(f"    {line}" for line in after),
+        *(f"    {line.replace('got', got)}" for line in (*waited, *after)),
         "return result",
     ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 WIDTH = 100
 """Columns of a line."""
@@ -71,27 +71,76 @@ def imports(body: str) -> str:
     lines = sorted(plain, key=lambda line: line.split()[1])
     for where in sorted(modules):
         names = sorted(modules[where], key=_order)
-        lines += call("", f"from {where} import ", names, bare=True)
+        line = f"from {where} import {', '.join(names)}"
+        if len(line) > WIDTH:
+            line = fitted(f"from {where} import ({', '.join(names)})")
+        lines.append(line)
     ours = [line for line in lines if _of_the_standard_library(line)]
     rest = [line for line in lines if line not in ours]
     return "\n".join([*ours, "", *rest])
 
 
-def call(indent: str, head: str, arguments: Sequence[str], *, bare: bool = False) -> list[str]:
-    """`head(arguments)` in as few lines as fit.
+def fitted(text: str) -> str:
+    """The text with lines that are too long split at their last bracket, as ruff does.
 
-    head: what stands before the parenthesis, such as "model = DDP"; bare: without a parenthesis
-    where one line is enough, as an import is.
+    Arguments of a call stand in one line where that is enough, items of a literal never do.
     """
-    inside = ", ".join(arguments)
-    whole = f"{indent}{head}{inside}" if bare else f"{indent}{head}({inside})"
-    if len(whole) <= WIDTH:
-        return [whole]
-    inner = f"{indent}    {inside}"
-    lines = [f"{inner}" + ("," if bare else "")]
-    if len(lines[0]) > WIDTH or bare:
-        lines = [f"{indent}    {argument}," for argument in arguments]
-    return [f"{indent}{head}(", *lines, f"{indent})"]
+    return "\n".join(part for line in text.split("\n") for part in _split(line))
+
+
+def _split(line: str) -> list[str]:
+    bare = line.rstrip(",:")
+    tail = line[len(bare) :]
+    start = _opening(bare)
+    if len(line) <= WIDTH or start is None or not bare[start + 1 : -1]:
+        return [line]
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    inside = bare[start + 1 : -1]
+    items = _items(inside)
+    before = bare[start - 1 : start]
+    called = bare[start] == "(" and (before.isalnum() or before in ("]", ")", "_"))
+    if (called and len(indent + inside) <= WIDTH) or (called and len(items) == 1):
+        body = _split(indent + inside)
+    else:
+        body = [part for item in items for part in _split(f"{indent}{item},")]
+    return [bare[: start + 1], *body, indent[:-4] + bare[-1] + tail]
+
+
+def _opening(line: str) -> int | None:
+    """Where the bracket that is closed by the last character is opened."""
+    if not line.endswith((")", "]", "}")):
+        return None
+    quote, start = "", None
+    opened: list[int] = []
+    for place, letter in enumerate(line):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        elif letter in "([{":
+            opened.append(place)
+        elif letter in ")]}":
+            start = opened.pop() if opened else None
+    return start
+
+
+def _items(inside: str) -> list[str]:
+    """Split at the commas that are in no bracket and no string."""
+    found, depth, quote = [""], 0, ""
+    for letter in inside:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        elif letter in "([{":
+            depth += 1
+        elif letter in ")]}":
+            depth -= 1
+        elif letter == "," and not depth:
+            found.append("")
+            continue
+        found[-1] += letter
+    return [item.strip() for item in found if item.strip()]
 
 
 def options(given: Iterable[tuple[str, object, object]]) -> list[str]:
@@ -105,26 +154,10 @@ def quoted(text: str) -> str:
     return f'"{text}"' if plain else ascii(text)
 
 
-def constant(name: str, words: Sequence[str]) -> list[str]:
-    """A tuple of strings under a name."""
-    items = [quoted(word) for word in words]
-    if len(items) == 1:
-        return [f"{name} = ({items[0]},)"]
-    return call("", f"{name} = ", items)
-
-
 def attribute(path: str) -> str:
     """`model.blocks[0].up` for the path "blocks.0.up"."""
     parts = (f"[{part}]" if part.isdigit() else f".{part}" for part in path.split("."))
     return f"model{''.join(parts)}"
-
-
-def braced(head: str, items: Sequence[str], width: int) -> list[str]:
-    """`head{items}` in one line, or an item per line."""
-    whole = f"{head}{{{', '.join(items)}}}"
-    if len(whole) <= width:
-        return [whole]
-    return [f"{head}{{", *(f"    {item}," for item in items), "}"]
 
 
 def words(given: Iterable[str]) -> str:

@@ -18,7 +18,7 @@ from ..case.shapes import (
     matching,
     parameter_shapes,
 )
-from .layout import WIDTH, attribute, braced, call, words
+from .layout import WIDTH, attribute, words
 
 
 @dataclass
@@ -70,7 +70,7 @@ def model_text(case: Case, *, listed: bool = False) -> ModelText:
             build.append(whole)
         else:
             parts = [f'"{name}": {text}' for name, text in layers.items()]
-            build += braced("parts = ", parts, WIDTH - 4)
+            build.append(f"parts = {{{', '.join(parts)}}}")
             build.append("model = nn.Sequential(OrderedDict(parts))")
     else:
         classes["Model"] = _network(case, order)
@@ -150,10 +150,7 @@ def _set(case: Case, patterns: tuple[str, ...], what: str) -> list[str]:
     parts = [attribute(place) for place in places]
     if len(parts) < 3:
         return [what.format(part) for part in parts]
-    one = f"for part in {words(parts)}:"
-    if len(one) <= WIDTH - 4:
-        return [one, f"    {what.format('part')}"]
-    return [*call("", "parts = ", parts), "for part in parts:", f"    {what.format('part')}"]
+    return [f"for part in {words(parts)}:", f"    {what.format('part')}"]
 
 
 def _stem(case: Case, classes: dict[str, Class]) -> str:

@@ -13,7 +13,7 @@ from ..case.schema import Sharding as SharedOptions
 from ..case.shapes import sometimes_used, uncalled
 from ..implementations.fsdp1.refusals import wrapped_units
 from ..implementations.units import in_order_of_calls, members, skeleton, unit_modules
-from .layout import attribute, call, options, quoted
+from .layout import attribute, options, quoted
 
 Gather = Literal["replicated", "dtensor", "summoned", "flat"]
 """How a whole tensor is had: it is whole on every rank; from a DTensor; from FSDP1's original
@@ -139,14 +139,14 @@ def _ddp(name: str, case: Case) -> Sharding:
     )
     first = sharding.optimizer_first
     made = "model" if first else "build()"
-    wrap = _inside("model = DistributedDataParallel", [made, *given])
+    wrap = [_call("model = DistributedDataParallel", [made, *given])]
     if name == "ddp":
-        optimizer = _inside("optimizer = torch.optim.AdamW", _arguments(case, "model", fused=True))
+        optimizer = [_call("optimizer = torch.optim.AdamW", _arguments(case, "model", fused=True))]
     else:
         parameters, *rest = _arguments(case, "model", fused=True)
         view = ["parameters_as_bucket_view=True"] if sharding.bucket_view else []
         arguments = [parameters, "torch.optim.AdamW", *view, *rest]
-        optimizer = _inside("optimizer = ZeroRedundancyOptimizer", arguments)
+        optimizer = [_call("optimizer = ZeroRedundancyOptimizer", arguments)]
     rewrap = ""
     if case.training.unfreeze is not None:
         rewrap = f"model = DistributedDataParallel({', '.join(['model.module', *given])})"
@@ -179,14 +179,14 @@ def _fsdp1(name: str, case: Case) -> Sharding:
         policy = f"partial(size_based_auto_wrap_policy, min_num_params={sharding.bucket})"
         given.append(f"auto_wrap_policy={policy}")
     elif units:
-        wrap += _inside("given = dict", given)
+        wrap += [_call("given = dict", given)]
         given = ["**given"]
         wrap += _each(units, "FullyShardedDataParallel({}, **given)")
     first = sharding.optimizer_first
     built = bool(units) or first
     arguments = ["model" if built else "build()", *given]
-    wrap += _inside("model = FullyShardedDataParallel", arguments)
-    optimizer = _inside("optimizer = torch.optim.AdamW", _arguments(case, "model", fused=True))
+    wrap += [_call("model = FullyShardedDataParallel", arguments)]
+    optimizer = [_call("optimizer = torch.optim.AdamW", _arguments(case, "model", fused=True))]
     whole = STRATEGIES[name] == "NO_SHARD" or case.world_size == 1
     gather: Gather = "summoned"
     if not sharding.use_orig_params:
@@ -225,7 +225,7 @@ def _fsdp2(case: Case) -> Sharding:
         if every:
             wrap.append("units = list(model.blocks)")
         else:
-            wrap += _inside("units = ", [attribute(unit) for unit in units])
+            wrap += [_call("units = ", [attribute(unit) for unit in units])]
         wrap += ["for unit in units:", f"    fully_shard(unit, mesh=mesh{kept})"]
     wrap.append(f"fully_shard(model, mesh=mesh{kept})")
     if ahead:
@@ -236,7 +236,7 @@ def _fsdp2(case: Case) -> Sharding:
         ]
     if sometimes_used(case.model):
         wrap.append("model.set_reduce_scatter_unused_params(True)")
-    optimizer = _inside("optimizer = torch.optim.AdamW", _arguments(case, "model", fused=True))
+    optimizer = [_call("optimizer = torch.optim.AdamW", _arguments(case, "model", fused=True))]
     return Sharding(
         title=TITLES["fsdp2"],
         gather="dtensor",
@@ -260,11 +260,10 @@ def _each(units: list[str], what: str) -> list[str]:
     if len(units) == 1:
         place = attribute(units[0])
         return [f"{place} = {what.format(place)}"]
-    lines = _inside("paths = ", [quoted(unit) for unit in units])
+    lines = [_call("paths = ", [quoted(unit) for unit in units])]
     inner = what.format("model.get_submodule(path)")
     return [*lines, "for path in paths:", f"    model.set_submodule(path, {inner})"]
 
 
-def _inside(head: str, arguments: list[str]) -> list[str]:
-    """A call in the body of a function, without its indent."""
-    return [line.removeprefix("    ") for line in call("    ", head, arguments)]
+def _call(head: str, arguments: list[str]) -> str:
+    return f"{head}({', '.join(arguments)})"

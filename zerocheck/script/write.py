@@ -19,7 +19,7 @@ from ..errors import UsageError
 from ..run.records import CaseFile
 from .checks import Check, checks_of, margin, steps_of
 from .injected import Injection, apart, injection_of
-from .layout import call, constant, imports, prose, quoted
+from .layout import fitted, imports, prose, quoted, words
 from .model import model_text, samples
 from .refusals import reasons
 from .sharding import TITLES, Sharding, adamw, adamw_options, grouped, sharding_of
@@ -76,7 +76,7 @@ def script_of(file: CaseFile, *, implementation: str | None = None) -> str:
         )
     injection = injection_of(name, fault, case, sharding.gather) if fault else None
     body = _rendered(file, name, sharding, checks, steps, injection)
-    text = body.replace("@imports@", imports(body))
+    text = fitted(body.replace("@imports@", imports(body)))
     lines = text.count("\n")
     if lines > LONGEST:
         raise UsageError(
@@ -129,11 +129,11 @@ def _rendered(
         single_clip = single_clip.format(**given)
     flat_names = sharding.flat if len(sharding.flat) > 0 and checks else []
     if flat_names:
-        constants += constant("NAMES", flat_names)
+        constants.append(f"NAMES = {words(map(quoted, flat_names))}")
     if factors:
         constants += [f"FACTORS = {factors!r}  # of the learning rate"]
     if grouped(case):
-        constants += _options(case)
+        constants.append(_options(case))
     return _template().render(
         header=_header(file, name, sharding),
         world_size=case.world_size,
@@ -161,7 +161,7 @@ def _rendered(
         single_optimizer=adamw(case, "single", fused=False),
         injection=injection,
         flat_names=flat_names,
-        absent=sharding.gather in ("replicated", "dtensor") and _absent(case),
+        absent=sharding.gather != "flat" and _absent(case),
         factors=factors,
         set_to_none=training.set_to_none,
         clip=clip,
@@ -189,12 +189,11 @@ def _header(file: CaseFile, name: str, sharding: Sharding) -> list[str]:
     return [first, *rest, "", *prose(said)]
 
 
-def _init(file: CaseFile) -> list[str]:
+def _init(file: CaseFile) -> str:
     given = ['"gloo"', 'f"file://{store}"', "rank=rank", "world_size=WORLD_SIZE"]
     if file.status == "hung":
         given.append(f"timeout=timedelta(seconds={HANG_SECONDS})")
-    lines = call("    ", "dist.init_process_group", given)
-    return [line.removeprefix("    ") for line in lines]
+    return f"dist.init_process_group({', '.join(given)})"
 
 
 def _failure(file: CaseFile) -> str:
@@ -241,14 +240,14 @@ def _factors(case: Case, steps: int) -> tuple[float, ...]:
     return tuple(learning_rates(case, index)[place] / first for index in range(steps))
 
 
-def _options(case: Case) -> list[str]:
+def _options(case: Case) -> str:
     """The groups, as {pattern: options}."""
-    lines = ["OPTIONS = {"]
+    parts = []
     for group in case.optimizer.groups:
         given = [option.split("=", 1) for option in adamw_options(group)]
         inside = ", ".join(f'"{key}": {value}' for key, value in given)
-        lines.append(f"    {quoted(group.pattern)}: {{{inside}}},")
-    return [*lines, "}"]
+        parts.append(f"{quoted(group.pattern)}: {{{inside}}}")
+    return f"OPTIONS = {{{', '.join(parts)}}}"
 
 
 def _longest(case: Case) -> str:
