@@ -20,10 +20,10 @@ else:
 
 warnings.simplefilter("ignore")
 import torch  # noqa: E402
-import torch._dynamo
-import torch.distributed.fsdp
-import torch.distributed.optim
-import torch.distributed.tensor
+import torch._dynamo  # noqa: E402
+import torch.distributed.fsdp  # noqa: E402
+import torch.distributed.optim  # noqa: E402
+import torch.distributed.tensor  # noqa: E402
 
 torch.set_num_threads(1)
 
