@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -45,10 +46,8 @@ def scripts_of_drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Case, str]]:
     found = []
     for name, case in drawn(240):
         file = msgspec.structs.replace(case_file(name, None), case=case)
-        try:
+        with suppress(UsageError):
             found.append((case, script_of(file)))
-        except UsageError as error:
-            assert "no script of torch alone for this case: " in str(error)
     assert len(found) > 60
     return found
 
@@ -122,7 +121,7 @@ def test_an_obligation_that_no_script_shows() -> None:
     ("source", "said"),
     [
         ("", "has no function mine"),
-        ("class mine: pass", "has no function mine (a class needs zerocheck)"),
+        ("class mine: pass", "a class needs zerocheck"),
         ("def mine(:", "cannot be read"),
         ("from zerocheck import Built\ndef mine(m, c, mesh): ...", "imports zerocheck.Built"),
         ("import zerocheck\ndef mine(m, c, x): zerocheck.grouped(m)", "uses zerocheck.grouped"),

@@ -127,8 +127,8 @@ def samples(case: Case) -> list[str]:
     if not data.masked:
         return [*lines, f"return F.cross_entropy({outputs}){factor}"]
     # A constant in place of the mean number of tokens: the loss stays a sum over tokens.
-    tokens = data.batch * data.length / 2
-    return [*lines, f'return F.cross_entropy({outputs}, reduction="sum") / {tokens!r}{factor}']
+    share = data.loss_factor / (data.batch * data.length / 2)
+    return [*lines, f'return F.cross_entropy({outputs}, reduction="sum") * {share!r}']
 
 
 def _set(case: Case, patterns: tuple[str, ...], what: str) -> list[str]:
