@@ -22,7 +22,7 @@ from .injected import Injection, apart, injection_of
 from .layout import fitted, imports, prose, quoted, words
 from .model import model_text, samples
 from .refusals import reasons
-from .sharding import TITLES, Sharding, adamw, adamw_options, grouped, sharding_of
+from .sharding import STRATEGIES, TITLES, Sharding, adamw, adamw_options, grouped, sharding_of
 from .user import user_sharding
 
 LONGEST = 80
@@ -140,6 +140,10 @@ def _rendered(
         steps=steps,
         several=several,
         optimizes=optimizes,
+        holds=training.unfreeze is not None
+        and bool(checks)
+        and name in STRATEGIES
+        and sharding.gather == "replicated",
         microbatches=training.microbatches,
         margin=margin(case, checks),
         constants=constants,
