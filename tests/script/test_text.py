@@ -20,6 +20,7 @@ from zerocheck.case.shapes import parameter_shapes
 from zerocheck.cli import main
 from zerocheck.contract.loading import load
 from zerocheck.errors import UsageError
+from zerocheck.judge.verdict import Judgement
 from zerocheck.run.journal import encode
 from zerocheck.run.known_issues import ours
 from zerocheck.run.records import CaseFile
@@ -110,6 +111,16 @@ def test_refusals_name_what_is_in_the_way(name: str, fields: dict[str, object], 
     with pytest.raises(UsageError) as refused:
         script(name, **fields)
     assert said in str(refused.value)
+
+
+def test_of_several_violations_the_title_says_which() -> None:
+    file = case_file("ddp", "gradient")
+    other = case_file("ddp", "update", step=1, title="AdamW is wrong").judgement
+    assert file.judgement is not None and other is not None
+    both = Judgement(statuses={}, violations=(*file.judgement.violations, *other.violations))
+    for title, said in (("AdamW is wrong", "parameter"), ("not told", "gradient of")):
+        text = script_of(msgspec.structs.replace(file, judgement=both, title=title))
+        assert f'rank {{rank}}, {said}", expected' in text
 
 
 def test_an_obligation_that_no_script_shows() -> None:

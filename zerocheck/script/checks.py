@@ -7,7 +7,7 @@ from typing import Literal
 
 from ..case.schema import Case
 from ..errors import UsageError
-from ..judge.verdict import Obligation
+from ..judge.verdict import Obligation, Violation
 from ..run.findings import independent
 from ..run.records import CaseFile
 
@@ -48,11 +48,11 @@ def checks_of(file: CaseFile, *, replicated: bool) -> tuple[Check, ...]:
     """
     if file.status in ("crashed", "hung"):
         return ()
-    violations = independent(file.judgement.violations) if file.judgement is not None else []
-    if not violations:
+    violation = told(file)
+    if violation is None:
         found: tuple[Check, ...] = ("gradient", "update")
         return ("gradient", "clip", "update") if file.case.training.clip is not None else found
-    obligation = violations[0].obligation
+    obligation = violation.obligation
     if obligation not in CHECKS:
         raise UsageError(
             f"a script cannot show that {obligation!r} is violated; it can show: "
@@ -65,11 +65,20 @@ def checks_of(file: CaseFile, *, replicated: bool) -> tuple[Check, ...]:
 
 def steps_of(file: CaseFile) -> int:
     """Steps to take: to the first that is wrong, and one more where the next forward shows it."""
-    steps = file.case.training.steps
-    violations = independent(file.judgement.violations) if file.judgement is not None else []
-    if not violations:
-        return steps
-    return violations[0].step + (2 if violations[0].obligation == "publish" else 1)
+    violation = told(file)
+    if violation is None:
+        return file.case.training.steps
+    return violation.step + (2 if violation.obligation == "publish" else 1)
+
+
+def told(file: CaseFile) -> Violation | None:
+    """The violation that the finding of the file is about: the one that its title explains, or
+    else the first. A case may show several."""
+    if file.judgement is None:
+        return None
+    violations = independent(file.judgement.violations)
+    named = [violation for violation in violations if violation.explanation == file.title]
+    return next(iter(named or violations), None)
 
 
 def margin(case: Case, checks: tuple[Check, ...]) -> Margin | None:
