@@ -55,6 +55,29 @@ def reduce_scatter_single(
     return call(part, whole, group=group, async_op=True)  # type: ignore[no-any-return]
 
 
+def process_group(given: Any) -> dist.ProcessGroup:
+    """The group that a c10d operator gets: boxed for C++, by name, or as it is."""
+    from torch.distributed.distributed_c10d import _resolve_process_group
+
+    if isinstance(given, dist.ProcessGroup):
+        return given
+    if isinstance(given, str):
+        return _resolve_process_group(given)  # type: ignore[arg-type]
+    return dist.ProcessGroup.unbox(given)  # type: ignore[attr-defined,no-any-return]
+
+
+def wait_for_work(boxed: Any) -> None:
+    """Wait for the Work that a c10d operator returned, boxed for C++."""
+    dist.Work.unbox(boxed).wait()  # type: ignore[attr-defined]
+
+
+def work_from_future(future: torch.futures.Future[Any]) -> Any:
+    """A Work, boxed for C++, that is over when the future is; its value is a list of tensors."""
+    from torch._C._distributed_c10d import _create_work_from_future
+
+    return _create_work_from_future(future).boxed()
+
+
 class FlatPiece(NamedTuple):
     """Where an original parameter lies in the flat parameter of a unit of FSDP1.
 

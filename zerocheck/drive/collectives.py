@@ -14,6 +14,15 @@ NAMESPACES = ("c10d", "_c10d_functional")
 IGNORED = frozenset(("wait_tensor",))
 
 
+def is_collective(func: Any) -> bool:
+    """Whether an operator communicates, or at least begins to."""
+    return func.namespace in NAMESPACES and _name(func) not in IGNORED
+
+
+def _name(func: Any) -> str:
+    return str(func._schema.name.partition("::")[2].rstrip("_"))
+
+
 class CollectiveTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is entered, calls `note(name, sequence number)` before each collective starts.
 
@@ -32,9 +41,7 @@ class CollectiveTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func.namespace in NAMESPACES:
-            name = func._schema.name.partition("::")[2].rstrip("_")
-            if name not in IGNORED:
-                self.names.append(name)
-                self._note(name, len(self.names))
+        if is_collective(func):
+            self.names.append(_name(func))
+            self._note(self.names[-1], len(self.names))
         return func(*args, **(kwargs or {}))

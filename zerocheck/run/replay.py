@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..catalogue import BUILT_IN
+from ..catalogue import is_built_in
 from ..errors import UsageError
 from .casefile import read
 from .engine import open_ranks
@@ -23,7 +23,7 @@ def replay(
     """
     case_file = read(path)
     name = implementation or case_file.implementation
-    if implementation is None and name not in BUILT_IN:
+    if implementation is None and not is_built_in(name):
         raise UsageError(
             f"{path} names {name}; say so again to let its code run: --implementation {name}"
         )
