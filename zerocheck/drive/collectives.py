@@ -1,6 +1,6 @@
 """Notes every collective that this rank calls, by one dispatch mode on torch's `c10d` operators.
 
-It sees what Python wrappers do not: DDP's reducer and FSDP2's backward.
+It sees what Python wrappers do not: DDP's reducer, FSDP2's backward, the norm of DTensors.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..compat import comes_first
 
 NAMESPACES = ("c10d", "_c10d_functional")
 IGNORED = frozenset(("wait_tensor",))
@@ -41,6 +43,8 @@ class CollectiveTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if comes_first(types):
+            return NotImplemented
         if is_collective(func):
             self.names.append(_name(func))
             self._note(self.names[-1], len(self.names))

@@ -25,7 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..case.schema import Case
-from ..compat import wait_for_work, work_from_future
+from ..compat import comes_first, wait_for_work, work_from_future
 from .collectives import is_collective
 
 WAITING = 64
@@ -88,6 +88,8 @@ class LateCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if comes_first(types):
+            return NotImplemented
         given = dict(kwargs or {})
         if not is_collective(func):
             return func(*args, **given)

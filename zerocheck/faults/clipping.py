@@ -167,3 +167,14 @@ class ClippedTwice(WithOptimizer):
     """Clipping runs twice with one coefficient. Flagged: clipped twice."""
 
     kind = _Twice
+
+
+class _InHalf(ClipsInParts):
+    def local(self, p: float) -> torch.Tensor:
+        return super().local(p).half().double()
+
+
+class NormInHalf(WithOptimizer):
+    """The norm is computed in half precision (FS #263). Flagged: clip."""
+
+    kind = _InHalf

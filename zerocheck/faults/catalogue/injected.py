@@ -88,8 +88,8 @@ _KINDS = {
             "two shards change places when they are gathered", "DS PR#318",
         ),
         _row(
-            "gather-rounded", "publish",
-            "shards travel in bf16 though they are fp32", "PT #104770", "copies rounded to bf16",
+            "gather-rounded", "loss",
+            "shards travel in bf16 though they are fp32", "PT #104770",
         ),
         _row(
             "broadcast-lost", "buffers",

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compat import process_group, wait_for_work
+from ...compat import process_group, wait_for_work, work_from_future
 
 Kind = Literal["all-reduce", "reduce-scatter", "all-gather", "broadcast"]
 
@@ -42,6 +42,10 @@ _KINDS: dict[str, Kind] = {
     "broadcast": "broadcast",
 }
 """`reduce_` leaves its result on one rank only; what is changed on the others harms nothing."""
+
+_OPS: Any = dist.ReduceOp.RedOpType
+_REDUCE_OPS: dict[int, str] = {int(op): name for name, op in _OPS.__members__.items()}
+"""Names of the numbers that operators of `c10d` get."""
 
 _IN_PLACE = frozenset(
     (
@@ -72,7 +76,9 @@ class Call:
         self._named = _named(func, args, kwargs or {})
         self.name: str = func._schema.name.partition("::")[2]
         self.kind: Kind = _KINDS[self.name]
-        group = process_group(self._named.get("process_group") or self._named["group_name"])
+        group = process_group(
+            self._named["process_group" if "process_group" in self._named else "group_name"]
+        )
         self.group: dist.ProcessGroup = group
         self.rank, self.world_size = group.rank(), group.size()
         self.given = _tensors(self._named, _GIVEN)
@@ -114,11 +120,22 @@ class Call:
         self.given = _tensors(self._named, _GIVEN)
 
     def run(self) -> Any:
-        """Call it, wait until it is over; what the operator returns."""
+        """Call it, wait until it is over; what the operator is to return."""
         self.local = [one.clone() for one in self.local_of(self.given)]
         result = self.start()
         self.finish(result)
-        return result
+        return result if self.functional else self.done(self.first)
+
+    @staticmethod
+    def done(result: Any) -> tuple[Any, Any]:
+        """A result of `c10d` with a Work that is over.
+
+        The Work of gloo will not do: its reduce-scatter copies the sum to where it belongs in
+        `wait`, and does so again each time.
+        """
+        over: torch.futures.Future[Any] = torch.futures.Future()
+        over.set_result([result] if isinstance(result, Tensor) else result)
+        return result, work_from_future(over)
 
     def start(self) -> Any:
         """Call it and wait for nothing."""
@@ -168,7 +185,7 @@ class Call:
         if self.kind not in ("all-reduce", "reduce-scatter"):
             return ""
         op: Any = self._named["reduce_op"]
-        return (op if isinstance(op, str) else str(op.op()).rpartition(".")[2]).lower()
+        return (op if isinstance(op, str) else _REDUCE_OPS[op.op()]).lower()
 
     def aside(self) -> list[Tensor]:
         """Let the call work on copies from now on. Returns what would have got the result."""

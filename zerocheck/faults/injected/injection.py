@@ -1,13 +1,14 @@
 """A fault injected at the collectives, and how it is planted into any implementation.
 
-An injection is a dispatch mode that is entered around the constructor and around each step. It
-changes what a rank puts into certain collectives, or what it gets out of them; all else passes.
+It is entered, as a dispatch mode, around the constructor and around each step. It changes what a
+rank puts into certain collectives, or what it gets out of them; all else passes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +16,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...case.schema import Case
+from ...compat import comes_first
 from ...contract import Implementation, Step, StepReport
+from ...contract.implementation import Moment
 from ...errors import Unsupported
 from .call import Call, call_of
 
 
-class Injection(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Injection:
     """One fault on one rank. A subclass says which calls it `changes`, and how.
 
     step      index of the step, -1 while the implementation is made
+    moment    the last that the step reached: "", "reduced" or "clipped"
     number    number of the call among those that it may change, from 0, within the step
     changed   how many calls it has changed; the same on all ranks
     kept      for what must outlive a call
@@ -33,8 +37,8 @@ class Injection(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """In words, for the reason why a case cannot show the fault."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self.step = -1
+        self.moment: Moment | Literal[""] = ""
         self.number = 0
         self.changed = 0
         self.kept: dict[object, list[Tensor]] = {}
@@ -51,10 +55,25 @@ class Injection(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def begin(self, step: int) -> None:
         """A step begins."""
-        self.step, self.number = step, 0
+        self.step, self.number, self.moment = step, 0, ""
 
     def end(self) -> None:
         """A step is over, or was ended by the harness."""
+
+    def around(self, call: Call) -> Any:
+        """Run the call with the fault in it; what the operator is to return."""
+        self.before(call)
+        result = call.run()
+        self.after(call)
+        return result
+
+
+class Injected(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is entered, the fault is in the collectives of this rank."""
+
+    def __init__(self, injection: Injection) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._injection = injection
 
     def __torch_dispatch__(
         self,
@@ -63,20 +82,16 @@ class Injection(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if comes_first(types):
+            return NotImplemented
+        injection = self._injection
         call = call_of(func, args, kwargs)
-        if call is None or call.world_size == 1 or not self.changes(call):
+        if call is None or call.world_size == 1 or not injection.changes(call):
             return func(*args, **(kwargs or {}))
-        self.changed += 1
+        injection.changed += 1
         with torch.no_grad():
-            result = self.around(call)
-        self.number += 1
-        return result
-
-    def around(self, call: Call) -> Any:
-        """Run the call with the fault in it; what the operator is to return."""
-        self.before(call)
-        result = call.run()
-        self.after(call)
+            result = injection.around(call)
+        injection.number += 1
         return result
 
 
@@ -112,15 +127,20 @@ def planted(
 
         def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
             self.injected = {**getattr(self, "injected", {}), fault: (injection := kind())}
-            with injection:
+            with Injected(injection):
                 super().__init__(model, case, mesh)
 
         def train_step(self, step: Step) -> StepReport:
             injection = self.injected[fault]
             injection.begin(step.index)
+
+            def reached(moment: Moment) -> None:
+                injection.moment = moment
+                step.reached(moment)
+
             try:
-                with injection:
-                    report: StepReport = super().train_step(step)
+                with Injected(injection):
+                    report: StepReport = super().train_step(replace(step, reached=reached))
                     return report
             finally:
                 injection.end()

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...compat import work_from_future
 from .call import Call
 from .reductions import InGradients
 
@@ -42,9 +41,7 @@ class WaitTimesOut(InGradients):
         thread.start()
         self._late.append(thread)
         over.wait(PATIENCE_S)
-        done: torch.futures.Future[Any] = torch.futures.Future()
-        done.set_result([first] if isinstance(first, Tensor) else first)
-        return first, work_from_future(done)
+        return call.done(first)
 
     def end(self) -> None:
         for thread in self._late:

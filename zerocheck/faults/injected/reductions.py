@@ -9,12 +9,16 @@ from .injection import Injection
 
 
 class InGradients(Injection):
-    """Changes sums over ranks, but for those of 0-d tensors: these are norms."""
+    """Changes sums over ranks until the gradient is reduced, but for 0-d tensors.
+
+    What is summed later are norms, and what is 0-d is a norm, a loss or a flag.
+    """
 
     acts_on = "sums of gradients"
 
     def changes(self, call: Call) -> bool:
-        return self.step >= 0 and call.sums and not call.of_scalars
+        before = self.step >= 0 and not self.moment
+        return before and call.sums and not call.of_scalars
 
 
 class AverageBecomesSum(InGradients):
@@ -101,12 +105,16 @@ class NeighboursShard(InGradients):
 
 
 class LastElementLocal(InGradients):
-    """The last element of each bucket is not reduced: a length is one too short (FS #907)."""
+    """The last element of each bucket is not reduced: a length is one too short (FS #907).
+
+    Of those that any rank has a gradient of: the end may be padding.
+    """
 
     def after(self, call: Call) -> None:
         for one, mine in zip(call.got, call.local, strict=True):
-            if one.numel():
-                one.view(-1)[-1].copy_(mine.view(-1)[-1])
+            moved = (one != mine.view_as(one)).view(-1).nonzero()
+            if len(moved):
+                one.view(-1)[moved[-1]] = mine.view(-1)[moved[-1]]
 
 
 class ReductionStale(InGradients):
@@ -129,7 +137,7 @@ class NormLocal(Injection):
     acts_on = "reduction of a norm"
 
     def changes(self, call: Call) -> bool:
-        return call.kind == "all-reduce" and call.floating and call.of_scalars
+        return self.moment == "reduced" and call.kind == "all-reduce" and call.floating
 
     def after(self, call: Call) -> None:
         keep_local(call)
