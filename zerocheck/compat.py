@@ -83,13 +83,12 @@ def wait_for_work(boxed: Any) -> None:
 def work_from_future(future: torch.futures.Future[Any]) -> Any:
     """A Work, boxed for C++, that is over when the future is; its value is a list of tensors.
 
-    An exception of the future is raised by `wait`. What `set_exception` sets is told to Python
-    only, so it is raised once more in a callback, whose errors C++ takes as its own.
+    Its `wait` raises nothing: a future that fails is none for it.
     """
     from torch._C import _distributed_c10d
 
     make: Any = vars(_distributed_c10d)["_create_work_from_future"]
-    return make(future.then(lambda over: over.value())).boxed()
+    return make(future).boxed()
 
 
 class FlatPiece(NamedTuple):

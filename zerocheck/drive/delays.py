@@ -80,6 +80,7 @@ class LateCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._starter = ThreadPoolExecutor(1)
         self._waiter = ThreadPoolExecutor(WAITING)
         self._last: Future[None] | None = None
+        self._failures: list[BaseException] = []
 
     def __torch_dispatch__(
         self,
@@ -88,6 +89,8 @@ class LateCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if self._failures:
+            raise self._failures[0]
         if comes_first(types):
             return NotImplemented
         given = dict(kwargs or {})
@@ -115,26 +118,38 @@ class LateCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
         time.sleep(seconds)
         try:
             with torch.no_grad():
-                result, work = func(*args, **given)
+                _, work = func(*args, **given)
         except BaseException as error:
-            over.set_exception(error)
-            return
-        self._waiter.submit(_finish, over, result, work)
+            self._end(over, args[0], error)
+        else:
+            self._waiter.submit(self._wait, over, args[0], work)
+
+    def _wait(self, over: torch.futures.Future[Any], result: Any, work: Any) -> None:
+        try:
+            wait_for_work(work)
+        except BaseException as error:
+            self._end(over, result, error)
+        else:
+            self._end(over, result)
+
+    def _end(
+        self,
+        over: torch.futures.Future[Any],
+        result: Any,
+        error: BaseException | None = None,
+    ) -> None:
+        """Wake whoever waits. What failed is raised at the next operator of the caller's."""
+        if error is not None:
+            self._failures.append(error)
+        # As gloo's own: a list of tensors, of which DDP reads the first.
+        over.set_result([result] if isinstance(result, torch.Tensor) else result)
 
     def finish(self) -> None:
         """Let all begin, so that the next case finds the ranks in step. Waits for no rank."""
         self._starter.shutdown(wait=True)
         self._waiter.shutdown(wait=False)
-
-
-def _finish(over: torch.futures.Future[Any], result: Any, work: Any) -> None:
-    try:
-        wait_for_work(work)
-    except BaseException as error:
-        over.set_exception(error)
-    else:
-        # As gloo's own: a list of tensors, of which DDP reads the first.
-        over.set_result([result] if isinstance(result, torch.Tensor) else result)
+        if self._failures:
+            raise self._failures[0]
 
 
 def _gives_work(func: Any) -> bool:

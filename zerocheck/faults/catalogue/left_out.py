@@ -63,7 +63,7 @@ RESTORING = [
     ),
     fault(
         "restoring:NoGatherAfterLoad", "zero1", "publish",
-        "loaded parameters are not sent to the other ranks", "MG #6920", "initial state",
+        "loaded parameters are not sent to the other ranks", "MG #6920", "copies differ",
         features=("mid-training",),
     ),
     fault(

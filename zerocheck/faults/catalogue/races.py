@@ -8,12 +8,12 @@ RACES = [
     fault(
         "races:BucketReused", "zero2", "gradient",
         "a bucket is filled again while it is still being reduced", "DS PR#5606",
-        features=("delays", "microbatches"), microbatches=3, sometimes=0.5,
+        features=("delays", "microbatches", "bucket-small"), microbatches=3, sometimes=0.5,
     ),
     fault(
         "races:PingpongReset", "zero2", "gradient",
         "the index of a double buffer is reset while both are being sent", "DS PR#7805",
-        features=("delays", "microbatches"), microbatches=3, sometimes=0.5,
+        features=("delays", "microbatches", "bucket-small"), microbatches=3, sometimes=0.5,
     ),
     fault(
         "races:PrefetchNotAwaited", "zero3", "loss",
