@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import cache
 
@@ -15,6 +16,21 @@ MOST = 12
 
 DELAY = 2.0
 """Milliseconds, as cases are drawn that have delays."""
+
+MISSED = 1e-6
+"""Chance that the tests miss a fault that shows sometimes, though nothing is wrong with them."""
+
+
+def repetitions(fault: Fault) -> int:
+    """How often each of MOST cases is run, so that a fault with this share is MISSED rarely.
+
+    Of n runs in all none shows it with the chance (1 - share)^n. The share is that measured on a
+    busy machine, and half of it is counted on, since machines differ.
+    """
+    if fault.sometimes == 1.0:
+        return 1
+    runs = math.log(MISSED) / math.log(1 - fault.sometimes / 2)
+    return math.ceil(runs / MOST)
 
 
 @cache
