@@ -71,7 +71,8 @@ class LateCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is entered, each collective comes late: half of them are called after a sleep, of
     the others the caller gets a Work at once, and they begin later.
 
-    An operator that returns no Work is called after a sleep, once all before it have begun.
+    None begins before those that were called before it. An operator that returns no Work waits
+    until they have begun.
     """
 
     def __init__(self, delays: Delays) -> None:
@@ -96,16 +97,19 @@ class LateCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given = dict(kwargs or {})
         if not is_collective(func):
             return func(*args, **given)
+        gives_work = _gives_work(func)
         seconds = self._delays.drawn()
-        if not _gives_work(func) or self._delays.heads():
+        if not gives_work or self._delays.heads():
             time.sleep(seconds)
-            if self._last is not None:
-                self._last.result()
-                self._last = None
-            return func(*args, **given)
-        over: torch.futures.Future[Any] = torch.futures.Future()
-        self._last = self._starter.submit(self._start, seconds, over, func, args, given)
-        return args[0], work_from_future(over)
+            seconds = 0.0
+        begun = self._last is None or self._last.done()
+        if gives_work and (seconds or not begun):
+            over: torch.futures.Future[Any] = torch.futures.Future()
+            self._last = self._starter.submit(self._start, seconds, over, func, args, given)
+            return args[0], work_from_future(over)
+        if self._last is not None:
+            self._last.result()
+        return func(*args, **given)
 
     def _start(
         self,

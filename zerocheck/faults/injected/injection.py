@@ -126,12 +126,15 @@ def planted(
             return reason
 
         def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-            self.injected = {**getattr(self, "injected", {}), fault: (injection := kind())}
+            self._zerocheck_injected = {
+                **getattr(self, "_zerocheck_injected", {}),
+                fault: (injection := kind()),
+            }
             with Injected(injection):
                 super().__init__(model, case, mesh)
 
         def train_step(self, step: Step) -> StepReport:
-            injection = self.injected[fault]
+            injection = self._zerocheck_injected[fault]
             injection.begin(step.index)
 
             def reached(moment: Moment) -> None:
@@ -147,7 +150,7 @@ def planted(
 
         def close(self) -> None:
             super().close()
-            if not self.injected[fault].changed:
+            if not self._zerocheck_injected[fault].changed:
                 raise Unsupported(
                     f"nothing to inject {fault} into: no {kind.acts_on} between ranks in this case"
                 )
