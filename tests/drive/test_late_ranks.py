@@ -15,7 +15,7 @@ from zerocheck.run.trial import TARGET, Trial
 
 CASE = Case(
     mesh=(3,),
-    model=Model(blocks=(Block(), Block())),
+    model=Model(blocks=(Block(kind="mlp"), Block(kind="mlp"))),
     training=Training(steps=2, microbatches=3, clip=1e-2),
     sharding=Sharding(bucket=64, sync="each"),
 )

@@ -42,6 +42,7 @@ def build(model, case, mesh):
         model.set_force_sum_reduction_for_comms(True)
         model.set_gradient_divide_factor(1.0)
     elif how == "another gradient each time":
+        model.set_force_sum_reduction_for_comms(True)
         model.set_gradient_divide_factor(3.0 + ever)
     elif how == "update":
         for group in built.optimizer.param_groups:
