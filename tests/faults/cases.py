@@ -24,8 +24,8 @@ MISSED = 1e-6
 def repetitions(fault: Fault) -> int:
     """How often each of MOST cases is run, so that a fault with this share is MISSED rarely.
 
-    Of n runs in all none shows it with the chance (1 - share)^n. Of the share, which was measured on
-    a busy machine, half is counted on, since machines differ; of the cases a third, since an
+    Of n runs in all none shows it with the chance (1 - share)^n. Of the share, which was measured
+    on a busy machine, half is counted on, since machines differ; of the cases a third, since an
     implementation may not support the others.
     """
     if fault.sometimes == 1.0:
