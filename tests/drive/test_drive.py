@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from zerocheck.contract import Shard
+from zerocheck.drive.collectives import CollectiveTrace
 from zerocheck.drive.fidelity import ALIGNMENT, ForwardProbe, pass_through, place
+from zerocheck.drive.observation import Lie
 from zerocheck.drive.poison import poisoned
 from zerocheck.drive.recorder import GRADIENT_ROLES, STATE_ROLES, Recorder
 
@@ -29,6 +33,14 @@ class _Store:
     def put(self, tensors: Sequence[torch.Tensor]) -> _Slot:
         self.held.append(torch.cat([tensor.reshape(-1) for tensor in tensors]))
         return _Slot(len(self.held) - 1, self.held[-1].numel(), str(tensors[0].dtype))
+
+
+@pytest.fixture
+def single_rank(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 @pytest.fixture
@@ -57,6 +69,33 @@ def test_memory_that_nobody_wrote_is_nan(deterministic: object) -> None:
     released.untyped_storage().resize_(0)
     released.untyped_storage().resize_(40)
     assert not torch.utils.deterministic.fill_uninitialized_memory
+
+
+def test_where_shards_lie_in_memory() -> None:
+    recorder = Recorder(_Store())
+    flat, alone = torch.zeros(8), torch.zeros(2, 3)
+    recorder.lay(
+        [
+            Shard("a", "parameter", flat[1:3], (4,), slice(2, 4)),
+            Shard("b", "parameter", alone, (2, 3)),
+            Shard("b", "gradient", alone, (2, 3)),
+            Shard("bucket", "padding", flat[6:], (8,), slice(6, 8)),
+            Shard("c", "parameter", alone.t(), (3, 2)),
+        ]
+    )
+    assert recorder.memory == (
+        Lie("a", 2, 4, 0, 8, 1),
+        Lie("b", 0, 6, 1, 6, 0),
+        Lie("bucket", 6, 8, 0, 8, 6, True),
+    )
+
+
+def test_a_collective_is_noted_with_its_elements(single_rank: None) -> None:
+    noted: list[tuple[str, int]] = []
+    with CollectiveTrace(lambda name, number: noted.append((name, number))):
+        dist.all_reduce(torch.zeros(3, 2))
+        dist.all_gather([torch.zeros(4)], torch.zeros(4))
+    assert noted == [("allreduce(6)", 1), ("allgather(4)", 2)]
 
 
 def test_equal_manifests_are_kept_once() -> None:

@@ -36,11 +36,12 @@ def repetitions(fault: Fault) -> int:
 
 @cache
 def drawn(
-    world_size: int, microbatches: int, *, later: bool = False, delays: bool = False
+    world_size: int, microbatches: int, *, restored: bool = False, delays: bool = False
 ) -> list[tuple[Case, frozenset[str]]]:
-    """Cases with their features. Only `later` ones start in mid-training, since not every
-    implementation does; all have `delays`, or it is left to chance."""
-    fixed: dict[str, object] = {} if later else {"start": {"step": 0, "moments": "zero"}}
+    """Cases with their features; of the first step only, unless a fault needs a start in
+    mid-training, so that every implementation runs them. All have `delays`, or it is left to
+    chance."""
+    fixed: dict[str, object] = {} if restored else {"start": {"step": 0, "moments": "zero"}}
     if delays:  # one of 25 has them, which is not enough
         fixed["disturbance"] = {"delay": DELAY}
     if microbatches > 1:
@@ -57,7 +58,7 @@ def cases_for(fault: Fault) -> Iterator[Case]:
             for case, has in drawn(
                 size,
                 fault.microbatches,
-                later="mid-training" in fault.features,
+                restored="mid-training" in fault.features,
                 delays="delays" in fault.features,
             )
             if set(fault.features) <= has and not has & set(fault.without)

@@ -28,6 +28,8 @@ from zerocheck.run.trial import TARGET, Outcome, Trial
 AHEAD = 12
 """Trials that are submitted before the oldest is judged."""
 
+BROKEN = {"crashed", "hung"}
+
 ENOUGH = 2
 """Failing cases after which no more are run."""
 
@@ -105,15 +107,18 @@ def _failed(one: Shown) -> int:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_caught(shown: dict[str, Shown], name: str) -> None:
+def test_caught(shown: dict[str, Shown], pool: Pool, name: str) -> None:
     one = shown[name]
     fault = one.fault
     statuses = [outcome.status for outcome in one.outcomes]
     assert _failed(one), f"not caught in {len(statuses)} cases: {statuses}"
     if fault.obligation is None:
-        assert {"crashed", "hung"} & set(statuses)
+        assert BROKEN & set(statuses)
+        broken = [c for c, status in zip(one.cases, statuses, strict=True) if status in BROKEN]
+        traced = [Trial(pool, fault.where, c, fresh=True, trace=True).outcome() for c in broken]
+        assert any(set(fault.causes) <= set(outcome.causes) for outcome in traced)
         return
-    assert not {"crashed", "hung"} & set(statuses), [o.reason for o in one.outcomes]
+    assert not BROKEN & set(statuses), [o.reason for o in one.outcomes]
     assert {violation.obligation for violation in one.first} == {fault.obligation}
     assert any(violation.mild == fault.mild for violation in one.first)
     common = set.intersection(*(set(violation.causes) for violation in one.first))

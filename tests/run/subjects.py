@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 import zerocheck
 from zerocheck.faults.accumulation import NotDividedByGa
+from zerocheck.faults.gradient import AverageBecomesSum
 from zerocheck.faults.update import DecayOnExcluded
 from zerocheck.implementations.textbook.zero1 import Zero1
 
@@ -66,6 +67,12 @@ class Hangs(Sharder):
     def train_step(self, step):
         if dist.get_rank() == 0:
             dist.all_reduce(torch.zeros(1))
+        return super().train_step(step)
+
+
+class ReducesOtherSizes(Sharder):
+    def train_step(self, step):
+        dist.all_reduce(torch.zeros(1 if dist.get_rank() else 64))
         return super().train_step(step)
 
 
@@ -313,3 +320,12 @@ class NotAveragedOfOneModel(Sharder):
 
     def build(self, model, case, mesh):
         return not_averaged(model, case, mesh)
+
+
+class TwoBugs(AverageBecomesSum):
+    """Sums gradients over ranks, and decays parameters that are excluded from it."""
+
+    def __init__(self, model, case, mesh):
+        super().__init__(model, case, mesh)
+        given = self.optimizer
+        self.optimizer = DecayOnExcluded.kind(case, given.owned, given.group)

@@ -146,6 +146,31 @@ def test_a_hang_names_the_collective_that_each_rank_was_in(run_subject: Run) -> 
     last = re.findall(r"last collective (\S+) #(\d+)", reason)
     assert len(last) == 2
     assert last[0] != last[1]
+    assert records.of(Finding)[-1].causes == ("different collectives",)
+
+
+def test_two_bugs_are_two_findings(run_subject: Run) -> None:
+    """Whatever shows in which case: each bug keeps its own obligation and cause."""
+    code, records = run_subject(
+        "TwoBugs", world_sizes=(3,), max_cases=4, features=("some-decay",), shrink=False
+    )
+    assert code == 1
+    last = {finding.number: finding for finding in records.of(Finding)}
+    found = {(finding.obligation, finding.causes) for finding in last.values()}
+    assert found == {
+        ("gradient", ("gradient x W",)),
+        ("update", ("weight decay on excluded parameters",)),
+    }
+
+
+def test_a_crash_names_the_sizes_of_collectives(run_subject: Run) -> None:
+    """gloo says no more than that a connection was closed."""
+    _, records = run_subject("ReducesOtherSizes", max_cases=1, seed=3)
+    finding = records.of(Finding)[-1]
+    assert finding.causes == ("different collectives",)
+    assert finding.title == f"the ranks {finding.status}: they called different collectives"
+    last = re.findall(r"last collective allreduce\((\d+)\)", finding.reason)
+    assert last == ["64", "1"]
 
 
 def test_other_cases_go_on_after_a_kill(run_subject: Run) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..compat import comes_first
@@ -26,7 +27,8 @@ def _name(func: Any) -> str:
 
 
 class CollectiveTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is entered, calls `note(name, sequence number)` before each collective starts.
+    """While it is entered, calls `note("allreduce(12)", sequence number)` before each collective
+    starts. In parentheses stands the number of elements, of its largest argument.
 
     Sequence numbers count from 1 over this rank's collectives, whatever their kind.
     """
@@ -47,5 +49,16 @@ class CollectiveTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented
         if is_collective(func):
             self.names.append(_name(func))
-            self._note(self.names[-1], len(self.names))
+            self._note(f"{self.names[-1]}({_elements(args)})", len(self.names))
         return func(*args, **(kwargs or {}))
+
+
+def _elements(args: Sequence[Any]) -> int:
+    """Elements of the largest argument; those of a list of tensors count together."""
+    return max((_numel(one) for one in args), default=0)
+
+
+def _numel(one: Any) -> int:
+    if isinstance(one, torch.Tensor):
+        return one.numel()
+    return sum(_numel(part) for part in one) if isinstance(one, list | tuple) else 0

@@ -56,13 +56,30 @@ class Recorded(msgspec.Struct, frozen=True, array_like=True):
     dtype: str
 
 
+class Lie(msgspec.Struct, frozen=True, array_like=True):
+    """Where the elements [start, stop) of a flattened parameter, or padding, lie in memory.
+
+    storage: a number, in the order in which the rank showed its storages; numel: elements that the
+    storage has; offset: of the first element within it.
+    """
+
+    name: str
+    start: int
+    stop: int
+    storage: int
+    numel: int
+    offset: int
+    padding: bool = False
+
+
 class StepSeen(msgspec.Struct, frozen=True, array_like=True):
     """Losses per microbatch (fp32 values), what the implementation reported, and how it ran the
     model: misaligned: {parameter: address modulo 64} where it is not 0; passed_through: modules
     whose inputs go through one more autograd node; strides: {parameter: its strides in elements}
     where they are not the model's own; tracked: frozen parameters that autograd tracks; random:
     where the case carries random numbers on, the number of the state in which each loss was
-    entered; viewed: modules whose parameters are made anew, as views, at each call."""
+    entered; viewed: modules whose parameters are made anew, as views, at each call; left: a hash of
+    the random state at the end of each forward, if the model has dropout."""
 
     losses: tuple[float, ...]
     grad_norm: float | None = None
@@ -76,6 +93,7 @@ class StepSeen(msgspec.Struct, frozen=True, array_like=True):
     tracked: tuple[str, ...] = ()
     random: tuple[int, ...] = ()
     viewed: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
 
 
 class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +108,8 @@ class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the case's state of mid-training was put in."""
     random_states: tuple[bytes, ...] = ()
     """States of the global generator, by number."""
+    memory: tuple[Lie, ...] = ()
+    """Where parameters and padding lay before the first step."""
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,8 @@
-"""Random numbers that a rank carries on: started once, noted wherever a loss is entered."""
+"""The random states of a rank, noted where a loss is entered and where its forward is over."""
 
 from __future__ import annotations
+
+import hashlib
 
 import torch
 
@@ -40,3 +42,25 @@ class CarriedRandomness:
         """Numbers of the states noted since it was asked last."""
         numbers, self._entered = tuple(self._entered), []
         return numbers
+
+
+class RandomLeft:
+    """Notes a hash of the random state at the end of each forward, for the diagnosis.
+
+    Off where forwards draw no random numbers.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self._on = any(block.dropout > 0 for block in case.model.blocks)
+        self._left: list[str] = []
+
+    def note(self) -> None:
+        """A forward is over."""
+        if self._on:
+            state = torch.get_rng_state().numpy().tobytes()
+            self._left.append(hashlib.blake2b(state, digest_size=8).hexdigest())
+
+    def taken(self) -> tuple[str, ...]:
+        """The hashes noted since it was asked last."""
+        hashes, self._left = tuple(self._left), []
+        return hashes

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from ..contract.shard import Shard
-from .observation import Entry, Point, Recorded
+from .observation import Entry, Lie, Point, Recorded
 
 STATE_ROLES = frozenset(
     ("parameter", "master", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step", "buffer")
@@ -41,6 +41,7 @@ class Recorder:
         self._manifests: dict[tuple[Entry, ...], int] = {}
         self._entries: dict[tuple[object, ...], Entry] = {}
         self.records: list[Recorded] = []
+        self.memory: tuple[Lie, ...] = ()
 
     @property
     def manifests(self) -> tuple[tuple[Entry, ...], ...]:
@@ -70,6 +71,23 @@ class Recorder:
             else:
                 place = 0, 0, dtype
             self.records.append(Recorded(step, point, role, manifest, *place))
+
+    def lay(self, shards: Iterable[Shard]) -> None:
+        """Note where parameters and padding lie in memory, for the diagnosis."""
+        storages: dict[int, int] = {}
+        found: list[Lie] = []
+        for shard in shards:
+            tensor, span = shard.tensor, shard.flat_range()
+            if shard.role not in ("parameter", "padding") or tensor is None or span is None:
+                continue
+            storage = tensor.untyped_storage()
+            size = tensor.element_size()
+            if not storage.nbytes() or not tensor.is_contiguous():
+                continue
+            number = storages.setdefault(storage.data_ptr(), len(storages))
+            place = number, storage.nbytes() // size, int(tensor.storage_offset())
+            found.append(Lie(shard.name, *span, *place, shard.role == "padding"))
+        self.memory = tuple(found)
 
     def _entry(self, shard: Shard) -> Entry:
         index = shard.index

@@ -31,7 +31,7 @@ from .delays import Delays
 from .fidelity import ForwardProbe
 from .observation import RankSeen, StepSeen
 from .poison import poisoned
-from .randomness import CarriedRandomness
+from .randomness import CarriedRandomness, RandomLeft
 from .recorder import GRADIENT_ROLES, STATE_ROLES, Recorder
 
 
@@ -69,6 +69,7 @@ class Driver:
         self.progress = progress
         self.delays = Delays(case, rank)
         self._random = CarriedRandomness(case, rank)
+        self._left = RandomLeft(case)
         self._loss_of = loss_of(case)
 
     def bare(self) -> RankSeen:
@@ -87,6 +88,7 @@ class Driver:
             stack.enter_context(model_probe.watching())
             self.progress.at("observing the initial state")
             recorder.take(-1, "state", subject.shards(), STATE_ROLES)
+            recorder.lay(subject.shards())
             steps: list[StepSeen] = []
             count = self.case.training.steps
             for index in range(count + 1):
@@ -106,6 +108,7 @@ class Driver:
             steps=tuple(steps),
             restored=self._restored,
             random_states=self._random.states,
+            memory=recorder.memory,
         )
 
     def _built(self) -> tuple[Implementation, ForwardProbe]:
@@ -167,6 +170,7 @@ class Driver:
                 tracked=tuple(sorted(probe.tracked)),
                 viewed=tuple(sorted(probe.viewed)),
                 random=self._random.taken(),
+                left=self._left.taken(),
             )
         return StepSeen(
             seen,
@@ -179,6 +183,7 @@ class Driver:
             tracked=tuple(sorted(probe.tracked)),
             viewed=tuple(sorted(probe.viewed)),
             random=self._random.taken(),
+            left=self._left.taken(),
         )
 
     def _step(
@@ -208,6 +213,7 @@ class Driver:
 
         def loss_of(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
             self.progress.at(f"step {index}, microbatch {number}, after the forward")
+            self._left.note()
             loss = self._loss_of(outputs, target)
             return loss * math.inf if infinite else loss
 

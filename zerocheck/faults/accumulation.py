@@ -163,3 +163,15 @@ class ClearedTooEarly(Zero1):
         for gradients in self.gradients[1:]:
             gradients.zero_()
         super()._reduce()
+
+
+class FirstMicrobatchDoubled(Zero1):
+    """What the first microbatch added to the buffer is added once more.
+
+    Flagged: microbatch doubled.
+    """
+
+    def train_step(self, step: Step) -> StepReport:
+        first, *rest = step.microbatches
+        once = scaled(replace(step, microbatches=[first]), times=2).microbatches
+        return super().train_step(replace(step, microbatches=[*once, *rest]))

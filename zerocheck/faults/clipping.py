@@ -178,3 +178,19 @@ class NormInHalf(WithOptimizer):
     """The norm is computed in half precision (FS #263). Flagged: clip."""
 
     kind = _InHalf
+
+
+class _ReportsTotal(ClipsInParts):
+    def clip(self, max_norm: float, norm_type: float) -> float:
+        total = float(self.total(norm_type))
+        self.scale(self.factor(max_norm, self.local(norm_type).float()))
+        return total
+
+
+class ClippedByLocalNorm(WithOptimizer):
+    """The total norm is reported, that of the own shard clips (RLinf PR#1542).
+
+    Flagged: clipped by the local norm.
+    """
+
+    kind = _ReportsTotal

@@ -96,7 +96,7 @@ class _Misordered(FlatParameter):
         if arrived:
             size = self.group.size()
             one = self.full[self.partition.shard(size - 1)]
-            other = self.full[self.partition.shard(size - 2)]
+            other = self.full[self.partition.shard(max(0, size - 2))]
             kept = one.clone()
             one.copy_(other)
             other.copy_(kept)

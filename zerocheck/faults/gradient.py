@@ -142,9 +142,10 @@ class PartitionsMisordered(Zero1):
     """
 
     def _reduce(self) -> None:
+        last = self.world_size - 1
         for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
-            one = gradients[bucket.partition.shard(self.world_size - 1)]
-            other = gradients[bucket.partition.shard(self.world_size - 2)]
+            one = gradients[bucket.partition.shard(last)]
+            other = gradients[bucket.partition.shard(max(0, last - 1))]
             kept = one.clone()
             one.copy_(other)
             other.copy_(kept)
@@ -180,6 +181,67 @@ class NoneGradientShifts(Zero2):
         flat.copy_(shifted)
         self.arrived -= {(gradient, number) for number in range(len(partition.offsets))}
         super()._launch()
+
+
+class RootOfWorld(Zero1):
+    """The sum over ranks is divided by sqrt(W) twice in one place, and once in another.
+
+    Flagged: gradient x sqrt(W).
+    """
+
+    def _reduce(self) -> None:
+        super()._reduce()
+        for one in self.optimizer.owned:
+            one.gradient.mul_(self.world_size**0.5)
+
+
+class ShardOffByOne(Zero1):
+    """Each rank reads its shard of the gradient one element too far (DS PR#848, #851).
+
+    Flagged: shifted.
+    """
+
+    def _reduce(self) -> None:
+        for gradients in self.gradients:
+            gradients.copy_(torch.cat([gradients[1:], gradients.new_zeros(1)]))
+        super()._reduce()
+
+
+class ShardOfTheNext(Zero1):
+    """Each rank reduces the shard of the rank after it. Flagged: shard of another rank."""
+
+    def _reduce(self) -> None:
+        for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
+            gradients.copy_(gradients.roll(-bucket.partition.shard_size))
+        super()._reduce()
+
+
+class TailTakenForPadding(Zero1):
+    """The last n mod W elements of a parameter are taken for padding, and cleared (DS #1380).
+
+    Flagged: tail left out.
+    """
+
+    def _reduce(self) -> None:
+        for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
+            for view in bucket.views(gradients):
+                size = view.numel()
+                if size > self.world_size:
+                    view.view(-1)[size - size % self.world_size :] = 0.0
+        super()._reduce()
+
+
+class GradientOfThePreviousStep(Zero1):
+    """The gradient buffers are read before the reduction has written them: they hold what the step
+    before left there. Flagged: gradient of the previous step.
+    """
+
+    def _reduce(self) -> None:
+        super()._reduce()
+        kept = [one.gradient.clone() for one in self.optimizer.owned]
+        for one, before in zip(self.optimizer.owned, getattr(self, "before", kept), strict=True):
+            one.gradient.copy_(before)
+        self.before = kept
 
 
 class NotWaitedFor(Zero1):
@@ -227,3 +289,28 @@ class OwnershipUntested(Zero1):
             for rank in range(bucket.world_size):
                 if rank != bucket.rank:
                     self._own(bucket, gradients).copy_(whole[bucket.partition.shard(rank)])
+
+
+class WaitsForTheOneBefore(Zero1):
+    """Each bucket waits for the handle of the bucket before, so its own result is divided before
+    it is there, and that of the last bucket is never waited for.
+
+    Flagged: reduction not waited for.
+    """
+
+    def train_step(self, step: Step) -> StepReport:
+        try:
+            return super().train_step(step)
+        finally:
+            if self.flying is not None:
+                self.flying.wait()
+
+    def _reduce(self) -> None:
+        self.flying = None
+        for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
+            mine = self._own(bucket, gradients)
+            before, self.flying = self.flying, reduce_scatter_single(mine, gradients, self.group)
+            mine.div_(self.world_size)
+            if before is not None:
+                before.wait()
+        self.reduced = True

@@ -221,3 +221,98 @@ class UnclippedUpdate(Ddp):
 
         handle = self.built.optimizer.register_step_pre_hook(before)
         return norm
+
+
+class _MomentsSwapped(ShardedAdamW):
+    def step(self, rates: Sequence[float]) -> None:
+        super().step(rates)
+        for state in self.optimizer.state.values():
+            kept = state["exp_avg"].clone()
+            state["exp_avg"].copy_(state["exp_avg_sq"])
+            state["exp_avg_sq"].copy_(kept)
+
+
+class MomentsSwapped(WithOptimizer):
+    """exp_avg and exp_avg_sq change places after a step. Flagged: moments swapped."""
+
+    kind = _MomentsSwapped
+
+
+class _MomentsReset(ShardedAdamW):
+    def step(self, rates: Sequence[float]) -> None:
+        for state in self.optimizer.state.values():
+            state["exp_avg"].zero_()
+            state["exp_avg_sq"].zero_()
+        super().step(rates)
+
+
+class MomentsReset(WithOptimizer):
+    """The moments of the step before are lost, the count of steps is not (DS PR#5263).
+
+    Flagged: moments reset.
+    """
+
+    kind = _MomentsReset
+
+
+class _StaleMoments(AdamWInParts):
+    def update(self, p: torch.Tensor, state: dict[str, torch.Tensor], group: Options) -> None:
+        m, v = state["exp_avg"].clone(), state["exp_avg_sq"].clone()
+        kept = p.clone()
+        super().update(p, state, group)
+        step, (beta1, beta2) = float(state["step"]), group["betas"]
+        if group["amsgrad"]:
+            v = torch.maximum(v, state["max_exp_avg_sq"])
+        p.copy_(kept).mul_(1 - group["lr"] * group["weight_decay"])
+        root = (1 - beta2**step) ** 0.5
+        denominator = self.denominator(v, root, group["eps"])
+        p.addcdiv_(m, denominator, value=-group["lr"] / (1 - beta1**step))
+
+
+class StaleMoments(WithOptimizer):
+    """The parameter is updated by the moments from before this step, which are updated after it.
+
+    Flagged: moments of the previous step.
+    """
+
+    kind = _StaleMoments
+
+
+class _Restarted(AdamWInParts):
+    first: dict[torch.Tensor, float] | None = None
+
+    def update(self, p: torch.Tensor, state: dict[str, torch.Tensor], group: Options) -> None:
+        self.first = {} if self.first is None else self.first
+        self.first.setdefault(state["exp_avg"], float(state["step"]))
+        super().update(p, state, group)
+
+    def count(self, state: dict[str, torch.Tensor]) -> float:
+        assert self.first is not None
+        return float(state["step"]) - self.first[state["exp_avg"]]
+
+
+class StepsRestarted(WithOptimizer):
+    """The bias corrections count the steps since the start, whatever was restored (DS PR#564).
+
+    Flagged: steps counted from 0.
+    """
+
+    kind = _Restarted
+
+
+class _MasterRounded(ShardedAdamW):
+    def step(self, rates: Sequence[float]) -> None:
+        super().step(rates)
+        for one in self.owned:
+            if one.parameter.grad is not None:
+                one.parameter.copy_(one.parameter.bfloat16())
+
+
+class MasterRounded(WithOptimizer):
+    """The parameters that the optimizer updates are kept in bf16: there is no master copy in fp32
+    (HF accelerate #2674).
+
+    Flagged: rounded to bf16.
+    """
+
+    kind = _MasterRounded

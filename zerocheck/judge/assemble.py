@@ -120,6 +120,11 @@ class Observation:
             for seen in self.seen
         ]
 
+    def left_elsewhere(self, index: int) -> set[str]:
+        """Hashes of the random states that the forwards of all steps but this one left behind."""
+        steps = [step for seen in self.seen for n, step in enumerate(seen.steps) if n != index]
+        return {one for step in steps for one in step.left}
+
     def loss_scales(self, index: int) -> list[float]:
         """Per rank, the loss scale of step `index`, as reported.
 

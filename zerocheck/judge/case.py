@@ -16,7 +16,6 @@ from ..contract.groups import learning_rates
 from ..contract.semantics import Semantics
 from ..drive.observation import Point, RankSeen
 from ..models.network import build_model
-from ..models.start import initial_state
 from . import buffers as buffers_
 from . import clip as clip_
 from . import gradient as gradient_
@@ -26,10 +25,11 @@ from .assemble import Fetch, Held, Observation
 from .bounds import Enclosure
 from .compare import exactly
 from .digest import digest_of
+from .flat import FlatBuffer, flat_buffers
 from .layout import Layout
 from .local import LocalRunner, Passes, Scale, as_on_a_rank
-from .ownership import MOMENTS, Ownership
-from .state import State
+from .ownership import Ownership
+from .state import Start, State
 from .update import Update, UpdateJudge
 from .vacuity import Vacuity
 from .verdict import OBLIGATIONS, Judgement, Obligation, Status, Tier, Violation
@@ -52,7 +52,7 @@ class _CaseJudge:
         self.layout = Layout.of(model, case)
         self.observation = Observation(self.layout, seen, fetch)
         self.semantics = Semantics(**seen[0].semantics)  # type: ignore[arg-type]
-        self._start(model, restored=seen[0].restored)
+        self.start = Start.of(case, model, self.layout, restored=seen[0].restored)
         self.runner = LocalRunner(model, case, self.layout)
         self.ownership = Ownership(self.observation)
         self.updates = UpdateJudge(self.layout, case)
@@ -86,30 +86,12 @@ class _CaseJudge:
             vacuous=self.vacuity.among(o for o, status in statuses.items() if status == "holds"),
         )
 
-    def _start(self, model: torch.nn.Module, *, restored: bool) -> None:
-        state = initial_state(self.case, model) if restored else None
-        flat = torch.zeros(self.layout.size)
-        self.moments = {role: torch.zeros(self.layout.size) for role in MOMENTS} if state else {}
-        self.counts = [0.0] * len(self.layout.places)
-        for position, (place, (name, parameter)) in enumerate(
-            zip(self.layout.places, model.named_parameters(), strict=True)
-        ):
-            part = slice(place.start, place.stop)
-            value = parameter if state is None else state[name, "parameter"]
-            flat[part] = value.detach().reshape(-1)
-            for role, vector in self.moments.items():
-                if state is not None and (name, role) in state:
-                    vector[part] = state[name, role].reshape(-1)
-            if state is not None and (name, "step") in state:
-                self.counts[position] = float(state[name, "step"])
-        self.initial = flat
-
     def _induction(self) -> None:
         before = State.observed(self.observation, -1)
         self._note(
             "publish",
             0.0,
-            publish.check_start(before, self.initial, self.moments, self.counts, self.layout),
+            publish.check_start(before, *self.start, self.layout),
         )
         self._note("publish", 0.0, publish.check(self.observation, before, step=-1))
         earlier: State | None = None
@@ -138,13 +120,20 @@ class _CaseJudge:
         self._note("loss", 0.0, loss_.check_random(self.observation.random_states(step), step=step))
         passes = self._passes(step, before)
         violation = loss_.check(
-            losses, passes.losses, step=step, evaluated=lambda: self._evaluated(step, before)
+            losses,
+            passes.losses,
+            step=step,
+            evaluated=lambda: self._evaluated(step, before),
+            left=[rank.left for rank in seen],
+            left_elsewhere=self.observation.left_elsewhere(step),
         )
         if violation is not None and earlier is not None:
             stale = self._passes(step, earlier)
             if loss_.same(losses, stale.losses):
                 self._note("publish", 0.0, publish.stale(step, violation))
                 return self._reduced(step)
+        if violation is not None and not violation.causes and "loss" not in self.violations:
+            violation = self._misplaced(step, before, violation)
         self._note("loss", 0.0, violation)
         if violation is not None:
             # The forward was another one, so its gradient is too: one bug, one finding.
@@ -157,6 +146,16 @@ class _CaseJudge:
             wanted = self._expected(step, passes)
             self._gradient(step, before, passes, held, wanted)
         return held
+
+    def _misplaced(self, step: int, before: State, violation: Violation) -> Violation:
+        """Whether it computed with parameters whose shards stand elsewhere."""
+
+        def replay(parameters: torch.Tensor, ranks: int) -> list[list[float]]:
+            return self._passes(step, before, own=[parameters] * ranks).losses
+
+        losses = [rank.losses for rank in self.observation.steps(step)]
+        sharded = [buffer for buffer in self._flat_buffers() if not buffer.whole]
+        return loss_.elsewhere(violation, losses, before.parameter, sharded, replay)
 
     def _expected(self, step: int, passes: Passes) -> gradient_.Expected:
         scales = self.observation.loss_scales(step)
@@ -202,6 +201,8 @@ class _CaseJudge:
         wanted: gradient_.Expected,
     ) -> None:
         self.vacuity.gradient(wanted.enclosure.exact)
+        if "gradient" in self.violations:
+            return  # the first one counts, and its diagnosis takes time
         share, violation = gradient_.check(
             held,
             wanted,
@@ -212,19 +213,25 @@ class _CaseJudge:
             step=step,
             again=lambda scale: self._passes(step, before, scale=scale),
             otherwise=lambda: self._passes(step, before, otherwise=True),
-            previous=self._previous(step),
+            previous=self._previous(step, "clipped"),
+            unclipped_before=self._previous(step, "reduced"),
             used_before=self.used_before,
             loss_scale=self.observation.loss_scales(step)[0],
+            buffers=self._flat_buffers,
+            left=[rank.left for rank in self.observation.steps(step)],
         )
         self._note("gradient", share, violation)
 
-    def _previous(self, step: int) -> torch.Tensor | None:
-        """The gradient that was held when the step before ended, 0 where there was none."""
+    def _previous(self, step: int, point: Point) -> torch.Tensor | None:
+        """The gradient of the step before, 0 where there was none."""
         if step == 0:
             return None
-        point: Point = "reduced" if self.case.training.clip is None else "clipped"
-        held = self.observation.held(step - 1, point, "gradient")
+        at: Point = "reduced" if self.case.training.clip is None else point
+        held = self.observation.held(step - 1, at, "gradient")
         return None if held is None else held.whole.nan_to_num(nan=0.0)
+
+    def _flat_buffers(self) -> list[FlatBuffer]:
+        return flat_buffers(self.observation.seen, self.layout)
 
     def _evaluated(self, step: int, before: State) -> list[list[float]]:
         """The losses in evaluation mode."""
@@ -247,18 +254,21 @@ class _CaseJudge:
         scale: Scale | None = None,
         local: bool = False,
         otherwise: bool = False,
+        own: Sequence[torch.Tensor] | None = None,
     ) -> Passes:
         """All forwards and backwards. For counterfactuals: scale, of each loss; local, buffers are
-        not sent; otherwise, losses are weighted by tokens where the semantics say not to."""
+        not sent; otherwise, losses are weighted by tokens where the semantics say not to; own, what
+        the first ranks compute with."""
         buffers = self.observation.buffers(step - 1)
+        parameters = state.own if own is None else own
         return self.runner.run(
             step,
-            state.own,
+            parameters,
             buffers if local else buffers_.entering(buffers, self.semantics),
             self.observation.steps(step),
             loss_divisor=gradient_.loss_divisor(self.case, self.semantics),
             weighted=(self.semantics.weight == "token") != otherwise,
-            scales=self.observation.loss_scales(step),
+            scales=self.observation.loss_scales(step)[: len(parameters)],
             states=self.observation.random_states(step),
             scale=scale,
             sent_each=self.semantics.buffers == "rank0_each" and not local,

@@ -202,7 +202,14 @@ def check_clipped(
             assert case.training.clip is not None
             factor = coefficient(used_norm, case, semantics)
             text, causes = clip_causes(
-                part, before, used_norm, factor, case.training.clip, formats, misfit.outside
+                part,
+                before,
+                used_norm,
+                factor,
+                case.training.clip,
+                formats,
+                misfit.outside,
+                _own_coefficient(gradient, rank, layout, case, semantics),
             )
             return share, describe(
                 misfit,
@@ -216,6 +223,20 @@ def check_clipped(
                 causes=causes,
             )
     return share, None
+
+
+def _own_coefficient(
+    gradient: Held, rank: int, layout: Layout, case: Case, semantics: Semantics
+) -> tuple[float, float] | None:
+    """(coefficient of the norm of the rank's own shard, how far that norm can be off, relative);
+    None if it holds all or nothing."""
+    part, index = gradient.parts[rank], gradient.plans[rank].index
+    if index is None or not part.numel():
+        return None
+    relative, floor = _norm_bound(part, layout.formats.at(index), case)
+    norm = true_norm(part, case)
+    off = relative + floor / norm if norm else 0.0
+    return coefficient(norm, case, semantics), off
 
 
 def _enclosure(

@@ -15,7 +15,10 @@ from . import bounds
 from .assemble import Held
 from .bounds import Enclosure, Format
 from .compare import compare, describe
-from .diagnose.gradient import Evidence, causes
+from .diagnose.evidence import Evidence
+from .diagnose.gradient import causes
+from .diagnose.loss import seeded_alike
+from .flat import FlatBuffer
 from .layout import Layout
 from .local import Passes, Scale
 from .verdict import Violation
@@ -88,10 +91,15 @@ def check(
     previous: torch.Tensor | None = None,
     used_before: Sequence[bool] = (),
     loss_scale: float = 1.0,
+    buffers: Callable[[], Sequence[FlatBuffer]] = tuple,
+    unclipped_before: torch.Tensor | None = None,
+    left: Sequence[Sequence[str]] = (),
 ) -> tuple[float, Violation | None]:
     """(share of the bound, violation or None) for the gradient that was shown at `reduced`.
 
-    used_before: per parameter, whether a step before this one used it.
+    used_before: per parameter, whether a step before this one used it; buffers: asked for the flat
+    buffers of the implementation if something is wrong; unclipped_before: see Evidence;
+    left: see diagnose/loss.py.
     """
     kept = () if case.training.set_to_none else used_before
     violation = _existence(held, wanted, layout, case, semantics, step, kept)
@@ -129,6 +137,9 @@ def check(
             previous,
             otherwise,
             loss_scale,
+            buffers(),
+            unclipped_before,
+            seeded_alike(left),
         )
     )
     return share, describe(

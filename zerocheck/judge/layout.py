@@ -98,6 +98,8 @@ class Layout:
     buffers: dict[str, torch.Tensor]
     """Initial buffers by name."""
     formats: Formats
+    aliases: dict[str, str] = field(default_factory=dict)
+    """Other names of tied parameters -> the name that they go by."""
     _segments: dict[tuple[tuple[int, int, Format], ...], list[Part]] = field(default_factory=dict)
 
     @classmethod
@@ -119,7 +121,15 @@ class Layout:
                 trainable[place.start : place.stop] = True
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         by_name = {place.name: place for place in places}
-        return cls(tuple(places), start, by_name, trainable, buffers, _formats(places, start))
+        return cls(
+            tuple(places),
+            start,
+            by_name,
+            trainable,
+            buffers,
+            _formats(places, start),
+            _aliases(model),
+        )
 
     def at(self, element: int) -> tuple[Place, tuple[int, ...]]:
         """The parameter that holds a flat element, and the index within it."""
@@ -176,6 +186,12 @@ class Layout:
             elements = None if bool(mask.all()) else mask.nonzero().reshape(-1)
             result.append(Part(group, key, format, elements))
         return result
+
+
+def _aliases(model: nn.Module) -> dict[str, str]:
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    every = model.named_parameters(remove_duplicate=False)
+    return {name: names[parameter] for name, parameter in every if names[parameter] != name}
 
 
 def _formats(places: Sequence[Place], size: int) -> Formats:

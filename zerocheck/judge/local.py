@@ -30,14 +30,19 @@ class Passes:
     """All forwards and backwards of one step.
 
     gradients: (ranks, microbatches, size), 0 where there is none; fp32, or, with loss scaling,
-    divided by the scale and float64; used: per rank the mask of parameters that took part; losses:
-    [rank][microbatch]; buffers: per rank, after the forwards.
+    divided by the scale and float64; arrived: (ranks, microbatches, parameters), whether there was
+    a gradient; losses: [rank][microbatch]; buffers: per rank, after the forwards.
     """
 
     gradients: torch.Tensor
-    used: torch.Tensor
+    arrived: torch.Tensor
     losses: list[list[float]]
     buffers: list[dict[str, torch.Tensor]]
+
+    @property
+    def used(self) -> torch.Tensor:
+        """Per rank the mask of parameters that took part."""
+        return self.arrived.any(1)
 
 
 class LocalRunner:
@@ -88,7 +93,7 @@ class LocalRunner:
         learning = self._later if step >= (self.case.training.unfreeze or 0) else ()
         world, count = len(parameters), self.case.training.microbatches
         gradients = torch.zeros(world, count, self.layout.size)
-        used = torch.zeros(world, len(self.layout.places), dtype=torch.bool)
+        arrived = torch.zeros(world, count, len(self.layout.places), dtype=torch.bool)
         losses: list[list[float]] = []
         after: list[dict[str, torch.Tensor]] = []
         sent: list[dict[str, torch.Tensor]] = []
@@ -113,7 +118,7 @@ class LocalRunner:
                         rank,
                         number,
                         gradients[rank, number],
-                        used[rank],
+                        arrived[rank, number],
                         loss_divisor=loss_divisor,
                         weighted=weighted,
                         loss_scale=scales[rank] if scales else 1.0,
@@ -123,7 +128,7 @@ class LocalRunner:
         if any(one != 1.0 for one in scales):
             gradients = gradients.to(torch.float64)
             gradients /= torch.tensor(scales, dtype=torch.float64).view(-1, 1, 1)
-        return Passes(gradients, used, losses, after)
+        return Passes(gradients, arrived, losses, after)
 
     def _pass(
         self,
@@ -131,7 +136,7 @@ class LocalRunner:
         rank: int,
         number: int,
         into: torch.Tensor,
-        used: torch.Tensor,
+        arrived: torch.Tensor,
         *,
         loss_divisor: float,
         weighted: bool,
@@ -157,7 +162,7 @@ class LocalRunner:
         for position, place_ in enumerate(self.layout.places):
             gradient = result.gradients.get(place_.name)
             if gradient is not None and place_.name not in self._tracked:
-                used[position] = True
+                arrived[position] = True
                 into[place_.start : place_.stop] = gradient.reshape(-1)
         return float(result.loss)
 

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from .diagnose.loss import SENTENCES, Losses, causes
+import torch
+from msgspec.structs import replace
+
+from .diagnose.loss import SENTENCES, Losses, Replay, causes, equal, misplaced, same
+from .flat import FlatBuffer
 from .verdict import Violation
 
-
-def same(observed: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]) -> bool:
-    """Every loss that was observed is the expected one, NaN and infinity included."""
-    return all(
-        len(seen) == len(wanted) and all(_equal(a, b) for a, b in zip(seen, wanted, strict=True))
-        for seen, wanted in zip(observed, expected, strict=True)
-    )
+__all__ = ["check", "check_random", "elsewhere", "same"]
 
 
 def check(
-    observed: Losses, expected: Losses, *, step: int, evaluated: Callable[[], Losses] | None = None
+    observed: Losses,
+    expected: Losses,
+    *,
+    step: int,
+    evaluated: Callable[[], Losses] | None = None,
+    left: Sequence[Sequence[str]] = (),
+    left_elsewhere: Collection[str] = (),
 ) -> Violation | None:
     """The first loss that differs, with its rank and microbatch.
 
-    evaluated: the losses in evaluation mode, asked for only if they can explain something.
+    evaluated: the losses in evaluation mode, asked for only if they can explain something; left,
+    left_elsewhere: see diagnose/loss.py.
     """
     if same(observed, expected):
         return None
@@ -37,7 +42,7 @@ def check(
                 ("microbatch dropped",) if len(seen) < len(wanted) else ("microbatch doubled",),
             )
         for number, (a, b) in enumerate(zip(seen, wanted, strict=True)):
-            if not _equal(a, b):
+            if not equal(a, b):
                 bad.append(rank)
                 first = first or (number, a, b)
                 break
@@ -49,9 +54,26 @@ def check(
     if nan:
         text += "; it is NaN: memory that was never written was read (zerocheck fills it with NaN)"
         return _violation(step, tuple(bad), text, ("uninitialised memory",), a, b)
-    names = causes(observed, expected, None if evaluated is None else evaluated())
+    names = causes(
+        observed, expected, None if evaluated is None else evaluated(), left, left_elsewhere
+    )
     text += "".join(SENTENCES[name] for name in names[:1])
     return _violation(step, tuple(bad), text, names, a, b)
+
+
+def elsewhere(
+    violation: Violation,
+    observed: Losses,
+    parameters: torch.Tensor,
+    buffers: Sequence[FlatBuffer],
+    replay: Replay,
+) -> Violation:
+    """The violation, with its causes if the losses are those of shards that stand elsewhere.
+
+    parameters: the flat vector; buffers: the sharded ones; replay: see diagnose/loss.py.
+    """
+    names, words = misplaced(observed, parameters, buffers, replay)
+    return replace(violation, causes=names, explanation=violation.explanation + words)
 
 
 def check_random(states: Sequence[Sequence[bytes]], *, step: int) -> Violation | None:
@@ -76,10 +98,6 @@ def check_random(states: Sequence[Sequence[bytes]], *, step: int) -> Violation |
         "are equal: they were seeded alike",
         ("seed for all",),
     )
-
-
-def _equal(a: float, b: float) -> bool:
-    return a == b or (math.isnan(a) and math.isnan(b))
 
 
 def _violation(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 
 from ..contract.shard import Role
 from ..drive.observation import Entry, Point
 from ..errors import did_you_mean
 from .assemble import Observation
+from .diagnose.ownership import EMPTY, Tiling, of_shapes, of_tiling, words
 from .verdict import Violation
 
 MOMENTS: tuple[Role, ...] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
@@ -47,17 +49,19 @@ class Ownership:
             for entry in held:
                 if entry.present or entry.name in known:
                     by_name.setdefault(entry.name, []).append((rank, entry))
+        tiling = Tiling(
+            known,
+            {
+                name: [(rank, entry) for rank, entry in shards if entry.present]
+                for name, shards in by_name.items()
+            },
+            self._observation.world_size,
+        )
         for name, shards in by_name.items():
             ranks = tuple(sorted({rank for rank, _ in shards}))
             if name not in known:
-                frozen = role != "buffer" and name in self._layout.by_name
-                problem = (
-                    f"shards() gives a {role} of {name!r}, which is frozen and must have none"
-                    if frozen
-                    else f"shards() names {role} {name!r}, which the model does not have"
-                    + did_you_mean(name, known)
-                )
-                return _violation(step, role, name, ranks, problem)
+                problem, found = self._unknown(role, name, known)
+                return _violation(step, role, name, ranks, problem, found)
             for _, entry in shards:
                 if entry.shape != known[name]:
                     return _violation(
@@ -67,20 +71,38 @@ class Ownership:
                         ranks,
                         f"shards() gives {role} {name!r} the global shape {list(entry.shape)}; "
                         f"the model has {list(known[name])}",
+                        of_shapes(tiling),
                     )
         if role == "step":
             return None
         for name, shape in known.items():
-            here = [(rank, entry) for rank, entry in by_name.get(name, []) if entry.present]
+            here = tiling.held.get(name, [])
             if not here:
                 if role in ("parameter", "buffer"):
-                    return _violation(step, role, name, (), f"no rank holds {role} {name!r}")
+                    nothing = "parameter left out" if math.prod(shape) else EMPTY
+                    problem = f"no rank holds {role} {name!r}"
+                    return _violation(step, role, name, (), problem, (nothing,))
                 continue
             problem = _tiling(here, shape)
             if problem:
                 ranks = tuple(sorted({rank for rank, _ in here}))
-                return _violation(step, role, name, ranks, f"{role} {name!r}: {problem}")
+                problem = f"{role} {name!r}: {problem}"
+                return _violation(step, role, name, ranks, problem, of_tiling(tiling))
         return None
+
+    def _unknown(
+        self, role: Role, name: str, known: Collection[str]
+    ) -> tuple[str, tuple[str, ...]]:
+        """(what is wrong, causes) with a name that nothing of this role may have."""
+        if role != "buffer" and name in self._layout.by_name:
+            problem = f"shards() gives a {role} of {name!r}, which is frozen and must have none"
+            return problem, ("state of a frozen parameter",)
+        other = self._layout.aliases.get(name)
+        if role != "buffer" and other is not None:
+            problem = f"shards() names {role} {name!r}, which is {other!r} by another name"
+            return problem, ("untied",)
+        problem = f"shards() names {role} {name!r}, which the model does not have"
+        return problem + did_you_mean(name, known), ("unknown name",)
 
     def _shapes(self, role: Role) -> dict[str, tuple[int, ...]]:
         if role == "buffer":
@@ -165,7 +187,12 @@ def _first_double(ranks: list[int]) -> int:
 
 
 def _violation(
-    step: int, role: str, name: str, ranks: tuple[int, ...], explanation: str
+    step: int,
+    role: str,
+    name: str,
+    ranks: tuple[int, ...],
+    explanation: str,
+    causes: tuple[str, ...],
 ) -> Violation:
     return Violation(
         obligation="ownership",
@@ -173,5 +200,6 @@ def _violation(
         role=role,
         tensors=(name,),
         ranks=ranks,
-        explanation=explanation,
+        explanation=explanation + words(causes),
+        causes=causes,
     )

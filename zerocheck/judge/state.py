@@ -4,11 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+from torch import nn
 
+from ..case.schema import Case
+from ..contract.shard import Role
+from ..models.start import initial_state
 from .assemble import Held, Observation
+from .layout import Layout
 from .ownership import MOMENTS
+
+
+class Start(NamedTuple):
+    """What must be held before the first step.
+
+    parameter: flat vector; moments: by role, none if the state was not restored; counts: steps
+    taken, per parameter in layout order.
+    """
+
+    parameter: torch.Tensor
+    moments: Mapping[Role, torch.Tensor]
+    counts: list[float]
+
+    @classmethod
+    def of(cls, case: Case, model: nn.Module, layout: Layout, *, restored: bool) -> Start:
+        """restored: the case's state of mid-training was put in."""
+        state = initial_state(case, model) if restored else None
+        flat = torch.zeros(layout.size)
+        moments = {role: torch.zeros(layout.size) for role in MOMENTS} if state else {}
+        counts = [0.0] * len(layout.places)
+        for position, (place, (name, parameter)) in enumerate(
+            zip(layout.places, model.named_parameters(), strict=True)
+        ):
+            part = slice(place.start, place.stop)
+            value = parameter if state is None else state[name, "parameter"]
+            flat[part] = value.detach().reshape(-1)
+            for role, vector in moments.items():
+                if state is not None and (name, role) in state:
+                    vector[part] = state[name, role].reshape(-1)
+            if state is not None and (name, "step") in state:
+                counts[position] = float(state[name, "step"])
+        return cls(flat, moments, counts)
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class UpdateJudge:
             self.readings = self.readings[self.readings.index(kept[0]) :]
             return best, None
         assert failed is not None
-        text, names = self._words(failed, update)
+        text, names = self._words(failed, update, step)
         return float(failed.misfit.ratio.max()), describe(
             failed.misfit,
             self.layout,
@@ -235,7 +235,7 @@ class UpdateJudge:
         )
         return result
 
-    def _words(self, wrong: _Wrong, update: Update) -> tuple[str, tuple[str, ...]]:
+    def _words(self, wrong: _Wrong, update: Update, step: int) -> tuple[str, tuple[str, ...]]:
         observed = wrong.misfit.observed
         if bool(observed.isnan().any()):
             return (
@@ -251,14 +251,15 @@ class UpdateJudge:
         if wrong.elements is not None:
             before = before[wrong.elements]
         outside = wrong.misfit.outside
+        names = causes(self._segment(wrong, update, step))
         if torch.equal(observed[outside], before[outside].to(torch.float64)):
-            return f"{wrong.role} was not updated", ("never updated",)
-        names = causes(self._segment(wrong, update))
+            # Moments that are 0 still, or a rate of 0, leave it as it was too.
+            return f"{wrong.role} was not updated", ("never updated", *names)
         if names:
             return sentence(wrong.role, names), names
         return f"{wrong.role} is not what AdamW gives from the state before and the gradient", ()
 
-    def _segment(self, wrong: _Wrong, update: Update) -> Segment:
+    def _segment(self, wrong: _Wrong, update: Update, step: int) -> Segment:
         """The wrong tensors of the group in which something is outside."""
         mask = torch.zeros(self.layout.size, dtype=torch.bool)
         everything = torch.arange(self.layout.size) if wrong.elements is None else wrong.elements
@@ -287,6 +288,7 @@ class UpdateJudge:
             m=of(after.moment("exp_avg")),
             v=of(after.moment(largest)),
             format=wrong.format,
+            since=step + 1,
             scalars=self._scalars(update, wrong.group, wrong.steps, self.readings[0]),
             step=wrong.steps,
             rates=[

@@ -50,7 +50,7 @@ def finding_lines(finding: Finding) -> list[str]:
         named = finding.violation.explanation if finding.size else finding.title
         lines += _violation_lines(finding.violation, title=named)
     causes = finding.causes or (finding.violation.causes if finding.violation else ())
-    if finding.status == "violated":
+    if finding.status == "violated" or causes:
         lines += row("cause", _causes(causes))
     if finding.extent:
         lines += row("extent", finding.extent)

@@ -54,7 +54,8 @@ def confirm(bug: Bug, ranks: Ranks, obligations: Collection[Obligation]) -> None
             bug.confirmed += 1
             if bug.violation is None:
                 bug.first = replace(bug.first, reason=again.reason, detail=again.detail)
-                bug.headline = again.title
+                bug.headline = again.headline
+                bug.causes = again.causes or bug.causes
             if same:
                 return
         else:

@@ -106,15 +106,17 @@ class Bug:
     ) -> bool:
         """Keep the causes that are left. A case that tells them apart becomes the one to replay;
         True then."""
+        if violation is None:
+            return False
         fewer = len(causes) < len(self.causes)
         worse = self.violation is not None and self.violation.mild
-        if worse and violation is not None and not violation.mild:
+        if worse and not violation.mild:
             # With clipping inactive a wrong norm harms nothing; here it did.
             self.violation, self.first, self.causes = violation, finished, causes
             self._unconfirmed()
             return True
         self.causes = causes
-        if not fewer or violation is None or violation.causes != causes:
+        if not fewer or violation.causes != causes:
             return False
         self.violation, self.first = violation, finished
         self._unconfirmed()
@@ -181,7 +183,8 @@ class Findings:
         for bug in self.bugs:
             if bug.issue == issue and _same_kind(bug, finished, status, violation):
                 common = tuple(cause for cause in bug.causes if cause in causes)
-                if common or not (bug.causes or causes):
+                # A crash or hang has causes only once it is traced.
+                if common or violation is None or not (bug.causes or causes):
                     bug.cases += 1
                     return [bug] if bug.narrow(common, finished, violation) else []
         bug = Bug(finished.implementation, status, violation, causes, finished, issue)

@@ -108,6 +108,8 @@ class CaseFinished(msgspec.Struct, frozen=True, kw_only=True, tag="case finished
     """Of a crash or hang, one sentence."""
     detail: str = ""
     """Tracebacks, stacks and output of the ranks of a crash or hang."""
+    causes: tuple[str, ...] = ()
+    """Of a crash or hang, where collectives were traced."""
     seconds: float = 0.0
     judge_seconds: float = 0.0
     known: tuple[Obligation, ...] = ()

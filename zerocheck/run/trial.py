@@ -33,7 +33,8 @@ class Ranks(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a case. Fields as in CaseFinished; title: of a crash or hang, one sentence."""
+    """What came of a case. Fields as in CaseFinished; title, causes: of a crash or hang, the latter
+    where collectives were traced."""
 
     status: Status
     judgement: Judgement | None = None
@@ -41,8 +42,16 @@ class Outcome:
     error: str = ""
     title: str = ""
     detail: str = ""
+    causes: tuple[str, ...] = ()
     seconds: float = 0.0
     judge_seconds: float = 0.0
+
+    @property
+    def headline(self) -> str:
+        """The title, or, of a crash, what is behind it."""
+        return (
+            f"the ranks {self.status}: they called {self.causes[0]}" if self.causes else self.title
+        )
 
     def record(self, number: int, implementation: str, case: Case) -> CaseFinished:
         """It, as it stands in the journal."""
@@ -171,19 +180,31 @@ def _broken(result: JobResult) -> Outcome:
         error=error,
         title=_title(status, error, result),
         detail=result.summary(stacks=True),
+        causes=_causes(result),
         seconds=result.duration_s,
     )
 
 
+DIFFERENT = "different collectives"
+
+
+def _causes(result: JobResult) -> tuple[str, ...]:
+    """Ranks wait in different collectives; or, in a crash, those of one number, by which calls of
+    ranks are matched, differ in kind or size. A rank at another number may only be ahead."""
+    stood = [one for one in result.stood if one.collective]
+    called: dict[int, set[str]] = {}
+    for one in stood:
+        called.setdefault(one.collective_sequence, set()).add(one.collective)
+    if any(len(names) > 1 for names in called.values()):
+        return (DIFFERENT,)
+    waiting = {one.collective_sequence for one in stood if one.state == "waiting"}
+    return (DIFFERENT,) if result.outcome == "hung" and len(waiting) > 1 else ()
+
+
 def _title(status: Status, error: str, result: JobResult) -> str:
     """What went wrong. Collectives are known where they were traced."""
-    waiting = {
-        (stood.collective, stood.collective_sequence)
-        for stood in result.stood
-        if stood.state == "waiting" and stood.collective
-    }
-    if status == "hung" and len(waiting) > 1:
-        return "the ranks hung: they called different collectives"
+    if status == "hung" and _causes(result):
+        return f"the ranks hung: they called {DIFFERENT}"
     if result.first_failed is None:
         return f"the ranks {status}" + (f": {error}" if error else "")
     text = result.stood[result.first_failed].text.strip().splitlines()[:1]

@@ -7,7 +7,7 @@ from .fault import fault
 FORWARDS = [
     fault(
         "forward:SeedForAll", "zero2", "loss",
-        "every forward starts from one seed", "MG #6858", features=("dropout",),
+        "every forward starts from one seed", "MG #6858", "seed for all", features=("dropout",),
     ),
     fault(
         "forward:SeededAlike", "zero2", "loss",
@@ -34,7 +34,7 @@ FORWARDS = [
     ),
     fault(
         "forward:ShardsMisordered", "zero3", "loss",
-        "two shards change places when they are gathered", "DS PR#318",
+        "two shards change places when they are gathered", "DS PR#318", "shards exchanged",
     ),
     fault(
         "forward:UnitNotGathered", "zero3", "loss",
@@ -81,11 +81,13 @@ BROKEN = [
     fault(
         "unused:UnusedNotReduced", "fsdp2", None,
         "each rank reduce-scatters the gradients that it has", "PT #158719; torchtitan #2747",
+        "different collectives",
         features=("side",), without=("block-experts", "frozen"), microbatches=1,
     ),
     fault(
         "article:ArticleStage2", "zerocheck.faults.article:Repaired", None,
         "each rank all-reduces only the tensors that it owns", "a tutorial on ZeRO from scratch",
+        "different collectives",
         without=("sometimes-used", "clip"),
     ),
 ]  # fmt: skip

@@ -43,7 +43,30 @@ GRADIENT = [
     ),
     fault(
         "gradient:ReducedTwice", "zero1", "gradient",
-        "shards that are reduced already are reduced again", "NeMo PR#9335",
+        "shards that are reduced already are reduced again", "NeMo PR#9335", "reduced twice",
+    ),
+    fault(
+        "gradient:RootOfWorld", "zero1", "gradient",
+        "the sum over ranks is divided by sqrt(W)", "seen often", "gradient x sqrt(W)", world=3,
+    ),
+    fault(
+        "gradient:ShardOffByOne", "zero1", "gradient",
+        "each rank reads its shard one element too far", "DS PR#848, #851", "shifted",
+    ),
+    fault(
+        "gradient:ShardOfTheNext", "zero1", "gradient",
+        "each rank reduces the shard of the rank after it", "DS PR#1841",
+        "shard of another rank", world=3,
+    ),
+    fault(
+        "gradient:TailTakenForPadding", "zero1", "gradient",
+        "what W does not divide is cleared as padding", "DS #1380", "tail left out",
+        features=("uneven",),
+    ),
+    fault(
+        "gradient:GradientOfThePreviousStep", "zero1", "gradient",
+        "the optimizer gets the gradient of the step before", "seen often",
+        "gradient of the previous step", features=("several-steps",),
     ),
     fault(
         "gradient:TiedReducedTwice", "zero1", "gradient",
@@ -52,11 +75,11 @@ GRADIENT = [
     ),
     fault(
         "gradient:PartitionsMisordered", "zero1", "gradient",
-        "two partitions change places before the reduction", "DS PR#318",
+        "two partitions change places before the reduction", "DS PR#318", "shards exchanged",
     ),
     fault(
         "gradient:NoneGradientShifts", "zero2", "gradient",
-        "a parameter without a gradient does not move the offset", "DS PR#545",
+        "a parameter without a gradient does not move the offset", "DS PR#545", "offset not moved",
         features=("unused",),
     ),
     fault(
@@ -76,11 +99,13 @@ GRADIENT = [
     fault(
         "unused:NoneEndsUnit", "zero3", "gradient",
         "a parameter without a gradient ends the collecting of its unit", "seen in review",
+        "left out after an unused one",
         features=("block-experts",),
     ),
     fault(
         "unused:AveragedOverUsers", "zero1", "gradient",
         "a gradient is averaged over the ranks that used the parameter", "DS #5618, #6545",
+        "averaged over users",
         features=("sometimes-used",), world=3,
     ),
     fault(
@@ -90,7 +115,13 @@ GRADIENT = [
     ),
     fault(
         "gradient:NotWaitedFor", "zero1", "gradient",
-        "a reduction is not waited for", "OpenNMT-py #2295", features=("delays",),
+        "a reduction is not waited for", "OpenNMT-py #2295",
+        "reduction not waited for", features=("delays",),
+    ),
+    fault(
+        "gradient:WaitsForTheOneBefore", "zero1", "gradient",
+        "the handle of the bucket before is waited for", "DS PR#1264",
+        "reduction not waited for", world=3, features=("bucket-small",),
     ),
     fault(
         "freezing:RequiresGradCached", "fsdp2", "gradient",
@@ -152,6 +183,10 @@ ACCUMULATION = [
         "accumulation:TokensUndeclared", "zero1", "gradient",
         "the mean over tokens, declared as the mean of means", "seen often",
         "mean over tokens", features=("masked",),
+    ),
+    fault(
+        "accumulation:FirstMicrobatchDoubled", "zero1", "gradient",
+        "the first microbatch is added twice", "TT #816", "microbatch doubled", microbatches=3,
     ),
     fault(
         "accumulation:StaleBoundary", "ddp", "gradient",
@@ -219,6 +254,11 @@ CLIPPING = [
         "clipping:LocalNorm", "zero1", "clip",
         "each rank clips by the norm of its own shard", "RLinf PR#1542", "local norm",
         features=("clip-tight",),
+    ),
+    fault(
+        "clipping:ClippedByLocalNorm", "zero1", "clip",
+        "the total norm is reported, that of the own shard clips", "RLinf PR#1542",
+        "clipped by the local norm", features=("clip-tight",),
     ),
     fault(
         "clipping:LoggedNormOnly", "zero1", "clip",

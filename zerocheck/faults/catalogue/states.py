@@ -47,6 +47,30 @@ UPDATE = [
         "beta1 and beta2 change places", "seen often", "betas swapped",
     ),
     fault(
+        "update:MomentsSwapped", "zero1", "update",
+        "exp_avg and exp_avg_sq change places", "seen often", "moments swapped",
+    ),
+    fault(
+        "update:MomentsReset", "zero1", "update",
+        "the moments of the step before are lost", "DS PR#5263", "moments reset",
+        features=("several-steps",),
+    ),
+    fault(
+        "update:StaleMoments", "zero1", "update",
+        "the parameter is updated by the moments from before the step", "seen often",
+        "moments of the previous step",
+    ),
+    fault(
+        "update:StepsRestarted", "zero1", "update",
+        "the bias corrections count from 0 after a start in mid-training", "DS PR#564, #5263",
+        "steps counted from 0", features=("mid-training",),
+    ),
+    fault(
+        "update:MasterRounded", "zero1", "update",
+        "the parameters that the optimizer updates are in bf16", "HF accelerate #2674, #3979",
+        "rounded to bf16",
+    ),
+    fault(
         "update:GroupsCollapse", "zero1", "update",
         "all groups learn at the rate of the first", "MG #4705", "options of another group",
         features=("groups",),
@@ -115,33 +139,35 @@ PUBLISHING = [
 OWNERSHIP = [
     fault(
         "ownership:GroupPartitionId", "zero1", "ownership",
-        "one partition id serves for all ranks", "DS PR#2059",
+        "one partition id serves for all ranks", "DS PR#2059", "same shard on every rank",
     ),
     fault(
         "ownership:ShardsOverlap", "zero1", "ownership",
-        "each shard is one element too long", "FS #907",
+        "each shard is one element too long", "FS #907", "shards overlap",
     ),
     fault(
         "ownership:RemainderDropped", "zero1", "ownership",
-        "what W does not divide is stripped as padding", "DS #1380", features=("uneven",),
+        "what W does not divide is stripped as padding", "DS #1380",
+        "remainder dropped", features=("uneven",),
     ),
     fault(
         "ownership:PaddedShape", "zero3", "ownership",
-        "padded shapes are given for the global ones", "DS PR#848, #851",
+        "padded shapes are given for the global ones", "DS PR#848, #851", "padded shape",
         features=("uneven",),
         without=("parameter-0d",),
     ),
     fault(
         "ownership:RankShardsLost", "fsdp2", "ownership",
-        "the last rank's shards are left out of the state", "DS PR#7585",
+        "the last rank's shards are left out of the state", "DS PR#7585", "rank left out",
     ),
     fault(
         "shapes:EmptyNotOwned", "zero3", "ownership",
-        "a parameter without elements has no owner", "DS #8279", features=("parameter-empty",),
+        "a parameter without elements has no owner", "DS #8279",
+        "empty parameter left out", features=("parameter-empty",),
     ),
     fault(
         "ownership:Untied", "zero1", "ownership",
-        "the alias of a tied parameter is lost", "MG #656; HF accelerate PR#3154",
+        "the alias of a tied parameter is lost", "MG #656; HF accelerate PR#3154", "untied",
         features=("tied",),
     ),
 ]  # fmt: skip

@@ -95,11 +95,13 @@ def clip_causes(
     max_norm: float,
     formats: Formats,
     outside: torch.Tensor,
+    own: tuple[float, float] | None = None,
 ) -> tuple[str, tuple[str, ...]]:
     """(one sentence, causes) for a clipped gradient that is wrong.
 
     before: what was clipped; norm: the reported one; factor: what it should be multiplied by;
-    outside: mask of what is wrong. Tensors of a dtype in which nothing is wrong say nothing.
+    outside: mask of what is wrong; own: coefficient of the norm of the rank's own shard, and how
+    far that norm can be off, relative. Tensors of a dtype in which nothing is wrong say nothing.
     """
     if bool(part.isnan().any()):
         return "the clipped gradient holds NaN", ("uninitialised memory",)
@@ -124,6 +126,11 @@ def clip_causes(
         for name, (value, words) in candidates.items()
         if value != factor and math.isfinite(value) and _is(part, before, value, formats)
     }
+    if own is not None and _is(part, before, own[0], formats, own[1]):
+        found["clipped by the local norm"] = (
+            f"the gradient was multiplied by {own[0]:.6g}, the coefficient of the norm of this "
+            "rank's own shard"
+        )
     if found:
         return "; or ".join(found.values()) + words_of_dtype, tuple(found)
     return (
@@ -133,11 +140,17 @@ def clip_causes(
     )
 
 
-def _is(part: torch.Tensor, before: torch.Tensor, factor: float, formats: Formats) -> bool:
-    """Two coefficients, two products: twice the bound of one."""
+def _is(
+    part: torch.Tensor,
+    before: torch.Tensor,
+    factor: float,
+    formats: Formats,
+    relative: float = 0.0,
+) -> bool:
+    """Two coefficients, two products: twice the bound of one. relative: error of the factor."""
 
     def clipped(before: torch.Tensor, format: Format) -> Enclosure:
         return bounds.clipped(before, factor, format, all_narrow=format.narrow)
 
     exact, bound = formats.enclose(clipped, before)
-    return compare(part, Enclosure(exact, 2 * bound))[1] is None
+    return compare(part, Enclosure(exact, 2 * bound + relative * exact.abs()))[1] is None

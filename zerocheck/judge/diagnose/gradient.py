@@ -3,40 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 
-from ...case.schema import Case
-from ...contract.semantics import Semantics
 from .. import bounds
-from ..assemble import Held
-from ..bounds import Enclosure, Format
-from ..compare import compare
-from ..layout import Layout
-from ..local import Passes, Scale
+from ..bounds import Enclosure
+from ..local import Scale
+from . import placement, ranks
+from .evidence import Candidate, Evidence, explains, slack, summed, times, wrong_tensors
 
-
-class Evidence(NamedTuple):
-    """All that a counterfactual needs.
-
-    again(scale): the local gradients if each loss were scaled so before its backward; previous:
-    the gradient that the implementation held at the end of the step before; otherwise(): the local
-    gradients, weighted by tokens if the semantics do not say so, and the other way round;
-    loss_scale: that of the step.
-    """
-
-    held: Held
-    passes: Passes
-    enclosure: Enclosure
-    layout: Layout
-    case: Case
-    semantics: Semantics
-    again: Callable[[Scale], Passes] | None = None
-    previous: torch.Tensor | None = None
-    otherwise: Callable[[], Passes] | None = None
-    loss_scale: float = 1.0
+SEEDED_ALIKE = (
+    "ranks left their forwards in the same random state, so their dropout masks are equal, though "
+    "the harness seeds every rank by itself: the generator was seeded again, and alike"
+)
 
 
 class Causes(NamedTuple):
@@ -46,18 +27,10 @@ class Causes(NamedTuple):
     explanation: str
 
 
-class _Candidate(NamedTuple):
-    """What a known cause would have given: one enclosure for all ranks, or one per rank."""
-
-    name: str
-    sentence: str
-    enclosures: list[Enclosure]
-
-
 def causes(evidence: Evidence) -> Causes:
     """All candidates that put every wrong tensor inside the enclosure, on every rank."""
     held = evidence.held
-    wrong = _wrong_tensors(evidence)
+    wrong = wrong_tensors(evidence)
     if any(
         bool((part.isnan() & ~plan.gather(evidence.enclosure.exact).isnan()).any())
         for part, plan in zip(held.parts, held.plans, strict=True)
@@ -67,65 +40,88 @@ def causes(evidence: Evidence) -> Causes:
             "the gradient holds NaN: memory that was never written was read "
             "(zerocheck fills such memory with NaN)",
         )
-    found = [
-        candidate for candidate in _candidates(evidence) if _explains(candidate, evidence, wrong)
-    ]
+    found = [c for c in _candidates(evidence, wrong) if explains(c, evidence, wrong)]
     if not found:
-        found = [c for c in _rescaled_losses(evidence) if _explains(c, evidence, wrong)][:1]
+        found = [c for c in _rescaled_losses(evidence) if explains(c, evidence, wrong)][:1]
     if not found:
-        found = [c for c in _weighted_otherwise(evidence) if _explains(c, evidence, wrong)]
+        found = [c for c in _weighted_otherwise(evidence) if explains(c, evidence, wrong)]
     if not found:
+        found = [c for c in placement.shifted(evidence, wrong) if explains(c, evidence, wrong)]
+    if not found:
+        mixed = ranks.raced(evidence, wrong) or ranks.left_out(evidence, wrong)
+        if mixed is not None:
+            return Causes(*mixed)
+        if evidence.alike:
+            return Causes(("seed for all",), SEEDED_ALIKE)
         ratio = _common_ratio(evidence, wrong)
         if ratio is not None:
             return Causes(
                 ("gradient scaled",), f"the gradient is {ratio:.6g} times what it must be"
             )
         return Causes((), "the reduced gradient is not what the declared semantics say")
-    return Causes(tuple(c.name for c in found), "; or ".join(c.sentence for c in found))
+    names = dict.fromkeys(c.name for c in found)
+    if ranks.could_be_raced(evidence, names):
+        names[ranks.NOT_WAITED_FOR] = None
+    return Causes(tuple(names), "; or ".join(dict.fromkeys(c.sentence for c in found)))
 
 
-def _candidates(evidence: Evidence) -> Iterator[_Candidate]:
+def _candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
     yield from _scaled(evidence)
     yield from _by_loss_scale(evidence)
+    yield from ranks.candidates(evidence)
+    yield from placement.candidates(evidence, wrong)
     world, count = evidence.passes.gradients.shape[:2]
     terms = evidence.passes.gradients.to(torch.float64)
     divide = count if evidence.semantics.divide == "gradient" else 1
     if world > 1:
         for name, divisor in (("local gradient only", 1), ("local gradient / W", world)):
-            words = "" if divisor == 1 else f", divided by W = {world}"
-            yield _Candidate(
+            words, more = "", ""
+            if divisor > 1:
+                words = f", divided by W = {world}"
+                more = ", or the reduction was not waited for"
+            yield Candidate(
                 name,
-                f"each rank holds its own local gradient{words}: it was never reduced over ranks",
-                [_sum(evidence, terms[rank], divide * divisor) for rank in range(world)],
+                f"each rank holds its own local gradient{words}: it was never reduced over ranks"
+                + more,
+                [summed(evidence, terms[rank], divide * divisor) for rank in range(world)],
             )
     if count > 1:
         mean = world if evidence.semantics.average == "mean" else 1
         for name, factor in (("last microbatch only", 1), ("last microbatch only x GA", count)):
             words = "" if factor == 1 else f", and it is not divided by {count}"
-            yield _Candidate(
+            yield Candidate(
                 name,
                 f"only the last of {count} microbatches counts{words}",
-                [_sum(evidence, terms[:, -1], mean * divide / factor)],
+                [summed(evidence, terms[:, -1], mean * divide / factor)],
             )
         yield from _microbatches(evidence, terms, mean * divide)
     if evidence.previous is not None:
         kept = evidence.enclosure.exact + evidence.previous.to(torch.float64)
-        yield _Candidate(
+        yield Candidate(
             "gradient of the previous step kept",
             "the gradient of the step before was not cleared: it is in the sum",
             [
                 Enclosure(
                     kept,
                     2 * evidence.enclosure.bound
-                    + _slack(evidence, 2 * (count + world), kept.abs() + evidence.previous.abs()),
+                    + slack(evidence, 2 * (count + world), kept.abs() + evidence.previous.abs()),
                 )
             ],
         )
+    for before in (evidence.previous, evidence.unclipped_before):
+        if before is not None:
+            # Nothing is computed with it: it is there bit for bit.
+            exact = before.to(torch.float64)
+            yield Candidate(
+                "gradient of the previous step",
+                "it is the gradient of the step before",
+                [Enclosure(exact, torch.zeros_like(exact))],
+            )
     zero = torch.zeros_like(evidence.enclosure.exact)
-    yield _Candidate("gradient zero", "the gradient is zero", [Enclosure(zero, zero)])
+    yield Candidate("gradient zero", "the gradient is zero", [Enclosure(zero, zero)])
 
 
-def _microbatches(evidence: Evidence, terms: torch.Tensor, divisor: float) -> Iterator[_Candidate]:
+def _microbatches(evidence: Evidence, terms: torch.Tensor, divisor: float) -> Iterator[Candidate]:
     """Microbatches that are missing, doubled, not reduced or scaled.
 
     terms: (ranks, microbatches, size).
@@ -138,28 +134,28 @@ def _microbatches(evidence: Evidence, terms: torch.Tensor, divisor: float) -> It
         for number in range(count):
             weights = torch.ones(count, 1, dtype=torch.float64)
             weights[number] = weight
-            yield _Candidate(
-                name, f"microbatch {number} {words}", [_sum(evidence, terms * weights, divisor)]
+            yield Candidate(
+                name, f"microbatch {number} {words}", [summed(evidence, terms * weights, divisor)]
             )
     if world == 1:
         return
     powers = [float(world) ** (number + 1 - count) for number in range(count)]
-    yield _Candidate(
+    yield Candidate(
         "accumulator rescaled",
         "each microbatch divides the sum of those before it by W once more",
-        [_sum(evidence, terms * torch.tensor(powers, dtype=torch.float64).view(-1, 1), divisor)],
+        [summed(evidence, terms * torch.tensor(powers, dtype=torch.float64).view(-1, 1), divisor)],
     )
     for number in range(count):
         local = terms.clone()
         local[:, number] = terms[:, number].sum(0) / world
-        yield _Candidate(
+        yield Candidate(
             "one microbatch reduced",
             f"only microbatch {number} was reduced over ranks",
-            [_sum(evidence, local[rank], divisor / world) for rank in range(world)],
+            [summed(evidence, local[rank], divisor / world) for rank in range(world)],
         )
 
 
-def _rescaled_losses(evidence: Evidence) -> Iterator[_Candidate]:
+def _rescaled_losses(evidence: Evidence) -> Iterator[Candidate]:
     """The loss was scaled, not the gradient. That rounds otherwise all the way through the
     backward, so the backward is run again; its seed depends on the order of the factors."""
     if evidence.again is None:
@@ -178,14 +174,14 @@ def _rescaled_losses(evidence: Evidence) -> Iterator[_Candidate]:
         for name, scale in scales:
             terms = evidence.again(scale).gradients.to(torch.float64)
             words = "multiplied" if "x" in name else "divided"
-            yield _Candidate(
+            yield Candidate(
                 name,
                 f"the loss was {words} by {number} (= {'W' if letter == 'W' else 'microbatches'})",
-                [_sum(evidence, terms, mean * divide)],
+                [summed(evidence, terms, mean * divide)],
             )
 
 
-def _weighted_otherwise(evidence: Evidence) -> Iterator[_Candidate]:
+def _weighted_otherwise(evidence: Evidence) -> Iterator[Candidate]:
     """Microbatches count alike where tokens should, or the other way round."""
     if evidence.otherwise is None or not evidence.case.data.masked:
         return
@@ -205,10 +201,10 @@ def _weighted_otherwise(evidence: Evidence) -> Iterator[_Candidate]:
             "it is the mean over tokens; the declared semantics (weight='microbatch') are the mean "
             "of the microbatches' means"
         )
-    yield _Candidate(name, words, [_sum(evidence, terms, divisor)])
+    yield Candidate(name, words, [summed(evidence, terms, divisor)])
 
 
-def _by_loss_scale(evidence: Evidence) -> Iterator[_Candidate]:
+def _by_loss_scale(evidence: Evidence) -> Iterator[Candidate]:
     """The loss scale was divided out wrongly."""
     scale = evidence.loss_scale
     if evidence.case.training.loss_scale is None:
@@ -227,11 +223,11 @@ def _by_loss_scale(evidence: Evidence) -> Iterator[_Candidate]:
             ),
         ]
     for name, factor, words in wrong:
-        enclosure = _times(evidence, factor)
-        yield _Candidate(name, f"the gradient is {words}loss scale", [enclosure])
+        enclosure = times(evidence, factor)
+        yield Candidate(name, f"the gradient is {words}loss scale", [enclosure])
 
 
-def _scaled(evidence: Evidence) -> Iterator[_Candidate]:
+def _scaled(evidence: Evidence) -> Iterator[Candidate]:
     world, count = evidence.passes.gradients.shape[:2]
     factors: dict[str, tuple[float, str]] = {}
     if world > 1:
@@ -254,73 +250,19 @@ def _scaled(evidence: Evidence) -> Iterator[_Candidate]:
         )
     factors["gradient doubled"] = (2.0, "2 times too large")
     for name, (factor, words) in factors.items():
-        yield _Candidate(name, f"the gradient is {words}", [_times(evidence, factor)])
-
-
-def _times(evidence: Evidence, factor: float) -> Enclosure:
-    """A scaled enclosure; the division that was left out or made twice rounds twice: 4 u."""
-    exact = evidence.enclosure.exact * factor
-    return Enclosure(exact, evidence.enclosure.bound * factor + _slack(evidence, 4, exact.abs()))
-
-
-def _slack(evidence: Evidence, roundings: int, size: torch.Tensor) -> torch.Tensor:
-    """So many u of the size, and as many of the smallest number, in each element's own format."""
-
-    def own(size: torch.Tensor, format: Format) -> Enclosure:
-        return Enclosure(size, roundings * (format.u * size + format.eta))
-
-    return evidence.layout.formats.enclose(own, size.to(torch.float64)).bound
-
-
-def _sum(evidence: Evidence, terms: torch.Tensor, divisor: float) -> Enclosure:
-    """A sum of other terms: roundings of their additions, and of the divisions: 4."""
-    flat = terms.reshape(-1, terms.shape[-1])
-    roundings = 2 * len(flat) + 4
-
-    def enclosure(exact: torch.Tensor, absolute: torch.Tensor, format: Format) -> Enclosure:
-        return bounds.gradient(exact, absolute, roundings, format)
-
-    return evidence.layout.formats.enclose(
-        enclosure, flat.sum(0) / divisor, flat.abs().sum(0) / divisor
-    )
-
-
-def _explains(candidate: _Candidate, evidence: Evidence, wrong: torch.Tensor) -> bool:
-    """Whether every wrong tensor of every rank lies within what the candidate would have given."""
-    held = evidence.held
-    for rank, (part, plan) in enumerate(zip(held.parts, held.plans, strict=True)):
-        exact, bound = candidate.enclosures[rank if len(candidate.enclosures) > 1 else 0]
-        here = plan.gather(wrong)
-        enclosure = Enclosure(plan.gather(exact)[here], plan.gather(bound)[here])
-        if compare(part[here], enclosure)[1] is not None:
-            return False
-    return True
-
-
-def _wrong_tensors(evidence: Evidence) -> torch.Tensor:
-    """Mask of all elements of the parameters in which something is outside."""
-    mask = torch.zeros(evidence.layout.size, dtype=torch.bool)
-    exact, bound = evidence.enclosure
-    for part, plan in zip(evidence.held.parts, evidence.held.plans, strict=True):
-        _, misfit = compare(part, Enclosure(plan.gather(exact), plan.gather(bound)))
-        if misfit is None:
-            continue
-        if plan.index is None:
-            mask |= misfit.outside
-        else:
-            mask[plan.index[misfit.outside]] = True
-    return evidence.layout.spread(
-        [bool(mask[place.start : place.stop].any()) for place in evidence.layout.places]
-    )
+        yield Candidate(name, f"the gradient is {words}", [times(evidence, factor)])
 
 
 def _common_ratio(evidence: Evidence, wrong: torch.Tensor) -> float | None:
     """One factor that explains all wrong tensors, though it has no name.
 
     Taken where the gradient is largest against its bound, so that round-off hardly moves it; the
-    enclosure is widened by what it can move it.
+    enclosure is widened by what it can move it. Of one element there always is one, which says
+    nothing.
     """
     exact, bound = evidence.enclosure
+    if int((wrong & (exact.abs() > bound)).sum()) < 2:
+        return None
     whole = evidence.held.whole.to(torch.float64)
     clarity = torch.where(wrong, exact.abs() / bound.clamp(min=bounds.ETA), 0.0)
     best = int(clarity.argmax())
@@ -328,8 +270,8 @@ def _common_ratio(evidence: Evidence, wrong: torch.Tensor) -> float | None:
         return None
     ratio = float(whole[best] / exact[best])
     uncertain = 2 * float(bound[best] / exact[best].abs())
-    scaled = _times(evidence, abs(ratio))
+    scaled = times(evidence, abs(ratio))
     enclosure = Enclosure(exact * ratio, scaled.bound + uncertain * scaled.exact.abs())
-    if ratio == 0 or not _explains(_Candidate("", "", [enclosure]), evidence, wrong):
+    if ratio == 0 or not explains(Candidate("", "", [enclosure]), evidence, wrong):
         return None
     return ratio

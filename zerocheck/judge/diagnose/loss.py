@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+
+import torch
+
+from ..flat import NOBODY, FlatBuffer
+from .placement import moved, orders
 
 Losses = Sequence[Sequence[float]]
 
@@ -11,16 +16,41 @@ SENTENCES = {
     "samples of another rank": "; it is that of another rank's samples",
     "samples of another microbatch": "; it is that of another microbatch's samples",
     "evaluation mode": "; it is that of a model in evaluation mode",
+    "seed for all": "; its random numbers (dropout masks) are those of another rank or step, "
+    "though the harness seeds no two alike: the generator was seeded again",
 }
 
 
-def causes(observed: Losses, expected: Losses, evaluated: Losses | None) -> tuple[str, ...]:
-    """All causes that explain every wrong loss. evaluated: the losses in evaluation mode."""
+def same(observed: Losses, expected: Losses) -> bool:
+    """Every loss that was observed is the expected one, NaN and infinity included."""
+    return all(
+        len(seen) == len(wanted) and all(equal(a, b) for a, b in zip(seen, wanted, strict=True))
+        for seen, wanted in zip(observed, expected, strict=True)
+    )
+
+
+def equal(a: float, b: float) -> bool:
+    """The same number, or both NaN."""
+    return a == b or (math.isnan(a) and math.isnan(b))
+
+
+def causes(
+    observed: Losses,
+    expected: Losses,
+    evaluated: Losses | None,
+    left: Sequence[Sequence[str]] = (),
+    left_elsewhere: Collection[str] = (),
+) -> tuple[str, ...]:
+    """All causes that explain every wrong loss.
+
+    evaluated: the losses in evaluation mode; left: per rank a hash of the random state at the end
+    of each forward; left_elsewhere: those of other steps.
+    """
     wrong = [
         (rank, number)
         for rank, (seen, wanted) in enumerate(zip(observed, expected, strict=True))
         for number, (a, b) in enumerate(zip(seen, wanted, strict=False))
-        if a != b and not (math.isnan(a) and math.isnan(b))
+        if not equal(a, b)
     ]
     if not wrong:
         return ()
@@ -35,4 +65,55 @@ def causes(observed: Losses, expected: Losses, evaluated: Losses | None) -> tupl
         observed[rank][number] == evaluated[rank][number] for rank, number in wrong
     ):
         found.append("evaluation mode")
+    if not found and left and _alike(wrong, left, left_elsewhere):
+        found.append("seed for all")
     return tuple(found)
+
+
+def seeded_alike(left: Sequence[Sequence[str]]) -> bool:
+    """Whether every forward left the random state that one of another rank left, too."""
+    every = [(rank, number) for rank, hashes in enumerate(left) for number in range(len(hashes))]
+    return bool(every) and _alike(every, left)
+
+
+def _alike(
+    wrong: Sequence[tuple[int, int]],
+    left: Sequence[Sequence[str]],
+    elsewhere: Collection[str] = (),
+) -> bool:
+    """Every wrong forward left the random state that one of another rank or step left, too."""
+    return all(
+        number < len(left[rank])
+        and (
+            left[rank][number] in elsewhere
+            or any(left[rank][number] in other for r, other in enumerate(left) if r != rank)
+        )
+        for rank, number in wrong
+    )
+
+
+Replay = Callable[[torch.Tensor, int], Losses]
+"""replay(parameters, ranks) -> the losses of the first ranks with other parameters."""
+
+
+def misplaced(
+    observed: Losses, parameters: torch.Tensor, buffers: Sequence[FlatBuffer], replay: Replay
+) -> tuple[tuple[str, ...], str]:
+    """(causes, words) if the losses are those of parameters whose shards stand elsewhere.
+
+    parameters: the flat vector; buffers: those that are sharded. One rank is replayed first, since
+    it rules out nearly all.
+    """
+    found: dict[str, str] = {}
+    if not buffers:
+        return (), ""
+    for name, words, order in orders(len(observed)):
+        places = moved(len(parameters), buffers, lambda one, order=order: one.shards[order])  # type: ignore[misc]
+        elsewhere = torch.where(places != NOBODY, parameters[places], 0.0)
+        if all(same(observed[:ranks], replay(elsewhere, ranks)) for ranks in (1, len(observed))):
+            found.setdefault(name, words)
+    if not found:
+        return (), ""
+    return tuple(
+        found
+    ), f"; in the parameters that it computed with, {'; or '.join(found.values())}"

@@ -19,7 +19,7 @@ class Segment(NamedTuple):
 
     role: which is wrong; m, v: new moments as observed (v: the largest, with amsgrad), old_m,
     old_v, p: before; g: the gradient, negated with maximize; unclipped: the same before clipping;
-    rates: learning rates of this group at other steps.
+    rates: learning rates of this group at other steps; since: steps since the case began.
     """
 
     role: str
@@ -36,6 +36,7 @@ class Segment(NamedTuple):
     rates: Sequence[float]
     others: Sequence[tuple[Group, float]]
     format: Format = FP32
+    since: int = 0
 
 
 SENTENCES = {
@@ -54,6 +55,10 @@ SENTENCES = {
     "gradient before clipping": "AdamW was given the gradient from before clipping",
     "no bias correction": "the bias corrections were left out",
     "moments reset": "the moments of the step before were lost",
+    "moments swapped": "exp_avg and exp_avg_sq changed places",
+    "moments of the previous step": "AdamW computed with moments from before this step",
+    "steps counted from 0": "the bias corrections count the steps of this run alone, not those "
+    "before it began",
     "rounded to bf16": "it was rounded to bf16 on its way, or is held in bf16",
 }
 
@@ -116,6 +121,7 @@ def _of_moment(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
     if s.beta1 != s.beta2:
         swapped = s._replace(beta1=s.beta2, beta2=s.beta1)
         yield "betas swapped", formula(old, segment.g, swapped)
+    yield from _swapped(segment)
     if bool(old.any()):
         yield "moments reset", formula(torch.zeros_like(old), segment.g, s)
     for group, _ in segment.others:
@@ -124,6 +130,17 @@ def _of_moment(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
             yield "options of another group", formula(old, segment.g, other)
     if segment.role == "exp_avg":
         yield "gradient with the wrong sign", formula(old, -segment.g, s)
+
+
+def _swapped(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
+    """The two moments changed places, before this step or after it."""
+    s, g, format = segment.scalars, segment.g, segment.format
+    if segment.role == "exp_avg":
+        yield "moments swapped", bounds.exp_avg(segment.old_v, g, s, format=format)
+        yield "moments swapped", bounds.exp_avg_sq(segment.old_v, g, s, format=format)
+    else:
+        yield "moments swapped", bounds.exp_avg_sq(segment.old_m, g, s, format=format)
+        yield "moments swapped", bounds.exp_avg(segment.old_m, g, s, format=format)
 
 
 def _of_parameter(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
@@ -148,15 +165,26 @@ def _of_parameter(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
                 "weight decay without the learning rate",
                 _wider(with_(weight_decay=decay / s.lr), p, u),
             )
-    for step in (segment.step + 1, segment.step - 1):
-        if step > 0:
+    for step, name in (
+        (segment.step + 1, "step off by 1"),
+        (segment.step - 1, "step off by 1"),
+        (segment.step + 2, "step off by 2"),
+        (segment.step - 2, "step off by 2"),
+        (segment.since, "steps counted from 0"),
+    ):
+        if step > 0 and step != segment.step:
             yield (
-                f"step off by {abs(step - segment.step)}",
+                name,
                 with_(
                     correction1=bounds.correction(s.beta1, step),
                     correction2=bounds.correction(s.beta2, step),
                 ),
             )
+    for old_m, old_v in ((segment.old_m, segment.old_v), (m, segment.old_v), (segment.old_m, v)):
+        yield (
+            "moments of the previous step",
+            bounds.parameter(p, old_m, old_v, s, segment.format),
+        )
     yield "no bias correction", with_(correction1=1.0, correction2=1.0)
     yield "eps inside the root", _update(segment, (v / s.correction2 + s.eps).sqrt())
     yield "eps before the bias correction", with_(eps=s.eps / s.correction2**0.5)

@@ -1,0 +1,205 @@
+"""A cause is named if it explains what was observed, and not if one element speaks against it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+import torch
+from test_case import CASE
+
+from zerocheck.case.schema import Block, Case, Data, Model, Sharding
+from zerocheck.drive.observation import Entry, Lie, RankSeen
+from zerocheck.judge.diagnose.loss import causes as causes_of_losses
+from zerocheck.judge.diagnose.ownership import Tiling, of_shapes, of_tiling
+from zerocheck.judge.flat import NOBODY, flat_buffers
+from zerocheck.judge.layout import Layout
+from zerocheck.models.network import build_model
+
+USED_BY_SOME = msgspec.structs.replace(
+    CASE,
+    model=Model(
+        inputs=5,
+        width=6,
+        outputs=3,
+        blocks=(Block(kind="experts", hidden=5, experts=4), Block(kind="mlp", hidden=7)),
+    ),
+    data=Data(batch=1, length=2),
+    training=msgspec.structs.replace(CASE.training, microbatches=1),
+)
+"""Two tokens go to two of four experts at most, so that no rank uses all of them."""
+
+TWO_EXPERTS = msgspec.structs.replace(
+    USED_BY_SOME,
+    seed=7,
+    sharding=Sharding(wrap="whole"),
+    model=msgspec.structs.replace(
+        USED_BY_SOME.model, blocks=(Block(kind="experts", hidden=5, experts=2),)
+    ),
+)
+"""Some ranks use both of them, others one; all parameters are in one flat buffer."""
+
+GRADIENTS = [
+    ("gradient:ReducedTwice", "reduced twice", CASE),
+    ("gradient:PartitionsMisordered", "shards exchanged", CASE),
+    ("gradient:ShardOffByOne", "shifted", CASE),
+    ("gradient:ShardOfTheNext", "shard of another rank", CASE),
+    ("gradient:TailTakenForPadding", "tail left out", USED_BY_SOME),
+    ("gradient:RootOfWorld", "gradient x sqrt(W)", CASE),
+    ("unused:AveragedOverUsers", "averaged over users", USED_BY_SOME),
+    ("gradient:NoneGradientShifts", "offset not moved", USED_BY_SOME),
+    ("unused:NoneEndsUnit", "left out after an unused one", TWO_EXPERTS),
+]
+
+
+@pytest.mark.parametrize(("fault", "cause", "case"), GRADIENTS)
+def test_one_element_rules_a_cause_out(
+    observe: Callable, fault: str, cause: str, case: Case
+) -> None:
+    observed = observe(f"zerocheck.faults.{fault}", case)
+    first = observed.judge().violations[0]
+    assert first.obligation == "gradient"
+    assert first.causes == (cause,), first.explanation
+    _, data = observed.places("gradient", "reduced", 0, first.tensors[0])[0]
+    at = int(data.abs().argmax())
+    kept = float(data[at])
+    data[at] = kept * (1 + 1e-3) if kept else 1e-3
+    assert cause not in observed.judge().violations[0].causes
+    data[at] = kept
+    assert cause in observed.judge().violations[0].causes
+
+
+def test_ranks_that_are_left_out(observe: Callable) -> None:
+    """One tensor lacks rank 1, another rank 2: no candidate with a reason explains both."""
+    case = msgspec.structs.replace(CASE, training=msgspec.structs.replace(CASE.training, clip=None))
+    observed = observe("ddp", case)
+    alone = {}
+    for rank in (1, 2):
+        local = observe("zerocheck.faults.gradient:SyncFirstStepOnly", case)
+        for name in ("head.weight", "stem.weight"):
+            shards = local.places("gradient", "reduced", 1, name)
+            alone[rank, name] = shards[rank][1].clone()
+    right = {
+        name: observed.places("gradient", "reduced", 1, name)[0][1].clone()
+        for name in ("head.weight", "stem.weight")
+    }
+    # The parameters of step 1 are the same in both runs, as are its local gradients.
+    for name, rank in (("head.weight", 1), ("stem.weight", 2)):
+        for _, data in observed.places("gradient", "reduced", 1, name):
+            data.copy_(right[name] - alone[rank, name] / 3)
+    first = observed.judge().violations[0]
+    assert (first.obligation, first.causes) == ("gradient", ("ranks left out",))
+    assert "ranks 1, 2" in first.explanation
+
+
+def test_losses_of_other_parameters(observe: Callable) -> None:
+    observed = observe("zerocheck.faults.forward:ShardsMisordered", CASE)
+    first = observed.judge().violations[0]
+    assert (first.obligation, first.causes) == ("loss", ("shards exchanged",))
+    assert "ranks 1 and 2 changed places" in first.explanation
+    seen = observed.seen[2]
+    steps = list(seen.steps)
+    last = steps[0].losses[-1] * (1 + 2**-23)
+    steps[0] = msgspec.structs.replace(steps[0], losses=(*steps[0].losses[:-1], last))
+    observed.seen[2] = msgspec.structs.replace(seen, steps=tuple(steps))
+    assert observed.judge().violations[0].causes == ()
+
+
+def test_forwards_that_were_seeded_alike() -> None:
+    right, wrong = [[1.0], [2.0]], [[1.5], [2.5]]
+    assert causes_of_losses(wrong, right, None, [["a"], ["a"]]) == ("seed for all",)
+    assert causes_of_losses(wrong, right, None, [["a"], ["b"]]) == ()
+    assert causes_of_losses(wrong, right, None, [[], []]) == ()
+    # On one rank other steps tell.
+    assert causes_of_losses([[1.5]], [[1.0]], None, [["a"]], {"a"}) == ("seed for all",)
+    assert causes_of_losses([[1.5]], [[1.0]], None, [["a"]], {"b"}) == ()
+    # One rank alone is no proof, and another rank's samples say more.
+    assert causes_of_losses([[1.5], [2.0]], right, None, [["a"], ["b"]]) == ()
+    assert causes_of_losses([[2.0], [1.0]], right, None, [["a"], ["a"]]) == (
+        "samples of another rank",
+    )
+
+
+def _held(*held: tuple[int, int, int], name: str = "w", numel: int = 10) -> dict:
+    return {name: [(rank, Entry(name, (numel,), start, stop)) for rank, start, stop in held]}
+
+
+@pytest.mark.parametrize(
+    ("held", "world_size", "causes"),
+    [
+        (_held((0, 0, 6), (1, 4, 10)), 2, ("shards overlap",)),
+        (_held((0, 0, 5), (0, 3, 10)), 2, ("twice on one rank",)),
+        (_held((0, 0, 5), (1, 0, 5)), 2, ("same shard on every rank",)),
+        (_held((0, 0, 4), (1, 4, 9)), 3, ("remainder dropped", "rank left out")),
+        (_held((0, 0, 4), (1, 4, 8), (2, 8, 9)), 3, ("remainder dropped",)),
+        (_held((0, 0, 4), (1, 4, 8)), 3, ("rank left out",)),
+        (_held((0, 0, 4), (1, 5, 10)), 2, ()),
+        # 6 is a multiple of 3: its end is missing for another reason than the remainder.
+        (
+            _held((0, 0, 4), (1, 4, 8), (2, 8, 9)) | _held((0, 0, 5), name="v", numel=6),
+            3,
+            (),
+        ),
+    ],
+)
+def test_causes_of_a_tiling(held: dict, world_size: int, causes: tuple[str, ...]) -> None:
+    shapes = {name: entries[0][1].shape for name, entries in held.items()}
+    assert of_tiling(Tiling(shapes, held, world_size)) == causes
+
+
+def test_causes_of_another_shape() -> None:
+    held = {"w": [(0, Entry("w", (6, 2), 0, 12))], "v": [(0, Entry("v", (3,), 0, 3))]}
+    assert of_shapes(Tiling({"w": (5, 2), "v": (3,)}, held, 3)) == ("padded shape",)
+    assert of_shapes(Tiling({"w": (5, 2), "v": (3,)}, held, 2)) == ("padded shape",)
+    assert of_shapes(Tiling({"w": (4, 2), "v": (3,)}, held, 2)) == ("another shape",)
+
+
+def _buffers(*memory: tuple[Lie, ...]) -> list:
+    return flat_buffers([RankSeen(memory=one) for one in memory], LAYOUT)
+
+
+SMALL = msgspec.structs.replace(CASE, model=Model(inputs=2, width=2, outputs=1))
+LAYOUT = Layout.of(build_model(SMALL), SMALL)
+"""stem.weight 0 to 3, stem.bias 4 and 5, head.weight 6 and 7, head.bias 8."""
+
+
+def test_a_buffer_that_every_rank_has_is_cut() -> None:
+    lies = (Lie("stem.bias", 0, 2, 0, 6, 0), Lie("head.weight", 0, 2, 0, 6, 3))
+    (buffer,) = _buffers(lies, lies)
+    assert buffer.whole
+    assert buffer.shards.tolist() == [[4, 5, NOBODY], [6, 7, NOBODY]]
+    assert buffer.starts(LAYOUT) == [("stem.bias", 0), ("head.weight", 3)]
+    # 6 elements are no 4 equal shards; one rank has one.
+    assert _buffers(lies, lies, lies, lies) == []
+    assert _buffers(lies)[0].shards.shape == (1, 6)
+
+
+def test_shards_of_a_buffer() -> None:
+    """The second rank has the end of one parameter, another one, and a storage of padding alone."""
+    first = (Lie("stem.weight", 0, 3, 0, 3, 0), Lie("head.bias", 0, 1, 1, 2, 1))
+    second = (
+        Lie("stem.weight", 3, 4, 0, 3, 0),
+        Lie("stem.bias", 0, 2, 0, 3, 1),
+        Lie("unit", 0, 2, 1, 2, 0, True),
+    )
+    one, two = _buffers(first, second)
+    assert not (one.whole or two.whole)
+    assert one.shards.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert two.shards.tolist() == [[NOBODY, 8], [NOBODY, NOBODY]]
+    # Ranks that show other storages cannot be put together.
+    assert _buffers(first, second[:2]) == []
+
+
+def test_where_the_textbook_says_its_memory_lies(observe: Callable) -> None:
+    """The shards of ZeRO-3, put end to end, hold every parameter once."""
+    for name, whole in (("zero1", True), ("zero3", False)):
+        observed = observe(name, CASE)
+        layout = Layout.of(build_model(CASE), CASE)
+        buffers = flat_buffers(observed.seen, layout)
+        assert {buffer.whole for buffer in buffers if len(buffer.starts(layout)) > 1} == {whole}
+        elements = torch.cat([buffer.elements for buffer in buffers])
+        held = elements[elements != NOBODY].sort().values
+        if not whole:
+            assert torch.equal(held, torch.arange(layout.size))
+        assert len(held.unique()) == len(held)

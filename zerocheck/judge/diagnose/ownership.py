@@ -1,0 +1,124 @@
+"""Which known cause explains shards that do not tile their tensors? All of a role decide."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from ...drive.observation import Entry
+
+Shape = tuple[int, ...]
+Held = Sequence[tuple[int, Entry]]
+
+
+class Tiling(NamedTuple):
+    """Who holds what of all tensors of a role.
+
+    shapes: as the model has them; held: by name, (rank, entry) of what is there.
+    """
+
+    shapes: Mapping[str, Shape]
+    held: Mapping[str, Held]
+    world_size: int
+
+
+EMPTY = "empty parameter left out"
+
+SENTENCES = {
+    "shards overlap": "elements belong to two ranks",
+    "twice on one rank": "one rank has the same elements twice",
+    "same shard on every rank": "every rank holds the same part of each tensor, as if it were "
+    "one and the same rank",
+    "remainder dropped": "of every tensor the last n mod W elements are left out",
+    "rank left out": "what is missing belongs to a rank that shows nothing",
+    "padded shape": "dim 0 is rounded up to a multiple of W: the padding is counted",
+    EMPTY: "it has no elements, but it is a parameter",
+    "parameter left out": "no rank has it",
+    "untied": "it is an alias of a tied parameter, which has become a parameter of its own",
+    "state of a frozen parameter": "an optimizer has it",
+}
+
+
+def of_tiling(tiling: Tiling) -> tuple[str, ...]:
+    """All causes of elements that are held by no rank, or by too many."""
+    masks = {name: _masks(tiling, name) for name in tiling.shapes if tiling.held.get(name)}
+    masks = {name: mask for name, mask in masks.items() if mask.shape[1]}
+    return tuple(_of_masks(tiling, masks))
+
+
+def of_shapes(tiling: Tiling) -> tuple[str, ...]:
+    """All causes of another global shape than the model's."""
+    wrong = [
+        (entry.shape, tiling.shapes[name])
+        for name, held in tiling.held.items()
+        if name in tiling.shapes
+        for _, entry in held
+        if entry.shape != tiling.shapes[name]
+    ]
+    world = tiling.world_size
+    if wrong and all(
+        shape and given == (-(-shape[0] // world) * world, *shape[1:]) for given, shape in wrong
+    ):
+        return ("padded shape",)
+    return ("another shape",)
+
+
+def words(causes: Sequence[str]) -> str:
+    """What the causes mean, to be put behind a sentence."""
+    said = [SENTENCES[cause] for cause in causes if cause in SENTENCES]
+    return f"; {'; or '.join(said)}" if said else ""
+
+
+def _masks(tiling: Tiling, name: str) -> torch.Tensor:
+    """(ranks, elements) int: how often a rank holds each element."""
+    shape = tiling.shapes[name]
+    numel = math.prod(shape)
+    counts = torch.zeros(tiling.world_size, numel, dtype=torch.int32)
+    for rank, entry in tiling.held[name]:
+        if entry.box is None:
+            counts[rank, entry.start : entry.stop] += 1
+        else:
+            counts[rank].view(shape)[tuple(slice(*part) for part in entry.box)] += 1
+    return counts
+
+
+def _of_masks(tiling: Tiling, masks: Mapping[str, torch.Tensor]) -> Iterator[str]:
+    if any(bool((counts > 1).any()) for counts in masks.values()):
+        yield "twice on one rank"
+        return
+    if any(_overlaps(counts) for counts in masks.values()):
+        yield "shards overlap"
+    missing = {name: counts.sum(0) == 0 for name, counts in masks.items()}
+    gaps = {name: gap for name, gap in missing.items() if bool(gap.any())}
+    if not gaps:
+        return
+    world = tiling.world_size
+    if world > 1 and all(bool((masks[name] == masks[name][0]).all()) for name in masks):
+        yield "same shard on every rank"
+        return
+    sizes = {name: len(gap) for name, gap in missing.items()}
+    if all(torch.equal(gap, _tail(sizes[n], sizes[n] % world)) for n, gap in missing.items()):
+        yield "remainder dropped"
+    idle = [rank for rank in range(world) if not any(bool(m[rank].any()) for m in masks.values())]
+    if idle and world > 1:
+        yield "rank left out"
+
+
+def _overlaps(counts: torch.Tensor) -> bool:
+    """Some element is held by ranks that do not hold the same."""
+    holders = counts.bool()
+    for rank in range(len(holders)):
+        for other in range(rank):
+            both = holders[rank] & holders[other]
+            if bool(both.any()) and not torch.equal(holders[rank], holders[other]):
+                return True
+    return False
+
+
+def _tail(size: int, count: int) -> torch.Tensor:
+    mask = torch.zeros(size, dtype=torch.bool)
+    mask[size - count :] = True
+    return mask

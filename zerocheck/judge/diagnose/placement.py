@@ -1,0 +1,246 @@
+"""A wrong gradient whose elements are right, but stand elsewhere: which shard is whose, and where.
+
+Each candidate moves elements within the flat buffers of the implementation, as it showed them, and
+is compared like all others. Two elements seldom agree by chance within a few units of round-off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from ..bounds import Enclosure
+from ..flat import NOBODY, FlatBuffer
+from .evidence import Candidate, Evidence, slack, summed
+
+MOST_SHIFTS = 32
+"""Shifts that are tried: so many elements of a buffer may have the value that one of them has."""
+
+
+def candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
+    """wrong: mask of the wrong tensors."""
+    yield from _tail(evidence, wrong)
+    size, world = evidence.layout.size, len(evidence.passes.gradients)
+    if world > 1 and evidence.buffers:
+        for name, words, order in orders(world):
+            places = moved(size, evidence.buffers, lambda one, order=order: one.shards[order])  # type: ignore[misc]
+            yield Candidate(name, words, [_moved(evidence, places)])
+        yield from _reduced_twice(evidence)
+    yield from _without_gaps(evidence)
+    yield from _after_unused(evidence)
+
+
+def _tail(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
+    """The last elements of each wrong tensor are 0, the others are right."""
+    exact, bound = (vector.clone() for vector in evidence.enclosure)
+    whole = evidence.held.whole.to(torch.float64)
+    outside = wrong & ~((whole - exact).abs() <= bound) & ~whole.isnan()
+    some = False
+    for place in evidence.layout.places:
+        off = outside[place.start : place.stop].nonzero().reshape(-1)
+        if len(off):
+            first = int(off[0])
+            some = some or first > 0
+            for vector in (exact, bound):
+                vector[place.start + first : place.stop] = 0.0
+    if some:
+        yield Candidate(
+            "tail left out",
+            "the last elements of tensors are 0: they were taken for padding",
+            [Enclosure(exact, bound)],
+        )
+
+
+def orders(world: int) -> Iterator[tuple[str, str, list[int]]]:
+    """(cause, sentence, which rank's shard stands at each rank). With 2 ranks the first two kinds
+    are one."""
+    ranks = list(range(world))
+    for other in ranks:
+        for one in ranks[:other]:
+            order = list(ranks)
+            order[one], order[other] = other, one
+            yield "shards exchanged", f"the shards of ranks {one} and {other} changed places", order
+    for by in range(1, world):
+        words = f"each rank r holds the shard of rank r + {by} (modulo {world})"
+        yield "shard of another rank", words, [(rank + by) % world for rank in ranks]
+    for one in ranks:
+        words = f"every rank holds the shard of rank {one}"
+        yield "shard of another rank", words, [one] * world
+
+
+def moved(
+    size: int, buffers: Sequence[FlatBuffer], move: Callable[[FlatBuffer], torch.Tensor]
+) -> torch.Tensor:
+    """(size,) int64: the place that each element comes from, NOBODY where that is padding.
+
+    move(buffer): the places of `buffer.shards`, after a move.
+    """
+    places = torch.arange(size)
+    for buffer in buffers:
+        here = buffer.shards != NOBODY
+        places[buffer.shards[here]] = move(buffer)[here]
+    return places
+
+
+def _moved(evidence: Evidence, places: torch.Tensor) -> Enclosure:
+    """The expected gradient, taken from other places. Padding is 0."""
+    exact, bound = evidence.enclosure
+    inside = places != NOBODY
+    return Enclosure(
+        torch.where(inside, exact[places], 0.0), torch.where(inside, bound[places], 0.0)
+    )
+
+
+def _reduced_twice(evidence: Evidence) -> Iterator[Candidate]:
+    """Shards are reduced already, and ranks add up theirs once more: element 7 of every shard.
+
+    W - 1 additions and a division round more.
+    """
+    world = len(evidence.passes.gradients)
+    exact, bound = evidence.enclosure
+    for words, divisor in (("averaged", world), ("summed", 1)):
+
+        def again(vector: torch.Tensor, divisor: int = divisor) -> torch.Tensor:
+            result = vector.clone()
+            for buffer in evidence.buffers:
+                here = buffer.shards != NOBODY
+                total = torch.where(here, vector[buffer.shards], 0.0).sum(0) / divisor
+                result[buffer.shards[here]] = total.expand_as(buffer.shards)[here]
+            return result
+
+        widened = again(bound)
+        error = widened + slack(evidence, world + 3, again(exact.abs()) + widened)
+        yield Candidate(
+            "reduced twice",
+            f"the shards of all ranks, which are reduced already, were {words} over ranks again",
+            [Enclosure(again(exact), error)],
+        )
+
+
+def shifted(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
+    """Everything in a buffer, from some tensor on, is so many elements off.
+
+    Asked only if no candidate with a reason explains it: a reason can be why it is shifted.
+    """
+    for by in _shifts(evidence, wrong):
+        words = f"it is that of the element {abs(by)} {'after' if by > 0 else 'before'} it"
+        for where, within in (("flat buffer", False), ("shard", True)):
+            places = moved(
+                evidence.layout.size,
+                evidence.buffers,
+                lambda buffer, by=by, within=within: _shift(buffer, by, within),  # type: ignore[misc]
+            )
+            yield Candidate(
+                "shifted",
+                f"the gradient is shifted by {abs(by)} elements: {words} in the {where}",
+                [_moved(evidence, places)],
+            )
+
+
+def _shift(buffer: FlatBuffer, by: int, within: bool) -> torch.Tensor:
+    rows = buffer.shards if within else buffer.elements.view(1, -1)
+    places = torch.full_like(rows, NOBODY)
+    if abs(by) < rows.shape[1]:
+        low, high = max(0, -by), rows.shape[1] - max(0, by)
+        places[:, low:high] = rows[:, low + by : high + by]
+    return places.view_as(buffer.shards)
+
+
+def _shifts(evidence: Evidence, wrong: torch.Tensor) -> list[int]:
+    """By how much: where the value of the largest wrong element stands instead."""
+    exact, bound = evidence.enclosure
+    whole = evidence.held.whole.to(torch.float64)
+    off = wrong & ((whole - exact).abs() > bound)
+    if not bool(off.any()):
+        return []
+    largest = int(torch.where(off, whole.abs(), -1.0).argmax())
+    for buffer in evidence.buffers:
+        elements = buffer.elements
+        here = (elements == largest).nonzero().reshape(-1)
+        if not len(here):
+            continue
+        inside = elements != NOBODY
+        near = inside & ((exact[elements] - whole[largest]).abs() <= bound[elements])
+        found = (near.nonzero().reshape(-1) - here[0]).tolist()
+        return [by for by in found if by][:MOST_SHIFTS]
+    return []
+
+
+def _without_gaps(evidence: Evidence) -> Iterator[Candidate]:
+    """Parameters without a gradient take no room: what follows moves up, before the reduction."""
+    terms = evidence.passes.gradients.to(torch.float64)
+    for padded in (True, False):
+        changed = terms.clone()
+        for buffer, spans in _spans(evidence, padded=padded):
+            inside = buffer.elements != NOBODY
+            for into, given, arrived in _passes(evidence, changed, terms):
+                places = torch.full_like(buffer.elements, NOBODY)
+                shift = 0
+                for position, start, stop in spans:
+                    if arrived[position]:
+                        places[start - shift : stop - shift] = buffer.elements[start:stop]
+                    else:
+                        shift += stop - start
+                if shift:
+                    values = torch.where(places != NOBODY, given[places], 0.0)
+                    into[buffer.elements[inside]] = values[inside]
+        if not torch.equal(changed, terms):
+            yield Candidate(
+                "offset not moved",
+                "a parameter without a gradient did not move the offset in the flat buffer, so "
+                "that all that follow it stand too far ahead",
+                [summed(evidence, changed, evidence.divisor)],
+            )
+
+
+def _after_unused(evidence: Evidence) -> Iterator[Candidate]:
+    """What follows a parameter without a gradient in its buffer counts as 0 on that rank."""
+    terms = evidence.passes.gradients.to(torch.float64)
+    changed = terms.clone()
+    for _, spans in _spans(evidence, padded=False):
+        for into, _, arrived in _passes(evidence, changed, terms):
+            missing = False
+            for position, _, _ in spans:
+                missing = missing or not arrived[position]
+                if missing:
+                    place = evidence.layout.places[position]
+                    into[place.start : place.stop] = 0.0
+    if not torch.equal(changed, terms):
+        yield Candidate(
+            "left out after an unused one",
+            "where a rank has no gradient of a parameter, its gradients of those that follow in "
+            "the flat buffer are left out",
+            [summed(evidence, changed, evidence.divisor)],
+        )
+
+
+def _passes(
+    evidence: Evidence, changed: torch.Tensor, terms: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[bool]]]:
+    """Of each backward: (gradients to change, as they are, which parameters have one)."""
+    for rank, passes in enumerate(evidence.passes.arrived.tolist()):
+        for number, arrived in enumerate(passes):
+            yield changed[rank, number], terms[rank, number], arrived
+
+
+def _spans(
+    evidence: Evidence, *, padded: bool
+) -> Iterator[tuple[FlatBuffer, list[tuple[int, int, int]]]]:
+    """Buffers of several parameters, with (number of the parameter, start, stop) of each in it.
+
+    padded: with the padding that follows it.
+    """
+    layout = evidence.layout
+    numbers = {place.name: number for number, place in enumerate(layout.places)}
+    for buffer in evidence.buffers:
+        starts = buffer.starts(layout)
+        if len(starts) < 2:
+            continue
+        ends = [start for _, start in starts[1:]] + [len(buffer.elements)]
+        found = []
+        for (name, start), end in zip(starts, ends, strict=True):
+            place = layout.by_name[name]
+            stop = end if padded else start + place.stop - place.start
+            found.append((numbers[name], start, stop))
+        yield buffer, found

@@ -1,0 +1,161 @@
+"""A wrong gradient that lacks what some ranks gave, or weighs ranks otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from itertools import product
+
+import torch
+
+from ..bounds import Enclosure
+from ..compare import compare
+from .evidence import Candidate, Evidence, slack, summed
+
+MOST_TERMS = 12
+"""Local gradients of one step, over ranks and microbatches, whose subsets are all tried."""
+
+
+AT_ONCE = 1 << 20
+"""Elements of sums that are computed at once: 8 MB."""
+
+
+def candidates(evidence: Evidence) -> Iterator[Candidate]:
+    """A mean over the ranks that have a gradient, and not over all."""
+    world = len(evidence.passes.gradients)
+    if world == 1 or evidence.semantics.average != "mean":
+        return
+    has_values = evidence.passes.gradients.ne(0).any(1)
+    for words, users in (
+        ("have one that is not 0", _ranks_with_values(evidence, has_values)),
+        ("used the parameter", evidence.passes.used.sum(0).tolist()),
+    ):
+        if all(count in (0, world) for count in users):
+            continue
+        factor = torch.ones(evidence.layout.size, dtype=torch.float64)
+        for place, count in zip(evidence.layout.places, users, strict=True):
+            factor[place.start : place.stop] = world / max(1, count)
+        exact = evidence.enclosure.exact * factor
+        error = evidence.enclosure.bound * factor + slack(evidence, 4, exact.abs())
+        yield Candidate(
+            "averaged over users",
+            f"the gradient is averaged over the ranks that {words}, and not over all {world}",
+            [Enclosure(exact, error)],
+        )
+
+
+def _ranks_with_values(evidence: Evidence, has_values: torch.Tensor) -> list[int]:
+    """Per parameter, how many ranks have a gradient with an element that is not 0."""
+    return [
+        int(has_values[:, place.start : place.stop].any(1).sum())
+        for place in evidence.layout.places
+    ]
+
+
+def left_out(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, ...], str] | None:
+    """(cause, sentence) if each wrong tensor is the sum without some of the local gradients.
+
+    Asked only if no candidate with a reason explains it: other tensors may lack other ones.
+    """
+    world, count = evidence.passes.gradients.shape[:2]
+    if world == 1 or world * count > MOST_TERMS:
+        return None
+    terms = evidence.passes.gradients.to(torch.float64).reshape(world * count, -1)
+    subsets = torch.tensor(list(product((0.0, 1.0), repeat=world * count)), dtype=torch.float64)
+    lacking: set[tuple[int, int]] = set()
+    first = ""
+    for place in evidence.layout.places:
+        part = slice(place.start, place.stop)
+        if place.start == place.stop or not bool(wrong[place.start]):
+            continue
+        found = _subset(evidence, terms, subsets, part)
+        if found is None:
+            return None
+        lacking |= {divmod(n, count) for n, weight in enumerate(found.tolist()) if not weight}
+        first = first or place.name
+    if not lacking:
+        return None
+    ranks = sorted({rank for rank, _ in lacking})
+    said = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+    return ("ranks left out",), f"the gradient that {said} computed is missing from the sum"
+
+
+def _subset(
+    evidence: Evidence, terms: torch.Tensor, subsets: torch.Tensor, part: slice
+) -> torch.Tensor | None:
+    """The weights, 0 or 1, of the sum that this parameter is, or None."""
+    whole = evidence.held.whole[part].to(torch.float64)
+    here = terms[:, part]
+    # None is farther off than the sum of all may be. One element rules most subsets out.
+    most = summed(evidence, terms, evidence.divisor).bound[part]
+    clearest = int(here.abs().sum(0).argmax())
+    off = (subsets @ here[:, clearest] / evidence.divisor - whole[clearest]).abs()
+    left = subsets[off <= most[clearest]]
+    rows = max(1, AT_ONCE // len(whole))
+    for first in range(0, len(left), rows):
+        some = left[first : first + rows]
+        near = ((some @ here / evidence.divisor - whole).abs() <= most).all(1)
+        for weights in some[near].unbind():
+            exact, bound = summed(evidence, terms * weights.view(-1, 1), evidence.divisor)
+            if compare(whole, Enclosure(exact[part], bound[part]))[1] is None:
+                return weights
+    return None
+
+
+NOT_WAITED_FOR = "reduction not waited for"
+EARLY = "the sum with the rank's own part divided by W before it was read"
+
+
+def could_be_raced(evidence: Evidence, causes: Collection[str]) -> bool:
+    """Where ranks were delayed, one state of all elements may be chance, and a race."""
+    return bool(evidence.case.disturbance.delay) and bool(
+        {"local gradient only", "local gradient / W", "gradient x W"} & set(causes)
+    )
+
+
+def raced(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, ...], str] | None:
+    """(cause, sentence) if some elements are those from before the reduction, others are not
+    divided, and others may be right: it was not waited for, and which is which may be chance.
+
+    Asked only if no candidate explains all elements alike.
+    """
+    world = len(evidence.passes.gradients)
+    if world == 1:
+        return None
+    terms = evidence.passes.gradients.to(torch.float64)
+    divide = evidence.divisor / (world if evidence.semantics.average == "mean" else 1)
+    exact = evidence.enclosure
+    kinds: set[str] = set()
+    for rank, (part, plan) in enumerate(zip(evidence.held.parts, evidence.held.plans, strict=True)):
+        here = plan.gather(wrong)
+        own = summed(evidence, terms[rank], divide)
+        total = summed(evidence, terms, divide)
+        states = {
+            "right": exact,
+            "the rank's own": own,
+            "the rank's own divided by W": summed(evidence, terms[rank], divide * world),
+            "the sum over ranks, not divided": total,
+            EARLY: _own_divided(evidence, terms, rank, divide),
+        }
+        seen = part[here].to(torch.float64)
+        left = torch.ones(len(seen), dtype=torch.bool)
+        for kind, enclosure in states.items():
+            error = (seen - plan.gather(enclosure.exact)[here]).abs()
+            fits = left & (error <= plan.gather(enclosure.bound)[here])
+            if bool(fits.any()):
+                kinds.add(kind)
+            left &= ~fits
+        if bool(left.any()):
+            return None
+    if len(kinds) < 2 and EARLY not in kinds:
+        return None
+    return (NOT_WAITED_FOR,), (
+        f"elements are {', others are '.join(sorted(kinds))}: the reduction was not over when its "
+        "result was used"
+    )
+
+
+def _own_divided(evidence: Evidence, terms: torch.Tensor, rank: int, divide: float) -> Enclosure:
+    """The sum over ranks to which this rank gave its mean instead of its gradient."""
+    weights = torch.ones(len(terms), 1, 1, dtype=torch.float64)
+    weights[rank] = 1 / len(terms)
+    return summed(evidence, terms * weights, divide)

@@ -1,0 +1,86 @@
+"""The flat buffers of an implementation: where its parameters lie, end to end, and who has what.
+
+Only the diagnosis needs it: to ask whether a shard stands where that of another rank belongs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ..drive.observation import Lie, RankSeen
+from .layout import Layout
+
+NOBODY = -1
+"""The element of a buffer that belongs to no parameter: padding."""
+
+
+class FlatBuffer(NamedTuple):
+    """One buffer, cut in a shard of equal size for each rank.
+
+    shards: (ranks, elements of a shard) int64, the position of each element in the flat vector of
+    the layout, NOBODY for padding; whole: every rank holds all of it, and updates its shard.
+    """
+
+    shards: torch.Tensor
+    whole: bool
+
+    @property
+    def elements(self) -> torch.Tensor:
+        """The buffer from end to end, 1-D."""
+        return self.shards.reshape(-1)
+
+    def starts(self, layout: Layout) -> list[tuple[str, int]]:
+        """(name, where it begins in the buffer) of the parameters in it, in their order."""
+        where = {int(e): at for at, e in enumerate(self.elements.tolist()) if e != NOBODY}
+        found = [
+            (place.name, where[place.start])
+            for place in layout.places
+            if place.stop > place.start and place.start in where
+        ]
+        return sorted(found, key=lambda pair: pair[1])
+
+
+def flat_buffers(seen: Sequence[RankSeen], layout: Layout) -> list[FlatBuffer]:
+    """The buffers that hold parameters, from what ranks showed before the first step.
+
+    A buffer that is not cut in equal shards has no part in it: nothing could change places.
+    """
+    ranks = [_by_storage(one.memory) for one in seen]
+    if len({len(rank) for rank in ranks}) != 1:
+        return []
+    found = []
+    for lies in zip(*ranks, strict=True):
+        sizes = {one.numel for rank in lies for one in rank}
+        if len(sizes) != 1:
+            continue
+        size = sizes.pop()
+        if all(rank == lies[0] for rank in lies):
+            if size % len(ranks) == 0:
+                shards = _elements(lies[0], size, layout).view(len(ranks), -1)
+                found.append(FlatBuffer(shards, True))
+        else:
+            shards = torch.stack([_elements(rank, size, layout) for rank in lies])
+            found.append(FlatBuffer(shards, False))
+    return found
+
+
+def _by_storage(memory: Sequence[Lie]) -> list[tuple[Lie, ...]]:
+    storages: dict[int, list[Lie]] = {}
+    for one in memory:
+        storages.setdefault(one.storage, []).append(one)
+    return [tuple(storages[number]) for number in sorted(storages)]
+
+
+def _elements(lies: Sequence[Lie], size: int, layout: Layout) -> torch.Tensor:
+    """Positions in the flat vector of the layout of all elements of one storage."""
+    elements = torch.full((size,), NOBODY)
+    for one in lies:
+        place = None if one.padding else layout.by_name.get(one.name)
+        if place is not None:
+            count = one.stop - one.start
+            start = place.start + one.start
+            elements[one.offset : one.offset + count] = torch.arange(start, start + count)
+    return elements
