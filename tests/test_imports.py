@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "contract": {"models", "case", "catalogue", "compat", "errors"},
     "implementations": {"contract", "models", "case", "compat", "errors"},
     "faults": {"implementations", "contract", "models", "case", "compat", "errors"},
-    "drive": {"contract", "models", "case", "compat", "errors"},
+    "drive": {"faults", "contract", "models", "case", "catalogue", "compat", "errors"},
     "ranks": {"drive", "contract", "case", "compat", "errors"},
     "judge": {"drive", "contract", "models", "case", "compat", "errors", "zerocheck_reference"},
     "run": {

@@ -1,4 +1,7 @@
-"""The implementations that zerocheck brings along, by name. Imports no torch: the CLI lists it."""
+"""Names: of the implementations that zerocheck brings along, and of faults to inject.
+
+Imports no torch: the command line lists them.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,65 @@ BUILT_IN: dict[str, str] = {
 """Names of the built-in implementations, and where they are."""
 
 
+_INJECTED = {
+    "reductions": (
+        "AverageBecomesSum", "DoubleAverage", "FirstStepLocal", "EveryThirdLocal", "RankLeftOut",
+        "RankCountedTwice", "HalfGroup", "NeighboursShard", "LastElementLocal", "ReductionStale",
+        "ReducedInBf16", "NormLocal",
+    ),
+    "copies": ("GatherStale", "GatherSwapped", "GatherRounded", "BroadcastLost"),
+    "races": ("WaitTimesOut",),
+    "injection": ("Nothing",),
+}  # fmt: skip
+
+
+def _spelled(kind: str) -> str:
+    """`AverageBecomesSum` as `average-becomes-sum`."""
+    return "".join(f"-{c.lower()}" if c.isupper() else c for c in kind).lstrip("-")
+
+
+INJECTED: dict[str, str] = {
+    _spelled(kind): f"zerocheck.faults.injected.{module}:{kind}"
+    for module, kinds in _INJECTED.items()
+    for kind in kinds
+}
+"""Faults that can be injected into the collectives of any implementation, and where they are.
+
+`IMPLEMENTATION+FAULT` names an implementation with one, wherever a name is taken: `fsdp2+nothing`,
+`my_fsdp.py:MyFSDP+gather-stale`. `nothing` is the control. What each one is: faults/catalogue.
+"""
+
+
+def apart(name: str) -> tuple[str, str]:
+    """`"fsdp2+gather-stale"` as `("fsdp2", "gather-stale")`; the fault is "" where there is none.
+
+    A plus in the path of a user's file is no fault. Of several faults it is the last.
+    """
+    parent, plus, fault = name.rpartition("+")
+    if not plus or set(fault) & set(":/\\."):
+        return name, ""
+    return parent, fault or plus
+
+
+def family(name: str) -> tuple[str, ...]:
+    """The name, and those of the same code with fewer injected faults: known issues are theirs."""
+    parent, fault = apart(name)
+    return (name, *family(parent)) if fault else (name,)
+
+
+def is_built_in(name: str) -> bool:
+    """Whether all of its code comes with zerocheck, injected faults aside."""
+    return family(name)[-1] in BUILT_IN
+
+
 def check_spelling(name: str) -> None:
     """Raise UsageError, with the nearest name, for what cannot be an implementation's name."""
+    parent, fault = apart(name)
+    if fault:
+        check_spelling(parent)
+        if fault not in INJECTED:
+            raise unknown(f"fault to inject into {parent},", fault, INJECTED)
+        return
     if ":" not in name and name not in BUILT_IN:
         if name.endswith(".py"):
             raise UsageError(

@@ -213,11 +213,11 @@ def replay(
 def _write_script(case: Path, implementation: str | None, script: Path) -> int:
     from .run.casefile import read
     from .run.replay import not_without_asking
-    from .script import apart, script_of, write_script
+    from .script import script_of, write_script
 
     file = read(case)
     if implementation is None:
-        not_without_asking(case, apart(file.implementation)[0])
+        not_without_asking(case, file.implementation)
     text = script_of(file, implementation=implementation)
     if str(script) == "-":
         click.echo(text, nl=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -53,6 +54,41 @@ def reduce_scatter_single(
     """Launch a reduce-scatter (sum) of one 1-D tensor; wait for what it returns."""
     call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     return call(part, whole, group=group, async_op=True)  # type: ignore[no-any-return]
+
+
+def comes_first(types: Iterable[type]) -> bool:
+    """Whether a dispatch mode must return NotImplemented: one of the arguments is a DTensor.
+
+    What a DTensor communicates within an operator is called from its own dispatch. A mode that
+    answers before it does not see that.
+    """
+    return any(issubclass(kind, DTensor) for kind in types)
+
+
+def process_group(given: Any) -> dist.ProcessGroup:
+    """The group that a c10d operator gets: boxed for C++, by name, or as it is."""
+    if isinstance(given, dist.ProcessGroup):
+        return given
+    if isinstance(given, str):
+        resolve: Any = vars(dist.distributed_c10d)["_resolve_process_group"]
+        return resolve(given)  # type: ignore[no-any-return]
+    return dist.ProcessGroup.unbox(given)
+
+
+def wait_for_work(boxed: Any) -> None:
+    """Wait for the Work that a c10d operator returned, boxed for C++."""
+    dist.Work.unbox(boxed).wait()
+
+
+def work_from_future(future: torch.futures.Future[Any]) -> Any:
+    """A Work, boxed for C++, that is over when the future is; its value is a list of tensors.
+
+    Its `wait` raises nothing: a future that fails is none for it.
+    """
+    from torch._C import _distributed_c10d
+
+    make: Any = vars(_distributed_c10d)["_create_work_from_future"]
+    return make(future).boxed()
 
 
 class FlatPiece(NamedTuple):

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 import torch
+import torch.distributed as dist
 
 from zerocheck.case.schema import Case, Data, Disturbance
+from zerocheck.compat import all_gather_single
+from zerocheck.drive.collectives import CollectiveTrace
 from zerocheck.drive.delays import Delays
 from zerocheck.drive.randomness import CarriedRandomness
 
@@ -24,6 +30,61 @@ def test_optimizer_steps_are_delayed_within_it_only() -> None:
         optimizer.step()
     optimizer.step()
     assert len(paused) == 1
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class _Late(Delays):
+    """Every collective is late, the first one by 60 ms, and the caller goes on."""
+
+    def __init__(self) -> None:
+        super().__init__(Case(disturbance=Disturbance(delay=60.0)), rank=0)
+        self.left = 0.06
+
+    def drawn(self) -> float:
+        seconds, self.left = self.left, 0.0
+        return seconds
+
+    def heads(self) -> bool:
+        return False
+
+
+def test_an_asynchronous_collective_begins_late_and_its_work_is_over_after_it(
+    one_rank: None,
+) -> None:
+    noted: list[str] = []
+    begin = time.perf_counter()
+    with _Late().everywhere(), CollectiveTrace(lambda name, _: noted.append(name)):
+        given, got = torch.tensor([1.0]), torch.zeros(1)
+        work = all_gather_single(got, given, dist.group.WORLD)
+        assert noted == ["_allgather_base"]  # where it is called
+        assert time.perf_counter() - begin < 0.05 and got.tolist() == [0.0]
+        given.fill_(2.0)  # too early: it is not sent yet
+        second = torch.tensor([5.0])
+        other = dist.all_reduce(second, async_op=True)
+        assert work is not None and other is not None
+        work.wait()
+        assert time.perf_counter() - begin >= 0.06 and got.tolist() == [2.0]
+        other.wait()
+        dist.barrier()
+    assert noted == ["_allgather_base", "allreduce", "barrier"]
+    assert second.tolist() == [5.0]
+
+
+def test_what_fails_in_a_late_collective_is_raised(one_rank: None) -> None:
+    def wrong() -> None:
+        with _Late().everywhere():
+            work = dist.all_reduce(torch.zeros(3), op=dist.ReduceOp.BAND, async_op=True)
+            assert work is not None
+            work.wait()
+
+    with pytest.raises(RuntimeError):
+        wrong()
 
 
 def test_ranks_are_delayed_differently_and_a_case_without_delays_is_not() -> None:

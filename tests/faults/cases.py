@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import cache
 
@@ -13,14 +14,36 @@ from zerocheck.faults.catalogue import Fault
 MOST = 12
 """Cases until a fault must have been caught."""
 
+DELAY = 2.0
+"""Milliseconds, as cases are drawn that have delays."""
+
+MISSED = 1e-6
+"""Chance that the tests miss a fault that shows sometimes, though nothing is wrong with them."""
+
+
+def repetitions(fault: Fault) -> int:
+    """How often each of MOST cases is run, so that a fault with this share is MISSED rarely.
+
+    Of n runs in all none shows it with the chance (1 - share)^n. Of the share, which was measured
+    on a busy machine, half is counted on, since machines differ; of the cases a third, since an
+    implementation may not support the others.
+    """
+    if fault.sometimes == 1.0:
+        return 1
+    runs = math.log(MISSED) / math.log(1 - fault.sometimes / 2)
+    return math.ceil(runs / (MOST / 3))
+
 
 @cache
 def drawn(
-    world_size: int, microbatches: int, *, restored: bool
+    world_size: int, microbatches: int, *, restored: bool = False, delays: bool = False
 ) -> list[tuple[Case, frozenset[str]]]:
     """Cases with their features; of the first step only, unless a fault needs a start in
-    mid-training, so that every implementation runs them."""
+    mid-training, so that every implementation runs them. All have `delays`, or it is left to
+    chance."""
     fixed: dict[str, object] = {} if restored else {"start": {"step": 0, "moments": "zero"}}
+    if delays:  # one of 25 has them, which is not enough
+        fixed["disturbance"] = {"delay": DELAY}
     if microbatches > 1:
         fixed["training"] = {"microbatches": microbatches}
     cases = draw(700, seed=world_size, world_sizes=(world_size,), fixed=fixed)
@@ -33,7 +56,10 @@ def cases_for(fault: Fault) -> Iterator[Case]:
         (
             case
             for case, has in drawn(
-                size, fault.microbatches, restored="mid-training" in fault.features
+                size,
+                fault.microbatches,
+                restored="mid-training" in fault.features,
+                delays="delays" in fault.features,
             )
             if set(fault.features) <= has and not has & set(fault.without)
         )

@@ -15,7 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from cases import cases_for
+from cases import cases_for, repetitions
 
 from zerocheck.case.features import FEATURES
 from zerocheck.case.schema import Case
@@ -67,7 +67,11 @@ def shown(pool: Pool) -> dict[str, Shown]:
         round_ = [(found[name], case) for name in open_ if (case := next(cases[name], None))]
         for one, case in round_:
             one.cases.append(case)
-        jobs = [(one.fault.where, case, one.outcomes) for one, case in round_]
+        jobs = [
+            (one.fault.where, case, one.outcomes)
+            for one, case in round_
+            for _ in range(repetitions(one.fault))
+        ]
         # Faults of one parent share many cases: they are run once.
         wanted = dict.fromkeys((one.fault.parent, case) for one, case in round_)
         jobs += [

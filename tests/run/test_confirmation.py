@@ -9,10 +9,12 @@ from collected import Collect
 
 from zerocheck.ranks.pool import Pool
 from zerocheck.report.text import finding_text
-from zerocheck.run.confirmation import TRIES
+from zerocheck.run.casefile import read
+from zerocheck.run.confirmation import TRIES, runs_to_see
 from zerocheck.run.engine import run
 from zerocheck.run.options import RunOptions
 from zerocheck.run.records import Finding, RunFinished
+from zerocheck.run.replay import replay
 
 # A sharder that is wrong in the runs for which `wrong(run)` says so; each rank counts its own.
 SUBJECT = """
@@ -39,6 +41,9 @@ def build(model, case, mesh):
     if how == "gradient":
         model.set_force_sum_reduction_for_comms(True)
         model.set_gradient_divide_factor(1.0)
+    elif how == "another gradient each time":
+        model.set_force_sum_reduction_for_comms(True)
+        model.set_gradient_divide_factor(3.0 + ever)
     elif how == "update":
         for group in built.optimizer.param_groups:
             group["weight_decay"] = 0.5
@@ -54,7 +59,7 @@ class Gradient(zerocheck.BuiltImplementation):
 
 
 def findings(
-    tmp_path: Path, pool: Pool, how: str, *, cases: int = 1
+    tmp_path: Path, pool: Pool, how: str, *, cases: int = 1, shrink: bool = True
 ) -> tuple[list[Finding], RunFinished]:
     """Findings of a run of a sharder that is wrong in the way of the expression `how`.
 
@@ -69,6 +74,7 @@ def findings(
         max_cases=cases,
         obligations=("gradient", "update"),
         report_dir=tmp_path,
+        shrink=shrink,
     )
     code = run(options, [records], ranks=pool)
     last = {record.number: record for record in records.of(Finding)}
@@ -100,6 +106,42 @@ def test_one_that_shows_sometimes_is_intermittent(tmp_path: Path, pool: Pool) ->
         "  reproduced  intermittent: 2 of 5 times in fresh rank processes (otherwise: holds 3)"
     )
     assert "a race" in meaning
+
+
+def test_other_numbers_each_time_depend_on_the_moment(tmp_path: Path, pool: Pool) -> None:
+    (found,), _ = findings(tmp_path, pool, "'another gradient each time'")
+    assert tries(found) == (TRIES, TRIES) and not found.intermittent
+
+
+def test_the_replay_of_one_that_shows_sometimes_says_how_often(tmp_path: Path, pool: Pool) -> None:
+    (found,), _ = findings(tmp_path, pool, "'gradient' if ever in (1, 3, 4, 5, 6, 8) else ''")
+    assert tries(found) == (4, TRIES)
+    case_file = read(Path(found.case_file))
+    assert (case_file.confirmed, case_file.tries) == (4, TRIES)
+    replayed = replay(Path(found.case_file), implementation=found.implementation)
+    assert replayed is not None and replayed.exit_code == 1
+    assert replayed.verdict == "intermittent: it shows in 1 of 4 runs (otherwise: holds 3)"
+    assert replayed.finished.status == "violated"
+    never = replay(Path(found.case_file), implementation=found.implementation)
+    assert never is not None and never.exit_code == 0
+    assert never.verdict == "not reproduced in 4 runs: holds 4; it was violated"
+
+
+def test_the_replay_of_one_that_does_not_show_any_more_tries_again(
+    tmp_path: Path, pool: Pool
+) -> None:
+    (found,), _ = findings(tmp_path, pool, "'gradient' if ever < 3 else ''", shrink=False)
+    assert tries(found) == (1, 1)
+    replayed = replay(Path(found.case_file), implementation=found.implementation)
+    assert replayed is not None and replayed.exit_code == 0
+    assert replayed.verdict == f"not reproduced in {TRIES} runs: holds {TRIES}; it was violated"
+
+
+def test_how_often_one_is_run_to_see_it() -> None:
+    assert [runs_to_see(k, 5) for k in range(6)] == [30, 14, 9, 6, 4, 3]
+    for k in range(1, 6):
+        share = (k + 1) / 7
+        assert (1 - share) ** runs_to_see(k, 5) <= 0.01 < (1 - share) ** (runs_to_see(k, 5) - 1)
 
 
 def test_one_that_shows_once_only_fails_all_the_same(tmp_path: Path, pool: Pool) -> None:

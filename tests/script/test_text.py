@@ -17,6 +17,7 @@ from making import case_file, known, script
 from zerocheck.case.drawing import draw
 from zerocheck.case.schema import Case
 from zerocheck.case.shapes import parameter_shapes
+from zerocheck.catalogue import INJECTED
 from zerocheck.cli import main
 from zerocheck.contract.loading import load
 from zerocheck.errors import UsageError
@@ -25,6 +26,7 @@ from zerocheck.run.journal import encode
 from zerocheck.run.known_issues import ours
 from zerocheck.run.records import CaseFile
 from zerocheck.script import LONGEST, script_of
+from zerocheck.script.injected import FAULTS
 from zerocheck.script.layout import WIDTH, fitted
 from zerocheck.script.sharding import TITLES
 
@@ -202,3 +204,7 @@ def test_code_that_only_the_file_names_is_not_read(tmp_path: Path) -> None:
     case = written(tmp_path, case_file(f"{tmp_path}/mine.py:mine"))
     done = CliRunner().invoke(main, ["replay", case, "--script", "-"])
     assert done.exit_code == 2 and "say so again to let its code run" in done.stderr
+
+
+def test_every_injected_fault_with_a_text_exists() -> None:
+    assert set(FAULTS) <= set(INJECTED)

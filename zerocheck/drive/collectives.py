@@ -1,6 +1,6 @@
 """Notes every collective that this rank calls, by one dispatch mode on torch's `c10d` operators.
 
-It sees what Python wrappers do not: DDP's reducer and FSDP2's backward.
+It sees what Python wrappers do not: DDP's reducer, FSDP2's backward, the norm of DTensors.
 """
 
 from __future__ import annotations
@@ -11,8 +11,19 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..compat import comes_first
+
 NAMESPACES = ("c10d", "_c10d_functional")
 IGNORED = frozenset(("wait_tensor",))
+
+
+def is_collective(func: Any) -> bool:
+    """Whether an operator communicates, or at least begins to."""
+    return func.namespace in NAMESPACES and _name(func) not in IGNORED
+
+
+def _name(func: Any) -> str:
+    return str(func._schema.name.partition("::")[2].rstrip("_"))
 
 
 class CollectiveTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -34,11 +45,11 @@ class CollectiveTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func.namespace in NAMESPACES:
-            name = func._schema.name.partition("::")[2].rstrip("_")
-            if name not in IGNORED:
-                self.names.append(name)
-                self._note(f"{name}({_elements(args)})", len(self.names))
+        if comes_first(types):
+            return NotImplemented
+        if is_collective(func):
+            self.names.append(_name(func))
+            self._note(f"{self.names[-1]}({_elements(args)})", len(self.names))
         return func(*args, **(kwargs or {}))
 
 

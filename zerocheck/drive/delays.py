@@ -1,17 +1,35 @@
-"""Random delays, which reorder ranks: races show that a quiet machine hides."""
+"""Random delays, which reorder ranks: races show that a quiet machine hides.
+
+Three things are moved against each other:
+
+- when a rank arrives: it sleeps before a loss, a collective, or an optimizer step;
+- when an asynchronous collective begins: the caller goes on, and the operator is called later, on
+  a thread. Collectives of a rank begin in the order in which they were called;
+- so when it is over, here and on every rank that waits for this one.
+
+What may be read or written only after `wait()` is thereby early or late; a program that waits
+where it must gets the same bits.
+"""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..case.schema import Case
-from .collectives import CollectiveTrace
+from ..compat import comes_first, wait_for_work, work_from_future
+from .collectives import is_collective
+
+WAITING = 64
+"""Collectives of a rank that are waited for at once; more of them wait for their turn."""
 
 
 class Delays:
@@ -24,7 +42,15 @@ class Delays:
     def pause(self, *_: Any) -> None:
         """Sleep; not at all in a case without delays."""
         if self._longest:
-            time.sleep(self._random.random() * self._longest)
+            time.sleep(self.drawn())
+
+    def drawn(self) -> float:
+        """Seconds."""
+        return self._random.random() * self._longest
+
+    def heads(self) -> bool:
+        """Toss a coin."""
+        return self._random.random() < 0.5
 
     @contextmanager
     def everywhere(self) -> Iterator[None]:
@@ -33,7 +59,103 @@ class Delays:
             yield
             return
         with ExitStack() as stack:
-            stack.enter_context(CollectiveTrace(self.pause))
             hook = register_optimizer_step_pre_hook(self.pause)
             stack.callback(hook.remove)
+            late = LateCollectives(self)
+            stack.callback(late.finish)
+            stack.enter_context(late)
             yield
+
+
+class LateCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is entered, each collective comes late: half of them are called after a sleep, of
+    the others the caller gets a Work at once, and they begin later.
+
+    None begins before those that were called before it. An operator that returns no Work waits
+    until they have begun.
+    """
+
+    def __init__(self, delays: Delays) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._delays = delays
+        self._starter = ThreadPoolExecutor(1)
+        self._waiter = ThreadPoolExecutor(WAITING)
+        self._last: Future[None] | None = None
+        self._failures: list[BaseException] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if self._failures:
+            raise self._failures[0]
+        if comes_first(types):
+            return NotImplemented
+        given = dict(kwargs or {})
+        if not is_collective(func):
+            return func(*args, **given)
+        gives_work = _gives_work(func)
+        seconds = self._delays.drawn()
+        if not gives_work or self._delays.heads():
+            time.sleep(seconds)
+            seconds = 0.0
+        begun = self._last is None or self._last.done()
+        if gives_work and (seconds or not begun):
+            over: torch.futures.Future[Any] = torch.futures.Future()
+            self._last = self._starter.submit(self._start, seconds, over, func, args, given)
+            return args[0], work_from_future(over)
+        if self._last is not None:
+            self._last.result()
+        return func(*args, **given)
+
+    def _start(
+        self,
+        seconds: float,
+        over: torch.futures.Future[Any],
+        func: Any,
+        args: Sequence[Any],
+        given: Mapping[str, Any],
+    ) -> None:
+        time.sleep(seconds)
+        try:
+            with torch.no_grad():
+                _, work = func(*args, **given)
+        except BaseException as error:
+            self._end(over, args[0], error)
+        else:
+            self._waiter.submit(self._wait, over, args[0], work)
+
+    def _wait(self, over: torch.futures.Future[Any], result: Any, work: Any) -> None:
+        try:
+            wait_for_work(work)
+        except BaseException as error:
+            self._end(over, result, error)
+        else:
+            self._end(over, result)
+
+    def _end(
+        self,
+        over: torch.futures.Future[Any],
+        result: Any,
+        error: BaseException | None = None,
+    ) -> None:
+        """Wake whoever waits. What failed is raised at the next operator of the caller's."""
+        if error is not None:
+            self._failures.append(error)
+        # As gloo's own: a list of tensors, of which DDP reads the first.
+        over.set_result([result] if isinstance(result, torch.Tensor) else result)
+
+    def finish(self) -> None:
+        """Let all begin, so that the next case finds the ranks in step. Waits for no rank."""
+        self._starter.shutdown(wait=True)
+        self._waiter.shutdown(wait=False)
+        if self._failures:
+            raise self._failures[0]
+
+
+def _gives_work(func: Any) -> bool:
+    """Whether it returns (what it wrote into, which is its first argument; a Work)."""
+    return len(func._schema.returns) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import ExitStack
+from importlib import import_module
 from typing import Protocol
 
 import msgspec
@@ -11,8 +12,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ..case.schema import Case, Sharding
+from ..catalogue import INJECTED, apart
+from ..contract import loading
 from ..contract.implementation import EXTRAS, Implementation
-from ..contract.loading import load
 from ..errors import Unsupported, UsageError, unknown
 from .collectives import CollectiveTrace
 from .observation import Described, Job, RankSeen, Refusals
@@ -23,6 +25,7 @@ from .steps import Driver, restores
 AXES = {1: ("shard",), 2: ("replicate", "shard")}
 """Names of the mesh axes, by their number."""
 
+_injected: dict[str, type[Implementation]] = {}
 _meshes: dict[tuple[object, tuple[int, ...]], DeviceMesh] = {}
 
 
@@ -54,6 +57,22 @@ def run(payload: bytes, context: Context) -> bytes:
         return msgspec.msgpack.encode(_refusals(job))
     reply = _describe(job) if job.case is None else _run_case(job, context)
     return msgspec.msgpack.encode(reply)
+
+
+def load(name: str) -> type[Implementation]:
+    """The class of an implementation, with the faults that its name injects.
+
+    Raises UsageError, with what is missing and where, if it cannot be used.
+    """
+    parent, fault = apart(name)
+    if not fault:
+        return loading.load(name)
+    if name not in _injected:
+        from ..faults.injected.injection import planted
+
+        where, _, kind = INJECTED[fault].partition(":")
+        _injected[name] = planted(load(parent), fault, getattr(import_module(where), kind))
+    return _injected[name]
 
 
 def _describe(job: Job) -> Described:
@@ -105,9 +124,9 @@ def _run_case(job: Job, context: Context) -> RankSeen:
     )
     try:
         with ExitStack() as stack:
-            if job.trace:
-                stack.enter_context(CollectiveTrace(context.progress.collective))
             stack.enter_context(driver.delays.everywhere())
+            if job.trace:  # within the delays, so that it notes a collective where it is called
+                stack.enter_context(CollectiveTrace(context.progress.collective))
             if job.observe:
                 return driver.observed(Recorder(context.arena))
             return driver.bare()

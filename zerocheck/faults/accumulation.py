@@ -16,7 +16,7 @@ from ..implementations.fsdp2 import Fsdp2
 from ..implementations.textbook.reduction import Reduction
 from ..implementations.textbook.zero1 import Zero1
 from ..implementations.textbook.zero2 import Zero2
-from .parts import scaled
+from .parts import scaled, telling
 
 
 class _Overwriting(Reduction):
@@ -136,6 +136,33 @@ class NeverZeroed(Fsdp2):
         built = super().build(model, case, mesh)
         built.optimizer.zero_grad = lambda set_to_none=True: None  # type: ignore[method-assign]
         return built
+
+
+class AccumulateGated(Zero1):
+    """Gradients are accumulated only if several microbatches are configured, and one is (DS
+    PR#7981). Flagged: last microbatch only."""
+
+    configured = 1
+
+    def train_step(self, step: Step) -> StepReport:
+        return super().train_step(telling(step, self._clear))
+
+    def _clear(self) -> None:
+        if self.configured == 1:
+            for gradients in self.gradients:
+                gradients.zero_()
+
+
+class ClearedTooEarly(Zero1):
+    """When one bucket is reduced, the gradients of all others are cleared (DS PR#1273).
+
+    Flagged: gradient zero.
+    """
+
+    def _reduce(self) -> None:
+        for gradients in self.gradients[1:]:
+            gradients.zero_()
+        super()._reduce()
 
 
 class FirstMicrobatchDoubled(Zero1):

@@ -169,6 +169,17 @@ class ClippedTwice(WithOptimizer):
     kind = _Twice
 
 
+class _InHalf(ClipsInParts):
+    def local(self, p: float) -> torch.Tensor:
+        return super().local(p).half().double()
+
+
+class NormInHalf(WithOptimizer):
+    """The norm is computed in half precision (FS #263). Flagged: clip."""
+
+    kind = _InHalf
+
+
 class _ReportsTotal(ClipsInParts):
     def clip(self, max_norm: float, norm_type: float) -> float:
         total = float(self.total(norm_type))

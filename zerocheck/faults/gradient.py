@@ -267,6 +267,30 @@ class NotWaitedFor(Zero1):
         self.reduced = True
 
 
+class ExtraParallelDivisor(Zero1):
+    """Gradients are divided by the size of an axis that does not share them out (DS PR#5555).
+
+    The axis has 8 ranks, of sequence parallelism. Flagged: gradient scaled.
+    """
+
+    def _reduce(self) -> None:
+        super()._reduce()
+        for one in self.optimizer.owned:
+            one.gradient.div_(8)
+
+
+class OwnershipUntested(Zero1):
+    """What a rank does not own is copied too, over what it owns (DS PR#1841). Flagged: gradient."""
+
+    def _reduce(self) -> None:
+        local = [gradients.clone() for gradients in self.gradients]
+        super()._reduce()
+        for bucket, gradients, whole in zip(self.buckets, self.gradients, local, strict=True):
+            for rank in range(bucket.world_size):
+                if rank != bucket.rank:
+                    self._own(bucket, gradients).copy_(whole[bucket.partition.shard(rank)])
+
+
 class WaitsForTheOneBefore(Zero1):
     """Each bucket waits for the handle of the bucket before, so its own result is divided before
     it is there, and that of the last bucket is never waited for.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
@@ -35,6 +35,29 @@ def scaled(step: Step, *, times: float = 1.0, over: float = 1.0) -> Step:
         step,
         microbatches=[
             _Scaled(**{name: getattr(one, name) for name in given}, times=times, over=over)
+            for one in step.microbatches
+        ],
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Told(Microbatch):
+    """A microbatch that tells before it begins."""
+
+    tell: Callable[[], None]
+
+    def loss(self, call: Any) -> torch.Tensor:
+        self.tell()
+        return super().loss(call)
+
+
+def telling(step: Step, tell: Callable[[], None]) -> Step:
+    """The step, with `tell` called before each microbatch."""
+    given = [field.name for field in fields(Microbatch)]
+    return replace(
+        step,
+        microbatches=[
+            _Told(**{name: getattr(one, name) for name in given}, tell=tell)
             for one in step.microbatches
         ],
     )

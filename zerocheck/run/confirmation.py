@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 from msgspec.structs import replace
 
-from ..judge.verdict import Obligation
+from ..judge.verdict import Obligation, Status, Violation
 from .findings import Bug
+from .journal import encode
 from .trial import Outcome, Ranks, Trial
 
 TRIES = 5
 """Runs in fresh rank processes of a finding that the first of them does not show."""
 
+MISSED = 0.01
+"""Chance to miss one that shows sometimes, when it is replayed."""
+
+MOST = 30
+"""Runs of a replay, at most."""
+
+
+def runs_to_see(confirmed: int, tries: int) -> int:
+    """How often to run what showed `confirmed` of `tries` times, so that it is MISSED rarely.
+
+    The share s is taken as (confirmed + 1) / (tries + 2), Laplace's rule of succession, which is
+    never 0; n runs miss it with the chance (1 - s)^n.
+    """
+    share = (confirmed + 1) / (tries + 2)
+    return min(MOST, math.ceil(math.log(MISSED) / math.log(1 - share)))
+
 
 def confirm(bug: Bug, ranks: Ranks, obligations: Collection[Obligation]) -> None:
     """Run its case again in fresh processes, since those of the run may be dirty.
 
-    Once if that shows it; else TRIES times in all, to count how often. Collectives are traced,
-    so that a crash or hang says which one each rank was in.
+    Once if that shows the very same; else TRIES times in all, to count how often. Where only the
+    numbers are others it depends on the moment, for what is right or always wrong has the same bits
+    in every run. Collectives are traced, so that a crash or hang says which one each rank was in.
     """
+    same = False
     while bug.tries < TRIES:
         again = Trial(
             ranks,
@@ -29,29 +49,41 @@ def confirm(bug: Bug, ranks: Ranks, obligations: Collection[Obligation]) -> None
             trace=bug.violation is None,
         ).outcome(obligations=obligations)
         bug.tries += 1
-        if _shows(bug, again):
+        if shows(bug, again):
+            same = bug.tries == 1 and _same(bug.violation, again)
             bug.confirmed += 1
             if bug.violation is None:
                 bug.first = replace(bug.first, reason=again.reason, detail=again.detail)
                 bug.headline = again.headline
                 bug.causes = again.causes or bug.causes
-            if bug.tries == 1:
+            if same:
                 return
         else:
-            bug.otherwise[_in_a_word(again)] += 1
+            bug.otherwise[in_a_word(again)] += 1
 
 
-def _shows(bug: Bug, again: Outcome) -> bool:
+def shows(bug: Bug, again: Outcome) -> bool:
     """The same crash or hang, or a violation of the same obligation."""
-    if again.status != bug.status:
+    wanted = () if bug.violation is None else (bug.violation.obligation,)
+    return fails_alike(bug.status, wanted, again)
+
+
+def fails_alike(status: Status, obligations: Collection[Obligation], again: Outcome) -> bool:
+    """The same status, and a violation of one of the obligations if there are any."""
+    if again.status != status:
         return False
-    if bug.violation is None:
-        return True
     violations = () if again.judgement is None else again.judgement.violations
-    return any(violation.obligation == bug.violation.obligation for violation in violations)
+    return not obligations or any(one.obligation in obligations for one in violations)
 
 
-def _in_a_word(again: Outcome) -> str:
+def _same(seen: Violation | None, again: Outcome) -> bool:
+    """The same violation, number by number; NaN is the same as NaN. A crash or hang is."""
+    if seen is None or again.judgement is None:
+        return True
+    return encode(seen) in [encode(violation) for violation in again.judgement.violations]
+
+
+def in_a_word(again: Outcome) -> str:
     """`"holds"`, `"crashed"`, `"violated update"`."""
     if again.status == "violated" and again.judgement is not None:
         return f"violated {', '.join(v.obligation for v in again.judgement.violations)}"

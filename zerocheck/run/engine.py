@@ -230,6 +230,8 @@ class _Run:
                     judgement=replayed.judgement,
                     environment=self.environment,
                     title=bug.title,
+                    confirmed=bug.confirmed,
+                    tries=bug.tries,
                 ),
             )
         )

@@ -21,7 +21,7 @@ from ..case.codec import merged
 from ..case.features import FEATURES, feature, features
 from ..case.schema import Case
 from ..case.validity import check
-from ..catalogue import check_spelling
+from ..catalogue import check_spelling, family
 from ..errors import UsageError, did_you_mean, unknown
 from ..judge.verdict import OBLIGATIONS, Obligation, Violation
 from .records import CaseFinished, Known
@@ -103,20 +103,23 @@ class KnownIssue:
         return all(FEATURES[name].present(case) for name in self.features)
 
     def matches(self, finished: CaseFinished, violation: Violation | None) -> bool:
-        """Whether this failure of a case is the issue. violation: None for a crash or hang."""
+        """Whether this failure of a case is the issue. violation: None for a crash or hang.
+
+        With a fault injected into it the implementation has its issues all the same.
+        """
+        if self.implementation not in family(finished.implementation):
+            return False
         if violation is None:
             said = f"{finished.title}\n{finished.reason}\n{finished.detail}"
-            same = self.fingerprint == joined(
-                finished.implementation, finished.status, finished.error
-            )
+            same = self.fingerprint == joined(self.implementation, finished.status, finished.error)
         else:
             said = violation.explanation
-            same = self._names(finished.implementation, violation)
+            same = self._names(violation)
         return same and self.says in said and self.covers(finished.case)
 
-    def _names(self, implementation: str, violation: Violation) -> bool:
+    def _names(self, violation: Violation) -> bool:
         """The causes named here are among those that explain the violation, or both have none."""
-        start = joined(implementation, violation.obligation, violation.role)
+        start = joined(self.implementation, violation.obligation, violation.role)
         if not violation.causes or self.fingerprint == start:
             return not violation.causes and self.fingerprint == start
         named = self.fingerprint.removeprefix(f"{start} / ")

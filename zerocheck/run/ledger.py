@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from ..case.features import features
+from ..catalogue import family
 from ..judge.verdict import Status, Violation
 from .findings import independent
 from .known_issues import KnownIssue
@@ -26,7 +27,7 @@ class Ledger:
         self.issues = [
             issue
             for issue in options.issues
-            if issue.implementation in options.implementations
+            if any(issue.implementation in family(name) for name in options.implementations)
             and (issue.obligation is None or issue.obligation in options.obligations)
             and issue.known_in(torch)
         ]
@@ -41,26 +42,27 @@ class Ledger:
 
         An own case is left away if the run was asked for other world sizes or features.
         """
-        left_out: Counter[KnownIssue] = Counter()
+        left_out: Counter[tuple[str, KnownIssue]] = Counter()
         kept = []
         for item in planned:
             hang = self._hang(item)
             if hang is None:
                 kept.append(item)
             else:
-                left_out[hang] += 1
+                left_out[item.implementation, hang] += 1
         for issue in self.issues:
             case = issue.case
             if (
                 case is not None
+                and issue.implementation in self._options.implementations
                 and case.world_size in self._options.world_sizes
                 and set(self._options.features) <= set(features(case))
             ):
                 self.own[len(kept)] = issue
                 kept.append(Planned(issue.implementation, case))
         return kept, tuple(
-            LeftOut(implementation=issue.implementation, count=count, known=issue.record)
-            for issue, count in left_out.items()
+            LeftOut(implementation=name, count=count, known=issue.record)
+            for (name, issue), count in left_out.items()
         )
 
     def hang(self, item: Planned) -> str | None:
@@ -148,7 +150,7 @@ class Ledger:
 
 
 def _hangs_by(item: Planned, issue: KnownIssue) -> bool:
-    same = issue.implementation == item.implementation
+    same = issue.implementation in family(item.implementation)
     return issue.hangs and same and issue.covers(item.case)
 
 

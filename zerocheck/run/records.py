@@ -185,7 +185,10 @@ Record = RunStarted | Coverage | CaseFinished | Finding | StaleIssue | RunFinish
 
 
 class CaseFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `replay` takes: a case, the implementation it was run on, and what was seen."""
+    """What `replay` takes: a case, the implementation it was run on, and what was seen.
+
+    confirmed, tries: as of the Finding; 0 tries where it was not run again.
+    """
 
     implementation: str
     case: Case
@@ -193,4 +196,6 @@ class CaseFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     judgement: Judgement | None
     environment: Environment
     title: str = ""
+    confirmed: int = 0
+    tries: int = 0
     format: Literal[1] = 1

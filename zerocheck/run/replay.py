@@ -1,22 +1,30 @@
-"""Run one case again, as a case file names it, in fresh rank processes."""
+"""Run one case again, as a case file names it, in fresh rank processes.
+
+Once, if that says it all. What shows sometimes is run several times, and counted.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
-from ..catalogue import BUILT_IN
+from ..catalogue import is_built_in
 from ..errors import UsageError
 from .casefile import read
+from .confirmation import TRIES, fails_alike, in_a_word, runs_to_see
 from .engine import open_ranks
 from .environment import environment
 from .records import CaseFile, CaseFinished, Environment
+from .tally import FAILING
 from .trial import Outcome, Trial, describe
 
 
 def replay(
     path: Path, *, implementation: str | None = None, ranks: str = "processes", device: str = "cpu"
 ) -> Replayed | None:
-    """Run the case of a file once. None on a rank of torchrun other than 0.
+    """Run the case of a file, several times if what it shows depends on the moment.
+
+    None on a rank of torchrun other than 0.
 
     implementation: run it on this one instead. Without it only built-in ones are run: no code is
     imported that only the file names. Raises UsageError for that, and for a file that is not one.
@@ -30,31 +38,62 @@ def replay(
         if processes is None:
             return None
         describe(processes, name, world_size=1 if ranks == "processes" else size)
-        outcome = Trial(
-            processes,
-            name,
-            case_file.case,
-            fresh=True,
-            trace=case_file.status in ("crashed", "hung"),
-        ).outcome(digest=True)
-    return Replayed(case_file, name, outcome)
+        replayed = Replayed(case_file, name)
+        while len(replayed.outcomes) < replayed.runs:
+            trial = Trial(
+                processes,
+                name,
+                case_file.case,
+                fresh=True,
+                trace=case_file.status in ("crashed", "hung"),
+            )
+            replayed.outcomes.append(trial.outcome(digest=True))
+    return replayed
 
 
 def not_without_asking(path: Path, name: str) -> None:
     """Raise UsageError for an implementation that only the file names, and is not built in."""
-    if name not in BUILT_IN:
+    if not is_built_in(name):
         raise UsageError(
             f"{path} names {name}; say so again to let its code run: --implementation {name}"
         )
 
 
 class Replayed:
-    """What the replay gave, beside what the file says."""
+    """What the replay gave, beside what the file says. outcomes: of each run."""
 
-    def __init__(self, case_file: CaseFile, implementation: str, outcome: Outcome) -> None:
+    def __init__(self, case_file: CaseFile, implementation: str) -> None:
         self.case_file = case_file
         self.implementation = implementation
-        self.outcome = outcome
+        self.outcomes: list[Outcome] = []
+
+    @property
+    def runs(self) -> int:
+        """How many runs it takes, by what is known so far.
+
+        One is enough for what showed always, and shows again. A hang costs seconds, so it is not
+        waited for more often than a run does.
+        """
+        was = self.case_file
+        if "unsupported" in {outcome.status for outcome in self.outcomes}:
+            return 1
+        if was.status != "holds" and was.confirmed < was.tries:
+            return TRIES if was.status == "hung" else runs_to_see(was.confirmed, was.tries)
+        again = self.implementation == was.implementation and was.status != "holds"
+        return TRIES if again and self.outcomes and not self.alike(self.outcomes[0]) else 1
+
+    def alike(self, outcome: Outcome) -> bool:
+        """Whether a run fails as the file says: the same crash or hang, or an obligation of it."""
+        was = self.case_file
+        told = () if was.judgement is None else was.judgement.violations
+        return fails_alike(was.status, [violation.obligation for violation in told], outcome)
+
+    @property
+    def outcome(self) -> Outcome:
+        """The run to show: one that fails as the file says, else one that fails."""
+        failing = [one for one in self.outcomes if one.status in FAILING]
+        alike = [one for one in failing if self.alike(one)]
+        return (alike or failing or self.outcomes)[0]
 
     @property
     def finished(self) -> CaseFinished:
@@ -65,6 +104,8 @@ class Replayed:
     def verdict(self) -> str:
         """One sentence: reproduced bit for bit, the same verdict with other bits, or not."""
         was, now = self.case_file, self.outcome
+        if len(self.outcomes) > 1:
+            return self._counted()
         if self.implementation != was.implementation:
             return f"{self.implementation}: {now.status} (the file is of {was.implementation})"
         if was.status != now.status:
@@ -74,6 +115,19 @@ class Replayed:
         if was.judgement.digest == now.judgement.digest:
             return f"reproduced bit for bit: {now.status} again, everything observed is the same"
         return f"reproduced: {now.status} again, but not with the same bits{self._why()}"
+
+    def _counted(self) -> str:
+        """How many of several runs showed it."""
+        count, shown = len(self.outcomes), sum(map(self.alike, self.outcomes))
+        others = Counter(in_a_word(one) for one in self.outcomes if not self.alike(one))
+        said = ", ".join(f"{what} {times}" for what, times in others.items())
+        name = self.implementation
+        whose = "" if name == self.case_file.implementation else f"{name}: "
+        if shown == count:
+            return f"{whose}reproduced: it shows in each of {count} runs"
+        if shown:
+            return f"{whose}intermittent: it shows in {shown} of {count} runs (otherwise: {said})"
+        return f"{whose}not reproduced in {count} runs: {said}; it was {self.case_file.status}"
 
     def _why(self) -> str:
         here, there = environment(), self.case_file.environment
@@ -86,5 +140,5 @@ class Replayed:
 
     @property
     def exit_code(self) -> int:
-        """0 if the case holds now, 1 otherwise."""
-        return 0 if self.outcome.status in ("holds", "unsupported") else 1
+        """0 if the case holds now, in every run; 1 otherwise."""
+        return 1 if self.outcome.status in FAILING else 0

@@ -143,12 +143,6 @@ class Injection:
         return any("KEPT" in line for line in self.source)
 
 
-def apart(name: str) -> tuple[str, str]:
-    """`"fsdp2+gather-stale"` as `("fsdp2", "gather-stale")`; no fault is ""."""
-    parent, plus, fault = name.rpartition("+")
-    return (name, "") if not plus or set(fault) & set(":/\\.") else (parent, fault)
-
-
 def injection_of(name: str, fault: str, case: Case, gather: Gather) -> Injection:
     """The fault in the collectives that the implementation `name` calls.
 

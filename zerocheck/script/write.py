@@ -13,12 +13,12 @@ import jinja2
 
 from ..case.schema import Case
 from ..case.shapes import sometimes_used, uncalled
-from ..catalogue import BUILT_IN
+from ..catalogue import BUILT_IN, apart
 from ..contract.groups import learning_rates
 from ..errors import UsageError
 from ..run.records import CaseFile
 from .checks import Check, checks_of, margin, steps_of
-from .injected import Injection, apart, injection_of
+from .injected import Injection, injection_of
 from .layout import fitted, imports, prose, quoted, words
 from .model import model_text, samples
 from .refusals import reasons

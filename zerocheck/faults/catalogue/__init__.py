@@ -8,15 +8,18 @@ from __future__ import annotations
 from .fault import Fault
 from .forwards import BROKEN, BUFFERS, FORWARDS
 from .gradients import ACCUMULATION, CLIPPING, GRADIENT, SCALING
+from .injected import INJECTED, injected_into
+from .left_out import LEFT_OUT, RESTORING
+from .races import RACES
 from .states import DTYPES, OWNERSHIP, PUBLISHING, UPDATE
 
-__all__ = ["FAULTS", "Fault"]
+__all__ = ["FAULTS", "Fault", "injected_into"]
 
 FAULTS: dict[str, Fault] = {
     fault.name: fault
     for fault in (
         *GRADIENT, *ACCUMULATION, *SCALING, *CLIPPING, *UPDATE, *PUBLISHING, *OWNERSHIP,
-        *FORWARDS, *BUFFERS, *DTYPES, *BROKEN,
+        *FORWARDS, *BUFFERS, *DTYPES, *BROKEN, *LEFT_OUT, *RESTORING, *RACES, *INJECTED,
     )
 }  # fmt: skip
 """Name -> fault."""

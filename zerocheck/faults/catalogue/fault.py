@@ -14,6 +14,10 @@ class Fault:
     first, or None where the ranks crash or hang; causes: what the judge names, () where diagnosis
     has no name for it; spares: obligations that must not be flagged; mild: only a report is wrong.
     A case shows it only with `features`, `world` ranks or more and `microbatches` or more.
+
+    injected: which fault is injected into the collectives of `parent` (see injected.py), "" for a
+    sharder of its own; sometimes: the share of runs that show it on the cases of tests/faults, as
+    measured, where that depends on the moment; 1.0 where every run does.
     """
 
     name: str
@@ -30,6 +34,8 @@ class Fault:
     """Features that would hide it."""
     world: int = 2
     microbatches: int = 1
+    injected: str = ""
+    sometimes: float = 1.0
 
 
 STATE = ("ownership", "loss", "update", "publish", "buffers")

@@ -1,0 +1,65 @@
+"""Names of implementations and of faults to inject."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+
+from zerocheck.catalogue import BUILT_IN, INJECTED, apart, check_spelling, is_built_in
+from zerocheck.errors import UsageError
+from zerocheck.faults.catalogue import FAULTS, injected_into
+from zerocheck.faults.injected.injection import Injection
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("fsdp2", ("fsdp2", "")),
+        ("fsdp2+gather-stale", ("fsdp2", "gather-stale")),
+        ("my_fsdp.py:MyFSDP+average-becomes-sum", ("my_fsdp.py:MyFSDP", "average-becomes-sum")),
+        ("a+b/my.py:My", ("a+b/my.py:My", "")),
+        ("a+b/my.py:My+norm-local", ("a+b/my.py:My", "norm-local")),
+        ("fsdp2+norm-local+gather-stale", ("fsdp2+norm-local", "gather-stale")),
+        ("fsdp2+", ("fsdp2", "+")),
+    ],
+)
+def test_a_name_comes_apart(name: str, parts: tuple[str, str]) -> None:
+    assert apart(name) == parts
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "fsdp2+gather-stael",
+            "fault to inject into fsdp2, 'gather-stael'; did you mean 'gather-s",
+        ),
+        ("fsdp3+gather-stale", "unknown implementation 'fsdp3'; did you mean"),
+        ("fsdp2+", "unknown fault to inject into fsdp2, '[+]'"),
+        ("my.py+gather-stale", "name the class or build function in it too: my.py:NAME"),
+    ],
+)
+def test_a_wrong_name_is_refused(name: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        check_spelling(name)
+
+
+def test_what_is_built_in() -> None:
+    assert is_built_in("ddp") and is_built_in("ddp+nothing+norm-local")
+    assert not is_built_in("my.py:My+norm-local") and not is_built_in("my.py:My")
+
+
+def test_every_injected_fault_is_there_and_in_the_catalogue_of_faults() -> None:
+    for where in INJECTED.values():
+        module, _, kind = where.partition(":")
+        assert issubclass(getattr(import_module(module), kind), Injection)
+    rows = injected_into("my.py:My")
+    assert {row.injected for row in rows} == set(INJECTED) - {"nothing"}
+    assert {row.where for row in rows} == {f"my.py:My+{row.injected}" for row in rows}
+    assert {row.injected for row in FAULTS.values() if row.injected} == set(INJECTED) - {"nothing"}
+    for row in FAULTS.values():
+        if row.injected:
+            assert row.where == row.name == f"{row.parent}+{row.injected}"
+            assert row.parent in BUILT_IN
+            check_spelling(row.where)

@@ -1,0 +1,74 @@
+"""Faults that leave something out, or do not take over a state."""
+
+from __future__ import annotations
+
+from .fault import fault
+
+LEFT_OUT = [
+    fault(
+        "left_out:HooksLostOnMove", "ddp", "gradient",
+        "a layer gets new parameters after DDP was made", "PT #104336", "local gradient only",
+        world=3, without=("tied", "frozen", "sometimes-used"),
+    ),
+    fault(
+        "left_out:BucketsRecreated", "zero1", "update",
+        "only the last bucket is updated", "MG 9a8420c90a", "never updated",
+        features=("bucket-small",), without=("frozen", "unused"),
+    ),
+    fault(
+        "left_out:ReusedModuleOverwrites", "zero1", "gradient",
+        "of a module called twice the gradient of one call counts", "FS #780",
+        features=("module-twice",), without=("frozen", "checkpoint"),
+    ),
+    fault(
+        "left_out:LastTouchedOnly", "zero1", "gradient",
+        "what the last microbatch did not use is not reduced", "PT #124193",
+        features=("sometimes-used", "microbatches"), microbatches=2,
+    ),
+    fault(
+        "left_out:TiedBeforeSync", "zero1", "gradient",
+        "a tied weight is reduced before its gradients are added", "MG #844",
+        features=("tied",), without=("frozen",),
+    ),
+    fault(
+        "gradient:ExtraParallelDivisor", "zero1", "gradient",
+        "gradients are divided by the size of another axis", "DS PR#5555", "gradient scaled",
+        world=3,
+    ),
+    fault(
+        "gradient:OwnershipUntested", "zero1", "gradient",
+        "what a rank does not own is copied over what it owns", "DS PR#1841",
+    ),
+    fault(
+        "accumulation:AccumulateGated", "zero1", "gradient",
+        "accumulation depends on a setting that is not in step", "DS PR#7981",
+        "last microbatch only", microbatches=3,
+    ),
+    fault(
+        "accumulation:ClearedTooEarly", "zero1", "gradient",
+        "gradients of other buckets are cleared before they are reduced", "DS PR#1273",
+        "gradient zero", features=("bucket-small",),
+    ),
+    fault(
+        "clipping:NormInHalf", "zero1", "clip",
+        "the norm is computed in half precision", "FS #263", features=("clip-tight",),
+    ),
+]  # fmt: skip
+
+RESTORING = [
+    fault(
+        "restoring:StepLostOnLoad", "zero1", "publish",
+        "the step count begins anew", "DS PR#564, #5263", "initial state",
+        features=("mid-training",),
+    ),
+    fault(
+        "restoring:NoGatherAfterLoad", "zero1", "publish",
+        "loaded parameters are not sent to the other ranks", "MG #6920", "copies differ",
+        features=("mid-training",),
+    ),
+    fault(
+        "restoring:StateStaleAfterLoad", "zero1", "publish",
+        "the state is loaded into another optimizer than the one that steps", "MG #761",
+        "initial state", features=("mid-training", "moments-typical"),
+    ),
+]  # fmt: skip

@@ -1,0 +1,159 @@
+"""A fault injected at the collectives, and how it is planted into any implementation.
+
+It is entered, as a dispatch mode, around the constructor and around each step. It changes what a
+rank puts into certain collectives, or what it gets out of them; all else passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...case.schema import Case
+from ...compat import comes_first
+from ...contract import Implementation, Step, StepReport
+from ...contract.implementation import Moment
+from ...errors import Unsupported
+from .call import Call, call_of
+
+
+class Injection:
+    """One fault on one rank. A subclass says which calls it `changes`, and how.
+
+    step      index of the step, -1 while the implementation is made
+    moment    the last that the step reached: "", "reduced" or "clipped"
+    number    number of the call among those that it may change, from 0, within the step
+    changed   how many calls it has changed; the same on all ranks
+    kept      for what must outlive a call
+    """
+
+    acts_on: ClassVar[str] = "collectives"
+    """In words, for the reason why a case cannot show the fault."""
+
+    def __init__(self) -> None:
+        self.step = -1
+        self.moment: Moment | Literal[""] = ""
+        self.number = 0
+        self.changed = 0
+        self.kept: dict[object, list[Tensor]] = {}
+
+    def changes(self, call: Call) -> bool:
+        """Whether the fault is in this call. All ranks must say the same."""
+        raise NotImplementedError
+
+    def before(self, call: Call) -> None:
+        """Change what this rank puts in."""
+
+    def after(self, call: Call) -> None:
+        """Change what this rank got; the call is over."""
+
+    def begin(self, step: int) -> None:
+        """A step begins."""
+        self.step, self.number, self.moment = step, 0, ""
+
+    def end(self) -> None:
+        """A step is over, or was ended by the harness."""
+
+    def around(self, call: Call) -> Any:
+        """Run the call with the fault in it; what the operator is to return."""
+        self.before(call)
+        result = call.run()
+        self.after(call)
+        return result
+
+
+class Injected(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is entered, the fault is in the collectives of this rank."""
+
+    def __init__(self, injection: Injection) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._injection = injection
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if comes_first(types):
+            return NotImplemented
+        injection = self._injection
+        call = call_of(func, args, kwargs)
+        if call is None or call.world_size == 1 or not injection.changes(call):
+            return func(*args, **(kwargs or {}))
+        injection.changed += 1
+        with torch.no_grad():
+            result = injection.around(call)
+        injection.number += 1
+        return result
+
+
+class Nothing(Injection):
+    """Every collective is taken apart, put together and waited for, and nothing is changed.
+
+    No fault: the control, which shows that what is found is found because of the fault.
+    """
+
+    def changes(self, call: Call) -> bool:
+        return True
+
+    def before(self, call: Call) -> None:
+        call.give(lambda mine: mine)
+
+
+def planted(
+    implementation: type[Implementation], fault: str, kind: type[Injection]
+) -> type[Implementation]:
+    """The implementation with a fault in its collectives. fault: its name.
+
+    A case in which the implementation calls nothing that the fault changes is unsupported, with
+    that reason: it says nothing of the fault.
+    """
+
+    class Planted(implementation):  # type: ignore[misc,valid-type]
+        @classmethod
+        def supports(cls, case: Case) -> str | None:
+            if case.world_size == 1:
+                return f"the injected fault {fault} needs 2 ranks or more"
+            reason: str | None = super().supports(case)
+            return reason
+
+        def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+            self._zerocheck_injected = {
+                **getattr(self, "_zerocheck_injected", {}),
+                fault: (injection := kind()),
+            }
+            with Injected(injection):
+                super().__init__(model, case, mesh)
+
+        def train_step(self, step: Step) -> StepReport:
+            injection = self._zerocheck_injected[fault]
+            injection.begin(step.index)
+
+            def reached(moment: Moment) -> None:
+                injection.moment = moment
+                step.reached(moment)
+
+            try:
+                with Injected(injection):
+                    report: StepReport = super().train_step(replace(step, reached=reached))
+                    return report
+            finally:
+                injection.end()
+
+        def close(self) -> None:
+            super().close()
+            if not self._zerocheck_injected[fault].changed:
+                raise Unsupported(
+                    f"nothing to inject {fault} into: no {kind.acts_on} between ranks in this case"
+                )
+
+    Planted.__name__ = Planted.__qualname__ = f"{implementation.__name__}+{fault}"
+    return Planted

@@ -1,0 +1,168 @@
+"""Faults in how gradients, and their norm, are summed over ranks."""
+
+from __future__ import annotations
+
+import torch
+
+from .call import Call
+from .injection import Injection
+
+
+class InGradients(Injection):
+    """Changes sums over ranks until the gradient is reduced, but for 0-d tensors.
+
+    What is summed later are norms, and what is 0-d is a norm, a loss or a flag.
+    """
+
+    acts_on = "sums of gradients"
+
+    def changes(self, call: Call) -> bool:
+        before = self.step >= 0 and not self.moment
+        return before and call.sums and not call.of_scalars
+
+
+class AverageBecomesSum(InGradients):
+    """The average over ranks is a sum (PT #162338)."""
+
+    def after(self, call: Call) -> None:
+        for one in call.got:
+            one.mul_(call.world_size)
+
+
+class DoubleAverage(InGradients):
+    """The average over ranks is divided by W once more (verl-SpeCo PR#29)."""
+
+    def after(self, call: Call) -> None:
+        for one in call.got:
+            one.div_(call.world_size)
+
+
+class FirstStepLocal(InGradients):
+    """The first step is not reduced (PT #60118)."""
+
+    def changes(self, call: Call) -> bool:
+        return self.step == 0 and super().changes(call)
+
+    def after(self, call: Call) -> None:
+        keep_local(call)
+
+
+class EveryThirdLocal(InGradients):
+    """Every third reduction is lost: the local gradient stays (PT #187732; MG #599)."""
+
+    calls = 0
+
+    def after(self, call: Call) -> None:
+        self.calls += 1
+        if self.calls % 3 == 0:
+            keep_local(call)
+
+
+class RankLeftOut(InGradients):
+    """The last rank puts zeros in: its samples do not count."""
+
+    def before(self, call: Call) -> None:
+        if call.rank == call.world_size - 1:
+            call.give(lambda mine: mine.zero_())
+
+
+class RankCountedTwice(InGradients):
+    """The first rank counts twice."""
+
+    def before(self, call: Call) -> None:
+        if call.rank == 0:
+            call.give(lambda mine: mine.mul_(2))
+
+
+class HalfGroup(InGradients):
+    """Each half of the group averages by itself (DS PR#6546, #5618; TT #1551)."""
+
+    def before(self, call: Call) -> None:
+        gathered = call.everyone(call.given)
+        ranks = [rank for rank in range(call.world_size) if half(rank, call) == half(None, call)]
+        theirs = [call.local_of([one[rank] for one in gathered]) for rank in ranks]
+        factor = (1.0 if call.averages else float(call.world_size)) / len(ranks)
+        self.kept["half"] = [
+            torch.stack(parts).sum(0) * factor for parts in zip(*theirs, strict=True)
+        ]
+
+    def after(self, call: Call) -> None:
+        for one, mine in zip(call.got, self.kept.pop("half"), strict=True):
+            one.copy_(mine.view_as(one))
+
+
+class NeighboursShard(InGradients):
+    """Each rank gets the reduced shard of the next one (DS PR#7601)."""
+
+    acts_on = "reduce-scatter of gradients"
+
+    def changes(self, call: Call) -> bool:
+        return call.kind == "reduce-scatter" and super().changes(call)
+
+    def after(self, call: Call) -> None:
+        for one, theirs in zip(call.got, call.everyone(call.got), strict=True):
+            one.copy_(theirs[(call.rank + 1) % call.world_size])
+
+
+class LastElementLocal(InGradients):
+    """The last element of each bucket is not reduced: a length is one too short (FS #907).
+
+    Of those that any rank has a gradient of: the end may be padding.
+    """
+
+    def after(self, call: Call) -> None:
+        for one, mine in zip(call.got, call.local, strict=True):
+            moved = (one != mine.view_as(one)).view(-1).nonzero()
+            if len(moved):
+                one.view(-1)[moved[-1]] = mine.view(-1)[moved[-1]]
+
+
+class ReductionStale(InGradients):
+    """A reduction hands out what its buffer held: the result of the step before (DS PR#7805)."""
+
+    def after(self, call: Call) -> None:
+        swap_for_last_step(self, call)
+
+
+class ReducedInBf16(InGradients):
+    """Gradients travel in bf16 though they are fp32 (PT #104770; DS PR#5170)."""
+
+    def before(self, call: Call) -> None:
+        call.give(lambda mine: mine.bfloat16().to(mine.dtype))
+
+
+class NormLocal(Injection):
+    """The norm is not reduced: each rank clips by the norm of what it holds (RLinf PR#1542)."""
+
+    acts_on = "reduction of a norm"
+
+    def changes(self, call: Call) -> bool:
+        return self.moment == "reduced" and call.kind == "all-reduce" and call.floating
+
+    def after(self, call: Call) -> None:
+        keep_local(call)
+
+
+def keep_local(call: Call) -> None:
+    """Put back what this rank would hold had nothing been reduced."""
+    for one, mine in zip(call.got, call.local, strict=True):
+        one.copy_(mine.view_as(one))
+
+
+def swap_for_last_step(injection: Injection, call: Call) -> None:
+    """Give what the same call of the step before gave, if there was one, and keep this one's.
+
+    The same call: the one with the same place in its step, and with results of the same shapes.
+    """
+    key = (injection.number, tuple(tuple(one.shape) for one in call.got))
+    now = [one.clone() for one in call.got]
+    before = injection.kept.get(key, now)
+    injection.kept[key] = now
+    for one, held in zip(call.got, before, strict=True):
+        one.copy_(held)
+
+
+def half(rank: int | None, call: Call) -> int:
+    """Which half of the group a rank is in: 0 or 1. None: this one."""
+    place = call.rank if rank is None else rank
+    return place * 2 // call.world_size

@@ -1,0 +1,132 @@
+"""Faults in waiting: right if a collective happens to be over, wrong if it is late."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..case.schema import Case
+from ..compat import reduce_scatter_single
+from ..contract import Step, StepReport
+from ..implementations.textbook.reduction import Reduction
+from ..implementations.textbook.zero2 import GradientBucket, Zero2
+from ..implementations.textbook.zero3 import Unit, Zero3
+
+
+class _InFlight(Reduction):
+    """All reductions of a step stay in flight until its last microbatch, each with a result of its
+    own. No fault, as long as nobody writes into what is being reduced."""
+
+    microbatches = 0
+
+    def launch(self, whole: torch.Tensor, mine: slice, into: torch.Tensor) -> None:
+        part = torch.empty_like(into)
+        self._flying.append((self.send(part, whole), part, into))
+
+    def send(self, part: torch.Tensor, whole: torch.Tensor) -> dist.Work | None:
+        """Launch the reduce-scatter."""
+        return reduce_scatter_single(part, whole, self.group)
+
+    def finish(self) -> None:
+        self.microbatches -= 1
+        if self.microbatches == 0:
+            super().finish()
+
+
+class _Kept(GradientBucket):
+    """Its flat buffer is made once."""
+
+    kept: torch.Tensor | None = None
+
+    def _buffer(self) -> torch.Tensor:
+        if self._whole is None:
+            if self.kept is None:
+                self.kept = torch.zeros_like(self.bucket.flat)
+            self._whole = self.kept.zero_()
+        return self._whole
+
+
+class BucketReused(Zero2):
+    """A bucket takes the gradients of the next microbatch while it is still being reduced (DS
+    PR#5606). Flagged, if the reduction is late: gradient."""
+
+    reduction: _InFlight
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        self.reduction = _InFlight(self.reduction.group)
+        for gradient in self.gradients:
+            gradient.__class__ = _Kept
+
+    def train_step(self, step: Step) -> StepReport:
+        self.reduction.microbatches = len(step.microbatches)
+        return super().train_step(step)
+
+
+class _Pingpong(_InFlight):
+    """Sends from two buffers in turn; before one is filled, what it sent is waited for."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__(group)
+        self.buffers: list[torch.Tensor | None] = [None, None]
+        self.works: list[dist.Work | None] = [None, None]
+        self.index = 0
+
+    def send(self, part: torch.Tensor, whole: torch.Tensor) -> dist.Work | None:
+        index, self.index = self.index, 1 - self.index
+        work = self.works[index]
+        if work is not None:
+            work.wait()
+        buffer = self.buffers[index]
+        if buffer is None or buffer.numel() < whole.numel() or buffer.dtype != whole.dtype:
+            buffer = self.buffers[index] = torch.empty_like(whole)
+        sent = buffer[: whole.numel()].copy_(whole)
+        self.works[index] = super().send(part, sent)
+        return self.works[index]
+
+
+class _Reset(_Pingpong):
+    def finish(self) -> None:
+        super().finish()
+        self.index, self.works = 0, [None, None]
+
+
+class PingpongReset(BucketReused):
+    """Gradients are sent from two buffers in turn. After each microbatch one begins anew with the
+    first, and forgets what it still sends (DS PR#7805). Flagged, if that is late: gradient."""
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        Zero2.__init__(self, model, case, mesh)
+        self.reduction = _Reset(self.reduction.group)
+
+
+class _Trusting(Unit):
+    """Does not wait while it `trusts`."""
+
+    trusts = False
+
+    def wait(self) -> None:
+        if not self.trusts:
+            super().wait()
+
+
+class PrefetchNotAwaited(Zero3):
+    """A unit that was gathered ahead is taken to be there (DS PR#5606).
+
+    Flagged, if the gather is late: loss, since memory that was not written is read.
+    """
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        for unit in self.units:
+            unit.__class__ = _Trusting
+
+    def _before(self, unit: Unit, *given: Any) -> None:
+        assert isinstance(unit, _Trusting)
+        unit.trusts = unit.gathered and not self._in_backward
+        super()._before(unit, *given)
+        unit.trusts = False
