@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "judge": {"drive", "contract", "models", "case", "compat", "errors", "zerocheck_reference"},
     "run": {
         "judge", "ranks", "drive", "contract", "models", "case", "catalogue", "compat", "errors",
-        "zerocheck",
+        "faults", "zerocheck",
     },
     "report": {"run", "judge", "case", "errors"},
     "script": {
@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "testing": {"pytest_plugin", "report", "run", "judge", "errors"},
     "cli_errors": {"errors", "zerocheck"},
     "cli": {
-        "cli_errors", "report", "script", "run", "judge", "case", "catalogue", "errors",
+        "cli_errors", "report", "script", "run", "judge", "faults", "case", "catalogue", "errors",
         "zerocheck",
     },
     "__main__": {"cli"},
@@ -133,6 +133,7 @@ def test_the_reference_imports_torch_only(path: Path) -> None:
         "from zerocheck import UsageError, parametrize_with_checks",
         "from zerocheck.cli import main\ntry: main(['list'])\nexcept SystemExit: pass",
         "from zerocheck.cli import main\ntry: main(['run', '--help'])\nexcept SystemExit: pass",
+        "from zerocheck.cli import main\ntry: main(['faults', '--list'])\nexcept SystemExit: pass",
     ],
 )
 def test_starts_without_torch(code: str) -> None:

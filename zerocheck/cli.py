@@ -14,6 +14,7 @@ from .cli_errors import Program
 from .errors import UsageError
 
 if TYPE_CHECKING:
+    from .run.matrix.options import MatrixOptions
     from .run.options import RunOptions
 
 INTERRUPTED = 130
@@ -246,11 +247,13 @@ def report(journal: Path, report_dir: Path | None) -> int:
 
     from .report.progress import print_findings, print_outcome
     from .report.write import write_reports
-    from .run.journal import read
+    from .run.journal import is_matrix, read
     from .run.tally import run_exit_code, tally
 
     if journal.is_dir():
         journal = journal / "journal.ndjson"
+    if is_matrix(journal):
+        return _report_matrix(journal, report_dir or journal.parent)
     records = read(journal, note=_note)
     counted = tally(records)
     console = Console(highlight=False, soft_wrap=True)
@@ -260,6 +263,112 @@ def report(journal: Path, report_dir: Path | None) -> int:
     write_reports(records, directory)
     click.echo(f"report: {directory / 'report.md'}")
     return run_exit_code(counted)
+
+
+def _report_matrix(journal: Path, directory: Path) -> int:
+    from .report.faults_progress import FaultsProgress
+    from .report.write import write_matrix
+    from .run.journal import read_matrix
+    from .run.matrix.summary import Summary
+
+    records = read_matrix(journal, note=_note)
+    summary = Summary(records)
+    FaultsProgress().show(summary)
+    write_matrix(records, directory)
+    click.echo(f"report: {directory / 'faults.md'}")
+    return summary.exit_code
+
+
+@main.command()
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.option("--list", "listed", is_flag=True, help="Show all faults, and run nothing.")
+@click.option(
+    "--implementation",
+    metavar="NAME",
+    help="Inject faults into this one, your own for example, and not into the built-in ones.",
+)
+@click.option(
+    "--profile",
+    metavar="NAME",
+    default="ci",
+    show_default=True,
+    help="Which cases are to catch them, as for run.",
+)
+@click.option("--world-sizes", metavar="1,2,3", help="Numbers of ranks. Default: the profile's.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Another seed, other cases.")
+@click.option("--max-cases", type=int, metavar="N", help="Cases per fault at most.")
+@click.option(
+    "--obligations",
+    metavar="NAMES",
+    default="equivalence",
+    show_default=True,
+    help="What is checked: equivalence (all), or names with commas between.",
+)
+@_report_dir
+def faults(
+    names: tuple[str, ...],
+    listed: bool,
+    world_sizes: str | None,
+    obligations: str,
+    report_dir: Path,
+    **given: Any,
+) -> int:
+    """Show that known bugs are caught: the kill matrix.
+
+    Each planted fault is run until it is caught, all of them without a NAME; beside it loss curves
+    and parameters are compared as tests usually do. Exits with 1 if one escapes.
+    """
+    from .run.options import parse_obligations, parse_world_sizes
+
+    if listed:
+        return _list_faults()
+    from .run.matrix.options import MatrixOptions
+
+    options = MatrixOptions(
+        names=names,
+        world_sizes=parse_world_sizes(world_sizes) if world_sizes is not None else (),
+        obligations=parse_obligations(obligations),
+        report_dir=report_dir,
+        **given,
+    )
+    return _faults(options)
+
+
+def _list_faults() -> int:
+    from .faults.catalogue import FAULTS
+
+    _section(
+        "faults",
+        {fault.name: f"{fault.summary}; {fault.source}" for fault in FAULTS.values()},
+    )
+    return 0
+
+
+def _faults(options: MatrixOptions) -> int:
+    from .report.faults_progress import FaultsProgress
+    from .report.write import write_matrix
+    from .run.journal import Journal, read_matrix
+    from .run.matrix import engine
+
+    progress = FaultsProgress()
+    journal = Journal(options.report_dir / "faults.ndjson")
+    try:
+        _note_untested()
+        code = engine.run(options, (journal, progress))
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    finally:
+        # Also where the harness failed: what was found so far stays readable.
+        progress.close()
+        journal.close()
+        if journal.path.stat().st_size:
+            write_matrix(read_matrix(journal.path, note=_note), options.report_dir)
+            click.echo(f"report: {options.report_dir / 'faults.md'}")
+        else:
+            journal.path.unlink()  # refused before it began
+    if code == INTERRUPTED:
+        click.echo("interrupted", err=True)
+    return code
 
 
 @main.command("list")

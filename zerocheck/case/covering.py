@@ -144,10 +144,19 @@ def cover(held: Sequence[int], costs: Sequence[float], wanted: int) -> list[int]
 
     held: the pairs of each candidate. Greedy: always the one with the most new pairs for its
     cost, which is at most ln(pairs) + 1 times as dear as the best choice; what later ones made
-    superfluous is taken out. The first have the most, so that a part of the list covers much.
+    superfluous is taken out. That takes out the first ones most of all, so the rest is put in
+    order again: the first bring the most for their cost, and a part of the list covers much.
     """
+    chosen = _greedy(range(len(held)), held, costs, wanted)
+    return _greedy(_needed(chosen, held, wanted), held, costs, wanted)
+
+
+def _greedy(
+    places: Iterable[int], held: Sequence[int], costs: Sequence[float], wanted: int
+) -> list[int]:
+    """Of the candidates at these places those that bring a new pair, the best first."""
     # What a candidate brings can only shrink, so one that is still best after a second look is.
-    waiting = [(-(pairs & wanted).bit_count() / costs[i], i) for i, pairs in enumerate(held)]
+    waiting = [(-(held[i] & wanted).bit_count() / costs[i], i) for i in places]
     heapify(waiting)
     chosen: list[int] = []
     left = wanted
@@ -161,7 +170,7 @@ def cover(held: Sequence[int], costs: Sequence[float], wanted: int) -> list[int]
             continue
         chosen.append(place)
         left &= ~held[place]
-    return _needed(chosen, held, wanted)
+    return chosen
 
 
 def _needed(chosen: list[int], held: Sequence[int], wanted: int) -> list[int]:

@@ -63,7 +63,7 @@ def _matrix(counted: Tally) -> str:
         [escape(name), *(cell_text(cell) for cell in implementation.cells.values())]
         for name, implementation in counted.implementations.items()
     ]
-    return _table(["implementation", *counted.obligations], rows)
+    return table(["implementation", *counted.obligations], rows)
 
 
 def _findings(counted: Tally) -> Iterable[str]:
@@ -117,7 +117,7 @@ def _coverage(counted: Tally) -> Iterable[str]:
         for size in sizes
     ]
     yield "Cases judged, by number of ranks:"
-    yield _table(["world size", *map(escape, names)], rows)
+    yield table(["world size", *map(escape, names)], rows)
     if any(i.covered.counted for i in counted.implementations.values()):
         yield (
             "Every pair of features that an implementation supports is to stand in one case at "
@@ -132,25 +132,23 @@ def _coverage(counted: Tally) -> Iterable[str]:
             ]
             for name, i in counted.implementations.items()
         ]
-        yield _table(
-            ["implementation", "pairs covered", "pairs refused", "features ignored"], pairs
-        )
+        yield table(["implementation", "pairs covered", "pairs refused", "features ignored"], pairs)
     yield (
         f"Cases judged, by feature ({len(FEATURES)} features), or why there is none; `ignored` are "
         "options that the implementation does not have:"
     )
-    yield _table(
+    yield table(
         ["feature", "", *map(escape, names)],
         [[row[0], *map(escape, row[1:])] for row in feature_rows(counted)],
     )
     refusals = [list(map(escape, row)) for row in refused_rows(counted)]
     if refusals:
         yield "Refused pairs, and the features all of whose pairs are refused:"
-        yield _table(["implementation", "pairs", "features", "reason"], refusals)
+        yield table(["implementation", "pairs", "features", "reason"], refusals)
     vacuous = [list(map(escape, row)) for row in vacuous_rows(counted)]
     if vacuous:
         yield "Vacuous: the obligation holds, but code that does nothing would hold too."
-        yield _table(["implementation", "obligation", "cases", "since"], vacuous)
+        yield table(["implementation", "obligation", "cases", "since"], vacuous)
     refused = [
         [escape(name), str(count), escape(reason)]
         for name, implementation in counted.implementations.items()
@@ -158,7 +156,7 @@ def _coverage(counted: Tally) -> Iterable[str]:
     ]
     if refused:
         yield "Unsupported cases:"
-        yield _table(["implementation", "cases", "reason"], refused)
+        yield table(["implementation", "cases", "reason"], refused)
 
 
 def _shares(counted: Tally) -> str:
@@ -170,7 +168,7 @@ def _shares(counted: Tally) -> str:
         ]
         for name, implementation in counted.implementations.items()
     ]
-    return _table(["implementation", *counted.obligations], rows)
+    return table(["implementation", *counted.obligations], rows)
 
 
 def _semantics(counted: Tally) -> Iterable[str]:
@@ -183,7 +181,7 @@ def _semantics(counted: Tally) -> Iterable[str]:
         for i in declared
     ]
     yield "## Declared semantics"
-    yield _table(["implementation", "shown", *map(escape, words)], rows)
+    yield table(["implementation", "shown", *map(escape, words)], rows)
 
 
 def _environment(counted: Tally) -> Iterable[str]:
@@ -195,8 +193,9 @@ def _environment(counted: Tally) -> Iterable[str]:
         [name, escape(str(getattr(environment, name)))] for name in environment.__struct_fields__
     ]
     rows += [["profile", escape(counted.started.profile)], ["seed", str(counted.started.seed)]]
-    yield _table(["", ""], rows)
+    yield table(["", ""], rows)
 
 
-def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table; cells are Markdown already."""
     return str(tabulate(rows, headers=headers, tablefmt="pipe", disable_numparse=True))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from ..errors import UsageError
+from ..run.matrix.records import MatrixRecord
+from ..run.matrix.summary import Summary
 from ..run.records import Record
 from ..run.tally import Tally, tally
-from . import json_report, junit, markdown
+from . import faults_json, faults_markdown, json_report, junit, markdown
 
 FORMATS: dict[str, Callable[[Tally], str]] = {
     "report.json": json_report.render,
@@ -19,6 +21,12 @@ FORMATS: dict[str, Callable[[Tally], str]] = {
 }
 """File name of each format, and what renders it."""
 
+MATRIX_FORMATS: dict[str, Callable[[Summary], str]] = {
+    "faults.json": faults_json.render,
+    "faults.md": faults_markdown.render,
+}
+"""The same for the kill matrix."""
+
 
 def write_reports(records: Iterable[Record], directory: Path) -> list[Path]:
     """Write all formats, each one whole or not at all. Returns the files.
@@ -26,12 +34,22 @@ def write_reports(records: Iterable[Record], directory: Path) -> list[Path]:
     Raises UsageError if the directory cannot be written.
     """
     counted = tally(records)
+    return _write(directory, {name: render(counted) for name, render in FORMATS.items()})
+
+
+def write_matrix(records: Iterable[MatrixRecord], directory: Path) -> list[Path]:
+    """The same for the records of a kill matrix."""
+    summary = Summary(records)
+    return _write(directory, {name: render(summary) for name, render in MATRIX_FORMATS.items()})
+
+
+def _write(directory: Path, texts: Mapping[str, str]) -> list[Path]:
     written = []
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for name, render in FORMATS.items():
+        for name, text in texts.items():
             written.append(directory / name)
-            _replace(directory / name, render(counted))
+            _replace(directory / name, text)
     except OSError as error:
         raise UsageError(f"cannot write to {directory}: {error.strerror}") from error
     return written

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from copy import copy
 
 from ..case.covering import Pairs, cost, cover
 from ..case.schema import Case
@@ -54,6 +55,15 @@ class Array:
         self._judged = 0
         self._built_in_vain: list[int] = []
         self._done: set[Case] = set()
+
+    def anew(self) -> Array:
+        """The same array with nothing noted yet, for another implementation with the same reasons
+        and features."""
+        other = copy(self)
+        other._judged = 0
+        other._built_in_vain = []
+        other._done = set()
+        return other
 
     def coverage(self, implementation: str, *, max_cases: int | None) -> Coverage:
         """What is wanted of a run, for the journal."""

@@ -9,18 +9,25 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from ..errors import UsageError
+from .matrix.records import FaultsStarted, MatrixRecord
 from .records import JOURNAL_FORMAT, Record, RunStarted
+
+Note = Callable[[str], None]
+R = TypeVar("R")
 
 SYNC_SECONDS = 2.0
 """At most this much of a run is lost when the machine stops; a killed process loses nothing."""
 
 # Lax, since numbers that JSON cannot hold stand as strings: see `encode`.
 _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record, strict=False)
+_matrix_decoder: msgspec.json.Decoder[MatrixRecord] = msgspec.json.Decoder(
+    MatrixRecord, strict=False
+)
 
 
 def encode(value: Any) -> bytes:
@@ -63,7 +70,7 @@ class Journal:
         self._file.truncate(0)
         self._synced = time.monotonic()
 
-    def handle(self, record: Record) -> None:
+    def handle(self, record: msgspec.Struct) -> None:
         """Append one line; the system has it when this returns, so that a kill does not lose it."""
         self._file.write(encode(record) + b"\n")
         self._file.flush()
@@ -90,21 +97,40 @@ class Journal:
         self.close()
 
 
-def read(path: Path, note: Callable[[str], None] | None = None) -> list[Record]:
+def read(path: Path, note: Note | None = None) -> list[Record]:
     """All records of a journal.
 
     A last line without its end, as a kill leaves it, is dropped and `note` is told. Raises
     UsageError, with the line number, for another format version or anything else.
     """
+    return _read(path, _decode, note)
+
+
+def read_matrix(path: Path, note: Note | None = None) -> list[MatrixRecord]:
+    """The same for the journal of a kill matrix."""
+    return _read(path, _decode_matrix, note)
+
+
+def is_matrix(path: Path) -> bool:
+    """Whether the file begins as the journal of a kill matrix does."""
+    try:
+        with path.open("rb") as file:
+            first = msgspec.json.decode(file.readline())
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return isinstance(first, dict) and first.get("type") == FaultsStarted.__struct_config__.tag
+
+
+def _read(path: Path, decode: Callable[[Path, int, bytes], R], note: Note | None) -> list[R]:
     try:
         data = path.read_bytes()
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     *lines, rest = data.split(b"\n")
-    records = [_decode(path, number, line) for number, line in enumerate(lines, 1)]
+    records = [decode(path, number, line) for number, line in enumerate(lines, 1)]
     if rest:
         try:
-            records.append(_decode(path, len(lines) + 1, rest))
+            records.append(decode(path, len(lines) + 1, rest))
         except UsageError:
             if not records:
                 raise
@@ -125,6 +151,17 @@ def _decode(path: Path, number: int, line: bytes) -> Record:
         raise UsageError(f"{where}: not a record of a journal: {error}") from error
     if (number == 1) is not isinstance(record, RunStarted):
         raise UsageError(f"{where}: a journal starts with 'run started', and has it once")
+    return record
+
+
+def _decode_matrix(path: Path, number: int, line: bytes) -> MatrixRecord:
+    where = f"{path}, line {number}"
+    try:
+        record = _matrix_decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{where}: not a record of a kill matrix: {error}") from error
+    if (number == 1) is not isinstance(record, FaultsStarted):
+        raise UsageError(f"{where}: a kill matrix starts with 'faults started', and has it once")
     return record
 
 

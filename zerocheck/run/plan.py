@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 
 import msgspec
@@ -47,8 +48,11 @@ OVERDRAW = 60
 LARGEST_DRAWN = 8
 """Ranks. Larger world sizes of a profile are left to the covering array: their cases are slow."""
 
+Asking = Callable[[Sequence[Case]], list[str | None]]
+"""asking(cases) -> of each case, why it is not supported, or None."""
+
 Ask = Callable[[str, Sequence[Case]], list[str | None]]
-"""ask(implementation, cases) -> of each case, why it is not supported, or None."""
+"""ask(implementation, cases) -> the same."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,40 @@ class Planned:
     case: Case
 
 
+class Drawn:
+    """Candidates and covering arrays that several plans have in common, each computed once.
+
+    An array follows from the candidates, from those that are refused and from the features that
+    are ignored; implementations that agree in these share it, such as a fault and its parent.
+    """
+
+    def __init__(self) -> None:
+        self._pairs = Pairs(FEATURES)
+        self._pools: dict[bytes, dict[Case, int]] = {}
+        self._arrays: dict[tuple[object, ...], Array] = {}
+
+    def array(
+        self, options: RunOptions, fixed: Mapping[str, object], ignored: Sequence[str], ask: Asking
+    ) -> tuple[Array, dict[Case, int]]:
+        """The array, with nothing noted yet, and the candidates it is made of."""
+        asked = (options.seed, options.world_sizes, options.features, fixed)
+        key = msgspec.json.encode(asked, order="deterministic")
+        if key not in self._pools:
+            self._pools[key] = candidates(
+                self._pairs,
+                seed=options.seed,
+                world_sizes=options.world_sizes,
+                fixed=fixed,
+                having=options.features,
+            )
+        pool = self._pools[key]
+        reasons = tuple(ask(list(pool)))
+        which = (key, reasons, tuple(ignored))
+        if which not in self._arrays:
+            self._arrays[which] = Array(self._pairs, pool, reasons, ignored)
+        return self._arrays[which].anew(), pool
+
+
 class Plan:
     """All cases of a run, the same for the same options.
 
@@ -66,11 +104,17 @@ class Plan:
     grows while the run goes on, by cases that stand in for others: see `more`.
     """
 
-    def __init__(self, options: RunOptions, described: Mapping[str, Described], ask: Ask) -> None:
-        """Raises UsageError if no case has the features asked for."""
+    def __init__(
+        self,
+        options: RunOptions,
+        described: Mapping[str, Described],
+        ask: Ask,
+        drawn: Drawn | None = None,
+    ) -> None:
+        """drawn: what other plans drew already. Raises UsageError if no case has the features
+        asked for."""
         self._options = options
-        self._pools: dict[bytes, dict[Case, int]] = {}
-        self._pairs = Pairs(FEATURES)
+        self._drawn = Drawn() if drawn is None else drawn
         self._arrays: dict[str, Array] = {}
         self.coverage: list[Coverage] = []
         """What is to be exercised on each implementation."""
@@ -111,9 +155,8 @@ class Plan:
         found: list[Case] = []
         count = profile.cases
         if profile.covering:
-            pool = self._pool(fixed)
-            reasons = ask(name, list(pool))
-            array = self._arrays[name] = Array(self._pairs, pool, reasons, ignored)
+            array, pool = self._drawn.array(options, fixed, ignored, partial(ask, name))
+            self._arrays[name] = array
             # Where all are refused, one case says so.
             found = array.cases or list(pool)[:1]
             count = max(count if array.cases else 1, len(found))
@@ -136,20 +179,6 @@ class Plan:
                 Coverage(implementation=name, features=tuple(FEATURES), ignored=tuple(ignored))
             )
         return found
-
-    def _pool(self, fixed: Mapping[str, object]) -> dict[Case, int]:
-        """Candidates and their pairs, drawn once for all implementations that fix the same."""
-        key = msgspec.json.encode(fixed, order="deterministic")
-        if key not in self._pools:
-            options = self._options
-            self._pools[key] = candidates(
-                self._pairs,
-                seed=options.seed,
-                world_sizes=options.world_sizes,
-                fixed=fixed,
-                having=options.features,
-            )
-        return self._pools[key]
 
 
 def _ignored(described: Described) -> list[str]:

@@ -13,6 +13,7 @@ import torch
 from ..case.schema import Case
 from ..drive.observation import Described, Job, RankSeen, Recorded, Refusals
 from ..errors import HarnessError, UsageError
+from ..judge.assemble import Fetch
 from ..judge.case import judge
 from ..judge.verdict import Judgement, Obligation, Status
 from ..ranks.result import JobResult
@@ -77,6 +78,11 @@ class Trial:
         job = Job(implementation=implementation, case=case, trace=trace)
         self._pending = ranks.submit(case.world_size, msgspec.msgpack.encode(job), fresh=fresh)
 
+    @property
+    def done(self) -> bool:
+        """Whether the ranks are through, as far as is known without looking."""
+        return bool(self._pending.done)
+
     def result(self) -> JobResult:
         """Wait for the ranks. Afterwards the next trial may be submitted, then `judged` called."""
         return self._ranks.wait(self._pending)
@@ -99,16 +105,10 @@ def judged(
     try:
         if result.outcome != "finished" or None in result.payloads:
             return _broken(result)
-        seen = [msgspec.msgpack.decode(p, type=RankSeen) for p in result.payloads if p is not None]
+        seen, fetch = observed(result)
         if seen[0].unsupported is not None:
             return Outcome(status="unsupported", reason=seen[0].unsupported)
         started = time.perf_counter()
-
-        def fetch(rank: int, record: Recorded) -> torch.Tensor:
-            arena = result.arenas[rank]
-            assert arena is not None
-            return arena.tensor(Slot(record.offset, record.numel, record.dtype))
-
         judgement = judge(case, seen, fetch, digest=digest)
         if obligations is not None:
             judgement = _only(judgement, obligations)
@@ -121,6 +121,18 @@ def judged(
         )
     finally:
         result.release()
+
+
+def observed(result: JobResult) -> tuple[list[RankSeen], Fetch]:
+    """What each rank of a case that was finished replied, and how to read its tensors."""
+    seen = [msgspec.msgpack.decode(p, type=RankSeen) for p in result.payloads if p is not None]
+
+    def fetch(rank: int, record: Recorded) -> torch.Tensor:
+        arena = result.arenas[rank]
+        assert arena is not None
+        return arena.tensor(Slot(record.offset, record.numel, record.dtype))
+
+    return seen, fetch
 
 
 def describe(ranks: Ranks, implementation: str, *, world_size: int = 1) -> Described:

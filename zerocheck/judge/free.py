@@ -1,0 +1,163 @@
+"""The reference trainer left to itself: many steps on one device, from the start of a case.
+
+It informs and does not judge: two correct trainers drift apart, since AdamW divides by a root of
+squares, so what is compared with it needs a tolerance. The judge takes one step at a time instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from zerocheck_reference import AdamWOptions, AdamWState, Group, Trainer
+
+from ..case.schema import Case
+from ..case.shapes import unfrozen
+from ..contract.groups import group_of, learning_rates
+from ..contract.semantics import Semantics
+from ..models.batches import batch, carried_seed, loss_of, overflows, weight
+from ..models.network import build_model
+from ..models.start import initial_state
+from .local import as_on_a_rank
+
+
+class Trajectory(NamedTuple):
+    """Where training led to.
+
+    losses: per step, the mean over ranks and microbatches; parameters: after the last step, by the
+    name in the unwrapped model.
+    """
+
+    losses: tuple[float, ...]
+    parameters: dict[str, torch.Tensor]
+
+
+def trajectory(case: Case, semantics: Semantics, *, restored: bool) -> Trajectory:
+    """All steps of a case by the reference, on the samples of all ranks.
+
+    semantics: what a step means; restored: the case's state of mid-training is put in first.
+    """
+    with as_on_a_rank():
+        return _Free(case, semantics, restored=restored).run()
+
+
+class _Free:
+    def __init__(self, case: Case, semantics: Semantics, *, restored: bool) -> None:
+        self.case = case
+        self.weighted = semantics.weight == "token"
+        self.model = build_model(case)
+        self._loss_of = loss_of(case)
+        self._random = [
+            torch.Generator().manual_seed(carried_seed(case, rank)).get_state()
+            for rank in range(case.world_size)
+        ]
+        state = initial_state(case, self.model) if restored else None
+        parameters = dict(self.model.named_parameters())
+        if state is not None:
+            with torch.no_grad():
+                for name, parameter in parameters.items():
+                    parameter.copy_(state[name, "parameter"])
+        self.trainer = Trainer(
+            self.model,
+            self._groups(parameters),
+            max_norm=case.training.clip,
+            norm_type=float(case.training.norm),
+            clip_rule=semantics.clip,
+            average=semantics.average,
+            divide=semantics.divide,
+            unused=semantics.unused,
+        )
+        if state is not None:
+            self.trainer.set_state(_states(state))
+
+    def run(self) -> Trajectory:
+        losses = tuple(self._step(index) for index in range(self.case.training.steps))
+        parameters = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        return Trajectory(losses, parameters)
+
+    def _groups(self, parameters: dict[str, nn.Parameter]) -> list[Group]:
+        later = set(unfrozen(self.case))
+        optimizer = self.case.optimizer
+        names: list[list[str]] = [[] for _ in optimizer.groups]
+        for name, parameter in parameters.items():
+            if parameter.requires_grad or name in later:
+                names[group_of(self.case, name)].append(name)
+        return [
+            Group(
+                names=tuple(own),
+                options=AdamWOptions(
+                    lr=group.lr,
+                    beta1=group.beta1,
+                    beta2=group.beta2,
+                    eps=group.eps,
+                    weight_decay=group.weight_decay,
+                    amsgrad=optimizer.amsgrad,
+                    maximize=optimizer.maximize,
+                ),
+            )
+            for own, group in zip(names, optimizer.groups, strict=True)
+        ]
+
+    def _step(self, index: int) -> float:
+        """Take one step; returns its mean loss."""
+        if index == self.case.training.unfreeze:
+            for name in unfrozen(self.case):
+                self.model.get_parameter(name).requires_grad_(True)
+        seen: list[float] = []
+        losses = [
+            [
+                self._loss(index, rank, number, seen)
+                for number in range(self.case.training.microbatches)
+            ]
+            for rank in range(self.case.world_size)
+        ]
+        if index == self.case.training.overflow:
+            with torch.no_grad():  # the step is skipped
+                for row in losses:
+                    for loss in row:
+                        loss(self.model)
+        else:
+            self.trainer.step(losses, lr=learning_rates(self.case, index))
+        return math.fsum(seen) / len(seen) if all(map(math.isfinite, seen)) else sum(seen)
+
+    def _loss(
+        self, index: int, rank: int, number: int, seen: list[float]
+    ) -> Callable[[nn.Module], torch.Tensor]:
+        where = {"step": index, "rank": rank, "microbatch": number}
+        drawn = batch(self.case, **where)
+        factor = weight(self.case, **where) if self.weighted else 1.0
+
+        def loss(model: nn.Module) -> torch.Tensor:
+            carried = self.case.data.rng == "carried"
+            if carried:
+                torch.set_rng_state(self._random[rank])
+            else:
+                torch.manual_seed(drawn.seed)
+            value = self._loss_of(model(*drawn.inputs), drawn.target)
+            if carried:
+                self._random[rank] = torch.get_rng_state()
+            if overflows(self.case, **where):
+                value = value * math.inf
+            seen.append(float(value.detach()))
+            return value if factor == 1.0 else value * factor
+
+        return loss
+
+
+def _states(state: dict[tuple[str, str], torch.Tensor]) -> dict[str, AdamWState]:
+    """The state of mid-training by parameter, for those that have moments."""
+    return {
+        name: AdamWState(
+            parameter=state[name, "parameter"],
+            exp_avg=state[name, "exp_avg"],
+            exp_avg_sq=state[name, "exp_avg_sq"],
+            step=int(state[name, "step"]),
+            max_exp_avg_sq=state.get((name, "max_exp_avg_sq")),
+        )
+        for name, role in state
+        if role == "exp_avg"
+    }

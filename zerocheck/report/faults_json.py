@@ -1,0 +1,61 @@
+"""faults.json: the kill matrix for machines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ..run.journal import encode
+from ..run.matrix.records import FaultTried
+from ..run.matrix.summary import Share, Summary
+
+FORMAT = 1
+
+
+def render(summary: Summary) -> str:
+    """The whole matrix as JSON. Numbers that JSON cannot hold stand as "inf" and "nan"."""
+    return msgspec.json.format(encode(as_data(summary)), indent=2).decode() + "\n"
+
+
+def as_data(summary: Summary) -> dict[str, Any]:
+    """The matrix as plain data."""
+    loss, parameters = summary.false_alarms
+    return {
+        "format": FORMAT,
+        "run": summary.started,
+        "outcome": "done" if summary.complete else "interrupted",
+        "exit_code": summary.exit_code,
+        "seconds": summary.finished.seconds if summary.finished else None,
+        "planned": summary.planned,
+        "summary": {
+            "caught": _share(summary.caught),
+            "median_cases": summary.median_cases,
+            "median_seconds": summary.median_seconds,
+            "as_expected": _share(summary.as_expected),
+            "cause_named": _share(summary.named),
+            "cause_named_alone": _share(summary.named_alone),
+            "loss_curve": _share(summary.loss_curve),
+            "assert_close": _share(summary.parameters),
+            "neither": [row.fault for row in summary.neither],
+            "false_alarms": {
+                "loss_curve": _share(loss),
+                "assert_close": _share(parameters),
+            },
+        },
+        "first_by": {word: [row.fault for row in rows] for word, rows in summary.first_by.items()},
+        "faults": [_row(row) for row in summary.rows],
+    }
+
+
+def _row(row: FaultTried) -> dict[str, Any]:
+    return {
+        **msgspec.to_builtins(row),
+        "caught": row.caught,
+        "cause_named": row.named,
+        "cause_named_alone": row.named_alone,
+    }
+
+
+def _share(share: Share) -> dict[str, int]:
+    return {"count": share.count, "of": share.of}

@@ -1,0 +1,150 @@
+"""faults.md: the kill matrix for people, on a page that renders Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..judge.verdict import TITLES
+from ..run.matrix.records import FaultTried
+from ..run.matrix.summary import Summary
+from .faults_text import (
+    cases_text,
+    caught_text,
+    cause_text,
+    control_text,
+    loss_text,
+    parameters_text,
+    summary_lines,
+)
+from .markdown import escape, table
+from .text import number
+
+_RIVALS = """\
+The rivals look at the case that caught the fault, and go {steps} steps from its start. The loss
+curve is the mean loss of each step over ranks and microbatches, compared at a relative tolerance of
+{rtol}. The parameters after the last step are compared by `torch.testing.assert_close` with its
+defaults, as parity tests of FSDP do, on what each rank holds. Both are compared with the reference
+trainer, free-running on one device.
+
+They are given what they would have to find for themselves: a case in which the fault acts, the same
+weights, samples and dropout masks, the meaning of a step that the code declares, memory that is
+filled with NaN before it is written. What is against them: some cases start in mid-training, where
+large moments hide a wrong gradient, or have tiny losses. A crash or hang counts as seen. As a
+control, the parent, which is the same code without the fault, runs the same case: an alarm there is
+a false one."""
+
+
+def render(summary: Summary) -> str:
+    """The whole matrix as Markdown."""
+    parts = [
+        "# Kill matrix",
+        *_summary(summary),
+        *_failures(summary),
+        "## Faults",
+        "A fault is caught by the first case that fails where its parent, the same code without "
+        "it, does not. Cases count in the order of the plan, unsupported ones too. Seconds are "
+        "those of running and judging them, several faults side by side. The cause is what "
+        "explains all failing cases, of which three are looked for.",
+        _faults(summary.rows),
+        "## Who flags what first",
+        _first_by(summary),
+        *_rivals(summary),
+        *_environment(summary),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _summary(summary: Summary) -> Iterable[str]:
+    if not summary.complete:
+        yield (
+            f"**This matrix is not complete: {len(summary.rows)} of {summary.planned} faults were "
+            "tried.** What follows is of those."
+        )
+    started = summary.started
+    if started is not None:
+        into = f" into {started.implementation}" if started.implementation else ""
+        most = f", at most {started.max_cases} cases each" if started.max_cases else ""
+        planted = "injected" if into else "planted"
+        yield escape(
+            f"Known bugs, {planted} on purpose{into}, and what `zerocheck run --profile "
+            f"{started.profile}` makes of them (seed {started.seed}{most})."
+        ).replace("\\`", "`")
+    yield "\n".join(f"- {escape(line)}" for line in summary_lines(summary))
+
+
+def _failures(summary: Summary) -> Iterable[str]:
+    if summary.escaped:
+        yield "## Escaped"
+        yield "\n".join(
+            f"- **{escape(row.fault)}**: {escape(row.summary)} ({row.cases} cases)"
+            for row in summary.escaped
+        )
+    if summary.misnamed:
+        yield "## Caught, and another cause named"
+        yield table(
+            ["fault", "true cause", "named", "said"],
+            [
+                [
+                    escape(row.fault),
+                    escape(", ".join(row.true_causes)),
+                    escape(", ".join(row.causes) or "–"),
+                    escape(row.title),
+                ]
+                for row in summary.misnamed
+            ],
+        )
+
+
+def _faults(rows: Sequence[FaultTried]) -> str:
+    return table(
+        [
+            *("fault", "parent", "flagged first by", "cases", "s", "cause named"),
+            *("loss curve", "assert_close", "on the parent"),
+        ],
+        [
+            [
+                escape(row.fault),
+                escape(row.parent.rpartition(":")[2]),
+                escape(caught_text(row)),
+                escape(cases_text(row)),
+                number(row.seconds, digits=2),
+                escape(cause_text(row)),
+                escape(loss_text(row.rivals)),
+                escape(parameters_text(row.rivals)),
+                escape(control_text(row.control)),
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _first_by(summary: Summary) -> str:
+    titles: dict[str, str] = {**TITLES}
+    return "\n".join(
+        f"- **{word}** ({titles.get(word, 'the ranks')}): "
+        + (", ".join(escape(row.fault) for row in rows) or "none")
+        for word, rows in summary.first_by.items()
+    )
+
+
+def _rivals(summary: Summary) -> Iterable[str]:
+    if summary.started is None:
+        return
+    yield "## The rivals"
+    yield _RIVALS.format(steps=summary.started.free_steps, rtol=f"{summary.started.loss_rtol:g}")
+    if summary.neither:
+        names = ", ".join(escape(row.fault) for row in summary.neither)
+        yield f"Seen by neither of them: {names}."
+
+
+def _environment(summary: Summary) -> Iterable[str]:
+    if summary.started is None:
+        return
+    environment = summary.started.environment
+    yield "## Environment"
+    rows = [
+        [name, escape(str(getattr(environment, name)))] for name in environment.__struct_fields__
+    ]
+    if summary.finished is not None:
+        rows.append(["seconds", f"{summary.finished.seconds:.0f}"])
+    yield table(["", ""], rows)

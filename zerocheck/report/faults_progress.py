@@ -1,0 +1,81 @@
+"""The console while faults are hunted: one line for each, and what it adds up to at the end."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from ..run.matrix.records import FaultsFinished, FaultsStarted, FaultTried, MatrixRecord
+from ..run.matrix.summary import Summary
+from .faults_text import cases_text, caught_text, cause_text, summary_lines
+from .progress import duration
+from .text import one_line
+
+
+class FaultsProgress:
+    """Shows the records of a kill matrix as they come. Every value is printed as text."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False, soft_wrap=True)
+        self._records: list[MatrixRecord] = []
+        self._planned = 0
+        self._live: Live | None = None
+        self._began = time.monotonic()
+
+    def handle(self, record: MatrixRecord) -> None:
+        """Show one record."""
+        self._records.append(record)
+        match record:
+            case FaultsStarted():
+                self._start(record)
+            case FaultTried():
+                style = "" if record.caught else "bold red"
+                self._console.print(Text(self._line(record), style=style))
+            case FaultsFinished():
+                self.close()
+                self.show(Summary(self._records))
+
+    def close(self) -> None:
+        """Give the terminal back. A second call does nothing."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _start(self, started: FaultsStarted) -> None:
+        self._planned = len(started.faults)
+        self._began = time.monotonic()
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._live = Live(console=self._console, get_renderable=self._status, transient=True)
+            self._live.start()
+        else:
+            self._console.print(Text(f"{self._planned} faults, profile {started.profile}"))
+
+    def _line(self, row: FaultTried) -> str:
+        done = sum(isinstance(record, FaultTried) for record in self._records)
+        plural = "s" if row.cases != 1 else ""
+        return one_line(
+            f"{done}/{self._planned} {row.fault}: {caught_text(row)}, {cases_text(row)} "
+            f"case{plural}, {row.seconds:.1f} s, cause {cause_text(row)}"
+        )
+
+    def _status(self) -> Text:
+        done = sum(isinstance(record, FaultTried) for record in self._records)
+        said = f"{done} of {self._planned} faults"
+        if done:
+            left = (time.monotonic() - self._began) / done * (self._planned - done)
+            said += f", {duration(left)} left"
+        return Text(said, style="dim")
+
+    def show(self, summary: Summary) -> None:
+        """Print what the matrix adds up to."""
+        self._console.print()
+        for line in summary_lines(summary):
+            self._console.print(Text(one_line(line)))
+        for row in summary.escaped:
+            self._console.print(Text(one_line(f"escaped: {row.fault}"), style="bold red"))
+        if not summary.complete:
+            line = f"interrupted after {len(summary.rows)} of {summary.planned} faults"
+            self._console.print(Text(line, style="yellow"))

@@ -1,0 +1,86 @@
+"""How a row of the kill matrix reads, on the console and in Markdown."""
+
+from __future__ import annotations
+
+from ..run.matrix.records import FaultTried, Rivals
+from ..run.matrix.summary import Summary
+from .text import number
+
+
+def caught_text(row: FaultTried) -> str:
+    """`"gradient"`, `"hung"`, `"ESCAPED"`."""
+    return row.caught_by or "ESCAPED"
+
+
+def cases_text(row: FaultTried) -> str:
+    """`"3"`, `"3 (1 unsupported)"`."""
+    others = [
+        f"{count} {what}"
+        for count, what in ((row.unsupported, "unsupported"), (row.parents, "failed by the parent"))
+        if count
+    ]
+    return f"{row.cases} ({', '.join(others)})" if others else str(row.cases)
+
+
+def cause_text(row: FaultTried) -> str:
+    """The causes that were named, and the true one if it is not among them."""
+    said = ", ".join(row.causes) or "–"
+    return f"{said} (it is: {', '.join(row.true_causes)})" if row.named is False else said
+
+
+def loss_text(run: Rivals | None) -> str:
+    """`"off from step 3"`, `"passes"`, `"crashed"`, `"–"` if it was not run."""
+    if run is None or not run.ran:
+        return "–"
+    if run.broken:
+        return run.outcome
+    return "passes" if run.loss_step is None else f"off from step {run.loss_step}"
+
+
+def parameters_text(run: Rivals | None) -> str:
+    """`"2 refused"`, `"passes"`, `"crashed"`, `"–"` if it was not run."""
+    if run is None or not run.ran:
+        return "–"
+    if run.broken:
+        return run.outcome
+    return f"{len(run.refused)} refused" if run.refused else "passes"
+
+
+def control_text(run: Rivals | None) -> str:
+    """Who raises a false alarm on the parent, `"quiet"`, or `"–"` if it was not run."""
+    if run is None or not run.ran:
+        return "–"
+    if run.broken:
+        return run.outcome
+    alarms = [
+        name
+        for name, alarm in (
+            ("loss curve", run.loss_alarm),
+            ("assert_close", run.parameter_alarm),
+        )
+        if alarm
+    ]
+    return ", ".join(alarms) or "quiet"
+
+
+def summary_lines(summary: Summary) -> list[str]:
+    """What the matrix adds up to, one sentence each."""
+    lines = [f"caught: {summary.caught} faults"]
+    if summary.median_cases is not None and summary.median_seconds is not None:
+        lines.append(
+            f"it takes {number(summary.median_cases)} cases and "
+            f"{number(summary.median_seconds, digits=2)} s in the median"
+        )
+    lines += [
+        f"flagged first by the obligation that the catalogue says: {summary.as_expected}",
+        f"true cause named: {summary.named} that have a name, alone: {summary.named_alone}",
+        f"the loss curve shows: {summary.loss_curve}",
+        f"assert_close on the parameters shows: {summary.parameters}",
+        f"neither of them shows: {len(summary.neither)}",
+    ]
+    loss, parameters = summary.false_alarms
+    lines.append(
+        f"false alarms where the parent runs the same cases: loss curve {loss}, "
+        f"assert_close {parameters}"
+    )
+    return lines

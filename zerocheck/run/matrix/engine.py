@@ -1,0 +1,126 @@
+"""The kill matrix: every planted fault, hunted with the cases that a run of it would have."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
+from typing import Protocol
+
+from ...drive.observation import Described
+from ...judge.local import as_on_a_rank
+from ...ranks.result import JobResult
+from ..engine import open_ranks
+from ..environment import environment
+from ..plan import Drawn, Plan
+from ..tally import INTERRUPTED
+from ..trial import Ranks, describe, judged, refusals
+from .hunt import Answer, Hunt
+from .options import MatrixOptions
+from .records import FaultsFinished, FaultsStarted, MatrixRecord
+from .rivals import LOSS_RTOL, STEPS, FreeRuns
+from .together import Ask, together
+
+
+class Handler(Protocol):
+    """Takes each record of the matrix, in order."""
+
+    def handle(self, record: MatrixRecord) -> None:
+        """Take one record. An exception from here ends the matrix."""
+
+
+def run(options: MatrixOptions, handlers: Sequence[Handler], *, ranks: Ranks | None = None) -> int:
+    """Hunt all faults; returns the exit code (0 all are caught, 1 one escaped).
+
+    ranks: rank processes that are there already; they are left open. Raises UsageError for an
+    implementation that cannot be loaded. On KeyboardInterrupt the journal is finished first; then
+    it is raised again.
+    """
+    if ranks is not None:
+        return _Matrix(options, handlers, ranks).run()
+    with open_ranks("processes") as (opened, _):
+        assert opened is not None
+        return _Matrix(options, handlers, opened).run()
+
+
+class _Matrix:
+    def __init__(self, options: MatrixOptions, handlers: Iterable[Handler], ranks: Ranks) -> None:
+        self.options = options
+        self.handlers = tuple(handlers)
+        self.ranks = ranks
+        self.drawn = Drawn()
+        self.free = FreeRuns()
+        self.described: Callable[[str], Described] = cache(partial(describe, ranks))
+        self.open: list[Hunt] = []
+        self.escaped = False
+
+    def run(self) -> int:
+        options = self.options
+        with as_on_a_rank():
+            pass  # torch imports a lot the first time; the ranks are importing meanwhile
+        if options.implementation is not None:
+            self.described(options.implementation)  # before anything is said
+        started = time.perf_counter()
+        asked = options.run(options.faults[0].where)
+        self._tell(
+            FaultsStarted(
+                environment=environment(),
+                faults=tuple(fault.name for fault in options.faults),
+                profile=options.profile,
+                seed=options.seed,
+                world_sizes=asked.world_sizes,
+                obligations=asked.obligations,
+                started=time.time(),
+                free_steps=STEPS,
+                loss_rtol=LOSS_RTOL,
+                implementation=options.implementation or "",
+                max_cases=options.max_cases,
+            )
+        )
+        try:
+            together(self.ranks, (hunt.search() for hunt in self._hunts()), self._answer)
+        except KeyboardInterrupt:
+            for hunt in self.open:
+                if hunt.row.caught:  # what is known of the others is nothing
+                    self._tell(hunt.row)
+            self._finish("interrupted", INTERRUPTED, started)
+            raise
+        code = int(self.escaped)
+        self._finish("done", code, started)
+        return code
+
+    def _hunts(self) -> Iterable[Hunt]:
+        for fault in self.options.faults:
+            hunt = Hunt(
+                fault,
+                plan=partial(self._plan, fault.where),
+                fixed=partial(self._fixed, fault.where),
+                done=self._done,
+            )
+            self.open.append(hunt)
+            yield hunt
+
+    def _plan(self, where: str) -> Plan:
+        ask = partial(refusals, self.ranks)
+        return Plan(self.options.run(where), {where: self.described(where)}, ask, self.drawn)
+
+    def _fixed(self, where: str) -> dict[str, object]:
+        return dict(self.described(where).fixed)
+
+    def _answer(self, ask: Ask, result: JobResult) -> Answer:
+        if ask.free:
+            return Answer(rivals=self.free.rivals(ask.case, result))
+        return Answer(judged(ask.case, result, obligations=self.options.obligations))
+
+    def _done(self, hunt: Hunt) -> None:
+        self.open.remove(hunt)
+        self.escaped = self.escaped or not hunt.row.caught
+        self._tell(hunt.row)
+
+    def _finish(self, outcome: str, code: int, started: float) -> None:
+        seconds = time.perf_counter() - started
+        self._tell(FaultsFinished(outcome=outcome, exit_code=code, seconds=seconds))  # type: ignore[arg-type]
+
+    def _tell(self, record: MatrixRecord) -> None:
+        for handler in self.handlers:
+            handler.handle(record)

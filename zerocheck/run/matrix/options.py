@@ -1,0 +1,85 @@
+"""What `zerocheck faults` is asked to do, checked before anything starts. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ...catalogue import check_spelling
+from ...errors import UsageError, did_you_mean
+from ...faults.catalogue import FAULTS, Fault
+from ...judge.verdict import OBLIGATIONS, Obligation
+from ..known_issues import NONE
+from ..options import RunOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatrixOptions:
+    """Options of the kill matrix.
+
+    names: faults, none for all; implementation: what faults that can be injected are injected
+    into, in place of the parents of the catalogue; the others as for RunOptions. Raises UsageError
+    for what cannot be used.
+    """
+
+    names: tuple[str, ...] = ()
+    implementation: str | None = None
+    profile: str = "ci"
+    world_sizes: tuple[int, ...] = ()
+    seed: int = 0
+    max_cases: int | None = None
+    obligations: tuple[Obligation, ...] = OBLIGATIONS
+    report_dir: Path = field(default=Path("zerocheck-report"))
+    faults: tuple[Fault, ...] = field(init=False, default=())
+    """The rows of the matrix."""
+
+    def __post_init__(self) -> None:
+        if self.implementation is not None:
+            check_spelling(self.implementation)
+        faults = _chosen(self.names)
+        if self.implementation is not None:
+            faults = _injected(faults, self.implementation, asked=bool(self.names))
+        object.__setattr__(self, "faults", tuple(faults))
+        self.run(self.faults[0].where)  # checks the rest
+
+    def run(self, implementation: str) -> RunOptions:
+        """Options of the run whose cases one row takes."""
+        return RunOptions(
+            implementations=(implementation,),
+            profile=self.profile,
+            world_sizes=self.world_sizes,
+            seed=self.seed,
+            max_cases=self.max_cases,
+            obligations=self.obligations,
+            report_dir=self.report_dir,
+            known_issues=(NONE,),
+        )
+
+
+def _chosen(names: Iterable[str]) -> list[Fault]:
+    """Faults by name, all for none. Raises UsageError for another name."""
+    for name in names:
+        if name not in FAULTS:
+            raise UsageError(
+                f"unknown fault {name!r}{did_you_mean(name, FAULTS)}; "
+                "`zerocheck faults --list` shows all"
+            )
+    return [FAULTS[name] for name in dict.fromkeys(names)] or list(FAULTS.values())
+
+
+def _injected(faults: Iterable[Fault], implementation: str, *, asked: bool) -> list[Fault]:
+    """Those that are injected at the collectives, once each, on the implementation."""
+    rows: dict[str, Fault] = {}
+    for fault in faults:
+        _, plus, injection = fault.where.rpartition("+")
+        if plus and injection not in rows:
+            where = f"{implementation}+{injection}"
+            rows[injection] = replace(fault, name=injection, where=where, parent=implementation)
+    if not rows:
+        what = "none of these faults" if asked else "no fault"
+        raise UsageError(
+            f"{what} can be injected into {implementation}; those that can have "
+            "IMPLEMENTATION+FAULT for their place in `zerocheck faults --list`"
+        )
+    return list(rows.values())

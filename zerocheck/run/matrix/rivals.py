@@ -1,0 +1,145 @@
+"""What the usual checks of sharded training say of a case: its loss curve, and its parameters.
+
+Both let the sharded code and a single-device trainer go STEPS steps from the same start on the
+same samples, and compare what comes of it with a tolerance:
+
+- loss curve: the mean loss of each step, over ranks and microbatches, at LOSS_RTOL. It stands for
+  two curves laid on top of each other, and is stricter than eyes are.
+- parameters: torch.testing.assert_close with its defaults, as the parity tests of FSDP do, on what
+  each rank holds and on the whole that is put together from it.
+
+They are given a lot that they would have to find for themselves: a case in which the fault acts,
+the same initial weights, samples, dropout masks and state of mid-training, the semantics of the
+sharded code, and memory that is filled with NaN before it is written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+import torch
+from msgspec.structs import replace
+
+from ...case.schema import Case
+from ...contract.semantics import Semantics
+from ...drive.observation import RankSeen, StepSeen
+from ...judge.assemble import Fetch, Held, Observation
+from ...judge.free import Trajectory, trajectory
+from ...judge.layout import Layout
+from ...models.network import build_model
+from ...ranks.result import JobResult
+from ..trial import observed
+from .records import Rivals
+
+STEPS = 10
+"""Of free training: parity tests of FSDP take 2 to 10."""
+
+LOSS_RTOL = 1e-4
+"""Relative. Losses are logged with 4 digits or so, and curves are compared by eye."""
+
+
+def freely(case: Case, fixed: Mapping[str, object]) -> Case:
+    """The case with STEPS steps, unless the implementation fixes their number."""
+    training = fixed.get("training")
+    if isinstance(training, Mapping) and "steps" in training:
+        return case
+    return replace(case, training=replace(case.training, steps=STEPS))
+
+
+class FreeRuns:
+    """Compares free runs with those of the reference, which it computes once for each case."""
+
+    def __init__(self) -> None:
+        self._reference: dict[tuple[Case, bytes, bool], Trajectory] = {}
+
+    def rivals(self, case: Case, result: JobResult) -> Rivals:
+        """What the rivals say of what the ranks did. Gives their arenas back."""
+        try:
+            if result.outcome != "finished" or None in result.payloads:
+                outcome = "hung" if result.outcome == "hung" else "crashed"
+                return Rivals(outcome=outcome, reason=result.summary(stacks=False))  # type: ignore[arg-type]
+            seen, fetch = observed(result)
+            if seen[0].unsupported is not None:
+                return Rivals(outcome="unsupported", reason=seen[0].unsupported)
+            return compare(case, seen, fetch, self._of(case, seen[0]))
+        finally:
+            result.release()
+
+    def _of(self, case: Case, seen: RankSeen) -> Trajectory:
+        said = msgspec.json.encode(seen.semantics, order="deterministic")
+        key = (case, said, seen.restored)
+        if key not in self._reference:
+            semantics = Semantics(**seen.semantics)  # type: ignore[arg-type]
+            self._reference[key] = trajectory(case, semantics, restored=seen.restored)
+        return self._reference[key]
+
+
+def compare(case: Case, seen: Sequence[RankSeen], fetch: Fetch, reference: Trajectory) -> Rivals:
+    """What the rivals say, given the free run of the reference."""
+    last = case.training.steps - 1
+    off = [
+        _deviation(_mean(rank.steps[step] for rank in seen), reference.losses[step])
+        for step in range(last + 1)
+    ]
+    observation = Observation(Layout.of(build_model(case), case), seen, fetch)
+    refused, deviation = _refused(observation, last, reference.parameters)
+    return Rivals(
+        outcome="finished",
+        loss_step=next((step for step, one in enumerate(off) if not one <= LOSS_RTOL), None),
+        loss_deviation=max((math.inf if math.isnan(one) else one for one in off), default=0.0),
+        refused=refused,
+        deviation=deviation,
+    )
+
+
+def _mean(steps: Iterable[StepSeen]) -> float:
+    """Mean loss of a step, NaN if nobody had one."""
+    losses = [loss for step in steps for loss in step.losses]
+    return sum(losses) / len(losses) if losses else math.nan
+
+
+def _deviation(got: float, expected: float) -> float:
+    """Relative; 0 where both overflow alike."""
+    if got == expected:
+        return 0.0
+    return abs(got - expected) / abs(expected) if expected else math.inf
+
+
+def _refused(
+    observation: Observation, step: int, expected: Mapping[str, torch.Tensor]
+) -> tuple[tuple[str, ...], float]:
+    """Parameters that assert_close refuses, and the largest difference; after a step."""
+    try:
+        held = observation.held(step, "state", "parameter")
+        copies = [] if held is None else list(_copies(held))
+    except (KeyError, IndexError, RuntimeError):
+        copies = []  # shards that do not go together: unknown names, shapes that do not fit
+    if not copies:
+        return tuple(expected), math.inf
+    refused: dict[str, None] = {}
+    deviation = 0.0
+    for copy in copies:
+        for place in observation.layout.places:
+            wanted = expected[place.name].reshape(-1)
+            given = copy[place.start : place.stop].to(wanted.dtype)
+            try:
+                torch.testing.assert_close(given, wanted)
+            except AssertionError:
+                refused[place.name] = None
+            if wanted.numel():
+                far = float((given.double() - wanted.double()).abs().max())
+                deviation = max(deviation, math.inf if math.isnan(far) else far)
+    return tuple(refused), deviation
+
+
+def _copies(held: Held) -> Iterator[torch.Tensor]:
+    """The whole vector (NaN where nobody holds anything), then with what each rank holds, where
+    that is something else."""
+    yield held.whole
+    for part, plan in zip(held.parts, held.plans, strict=True):
+        own = held.whole.clone()
+        plan.scatter(own, part)
+        if not torch.equal(own.nan_to_num(nan=0.0), held.whole.nan_to_num(nan=0.0)):
+            yield own

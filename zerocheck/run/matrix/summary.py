@@ -1,0 +1,149 @@
+"""What the records of a kill matrix add up to. A pure function of them; its reports start here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from ...judge.verdict import OBLIGATIONS
+from ..tally import INTERRUPTED
+from .records import FaultsFinished, FaultsStarted, FaultTried, MatrixRecord, Rivals
+
+
+@dataclass(frozen=True)
+class Share:
+    """A number of things, of so many that could have been."""
+
+    count: int
+    of: int
+
+    def __str__(self) -> str:
+        percent = f" ({100 * self.count / self.of:.0f} %)" if self.of else ""
+        return f"{self.count} of {self.of}{percent}"
+
+
+class Summary:
+    """All rows, in the order of the catalogue, and what they add up to."""
+
+    def __init__(self, records: Iterable[MatrixRecord]) -> None:
+        self.started: FaultsStarted | None = None
+        self.finished: FaultsFinished | None = None
+        rows: dict[str, FaultTried] = {}
+        for record in records:
+            match record:
+                case FaultsStarted():
+                    self.started = record
+                case FaultTried():
+                    rows[record.fault] = record
+                case FaultsFinished():
+                    self.finished = record
+        names = self.started.faults if self.started is not None else ()
+        self.planned = len(names)
+        self.rows: Sequence[FaultTried] = [rows[name] for name in names if name in rows]
+
+    @property
+    def complete(self) -> bool:
+        """The matrix came to its end."""
+        return self.finished is not None and self.finished.outcome == "done"
+
+    @property
+    def escaped(self) -> list[FaultTried]:
+        """Faults that no case caught."""
+        return [row for row in self.rows if not row.caught]
+
+    @property
+    def exit_code(self) -> int:
+        """0 if every fault was caught, 1 if one escaped, 130 if not all were tried."""
+        return int(bool(self.escaped)) if self.complete else INTERRUPTED
+
+    @property
+    def caught(self) -> Share:
+        """Of all that were tried."""
+        return Share(len(self.rows) - len(self.escaped), len(self.rows))
+
+    @property
+    def median_cases(self) -> float | None:
+        """Of those caught."""
+        return median(cases) if (cases := [row.cases for row in self.rows if row.caught]) else None
+
+    @property
+    def median_seconds(self) -> float | None:
+        """Of those caught."""
+        spent = [row.seconds for row in self.rows if row.caught]
+        return median(spent) if spent else None
+
+    @property
+    def as_expected(self) -> Share:
+        """Flagged first by what the catalogue says; a crash or hang for those that must break."""
+        said = [
+            row.caught_by == row.expected
+            if row.expected is not None
+            else row.caught_by in ("crashed", "hung")
+            for row in self.rows
+            if row.caught
+        ]
+        return Share(sum(said), len(said))
+
+    @property
+    def named(self) -> Share:
+        """True cause among those named, where the catalogue has one."""
+        told = [row.named for row in self.rows if row.named is not None]
+        return Share(sum(told), len(told))
+
+    @property
+    def named_alone(self) -> Share:
+        """True cause named and no other."""
+        told = [row.named_alone for row in self.rows if row.named is not None]
+        return Share(sum(told), len(told))
+
+    @property
+    def misnamed(self) -> list[FaultTried]:
+        """The true cause is not among those named."""
+        return [row for row in self.rows if row.named is False]
+
+    @property
+    def loss_curve(self) -> Share:
+        """Faults that the loss curve shows, or that broke the ranks."""
+        return _alarms(row.rivals for row in self.rows if row.caught)[0]
+
+    @property
+    def parameters(self) -> Share:
+        """Faults that assert_close shows after the last step, or that broke the ranks."""
+        return _alarms(row.rivals for row in self.rows if row.caught)[1]
+
+    @property
+    def neither(self) -> list[FaultTried]:
+        """Caught, and seen by neither rival."""
+        return [
+            row
+            for row in self.rows
+            if row.rivals is not None
+            and row.rivals.ran
+            and not (row.rivals.loss_alarm or row.rivals.parameter_alarm)
+        ]
+
+    @property
+    def false_alarms(self) -> tuple[Share, Share]:
+        """Of the loss curve and of assert_close, where the parent runs the same cases; each parent
+        and case counts once, whatever number of faults it stands for."""
+        controls = {(row.parent, row.case): row.control for row in self.rows}
+        return _alarms(controls.values())
+
+    @property
+    def first_by(self) -> dict[str, list[FaultTried]]:
+        """Obligation, "crashed" or "hung" -> the faults that it flags first."""
+        flagged: dict[str, list[FaultTried]] = {
+            word: [row for row in self.rows if row.caught_by == word]
+            for word in (*OBLIGATIONS, "crashed", "hung")
+        }
+        return {word: rows for word, rows in flagged.items() if rows or word in OBLIGATIONS}
+
+
+def _alarms(runs: Iterable[Rivals | None]) -> tuple[Share, Share]:
+    """Alarms of the loss curve and of assert_close."""
+    seen = [run for run in runs if run is not None and run.ran]
+    return (
+        Share(sum(run.loss_alarm for run in seen), len(seen)),
+        Share(sum(run.parameter_alarm for run in seen), len(seen)),
+    )
