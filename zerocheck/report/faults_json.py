@@ -44,6 +44,7 @@ def as_data(summary: Summary) -> dict[str, Any]:
             },
         },
         "first_by": {word: [row.fault for row in rows] for word, rows in summary.first_by.items()},
+        "without_effect": [row.fault for row in summary.without_effect],
         "faults": [_row(row) for row in summary.rows],
     }
 

@@ -57,7 +57,7 @@ def render(summary: Summary) -> str:
 def _summary(summary: Summary) -> Iterable[str]:
     if not summary.complete:
         yield (
-            f"**This matrix is not complete: {len(summary.rows)} of {summary.planned} faults were "
+            f"**This matrix is not complete: {summary.tried} of {summary.planned} faults were "
             "tried.** What follows is of those."
         )
     started = summary.started
@@ -78,6 +78,12 @@ def _failures(summary: Summary) -> Iterable[str]:
         yield "\n".join(
             f"- **{escape(row.fault)}**: {escape(row.summary)} ({row.cases} cases)"
             for row in summary.escaped
+        )
+    if summary.without_effect:
+        yield "## Nothing to inject into"
+        yield "In no case did the code call a collective that these could change:"
+        yield "\n".join(
+            f"- {escape(row.fault)}: {escape(row.summary)}" for row in summary.without_effect
         )
     if summary.misnamed:
         yield "## Caught, and another cause named"
@@ -119,7 +125,7 @@ def _faults(rows: Sequence[FaultTried]) -> str:
 
 
 def _first_by(summary: Summary) -> str:
-    titles: dict[str, str] = {**TITLES}
+    titles = {str(obligation): title for obligation, title in TITLES.items()}
     return "\n".join(
         f"- **{word}** ({titles.get(word, 'the ranks')}): "
         + (", ".join(escape(row.fault) for row in rows) or "none")

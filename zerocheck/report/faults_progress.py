@@ -77,5 +77,5 @@ class FaultsProgress:
         for row in summary.escaped:
             self._console.print(Text(one_line(f"escaped: {row.fault}"), style="bold red"))
         if not summary.complete:
-            line = f"interrupted after {len(summary.rows)} of {summary.planned} faults"
+            line = f"interrupted after {summary.tried} of {summary.planned} faults"
             self._console.print(Text(line, style="yellow"))

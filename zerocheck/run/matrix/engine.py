@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
-from typing import Protocol
+from typing import Literal, Protocol
+
+from msgspec.structs import replace
 
 from ...drive.observation import Described
 from ...judge.local import as_on_a_rank
@@ -19,6 +21,7 @@ from .hunt import Answer, Hunt
 from .options import MatrixOptions
 from .records import FaultsFinished, FaultsStarted, MatrixRecord
 from .rivals import LOSS_RTOL, STEPS, FreeRuns
+from .summary import Summary
 from .together import Ask, together
 
 
@@ -52,7 +55,7 @@ class _Matrix:
         self.free = FreeRuns()
         self.described: Callable[[str], Described] = cache(partial(describe, ranks))
         self.open: list[Hunt] = []
-        self.escaped = False
+        self.records: list[MatrixRecord] = []
 
     def run(self) -> int:
         options = self.options
@@ -83,11 +86,9 @@ class _Matrix:
             for hunt in self.open:
                 if hunt.row.caught:  # what is known of the others is nothing
                     self._tell(hunt.row)
-            self._finish("interrupted", INTERRUPTED, started)
+            self._finish("interrupted", started)
             raise
-        code = int(self.escaped)
-        self._finish("done", code, started)
-        return code
+        return self._finish("done", started)
 
     def _hunts(self) -> Iterable[Hunt]:
         for fault in self.options.faults:
@@ -114,13 +115,16 @@ class _Matrix:
 
     def _done(self, hunt: Hunt) -> None:
         self.open.remove(hunt)
-        self.escaped = self.escaped or not hunt.row.caught
         self._tell(hunt.row)
 
-    def _finish(self, outcome: str, code: int, started: float) -> None:
+    def _finish(self, outcome: Literal["done", "interrupted"], started: float) -> int:
         seconds = time.perf_counter() - started
-        self._tell(FaultsFinished(outcome=outcome, exit_code=code, seconds=seconds))  # type: ignore[arg-type]
+        finished = FaultsFinished(outcome=outcome, exit_code=INTERRUPTED, seconds=seconds)
+        code = Summary((*self.records, finished)).exit_code
+        self._tell(replace(finished, exit_code=code))
+        return code
 
     def _tell(self, record: MatrixRecord) -> None:
+        self.records.append(record)
         for handler in self.handlers:
             handler.handle(record)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
@@ -40,12 +40,30 @@ class Summary:
                     self.finished = record
         names = self.started.faults if self.started is not None else ()
         self.planned = len(names)
-        self.rows: Sequence[FaultTried] = [rows[name] for name in names if name in rows]
+        self._rows = [rows[name] for name in names if name in rows]
 
     @property
     def complete(self) -> bool:
         """The matrix came to its end."""
         return self.finished is not None and self.finished.outcome == "done"
+
+    @property
+    def tried(self) -> int:
+        """How many there is a row of."""
+        return len(self._rows)
+
+    @property
+    def without_effect(self) -> list[FaultTried]:
+        """Faults that found nothing to act on in the code that the user named."""
+        if self.started is None or not self.started.implementation:
+            return []
+        return [row for row in self._rows if row.cases == row.unsupported]
+
+    @property
+    def rows(self) -> list[FaultTried]:
+        """Faults that were tried and could act, in the order of the catalogue."""
+        without = self.without_effect
+        return [row for row in self._rows if row not in without]
 
     @property
     def escaped(self) -> list[FaultTried]:
@@ -54,8 +72,9 @@ class Summary:
 
     @property
     def exit_code(self) -> int:
-        """0 if every fault was caught, 1 if one escaped, 130 if not all were tried."""
-        return int(bool(self.escaped)) if self.complete else INTERRUPTED
+        """0 if every fault was caught, 1 if one escaped, or none could act, 130 if not all were
+        tried."""
+        return int(bool(self.escaped) or not self.rows) if self.complete else INTERRUPTED
 
     @property
     def caught(self) -> Share:

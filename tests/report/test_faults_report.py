@@ -1,0 +1,183 @@
+"""The kill matrix in every format, from records made by hand, some of them hostile."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hand_made import ENVIRONMENT, HOSTILE
+from rich.console import Console
+
+from zerocheck.case.schema import Case
+from zerocheck.judge.verdict import OBLIGATIONS
+from zerocheck.report import faults_json, faults_markdown
+from zerocheck.report.faults_progress import FaultsProgress
+from zerocheck.report.write import MATRIX_FORMATS, write_matrix
+from zerocheck.run.matrix.records import (
+    FaultsFinished,
+    FaultsStarted,
+    FaultTried,
+    MatrixRecord,
+    Rivals,
+)
+from zerocheck.run.matrix.summary import Share, Summary
+
+QUIET = Rivals(outcome="finished", loss_deviation=1e-7)
+ALARM = Rivals(outcome="finished", loss_step=3, loss_deviation=0.5, refused=("head.weight",))
+
+
+def started(*names: str, **given: Any) -> FaultsStarted:
+    fields: dict[str, Any] = {
+        "environment": ENVIRONMENT,
+        "faults": names,
+        "profile": "ci",
+        "seed": 0,
+        "world_sizes": (2, 3),
+        "obligations": OBLIGATIONS,
+        "started": 1_700_000_000.0,
+        "free_steps": 10,
+        "loss_rtol": 1e-4,
+    }
+    return FaultsStarted(**{**fields, **given})
+
+
+def tried(name: str, **given: Any) -> FaultTried:
+    fields: dict[str, Any] = {
+        "fault": name,
+        "where": f"faults:{name}",
+        "parent": "zero1",
+        "summary": "the sum is an average",
+        "source": "PT #1",
+        "expected": "gradient",
+        "true_causes": ("gradient x W",),
+        "caught_by": "gradient",
+        "title": "the gradient is 3 (= W) times too large",
+        "cases": 2,
+        "seconds": 0.5,
+        "failing": 3,
+        "causes": ("gradient x W",),
+        "findings": 1,
+        "case": Case(seed=len(name)),
+        "rivals": ALARM,
+        "control": QUIET,
+    }
+    return FaultTried(**{**fields, **given})
+
+
+DONE = FaultsFinished(outcome="done", exit_code=0, seconds=60.0)
+
+ROWS = (
+    tried("a"),
+    tried("bb", causes=("gradient x W", "gradient doubled"), rivals=QUIET, cases=4),
+    tried("ccc", causes=("gradient / W",), control=ALARM, cases=9, seconds=2.0),
+    tried("dddd", true_causes=(), causes=(), caught_by="hung", expected=None,
+          rivals=Rivals(outcome="hung"), cases=1, unsupported=0),
+    tried("eeeee", caught_by="", case=None, rivals=None, control=None, cases=100, causes=()),
+    tried("ffffff", caught_by="update", rivals=Rivals(outcome="unsupported")),
+)  # fmt: skip
+RECORDS = (started("a", "bb", "ccc", "dddd", "eeeee", "ffffff"), *ROWS, DONE)
+
+
+def test_what_it_adds_up_to() -> None:
+    summary = Summary(RECORDS)
+    assert summary.caught == Share(5, 6) and [r.fault for r in summary.escaped] == ["eeeee"]
+    assert (summary.median_cases, summary.median_seconds) == (2, 0.5)
+    assert summary.as_expected == Share(4, 5)
+    assert summary.named == Share(3, 4) and summary.named_alone == Share(2, 4)
+    assert [row.fault for row in summary.misnamed] == ["ccc"]
+    assert summary.loss_curve == summary.parameters == Share(3, 4)
+    assert [row.fault for row in summary.neither] == ["bb"]
+    assert summary.false_alarms == (Share(1, 5), Share(1, 5))
+    first = {word: [row.fault for row in rows] for word, rows in summary.first_by.items()}
+    assert first["gradient"] == ["a", "bb", "ccc"] and first["hung"] == ["dddd"]
+    assert first["update"] == ["ffffff"] and first["buffers"] == []
+    assert summary.exit_code == 1
+
+
+def test_a_control_counts_once_for_all_faults_of_its_case() -> None:
+    rows = [tried(name, case=Case(), control=ALARM) for name in ("a", "b")]
+    assert Summary([started("a", "b"), *rows, DONE]).false_alarms == (Share(1, 1), Share(1, 1))
+
+
+def test_rows_stand_in_the_order_of_the_catalogue() -> None:
+    mixed = Summary([RECORDS[0], *reversed(ROWS), DONE])
+    assert mixed.rows == Summary(RECORDS).rows
+
+
+@pytest.mark.parametrize(
+    ("records", "code"),
+    [
+        ((started("a"), tried("a"), DONE), 0),
+        ((started("a"), tried("a", caught_by=""), DONE), 1),
+        ((started("a"), tried("a")), 130),
+        ((started("a"), FaultsFinished(outcome="interrupted", exit_code=130, seconds=1.0)), 130),
+    ],
+)
+def test_exit_codes(records: tuple[MatrixRecord, ...], code: int) -> None:
+    assert Summary(records).exit_code == code
+
+
+def test_what_cannot_act_in_the_users_code_has_not_escaped() -> None:
+    idle = tried("b", caught_by="", cases=7, unsupported=7, case=None, rivals=None, control=None)
+    mine = Summary([started("a", "b", implementation="my.py:Mine"), tried("a"), idle, DONE])
+    assert mine.exit_code == 0 and mine.caught == Share(1, 1) and mine.without_effect == [idle]
+    assert "Nothing to inject into" in faults_markdown.render(mine)
+    ours = Summary([started("a", "b"), tried("a"), idle, DONE])
+    assert ours.exit_code == 1 and ours.escaped == [idle]
+    none = Summary([started("b", implementation="my.py:Mine"), idle, DONE])
+    assert none.exit_code == 1
+
+
+def test_markdown_says_it_all() -> None:
+    text = faults_markdown.render(Summary(RECORDS))
+    assert "- caught: 5 of 6 (83 %) faults" in text
+    assert "**eeeee**: the sum is an average (100 cases)" in text
+    row = next(line for line in text.splitlines() if line.startswith("| ccc"))
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells == [
+        "ccc", "zero1", "gradient", "9", "2", "gradient / W (it is: gradient x W)",
+        "off from step 3", "1 refused", "loss curve, assert\\_close",
+    ]  # fmt: skip
+    assert "**gradient** (the reduced gradient lies in the enclosure" in text
+    assert "go 10 steps" in text and "0.0001" in text
+
+
+def test_markdown_of_one_that_was_cut_short() -> None:
+    text = faults_markdown.render(Summary(RECORDS[:3]))
+    assert "**This matrix is not complete: 2 of 6 faults were tried.**" in text
+
+
+def test_json_has_rows_and_summary() -> None:
+    data = json.loads(faults_json.render(Summary(RECORDS)))
+    assert data["summary"]["caught"] == {"count": 5, "of": 6}
+    assert data["summary"]["false_alarms"]["loss_curve"] == {"count": 1, "of": 5}
+    assert data["exit_code"] == 1 and data["outcome"] == "done"
+    assert [row["fault"] for row in data["faults"]] == [row.fault for row in ROWS]
+    assert data["faults"][1]["cause_named"] and not data["faults"][1]["cause_named_alone"]
+    assert data["faults"][0]["case"]["seed"] == 1
+
+
+def test_nothing_hostile_gets_through(tmp_path: Path) -> None:
+    names = {"fault": HOSTILE, "where": HOSTILE, "parent": HOSTILE, "summary": HOSTILE}
+    row = tried("x", **{**names, "title": HOSTILE, "causes": (HOSTILE,), "caught_by": ""})
+    records = [started(HOSTILE, implementation=HOSTILE), row, DONE]
+    files = write_matrix(records, tmp_path)
+    assert [path.name for path in files] == list(MATRIX_FORMATS)
+    text = (tmp_path / "faults.md").read_text(encoding="utf-8")
+    assert "<b>" not in text and "\x1b" not in text and "\u202e" not in text
+    json.loads((tmp_path / "faults.json").read_text(encoding="utf-8"))
+
+
+def test_progress_has_a_line_for_each() -> None:
+    into = StringIO()
+    progress = FaultsProgress(Console(file=into, width=200, highlight=False))
+    for record in RECORDS:
+        progress.handle(record)
+    said = into.getvalue()
+    assert "6 faults, profile ci" in said
+    assert "1/6 a: gradient, 2 cases, 0.5 s, cause gradient x W" in said
+    assert "5/6 eeeee: ESCAPED, 100 cases" in said and "escaped: eeeee" in said
+    assert "it takes 2 cases and 0.5 s in the median" in said

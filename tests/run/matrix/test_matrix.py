@@ -1,0 +1,169 @@
+"""The kill matrix for real, over a few faults: what is caught, what escapes, what a row says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from zerocheck.errors import UsageError
+from zerocheck.faults.catalogue import FAULTS
+from zerocheck.ranks.pool import Pool
+from zerocheck.run.journal import Journal, is_matrix, read, read_matrix
+from zerocheck.run.matrix.engine import run
+from zerocheck.run.matrix.options import MatrixOptions
+from zerocheck.run.matrix.records import FaultsFinished, FaultsStarted, FaultTried, MatrixRecord
+from zerocheck.run.matrix.summary import Summary
+from zerocheck.run.trial import TARGET
+
+SIZES = (2, 3)
+
+
+class Collect(list[MatrixRecord]):
+    """A handler that keeps every record, and may be told to interrupt."""
+
+    interrupt_after = -1
+
+    def handle(self, record: MatrixRecord) -> None:
+        self.append(record)
+        if len(self) == self.interrupt_after:
+            raise KeyboardInterrupt
+
+    def row(self, name: str) -> FaultTried:
+        return next(r for r in self if isinstance(r, FaultTried) and r.fault == name)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool(TARGET, patience_s=1.5) as running:
+        yield running
+
+
+def matrix(pool: Pool, *names: str, **given: object) -> tuple[int, Collect]:
+    collected = Collect()
+    options = {"profile": "quick", "world_sizes": SIZES} | given
+    return run(MatrixOptions(names=names, **options), [collected], ranks=pool), collected  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def few(pool: Pool) -> tuple[int, Collect]:
+    return matrix(pool, "average-becomes-sum", "decay-twice", "rank-shards-lost", "article-stage2")
+
+
+def test_all_are_caught(few: tuple[int, Collect]) -> None:
+    code, records = few
+    assert code == 0
+    assert isinstance(records[0], FaultsStarted) and isinstance(records[-1], FaultsFinished)
+    assert records[-1].exit_code == 0 and records[-1].outcome == "done"
+    for name in ("average-becomes-sum", "decay-twice", "rank-shards-lost"):
+        assert records.row(name).caught_by == FAULTS[name].obligation
+    assert records.row("article-stage2").caught_by in ("hung", "crashed")
+
+
+def test_a_row_says_how_soon_and_why(few: tuple[int, Collect]) -> None:
+    row = few[1].row("average-becomes-sum")
+    assert (row.where, row.parent) == ("zerocheck.faults.gradient:AverageBecomesSum", "zero2")
+    assert 1 <= row.cases <= 10 and row.seconds > 0 and row.case is not None
+    assert row.failing == 3 and row.named
+    assert "gradient x W" in row.causes
+
+
+def test_the_rivals_see_what_they_can(few: tuple[int, Collect]) -> None:
+    """A sum for an average moves AdamW's parameters by almost nothing; a shard that nobody has, and
+    ranks that break, are seen by whoever looks."""
+    for name in ("rank-shards-lost", "article-stage2"):
+        rivals = few[1].row(name).rivals
+        assert rivals is not None and rivals.parameter_alarm
+    broken = few[1].row("article-stage2").rivals
+    assert broken is not None and broken.broken and broken.loss_alarm
+
+
+def test_the_control_is_the_parent_on_the_same_case(few: tuple[int, Collect]) -> None:
+    for name in ("average-becomes-sum", "rank-shards-lost"):
+        control = few[1].row(name).control
+        assert control is not None and control.outcome == "finished"
+        assert control.loss_deviation < 1e-3 and control.deviation < 1.0
+
+
+def test_what_nobody_looks_for_escapes(pool: Pool) -> None:
+    code, records = matrix(pool, "decay-twice", obligations=("ownership",), max_cases=4)
+    row = records.row("decay-twice")
+    assert code == 1 and not row.caught
+    assert row.cases == 4 and row.rivals is row.control is row.case is None
+    assert Summary(records).escaped == [row]
+
+
+def test_the_cases_are_those_of_a_run(pool: Pool) -> None:
+    """Of the profile, the seed and the world sizes that were asked for."""
+    _, records = matrix(pool, "decay-twice", world_sizes=(3,), seed=5)
+    row = records.row("decay-twice")
+    assert row.case is not None and row.case.world_size == 3
+    started = records[0]
+    assert isinstance(started, FaultsStarted)
+    assert (started.profile, started.seed, started.world_sizes) == ("quick", 5, (3,))
+
+
+def test_a_case_that_the_parent_fails_too_says_nothing(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parent has the same bug here, so nothing is caught by it."""
+    from dataclasses import replace
+
+    from zerocheck.run.matrix import options
+
+    bug = "zerocheck.faults.update:DecayTwice"
+    planted = replace(FAULTS["decay-twice"], parent=bug)
+    monkeypatch.setattr(options, "FAULTS", {"decay-twice": planted})
+    code, records = matrix(pool, "decay-twice", max_cases=3)
+    row = records.row("decay-twice")
+    assert code == 1 and not row.caught and row.parents >= 1
+
+
+def test_an_interrupt_loses_nothing_that_is_known(pool: Pool, tmp_path: Path) -> None:
+    names = ("average-becomes-sum", "double-average", "decay-twice")
+    stop = Collect()
+    stop.interrupt_after = 2
+    options = MatrixOptions(names=names, profile="quick", world_sizes=SIZES)
+    with Journal(tmp_path / "faults.ndjson") as journal, pytest.raises(KeyboardInterrupt):
+        run(options, [journal, stop], ranks=pool)
+    records = read_matrix(journal.path)
+    summary = Summary(records)
+    assert summary.tried >= 1 and not summary.complete and summary.exit_code == 130
+    assert isinstance(records[-1], FaultsFinished) and records[-1].exit_code == 130
+
+
+def test_the_journal_round_trips(few: tuple[int, Collect], tmp_path: Path) -> None:
+    with Journal(tmp_path / "faults.ndjson") as journal:
+        for record in few[1]:
+            journal.handle(record)
+    assert is_matrix(journal.path)
+    assert read_matrix(journal.path) == few[1]
+    with pytest.raises(UsageError, match="line 1: "):
+        read(journal.path)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"names": ("gather-stal",)}, "unknown fault 'gather-stal'; did you mean 'gather-stale'?"),
+        ({"profile": "cj"}, "unknown profile 'cj'; did you mean 'ci'?"),
+        ({"seed": -1}, "seed -1 is out of range"),
+        ({"max_cases": 0}, "max cases 0 is out of range"),
+        ({"implementation": "fsdp"}, "unknown implementation 'fsdp'; did you mean 'fsdp2'?"),
+        (
+            {"implementation": "fsdp2", "names": ("decay-twice",)},
+            "none of these faults can be injected into fsdp2",
+        ),
+    ],
+)
+def test_wrong_usage(given: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        MatrixOptions(**given)  # type: ignore[arg-type]
+    assert said in str(refused.value)
+
+
+def test_without_names_all_faults_are_hunted() -> None:
+    assert [fault.name for fault in MatrixOptions().faults] == list(FAULTS)
+    twice = MatrixOptions(names=("decay-twice", "decay-twice"))
+    assert [fault.name for fault in twice.faults] == ["decay-twice"]

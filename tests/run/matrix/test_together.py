@@ -1,0 +1,99 @@
+"""Searches side by side: each gets its own answers, and nothing is run twice."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+
+from zerocheck.case.schema import Case
+from zerocheck.drive.observation import Job
+from zerocheck.ranks.result import JobResult
+from zerocheck.run.matrix.together import Ask, together
+
+
+@dataclass
+class Pending:
+    """A job that comes back when it is waited for, or before."""
+
+    job: Job
+    done: bool = False
+
+
+@dataclass
+class Ranks:
+    """Counts what is under way. early: implementations whose jobs come back at once."""
+
+    early: tuple[str, ...] = ()
+    submitted: list[Job] = field(default_factory=list)
+    waited: list[str] = field(default_factory=list)
+    most: int = 0
+
+    def submit(self, world_size: int, payload: bytes, *, fresh: bool = False) -> Pending:
+        job = msgspec.msgpack.decode(payload, type=Job)
+        self.submitted.append(job)
+        self.most = max(self.most, len(self.submitted) - len(self.waited))
+        return Pending(job, job.implementation in self.early)
+
+    def wait(self, pending: Pending) -> JobResult:
+        self.waited.append(pending.job.implementation)
+        return JobResult("finished", (), (), (), 0.0, reason=pending.job.implementation)
+
+    def close(self) -> None:
+        pass
+
+
+def answer(ask: Ask, result: JobResult) -> str:
+    assert result.reason == ask.implementation
+    return f"{ask.implementation} on {ask.case.seed}"
+
+
+def search(name: str, told: list[str], cases: int = 3) -> Generator[Ask, str, None]:
+    for seed in range(cases):
+        told.append((yield Ask(name, Case(seed=seed))))
+
+
+def test_each_search_gets_its_own_answers() -> None:
+    ranks = Ranks()
+    told: dict[str, list[str]] = {name: [] for name in "abcde"}
+    together(ranks, (search(name, into) for name, into in told.items()), answer, ahead=3)
+    assert told == {name: [f"{name} on {seed}" for seed in range(3)] for name in told}
+    assert len(ranks.submitted) == len(ranks.waited) == 15
+    assert ranks.most == 3
+
+
+def test_what_several_ask_for_is_run_once() -> None:
+    ranks = Ranks()
+    told: list[list[str]] = [[] for _ in range(6)]
+    together(ranks, (search("same", into) for into in told), answer, ahead=2)
+    assert all(into == [f"same on {seed}" for seed in range(3)] for into in told)
+    assert len(ranks.submitted) == 3
+
+
+def test_a_free_run_is_another_one() -> None:
+    ranks = Ranks()
+    told: list[str] = []
+
+    def both() -> Generator[Ask, str, None]:
+        for free in (False, True, False):
+            told.append((yield Ask("a", Case(), free=free)))
+
+    together(ranks, [both()], answer)
+    assert len(told) == 3 and len(ranks.submitted) == 2
+
+
+def test_what_has_come_back_is_not_kept_waiting() -> None:
+    ranks = Ranks(early=("quick",))
+    together(ranks, [search("slow", [], 1), search("quick", [], 2)], answer)
+    assert ranks.waited == ["quick", "quick", "slow"]
+
+
+def test_an_error_ends_it() -> None:
+    def fails() -> Generator[Ask, str, None]:
+        yield Ask("a", Case())
+        raise ArithmeticError("enough")
+
+    with pytest.raises(ArithmeticError, match="enough"):
+        together(Ranks(), [fails()], answer)
