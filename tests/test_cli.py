@@ -89,6 +89,10 @@ def emitting(records: Sequence[Record], code: int = 0, then: BaseException | Non
         ("replay x --device cuda", "unknown device 'cuda'"),
         ("report", "Missing argument 'JOURNAL'."),
         ("report no.ndjson", "cannot read no.ndjson: No such file or directory"),
+        ("faults gather-stal", "unknown fault 'gather-stal'; did you mean 'gather-stale'?"),
+        ("faults --profile cj", "unknown profile 'cj'; did you mean 'ci'?"),
+        ("faults --obligations updates", "unknown obligation 'updates'; did you mean 'update'?"),
+        ("faults --implementation fsdp", "unknown implementation 'fsdp'; did you mean 'fsdp2'?"),
         ("list all", "Got unexpected extra argument (all)"),
     ],
 )

@@ -5,69 +5,18 @@ from __future__ import annotations
 import json
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hand_made import ENVIRONMENT, HOSTILE
+from hand_made import HOSTILE
+from hand_made_faults import ALARM, DONE, QUIET, started, tried
 from rich.console import Console
 
 from zerocheck.case.schema import Case
-from zerocheck.judge.verdict import OBLIGATIONS
 from zerocheck.report import faults_json, faults_markdown
 from zerocheck.report.faults_progress import FaultsProgress
 from zerocheck.report.write import MATRIX_FORMATS, write_matrix
-from zerocheck.run.matrix.records import (
-    FaultsFinished,
-    FaultsStarted,
-    FaultTried,
-    MatrixRecord,
-    Rivals,
-)
+from zerocheck.run.matrix.records import FaultsFinished, MatrixRecord, Rivals
 from zerocheck.run.matrix.summary import Share, Summary
-
-QUIET = Rivals(outcome="finished", loss_deviation=1e-7)
-ALARM = Rivals(outcome="finished", loss_step=3, loss_deviation=0.5, refused=("head.weight",))
-
-
-def started(*names: str, **given: Any) -> FaultsStarted:
-    fields: dict[str, Any] = {
-        "environment": ENVIRONMENT,
-        "faults": names,
-        "profile": "ci",
-        "seed": 0,
-        "world_sizes": (2, 3),
-        "obligations": OBLIGATIONS,
-        "started": 1_700_000_000.0,
-        "free_steps": 10,
-        "loss_rtol": 1e-4,
-    }
-    return FaultsStarted(**{**fields, **given})
-
-
-def tried(name: str, **given: Any) -> FaultTried:
-    fields: dict[str, Any] = {
-        "fault": name,
-        "where": f"faults:{name}",
-        "parent": "zero1",
-        "summary": "the sum is an average",
-        "source": "PT #1",
-        "expected": "gradient",
-        "true_causes": ("gradient x W",),
-        "caught_by": "gradient",
-        "title": "the gradient is 3 (= W) times too large",
-        "cases": 2,
-        "seconds": 0.5,
-        "failing": 3,
-        "causes": ("gradient x W",),
-        "findings": 1,
-        "case": Case(seed=len(name)),
-        "rivals": ALARM,
-        "control": QUIET,
-    }
-    return FaultTried(**{**fields, **given})
-
-
-DONE = FaultsFinished(outcome="done", exit_code=0, seconds=60.0)
 
 ROWS = (
     tried("a"),

@@ -1,0 +1,57 @@
+"""Records of a kill matrix made by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hand_made import ENVIRONMENT
+
+from zerocheck.case.schema import Case
+from zerocheck.judge.verdict import OBLIGATIONS
+from zerocheck.run.matrix.records import FaultsFinished, FaultsStarted, FaultTried, Rivals
+
+QUIET = Rivals(outcome="finished", loss_deviation=1e-7)
+ALARM = Rivals(outcome="finished", loss_step=3, loss_deviation=0.5, refused=("head.weight",))
+
+
+def started(*names: str, **given: Any) -> FaultsStarted:
+    """The first record."""
+    fields: dict[str, Any] = {
+        "environment": ENVIRONMENT,
+        "faults": names,
+        "profile": "ci",
+        "seed": 0,
+        "world_sizes": (2, 3),
+        "obligations": OBLIGATIONS,
+        "started": 1_700_000_000.0,
+        "free_steps": 10,
+        "loss_rtol": 1e-4,
+    }
+    return FaultsStarted(**{**fields, **given})
+
+
+def tried(name: str, **given: Any) -> FaultTried:
+    """A fault that was caught, and named right."""
+    fields: dict[str, Any] = {
+        "fault": name,
+        "where": f"faults:{name}",
+        "parent": "zero1",
+        "summary": "the sum is an average",
+        "source": "PT #1",
+        "expected": "gradient",
+        "true_causes": ("gradient x W",),
+        "caught_by": "gradient",
+        "title": "the gradient is 3 (= W) times too large",
+        "cases": 2,
+        "seconds": 0.5,
+        "failing": 3,
+        "causes": ("gradient x W",),
+        "findings": 1,
+        "case": Case(seed=len(name)),
+        "rivals": ALARM,
+        "control": QUIET,
+    }
+    return FaultTried(**{**fields, **given})
+
+
+DONE = FaultsFinished(outcome="done", exit_code=0, seconds=60.0)
