@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hand_made import HOSTILE
 from hand_made_faults import ALARM, DONE, QUIET, started, tried
+from msgspec.structs import replace
 from rich.console import Console
 
 from zerocheck.case.schema import Case
@@ -16,7 +17,7 @@ from zerocheck.report import faults_json, faults_markdown
 from zerocheck.report.faults_progress import FaultsProgress
 from zerocheck.report.write import MATRIX_FORMATS, write_matrix
 from zerocheck.run.matrix.records import FaultsFinished, MatrixRecord, Rivals
-from zerocheck.run.matrix.summary import Share, Summary
+from zerocheck.run.matrix.summary import Alarms, Share, Summary
 
 ROWS = (
     tried("a"),
@@ -37,9 +38,10 @@ def test_what_it_adds_up_to() -> None:
     assert summary.as_expected == Share(4, 5)
     assert summary.named == Share(3, 4) and summary.named_alone == Share(2, 4)
     assert [row.fault for row in summary.misnamed] == ["ccc"]
-    assert summary.loss_curve == summary.parameters == Share(3, 4)
+    assert summary.seen.loss_curve == summary.seen.parameters == Share(3, 4)
+    assert summary.seen.judged == Share(1, 4)  # the hang
     assert [row.fault for row in summary.neither] == ["bb"]
-    assert summary.false_alarms == (Share(1, 5), Share(1, 5))
+    assert summary.false_alarms == Alarms(Share(0, 5), Share(1, 5), Share(1, 5))
     first = {word: [row.fault for row in rows] for word, rows in summary.first_by.items()}
     assert first["gradient"] == ["a", "bb", "ccc"] and first["hung"] == ["dddd"]
     assert first["update"] == ["ffffff"] and first["buffers"] == []
@@ -48,7 +50,21 @@ def test_what_it_adds_up_to() -> None:
 
 def test_a_control_counts_once_for_all_faults_of_its_case() -> None:
     rows = [tried(name, case=Case(), control=ALARM) for name in ("a", "b")]
-    assert Summary([started("a", "b"), *rows, DONE]).false_alarms == (Share(1, 1), Share(1, 1))
+    alarms = Summary([started("a", "b"), *rows, DONE]).false_alarms
+    assert alarms == Alarms(Share(0, 1), Share(1, 1), Share(1, 1))
+
+
+def test_from_a_usual_start_those_count_that_are_flagged_there() -> None:
+    """A fault that acts in mid-training only has nothing to show from step 0."""
+    flagged = replace(QUIET, flagged="update")
+    rows = [
+        tried("a", usual_rivals=flagged, usual_control=QUIET),
+        tried("bb", usual_rivals=QUIET, usual_control=flagged),
+        tried("ccc", usual_rivals=replace(ALARM, flagged="update"), usual_control=ALARM),
+    ]
+    summary = Summary([started("a", "bb", "ccc"), *rows, DONE])
+    assert summary.seen_usually == Alarms(Share(2, 2), Share(1, 2), Share(1, 2))
+    assert summary.usual_false_alarms == Alarms(Share(1, 3), Share(1, 3), Share(1, 3))
 
 
 def test_rows_stand_in_the_order_of_the_catalogue() -> None:
@@ -84,7 +100,8 @@ def test_markdown_says_it_all() -> None:
     text = faults_markdown.render(Summary(RECORDS))
     assert "- caught: 5 of 6 (83 %) faults" in text
     assert "**eeeee**: the sum is an average (100 cases)" in text
-    row = next(line for line in text.splitlines() if line.startswith("| ccc"))
+    rows = text.partition("## Faults")[2].splitlines()
+    row = next(line for line in rows if line.startswith("| ccc"))
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells == [
         "ccc", "zero1", "gradient", "9", "2", "gradient / W (it is: gradient x W)",
@@ -103,6 +120,7 @@ def test_json_has_rows_and_summary() -> None:
     data = json.loads(faults_json.render(Summary(RECORDS)))
     assert data["summary"]["caught"] == {"count": 5, "of": 6}
     assert data["summary"]["false_alarms"]["loss_curve"] == {"count": 1, "of": 5}
+    assert data["summary"]["seen"]["zerocheck"] == {"count": 1, "of": 4}
     assert data["exit_code"] == 1 and data["outcome"] == "done"
     assert [row["fault"] for row in data["faults"]] == [row.fault for row in ROWS]
     assert data["faults"][1]["cause_named"] and not data["faults"][1]["cause_named_alone"]
@@ -110,9 +128,10 @@ def test_json_has_rows_and_summary() -> None:
 
 
 def test_nothing_hostile_gets_through(tmp_path: Path) -> None:
-    names = {"fault": HOSTILE, "where": HOSTILE, "parent": HOSTILE, "summary": HOSTILE}
-    row = tried("x", **{**names, "title": HOSTILE, "causes": (HOSTILE,), "caught_by": ""})
-    records = [started(HOSTILE, implementation=HOSTILE), row, DONE]
+    hostile = HOSTILE.replace("\ud800", "")  # what a journal cannot hold
+    names = {"fault": hostile, "where": hostile, "parent": hostile, "summary": hostile}
+    row = tried("x", **{**names, "title": hostile, "causes": (hostile,), "caught_by": ""})
+    records = [started(hostile, implementation=hostile), row, DONE]
     files = write_matrix(records, tmp_path)
     assert [path.name for path in files] == list(MATRIX_FORMATS)
     text = (tmp_path / "faults.md").read_text(encoding="utf-8")

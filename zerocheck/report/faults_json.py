@@ -8,7 +8,7 @@ import msgspec
 
 from ..run.journal import encode
 from ..run.matrix.records import FaultTried
-from ..run.matrix.summary import Share, Summary
+from ..run.matrix.summary import Alarms, Share, Summary
 
 FORMAT = 1
 
@@ -20,7 +20,6 @@ def render(summary: Summary) -> str:
 
 def as_data(summary: Summary) -> dict[str, Any]:
     """The matrix as plain data."""
-    loss, parameters = summary.false_alarms
     return {
         "format": FORMAT,
         "run": summary.started,
@@ -35,13 +34,11 @@ def as_data(summary: Summary) -> dict[str, Any]:
             "as_expected": _share(summary.as_expected),
             "cause_named": _share(summary.named),
             "cause_named_alone": _share(summary.named_alone),
-            "loss_curve": _share(summary.loss_curve),
-            "assert_close": _share(summary.parameters),
+            "seen": _alarms(summary.seen),
+            "false_alarms": _alarms(summary.false_alarms),
+            "seen_usually": _alarms(summary.seen_usually),
+            "usual_false_alarms": _alarms(summary.usual_false_alarms),
             "neither": [row.fault for row in summary.neither],
-            "false_alarms": {
-                "loss_curve": _share(loss),
-                "assert_close": _share(parameters),
-            },
         },
         "first_by": {word: [row.fault for row in rows] for word, rows in summary.first_by.items()},
         "without_effect": [row.fault for row in summary.without_effect],
@@ -55,6 +52,14 @@ def _row(row: FaultTried) -> dict[str, Any]:
         "caught": row.caught,
         "cause_named": row.named,
         "cause_named_alone": row.named_alone,
+    }
+
+
+def _alarms(alarms: Alarms) -> dict[str, dict[str, int]]:
+    return {
+        "loss_curve": _share(alarms.loss_curve),
+        "assert_close": _share(alarms.parameters),
+        "zerocheck": _share(alarms.judged),
     }
 
 

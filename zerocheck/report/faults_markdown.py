@@ -29,9 +29,13 @@ trainer, free-running on one device.
 They are given what they would have to find for themselves: a case in which the fault acts, the same
 weights, samples and dropout masks, the meaning of a step that the code declares, memory that is
 filled with NaN before it is written. What is against them: some cases start in mid-training, where
-large moments hide a wrong gradient, or have tiny losses. A crash or hang counts as seen. As a
-control, the parent, which is the same code without the fault, runs the same case: an alarm there is
-a false one."""
+large moments hide a wrong gradient and tiny ones magnify round-off, or have tiny losses. So each
+case is run once more from a usual start: at step 0, with moments of 0 and the loss as it is. There
+only faults count that zerocheck flags in the same run, since some act in mid-training only.
+
+A crash or hang counts as seen, by everybody. As a control the parent, which is the same code
+without the fault, runs the same cases: an alarm there is a false one. Parents that several faults
+share count once for each case."""
 
 
 def render(summary: Summary) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..run.matrix.records import FaultTried, Rivals
-from ..run.matrix.summary import Summary
+from ..run.matrix.summary import Alarms, Summary
 from .text import number
 
 
@@ -74,13 +74,17 @@ def summary_lines(summary: Summary) -> list[str]:
     lines += [
         f"flagged first by the obligation that the catalogue says: {summary.as_expected}",
         f"true cause named: {summary.named} that have a name, alone: {summary.named_alone}",
-        f"the loss curve shows: {summary.loss_curve}",
-        f"assert_close on the parameters shows: {summary.parameters}",
-        f"neither of them shows: {len(summary.neither)}",
+        f"free runs of the same cases show the fault: {_alarms(summary.seen)}; "
+        f"{len(summary.neither)} to neither rival",
+        f"false alarms on the parents in these: {_alarms(summary.false_alarms)}",
+        f"from a usual start they show the fault: {_alarms(summary.seen_usually)}",
+        f"false alarms on the parents in these: {_alarms(summary.usual_false_alarms)}",
     ]
-    loss, parameters = summary.false_alarms
-    lines.append(
-        f"false alarms where the parent runs the same cases: loss curve {loss}, "
-        f"assert_close {parameters}"
-    )
     return lines
+
+
+def _alarms(alarms: Alarms) -> str:
+    return (
+        f"loss curve {alarms.loss_curve}, assert_close {alarms.parameters}, "
+        f"zerocheck {alarms.judged}"
+    )

@@ -9,12 +9,12 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from zerocheck.case.schema import Block, Case, Model, Training
+from zerocheck.case.schema import Block, Case, Data, Model, Start, Training
 from zerocheck.contract.semantics import Semantics
 from zerocheck.drive.observation import Entry, RankSeen, Recorded, StepSeen
 from zerocheck.judge.free import Trajectory, trajectory
 from zerocheck.run.matrix.records import Rivals
-from zerocheck.run.matrix.rivals import LOSS_RTOL, STEPS, compare, freely
+from zerocheck.run.matrix.rivals import LOSS_RTOL, STEPS, compare, freely, usually
 
 CASE = Case(
     model=Model(blocks=(Block(kind="mlp", dtype="bf16"),)),
@@ -137,6 +137,22 @@ def test_free_cases_have_more_steps_unless_their_number_is_fixed() -> None:
     assert freely(CASE, {}).training == replace(CASE.training, steps=STEPS)
     assert freely(CASE, {"training": {"clip": None}}).training.steps == STEPS
     assert freely(CASE, {"training": {"steps": 3}}) == CASE
+
+
+def test_a_usual_start_is_step_0_with_the_loss_as_it_is() -> None:
+    case = replace(
+        CASE,
+        start=Start(step=255, moments="huge", zeros=("head.*",)),
+        data=Data(loss_factor=1e-4, batch=3),
+        training=Training(clip=1e-6),
+    )
+    usual = usually(case, {})
+    assert usual.start == Start(zeros=("head.*",)) and usual.data == Data(batch=3)
+    assert usual.training == Training(clip=1e-6 / 1e-4)
+    assert replace(usual, start=case.start, data=case.data, training=case.training) == case
+    assert usually(CASE, {}) == CASE
+    fixed = usually(case, {"start": {"step": 255}, "data": {"loss_factor": 1e-4}})
+    assert fixed == case
 
 
 @pytest.mark.parametrize("outcome", ["crashed", "hung"])

@@ -61,7 +61,7 @@ def test_each_search_gets_its_own_answers() -> None:
     together(ranks, (search(name, into) for name, into in told.items()), answer, ahead=3)
     assert told == {name: [f"{name} on {seed}" for seed in range(3)] for name in told}
     assert len(ranks.submitted) == len(ranks.waited) == 15
-    assert ranks.most == 3
+    assert ranks.most <= 4  # three, and one whose answer is being worked out
 
 
 def test_what_several_ask_for_is_run_once() -> None:

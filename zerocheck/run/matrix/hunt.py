@@ -14,7 +14,7 @@ from ..plan import Plan
 from ..tally import FAILING
 from ..trial import Outcome
 from .records import FaultTried, Rivals
-from .rivals import freely
+from .rivals import freely, usually
 from .together import Ask
 
 FAILING_CASES = 3
@@ -67,10 +67,17 @@ class Hunt:
         yield from self._catch()
         if self.row.case is not None:
             case = freely(self.row.case, self._fixed())
-            rivals = yield Ask(self._fault.where, case, free=True)
-            control = yield Ask(self._fault.parent, case, free=True)
-            self.row = replace(self.row, rivals=rivals.rivals, control=control.rivals)
+            rivals, control = yield from self._rivals(case)
+            self.row = replace(self.row, rivals=rivals, control=control)
+            rivals, control = yield from self._rivals(usually(case, self._fixed()))
+            self.row = replace(self.row, usual_rivals=rivals, usual_control=control)
         self._done(self)
+
+    def _rivals(self, case: Case) -> Generator[Ask, Answer, tuple[Rivals | None, Rivals | None]]:
+        """On the fault, and on its parent."""
+        faulty = yield Ask(self._fault.where, case, free=True)
+        parent = yield Ask(self._fault.parent, case, free=True)
+        return faulty.rivals, parent.rivals
 
     def _catch(self) -> Generator[Ask, Answer, None]:
         """Until enough cases failed. One that the parent fails too says nothing of the fault."""

@@ -37,7 +37,8 @@ class Rivals(msgspec.Struct, frozen=True, kw_only=True):
 
     outcome: of the ranks; reason: why it was not finished; loss_step: the first step (0-based)
     whose loss is off, None for no alarm; loss_deviation: the largest relative one; refused:
-    parameters that assert_close refuses after the last step; deviation: the largest absolute one.
+    parameters that assert_close refuses after the last step; deviation: the largest absolute one;
+    flagged: the obligation that zerocheck flags first in the same run, or empty.
     """
 
     outcome: Literal["finished", "crashed", "hung", "unsupported"]
@@ -46,6 +47,7 @@ class Rivals(msgspec.Struct, frozen=True, kw_only=True):
     loss_deviation: float = 0.0
     refused: tuple[str, ...] = ()
     deviation: float = 0.0
+    flagged: str = ""
 
     @property
     def ran(self) -> bool:
@@ -56,6 +58,11 @@ class Rivals(msgspec.Struct, frozen=True, kw_only=True):
     def broken(self) -> bool:
         """The ranks crashed or hung, which nobody overlooks."""
         return self.outcome in ("crashed", "hung")
+
+    @property
+    def judged_alarm(self) -> bool:
+        """Zerocheck flags an obligation, or the ranks are broken."""
+        return self.broken or bool(self.flagged)
 
     @property
     def loss_alarm(self) -> bool:
@@ -79,7 +86,7 @@ class FaultTried(msgspec.Struct, frozen=True, kw_only=True, tag="fault tried"):
     too, which are not counted as caught; seconds: running and judging them; failing: cases that the
     causes were intersected over; causes: those of the first finding, other_causes: of the others;
     findings: how many the failing cases gave; case: the one that caught it; rivals: on the fault,
-    control: on the parent.
+    control: on the parent; usual_rivals, usual_control: the same from a usual start.
     """
 
     fault: str
@@ -102,6 +109,8 @@ class FaultTried(msgspec.Struct, frozen=True, kw_only=True, tag="fault tried"):
     case: Case | None = None
     rivals: Rivals | None = None
     control: Rivals | None = None
+    usual_rivals: Rivals | None = None
+    usual_control: Rivals | None = None
 
     @property
     def caught(self) -> bool:

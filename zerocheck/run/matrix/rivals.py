@@ -8,6 +8,8 @@ same samples, and compare what comes of it with a tolerance:
 - parameters: torch.testing.assert_close with its defaults, as the parity tests of FSDP do, on what
   each rank holds and on the whole that is put together from it.
 
+The same observation is judged too, so that all three look at one and the same run.
+
 They are given a lot that they would have to find for themselves: a case in which the fault acts,
 the same initial weights, samples, dropout masks and state of mid-training, the semantics of the
 sharded code, and memory that is filled with NaN before it is written.
@@ -26,10 +28,12 @@ from ...case.schema import Case
 from ...contract.semantics import Semantics
 from ...drive.observation import RankSeen, StepSeen
 from ...judge.assemble import Fetch, Held, Observation
+from ...judge.case import judge
 from ...judge.free import Trajectory, trajectory
 from ...judge.layout import Layout
 from ...models.network import build_model
 from ...ranks.result import JobResult
+from ..findings import independent
 from ..trial import observed
 from .records import Rivals
 
@@ -42,10 +46,29 @@ LOSS_RTOL = 1e-4
 
 def freely(case: Case, fixed: Mapping[str, object]) -> Case:
     """The case with STEPS steps, unless the implementation fixes their number."""
-    training = fixed.get("training")
-    if isinstance(training, Mapping) and "steps" in training:
+    if _fixes(fixed, "training", "steps"):
         return case
     return replace(case, training=replace(case.training, steps=STEPS))
+
+
+def usually(case: Case, fixed: Mapping[str, object]) -> Case:
+    """The case as tests mostly start: at step 0, with moments of 0, the loss as it is. A maximum
+    norm stays what it is in units of the loss."""
+    if "start" not in fixed:
+        case = replace(case, start=replace(case.start, step=0, moments="zero"))
+    if _fixes(fixed, "data", "loss_factor") or _fixes(fixed, "training", "clip"):
+        return case
+    clip = case.training.clip
+    return replace(
+        case,
+        data=replace(case.data, loss_factor=1.0),
+        training=replace(case.training, clip=clip and clip / case.data.loss_factor),
+    )
+
+
+def _fixes(fixed: Mapping[str, object], section: str, name: str) -> bool:
+    fields = fixed.get(section)
+    return isinstance(fields, Mapping) and name in fields
 
 
 class FreeRuns:
@@ -63,7 +86,10 @@ class FreeRuns:
             seen, fetch = observed(result)
             if seen[0].unsupported is not None:
                 return Rivals(outcome="unsupported", reason=seen[0].unsupported)
-            return compare(case, seen, fetch, self._of(case, seen[0]))
+            found = compare(case, seen, fetch, self._of(case, seen[0]))
+            violations = judge(case, seen, fetch).violations
+            first = independent(violations)[0].obligation if violations else ""
+            return replace(found, flagged=first)
         finally:
             result.release()
 

@@ -23,6 +23,30 @@ class Share:
         return f"{self.count} of {self.of}{percent}"
 
 
+@dataclass(frozen=True)
+class Alarms:
+    """Who raises an alarm in how many free runs. A crash or hang is one for everybody."""
+
+    judged: Share
+    loss_curve: Share
+    parameters: Share
+
+    @classmethod
+    def of(cls, runs: Iterable[Rivals | None]) -> Alarms:
+        """Of those that could be run."""
+        ran = [run for run in runs if run is not None and run.ran]
+        return cls(
+            *(
+                Share(sum(alarms), len(ran))
+                for alarms in (
+                    [run.judged_alarm for run in ran],
+                    [run.loss_alarm for run in ran],
+                    [run.parameter_alarm for run in ran],
+                )
+            )
+        )
+
+
 class Summary:
     """All rows, in the order of the catalogue, and what they add up to."""
 
@@ -122,14 +146,15 @@ class Summary:
         return [row for row in self.rows if row.named is False]
 
     @property
-    def loss_curve(self) -> Share:
-        """Faults that the loss curve shows, or that broke the ranks."""
-        return _alarms(row.rivals for row in self.rows if row.caught)[0]
+    def seen(self) -> Alarms:
+        """Faults that show in free runs of the cases that caught them."""
+        return Alarms.of(row.rivals for row in self.rows)
 
     @property
-    def parameters(self) -> Share:
-        """Faults that assert_close shows after the last step, or that broke the ranks."""
-        return _alarms(row.rivals for row in self.rows if row.caught)[1]
+    def seen_usually(self) -> Alarms:
+        """The same from a usual start, of those faults that zerocheck flags there."""
+        runs = (row.usual_rivals for row in self.rows)
+        return Alarms.of(run for run in runs if run is not None and run.judged_alarm)
 
     @property
     def neither(self) -> list[FaultTried]:
@@ -143,11 +168,15 @@ class Summary:
         ]
 
     @property
-    def false_alarms(self) -> tuple[Share, Share]:
-        """Of the loss curve and of assert_close, where the parent runs the same cases; each parent
-        and case counts once, whatever number of faults it stands for."""
-        controls = {(row.parent, row.case): row.control for row in self.rows}
-        return _alarms(controls.values())
+    def false_alarms(self) -> Alarms:
+        """Where the parents run the same cases; each parent and case counts once, whatever number
+        of faults it stands for."""
+        return Alarms.of({(row.parent, row.case): row.control for row in self.rows}.values())
+
+    @property
+    def usual_false_alarms(self) -> Alarms:
+        """The same from a usual start."""
+        return Alarms.of({(row.parent, row.case): row.usual_control for row in self.rows}.values())
 
     @property
     def first_by(self) -> dict[str, list[FaultTried]]:
@@ -157,12 +186,3 @@ class Summary:
             for word in (*OBLIGATIONS, "crashed", "hung")
         }
         return {word: rows for word, rows in flagged.items() if rows or word in OBLIGATIONS}
-
-
-def _alarms(runs: Iterable[Rivals | None]) -> tuple[Share, Share]:
-    """Alarms of the loss curve and of assert_close."""
-    seen = [run for run in runs if run is not None and run.ran]
-    return (
-        Share(sum(run.loss_alarm for run in seen), len(seen)),
-        Share(sum(run.parameter_alarm for run in seen), len(seen)),
-    )

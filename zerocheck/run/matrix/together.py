@@ -58,10 +58,11 @@ class _Together(Generic[A]):
         while self.flying:
             ask, trial = self._next()
             result = trial.result()
-            self._fill(ahead)
+            self._fill(ahead + len(self.asked[ask]))  # so that ranks are busy meanwhile
             told = self.known[ask] = self.answer(ask, result)
             for search in self.asked.pop(ask):
                 self._go_on(search, told)
+            self._fill(ahead)
 
     def _next(self) -> tuple[Ask, Trial]:
         """The first that has come back, else the one that left first."""
