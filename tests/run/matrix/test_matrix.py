@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from zerocheck.errors import UsageError
 from zerocheck.faults.catalogue import FAULTS
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.journal import Journal, is_matrix, read, read_matrix
+from zerocheck.run.matrix import options
 from zerocheck.run.matrix.engine import run
 from zerocheck.run.matrix.options import MatrixOptions
 from zerocheck.run.matrix.records import FaultsFinished, FaultsStarted, FaultTried, MatrixRecord
@@ -42,8 +44,8 @@ def pool() -> Iterator[Pool]:
 
 def matrix(pool: Pool, *names: str, **given: object) -> tuple[int, Collect]:
     collected = Collect()
-    options = {"profile": "quick", "world_sizes": SIZES} | given
-    return run(MatrixOptions(names=names, **options), [collected], ranks=pool), collected  # type: ignore[arg-type]
+    asked = {"profile": "quick", "world_sizes": SIZES} | given
+    return run(MatrixOptions(names=names, **asked), [collected], ranks=pool), collected  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -108,10 +110,6 @@ def test_a_case_that_the_parent_fails_too_says_nothing(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The parent has the same bug here, so nothing is caught by it."""
-    from dataclasses import replace
-
-    from zerocheck.run.matrix import options
-
     bug = "zerocheck.faults.update:DecayTwice"
     planted = replace(FAULTS["decay-twice"], parent=bug)
     monkeypatch.setattr(options, "FAULTS", {"decay-twice": planted})
@@ -124,9 +122,9 @@ def test_an_interrupt_loses_nothing_that_is_known(pool: Pool, tmp_path: Path) ->
     names = ("average-becomes-sum", "double-average", "decay-twice")
     stop = Collect()
     stop.interrupt_after = 2
-    options = MatrixOptions(names=names, profile="quick", world_sizes=SIZES)
+    asked = MatrixOptions(names=names, profile="quick", world_sizes=SIZES)
     with Journal(tmp_path / "faults.ndjson") as journal, pytest.raises(KeyboardInterrupt):
-        run(options, [journal, stop], ranks=pool)
+        run(asked, [journal, stop], ranks=pool)
     records = read_matrix(journal.path)
     summary = Summary(records)
     assert summary.tried >= 1 and not summary.complete and summary.exit_code == 130
@@ -153,7 +151,7 @@ def test_the_journal_round_trips(few: tuple[int, Collect], tmp_path: Path) -> No
         ({"implementation": "fsdp"}, "unknown implementation 'fsdp'; did you mean 'fsdp2'?"),
         (
             {"implementation": "fsdp2", "names": ("decay-twice",)},
-            "none of these faults can be injected into fsdp2",
+            "unknown fault to inject 'decay-twice'",
         ),
     ],
 )
@@ -167,3 +165,22 @@ def test_without_names_all_faults_are_hunted() -> None:
     assert [fault.name for fault in MatrixOptions().faults] == list(FAULTS)
     twice = MatrixOptions(names=("decay-twice", "decay-twice"))
     assert [fault.name for fault in twice.faults] == ["decay-twice"]
+
+
+def test_injected_faults_are_for_any_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once each, whatever number of parents the catalogue has them on, and no others."""
+    planted = FAULTS["decay-twice"]
+    rows = {
+        name: replace(planted, name=name, where=name, parent=name.partition("+")[0])
+        for name in ("fsdp2+average-becomes-sum", "ddp+average-becomes-sum", "ddp+double-average")
+    }
+    monkeypatch.setattr(options, "FAULTS", {"decay-twice": planted, **rows})
+    chosen = options._injected((), "my.py:Mine")
+    assert [(fault.name, fault.where, fault.parent) for fault in chosen] == [
+        ("average-becomes-sum", "my.py:Mine+average-becomes-sum", "my.py:Mine"),
+        ("double-average", "my.py:Mine+double-average", "my.py:Mine"),
+    ]
+    (one,) = options._injected(("double-average",), "my.py:Mine")
+    assert one == chosen[1]
+    with pytest.raises(UsageError, match="did you mean 'double-average'"):
+        options._injected(("duble-average",), "my.py:Mine")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ...catalogue import check_spelling
-from ...errors import UsageError, did_you_mean
+from ...errors import UsageError, did_you_mean, unknown
 from ...faults.catalogue import FAULTS, Fault
 from ...judge.verdict import OBLIGATIONS, Obligation
 from ..known_issues import NONE
@@ -37,9 +37,9 @@ class MatrixOptions:
     def __post_init__(self) -> None:
         if self.implementation is not None:
             check_spelling(self.implementation)
-        faults = _chosen(self.names)
-        if self.implementation is not None:
-            faults = _injected(faults, self.implementation, asked=bool(self.names))
+            faults = _injected(self.names, self.implementation)
+        else:
+            faults = _chosen(self.names)
         object.__setattr__(self, "faults", tuple(faults))
         self.run(self.faults[0].where)  # checks the rest
 
@@ -68,18 +68,18 @@ def _chosen(names: Iterable[str]) -> list[Fault]:
     return [FAULTS[name] for name in dict.fromkeys(names)] or list(FAULTS.values())
 
 
-def _injected(faults: Iterable[Fault], implementation: str, *, asked: bool) -> list[Fault]:
-    """Those that are injected at the collectives, once each, on the implementation."""
+def _injected(names: Iterable[str], implementation: str) -> list[Fault]:
+    """Those that are injected at the collectives, once each, on the implementation.
+
+    names: what stands after the plus in `IMPLEMENTATION+FAULT`. Raises UsageError for another.
+    """
     rows: dict[str, Fault] = {}
-    for fault in faults:
+    for fault in FAULTS.values():
         _, plus, injection = fault.where.rpartition("+")
         if plus and injection not in rows:
             where = f"{implementation}+{injection}"
             rows[injection] = replace(fault, name=injection, where=where, parent=implementation)
-    if not rows:
-        what = "none of these faults" if asked else "no fault"
-        raise UsageError(
-            f"{what} can be injected into {implementation}; those that can have "
-            "IMPLEMENTATION+FAULT for their place in `zerocheck faults --list`"
-        )
-    return list(rows.values())
+    for name in names:
+        if name not in rows:
+            raise unknown("fault to inject", name, rows)
+    return [rows[name] for name in dict.fromkeys(names)] or list(rows.values())

@@ -13,9 +13,10 @@ from ...case.schema import Case
 from ...ranks.result import JobResult
 from ..trial import Ranks, Trial
 
-AHEAD = 8
-"""Searches under way at once. Two cores are busy with 3; more are there for cases that hang, which
-wait for seconds without a processor."""
+AHEAD = 16
+"""Searches under way at once. Two cores are busy with 3; but ranks of one number are one team, whose
+cases wait for each other, a case that hangs waits for seconds, and where several runs share the
+machine each has it for two seconds at a time."""
 
 A = TypeVar("A")
 
