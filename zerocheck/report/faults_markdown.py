@@ -48,7 +48,7 @@ def render(summary: Summary) -> str:
         "A fault is caught by the first case that fails where its parent, the same code without "
         "it, does not. Cases count in the order of the plan, unsupported ones too. Seconds are "
         "those of running and judging them, several faults side by side. The cause is what "
-        "explains all failing cases, of which three are looked for.",
+        "explains all failing cases, of which three or more are looked for.",
         _faults(summary.rows),
         "## Who flags what first",
         _first_by(summary),

@@ -20,6 +20,7 @@ from zerocheck.run.matrix.summary import Summary
 from zerocheck.run.trial import TARGET
 
 SIZES = (2, 3)
+SUBJECTS = Path(__file__).parent.parent / "subjects.py"
 
 
 class Collect(list[MatrixRecord]):
@@ -50,7 +51,20 @@ def matrix(pool: Pool, *names: str, **given: object) -> tuple[int, Collect]:
 
 @pytest.fixture(scope="module")
 def few(pool: Pool) -> tuple[int, Collect]:
-    return matrix(pool, "average-becomes-sum", "decay-twice", "rank-shards-lost", "article-stage2")
+    """Three of the catalogue, and one that breaks every time."""
+    names = ("average-becomes-sum", "decay-twice", "rank-shards-lost")
+    raises = replace(
+        FAULTS["decay-twice"],
+        name="raises",
+        where=f"{SUBJECTS}:RaisesOnOneRank",
+        parent=f"{SUBJECTS}:build",
+        obligation=None,
+        causes=(),
+    )
+    planted = {**{name: FAULTS[name] for name in names}, "raises": raises}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(options, "FAULTS", planted)
+        return matrix(pool)
 
 
 def test_all_are_caught(few: tuple[int, Collect]) -> None:
@@ -60,24 +74,24 @@ def test_all_are_caught(few: tuple[int, Collect]) -> None:
     assert records[-1].exit_code == 0 and records[-1].outcome == "done"
     for name in ("average-becomes-sum", "decay-twice", "rank-shards-lost"):
         assert records.row(name).caught_by == FAULTS[name].obligation
-    assert records.row("article-stage2").caught_by in ("hung", "crashed")
+    assert records.row("raises").caught_by == "crashed"
 
 
 def test_a_row_says_how_soon_and_why(few: tuple[int, Collect]) -> None:
     row = few[1].row("average-becomes-sum")
     assert (row.where, row.parent) == ("zerocheck.faults.gradient:AverageBecomesSum", "zero2")
     assert 1 <= row.cases <= 10 and row.seconds > 0 and row.case is not None
-    assert row.failing == 3 and row.named
+    assert row.failing >= 3 and row.named
     assert "gradient x W" in row.causes
 
 
 def test_the_rivals_see_what_they_can(few: tuple[int, Collect]) -> None:
     """A sum for an average moves AdamW's parameters by almost nothing; a shard that nobody has, and
     ranks that break, are seen by whoever looks."""
-    for name in ("rank-shards-lost", "article-stage2"):
+    for name in ("rank-shards-lost", "raises"):
         rivals = few[1].row(name).rivals
         assert rivals is not None and rivals.parameter_alarm
-    broken = few[1].row("article-stage2").rivals
+    broken = few[1].row("raises").rivals
     assert broken is not None and broken.broken and broken.loss_alarm
 
 

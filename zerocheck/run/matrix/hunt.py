@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -15,11 +15,11 @@ from ..tally import FAILING
 from ..trial import Outcome
 from .records import FaultTried, Rivals
 from .rivals import freely, usually
-from .together import Ask
+from .together import Ask, Search
 
 FAILING_CASES = 3
-"""Failing cases over which causes are intersected. Two causes that coincide in one case do so since
-two of its numbers are equal, mostly ranks and microbatches; a third case is for chance."""
+"""Failing cases over which causes are intersected, at least, and of two numbers of ranks. Two causes
+coincide in one case since two of its numbers are equal, mostly those of ranks and microbatches."""
 
 MORE_CASES = 12
 """Cases after the one that caught it, at most: a fault that needs a rare feature may fail no other
@@ -52,6 +52,8 @@ class Hunt:
         self._fixed = fixed
         self._done = done
         self._findings = Findings()
+        self._sizes: set[int] = set()
+        """Numbers of ranks of failing cases."""
         self.row = FaultTried(
             fault=fault.name,
             where=fault.where,
@@ -62,47 +64,59 @@ class Hunt:
             true_causes=fault.causes,
         )
 
-    def search(self) -> Generator[Ask, Answer, None]:
+    def search(self) -> Search[Answer]:
         """Ask for cases until the row is whole."""
         yield from self._catch()
         if self.row.case is not None:
+            where, parent = self._fault.where, self._fault.parent
             case = freely(self.row.case, self._fixed())
-            rivals, control = yield from self._rivals(case)
-            self.row = replace(self.row, rivals=rivals, control=control)
-            rivals, control = yield from self._rivals(usually(case, self._fixed()))
-            self.row = replace(self.row, usual_rivals=rivals, usual_control=control)
+            usual = usually(case, self._fixed())
+            answers = yield (
+                Ask(where, case, free=True),
+                Ask(parent, case, free=True),
+                Ask(where, usual, free=True),
+                Ask(parent, usual, free=True),
+            )
+            self.row = replace(
+                self.row,
+                rivals=answers[0].rivals,
+                control=answers[1].rivals,
+                usual_rivals=answers[2].rivals,
+                usual_control=answers[3].rivals,
+            )
         self._done(self)
 
-    def _rivals(self, case: Case) -> Generator[Ask, Answer, tuple[Rivals | None, Rivals | None]]:
-        """On the fault, and on its parent."""
-        faulty = yield Ask(self._fault.where, case, free=True)
-        parent = yield Ask(self._fault.parent, case, free=True)
-        return faulty.rivals, parent.rivals
+    def _catch(self) -> Search[Answer]:
+        """Until enough cases failed. One that the parent fails too says nothing of the fault.
 
-    def _catch(self) -> Generator[Ask, Answer, None]:
-        """Until enough cases failed. One that the parent fails too says nothing of the fault."""
+        The parent is asked at once, though it is wanted only if the case fails: mostly it does, and
+        faults of one parent share its answers.
+        """
         plan = self._plan()
         number = after = 0
         while number < len(plan.cases) or plan.more():
             item = plan.cases[number]
             number += 1
-            outcome = (yield Ask(item.implementation, item.case)).outcome
-            assert outcome is not None
+            answers = yield (
+                Ask(item.implementation, item.case),
+                Ask(self._fault.parent, item.case),
+            )
+            outcome, control = (answer.outcome for answer in answers)
+            assert outcome is not None and control is not None
             refused = outcome.status == "unsupported"
             if refused or outcome.judgement is not None:
                 plan.note(item, refused=refused)
             if not self.row.caught:
                 self._count(outcome)
             if outcome.status in FAILING:
-                control = (yield Ask(self._fault.parent, item.case)).outcome
-                assert control is not None
                 if control.status not in FAILING:
                     self._failed(number, item.case, outcome)
                 elif not self.row.caught:
                     self.row = replace(self.row, parents=self.row.parents + 1)
             if self.row.caught:
                 broken = self._fault.obligation is None  # it has no cause to be named
-                if broken or self.row.failing == FAILING_CASES or after == MORE_CASES:
+                enough = self.row.failing >= FAILING_CASES and len(self._sizes) > 1
+                if broken or enough or after == MORE_CASES:
                     return
                 after += 1
 
@@ -116,6 +130,7 @@ class Hunt:
 
     def _failed(self, number: int, case: Case, outcome: Outcome) -> None:
         self._findings.add(outcome.record(number - 1, self._fault.where, case))
+        self._sizes.add(case.world_size)
         bug, *others = self._findings.bugs
         if not self.row.caught:
             caught_by = bug.status if bug.violation is None else bug.violation.obligation

@@ -1,12 +1,13 @@
-"""Many searches side by side on one pool of ranks. Each asks for one case at a time.
+"""Many searches side by side on one pool of ranks. Each asks for a few cases at a time.
 
-While the answer to one is judged here, the ranks run what the others asked for.
+While the answer to one is worked out here, the ranks run what the others asked for.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from ...case.schema import Case
@@ -14,9 +15,9 @@ from ...ranks.result import JobResult
 from ..trial import Ranks, Trial
 
 AHEAD = 16
-"""Searches under way at once. Two cores are busy with 3; but ranks of one number are one team, whose
-cases wait for each other, a case that hangs waits for seconds, and where several runs share the
-machine each has it for two seconds at a time."""
+"""Searches under way at once. Two cores are busy with 3. More are there since ranks of one number
+are one team, whose cases wait for each other; since a case that hangs waits for seconds; and since
+several runs that share a machine have it in turns."""
 
 A = TypeVar("A")
 
@@ -29,7 +30,7 @@ class Ask(NamedTuple):
     free: bool = False
 
 
-Search = Generator[Ask, A, None]
+Search = Generator[tuple[Ask, ...], tuple[A, ...], None]
 Answer = Callable[[Ask, JobResult], A]
 
 
@@ -38,32 +39,47 @@ def together(
 ) -> None:
     """Run all searches to their end, `ahead` of them at a time.
 
-    answer(ask, result): what the search is sent; it must release the result. What several
-    searches ask for is run once. Raises whatever a search or `answer` raises.
+    A search yields what it asks for, and is sent the answers in the same order. answer(ask,
+    result): one of them; it must release the result. What several searches ask for is run once.
+    Raises whatever a search or `answer` raises.
     """
-    _Together(ranks, searches, answer).run(ahead)
+    _Together(ranks, searches, answer, ahead).run()
+
+
+@dataclass(eq=False)
+class _Waiting(Generic[A]):
+    """A search, what it asked for last, and to how much of that there is no answer yet."""
+
+    search: Search[A]
+    asks: tuple[Ask, ...]
+    left: int
 
 
 class _Together(Generic[A]):
-    def __init__(self, ranks: Ranks, searches: Iterable[Search[A]], answer: Answer[A]) -> None:
+    def __init__(
+        self, ranks: Ranks, searches: Iterable[Search[A]], answer: Answer[A], ahead: int
+    ) -> None:
         self.ranks = ranks
         self.searches = iter(searches)
         self.answer = answer
+        self.ahead = ahead
+        self.open = 0
         self.flying: deque[tuple[Ask, Trial]] = deque()
-        self.asked: dict[Ask, list[Search[A]]] = {}
+        self.asked: dict[Ask, list[_Waiting[A]]] = {}
         self.known: dict[Ask, A] = {}
 
-    def run(self, ahead: int) -> None:
+    def run(self) -> None:
         """Until no search is left."""
-        self._fill(ahead)
+        self._fill()
         while self.flying:
             ask, trial = self._next()
-            result = trial.result()
-            self._fill(ahead + len(self.asked[ask]))  # so that ranks are busy meanwhile
-            told = self.known[ask] = self.answer(ask, result)
-            for search in self.asked.pop(ask):
-                self._go_on(search, told)
-            self._fill(ahead)
+            self.known[ask] = self.answer(ask, trial.result())
+            for waiting in self.asked.pop(ask):
+                waiting.left -= 1
+                if not waiting.left:
+                    told = tuple(self.known[one] for one in waiting.asks)
+                    self._go_on(waiting.search, told)
+            self._fill()
 
     def _next(self) -> tuple[Ask, Trial]:
         """The first that has come back, else the one that left first."""
@@ -73,22 +89,29 @@ class _Together(Generic[A]):
         self.flying.rotate(place)
         return first
 
-    def _fill(self, ahead: int) -> None:
-        while sum(map(len, self.asked.values())) < ahead:
+    def _fill(self) -> None:
+        while self.open < self.ahead:
             search = next(self.searches, None)
             if search is None:
                 return
+            self.open += 1
             self._go_on(search, None)
 
-    def _go_on(self, search: Search[A], told: A | None) -> None:
-        """Until it asks for something new, or ends."""
+    def _go_on(self, search: Search[A], told: tuple[A, ...] | None) -> None:
+        """Until it asks for something that is not known, or ends."""
         try:
-            ask = next(search) if told is None else search.send(told)
-            while ask in self.known:
-                ask = search.send(self.known[ask])
+            while True:
+                asks = next(search) if told is None else search.send(told)
+                unknown = dict.fromkeys(ask for ask in asks if ask not in self.known)
+                if unknown:
+                    break
+                told = tuple(self.known[ask] for ask in asks)
         except StopIteration:
+            self.open -= 1
             return
-        if ask not in self.asked:
-            trial = Trial(self.ranks, ask.implementation, ask.case)
-            self.flying.append((ask, trial))
-        self.asked.setdefault(ask, []).append(search)
+        waiting = _Waiting(search, asks, len(unknown))
+        for ask in unknown:
+            if ask not in self.asked:
+                trial = Trial(self.ranks, ask.implementation, ask.case)
+                self.flying.append((ask, trial))
+            self.asked.setdefault(ask, []).append(waiting)
