@@ -18,8 +18,8 @@ from .rivals import freely, usually
 from .together import Ask, Search
 
 FAILING_CASES = 3
-"""Failing cases over which causes are intersected, at least, and of two numbers of ranks. Two causes
-coincide in one case since two of its numbers are equal, mostly those of ranks and microbatches."""
+"""Failing cases over which causes are intersected, at least, and of two numbers of ranks. Causes
+coincide in a case where two of its numbers are equal, mostly those of ranks and microbatches."""
 
 MORE_CASES = 12
 """Cases after the one that caught it, at most: a fault that needs a rare feature may fail no other
