@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from itertools import combinations
 
 import pytest
@@ -123,6 +124,11 @@ def test_cover_takes_what_is_needed_and_no_more(given: list[tuple[int, int]]) ->
     for place in chosen:
         others = [held[other] for other in chosen if other != place]
         assert union(others) & wanted != total, "one case is superfluous"
+    left = wanted
+    for number, place in enumerate(chosen):
+        worth = {p: Fraction((held[p] & left).bit_count(), costs[p]) for p in chosen[number:]}
+        assert worth[place] == max(worth.values()), "another brings more for its cost"
+        left &= ~held[place]
     assert chosen == cover(held, costs, wanted)
 
 

@@ -14,7 +14,7 @@ from zerocheck.case.schema import Case
 from zerocheck.drive.observation import Described
 from zerocheck.errors import UsageError
 from zerocheck.run.options import RunOptions
-from zerocheck.run.plan import Plan
+from zerocheck.run.plan import Drawn, Plan
 from zerocheck.run.records import Coverage
 
 PAIRS = Pairs(FEATURES)
@@ -32,6 +32,7 @@ def plan(
     refuses: Callable[[Case], str | None] = lambda case: None,
     *,
     described: Described = RESTORES,
+    drawn: Drawn | None = None,
     **given: object,
 ) -> Plan:
     """A plan for `ddp`, whose supports() is `refuses`."""
@@ -40,7 +41,7 @@ def plan(
         return [refuses(case) for case in cases]
 
     options = {"implementations": ("ddp",), "profile": "ci", "world_sizes": (2, 3)} | given
-    return Plan(RunOptions(**options), {"ddp": described}, ask)  # type: ignore[arg-type]
+    return Plan(RunOptions(**options), {"ddp": described}, ask, drawn)  # type: ignore[arg-type]
 
 
 def pairs_of(cases: Sequence[Case]) -> set[tuple[str, str]]:
@@ -160,7 +161,7 @@ def elsewhere(
     lost: set[tuple[str, str]], planned: Plan, refuses: Callable[[Case], bool]
 ) -> set[tuple[str, str]]:
     """The pairs that some candidate has which is not refused."""
-    (pool,) = planned._pools.values()
+    (pool,) = planned._drawn._pools.values()
     kept = [set(features(case)) for case in pool if not refuses(case)]
     return {pair for pair in lost if any(set(pair) <= names for names in kept)}
 
@@ -195,6 +196,22 @@ def test_what_is_always_refused_when_built_is_given_up_and_nothing_else(
     collateral = {pair for pair in possible if not set(names) & set(pair)}
     assert len(collateral) <= 2, sorted(collateral)
     assert len(planned.cases) - before <= 80
+
+
+def test_what_was_drawn_already_gives_the_same_plans() -> None:
+    """Also after another plan noted refusals, and for who refuses or ignores something else."""
+
+    def refuses(case: Case) -> str | None:
+        return "no tied heads" if case.model.tied else None
+
+    ignoring = Described(restores=True, options=("bucket",))
+    drawn = Drawn()
+    first = plan(drawn=drawn)
+    run_all(first, lambda case: case.model.unused)
+    for given in ({}, {"refuses": refuses}, {"described": ignoring}, {"seed": 1}):
+        shared, alone = plan(drawn=drawn, **given), plan(**given)  # type: ignore[arg-type]
+        assert shared.cases == alone.cases and shared.coverage == alone.coverage
+        assert run_all(shared, lambda case: False) == run_all(alone, lambda case: False)
 
 
 def test_max_cases_leaves_no_room_for_others() -> None:
