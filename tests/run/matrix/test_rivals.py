@@ -14,7 +14,7 @@ from zerocheck.contract.semantics import Semantics
 from zerocheck.drive.observation import Entry, RankSeen, Recorded, StepSeen
 from zerocheck.judge.free import Trajectory, trajectory
 from zerocheck.run.matrix.records import Rivals
-from zerocheck.run.matrix.rivals import LOSS_RTOL, STEPS, compare, freely, usually
+from zerocheck.run.matrix.rivals import LOSS_RTOL, STEPS, agreed, compare, freely, usually
 
 CASE = Case(
     model=Model(blocks=(Block(kind="mlp", dtype="bf16"),)),
@@ -131,6 +131,15 @@ def test_names_that_the_model_does_not_have_are_an_alarm(hand: Hand) -> None:
         {**hand.reference.parameters, "stam.bias": hand.reference.parameters["stem.bias"]},
     )
     assert len(hand.rivals().refused) == len(hand.reference.parameters)
+
+
+def test_an_alarm_is_one_by_every_reading() -> None:
+    """A reading in which an unused parameter decays, and one in which it does not."""
+    zero = Rivals(outcome="finished", loss_step=2, refused=("spare", "side"), deviation=2.0)
+    skip = Rivals(outcome="finished", refused=("side", "head"), deviation=1.0)
+    assert agreed([zero]) == zero
+    assert agreed([zero, skip]) == Rivals(outcome="finished", refused=("side",), deviation=1.0)
+    assert agreed([zero, zero]) == zero
 
 
 def test_free_cases_have_more_steps_unless_their_number_is_fixed() -> None:

@@ -17,14 +17,15 @@ sharded code, and memory that is filled with NaN before it is written.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import msgspec
 import torch
 from msgspec.structs import replace
 
 from ...case.schema import Case
+from ...case.shapes import sometimes_used, uncalled
 from ...contract.semantics import Semantics
 from ...drive.observation import RankSeen, StepSeen
 from ...judge.assemble import Fetch, Held, Observation
@@ -75,7 +76,7 @@ class FreeRuns:
     """Compares free runs with those of the reference, which it computes once for each case."""
 
     def __init__(self) -> None:
-        self._reference: dict[tuple[Case, bytes, bool], Trajectory] = {}
+        self._reference: dict[tuple[Case, Semantics, bool], Trajectory] = {}
 
     def rivals(self, case: Case, result: JobResult) -> Rivals:
         """What the rivals say of what the ranks did. Gives their arenas back."""
@@ -86,19 +87,28 @@ class FreeRuns:
             seen, fetch = observed(result)
             if seen[0].unsupported is not None:
                 return Rivals(outcome="unsupported", reason=seen[0].unsupported)
-            found = compare(case, seen, fetch, self._of(case, seen[0]))
+            readings = self._readings(case, seen[0])
+            found = agreed([compare(case, seen, fetch, one) for one in readings])
             violations = judge(case, seen, fetch).violations
             first = independent(violations)[0].obligation if violations else ""
             return replace(found, flagged=first)
         finally:
             result.release()
 
-    def _of(self, case: Case, seen: RankSeen) -> Trajectory:
-        said = msgspec.json.encode(seen.semantics, order="deterministic")
-        key = (case, said, seen.restored)
+    def _readings(self, case: Case, seen: RankSeen) -> Iterator[Trajectory]:
+        """What the semantics allow: where nobody used a parameter, a gradient that may count as 0
+        need not exist either."""
+        semantics = Semantics(**seen.semantics)  # type: ignore[arg-type]
+        yield self._of(case, semantics, restored=seen.restored)
+        unused = uncalled(case.model) or sometimes_used(case.model)
+        if unused and semantics.unused == "zero":
+            other = dataclasses.replace(semantics, unused="skip")
+            yield self._of(case, other, restored=seen.restored)
+
+    def _of(self, case: Case, semantics: Semantics, *, restored: bool) -> Trajectory:
+        key = (case, semantics, restored)
         if key not in self._reference:
-            semantics = Semantics(**seen.semantics)  # type: ignore[arg-type]
-            self._reference[key] = trajectory(case, semantics, restored=seen.restored)
+            self._reference[key] = trajectory(case, semantics, restored=restored)
         return self._reference[key]
 
 
@@ -117,6 +127,19 @@ def compare(case: Case, seen: Sequence[RankSeen], fetch: Fetch, reference: Traje
         loss_deviation=max((math.inf if math.isnan(one) else one for one in off), default=0.0),
         refused=refused,
         deviation=deviation,
+    )
+
+
+def agreed(found: Sequence[Rivals]) -> Rivals:
+    """The alarms that every reading of the semantics gives, parameter by parameter."""
+    first, *others = found
+    quiet = any(not one.loss_alarm for one in others)
+    return replace(
+        first,
+        loss_step=None if quiet else first.loss_step,
+        loss_deviation=min(one.loss_deviation for one in found),
+        refused=tuple(n for n in first.refused if all(n in one.refused for one in others)),
+        deviation=min(one.deviation for one in found),
     )
 
 
