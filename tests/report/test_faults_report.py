@@ -41,6 +41,8 @@ def test_what_it_adds_up_to() -> None:
     assert summary.seen.loss_curve == summary.seen.parameters == Share(3, 4)
     assert summary.seen.judged == Share(1, 4)  # the hang
     assert [row.fault for row in summary.neither] == ["bb"]
+    # The hang and `a`: with `ccc` the parent gives the same alarms.
+    assert summary.told_apart == Alarms(Share(1, 4), Share(2, 4), Share(2, 4))
     assert summary.false_alarms == Alarms(Share(0, 5), Share(1, 5), Share(1, 5))
     first = {word: [row.fault for row in rows] for word, rows in summary.first_by.items()}
     assert first["gradient"] == ["a", "bb", "ccc"] and first["hung"] == ["dddd"]
@@ -64,6 +66,7 @@ def test_from_a_usual_start_those_count_that_are_flagged_there() -> None:
     ]
     summary = Summary([started("a", "bb", "ccc"), *rows, DONE])
     assert summary.seen_usually == Alarms(Share(2, 2), Share(1, 2), Share(1, 2))
+    assert summary.usually_told_apart == Alarms(Share(2, 2), Share(0, 2), Share(0, 2))
     assert summary.usual_false_alarms == Alarms(Share(1, 3), Share(1, 3), Share(1, 3))
 
 

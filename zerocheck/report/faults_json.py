@@ -38,6 +38,8 @@ def as_data(summary: Summary) -> dict[str, Any]:
             "false_alarms": _alarms(summary.false_alarms),
             "seen_usually": _alarms(summary.seen_usually),
             "usual_false_alarms": _alarms(summary.usual_false_alarms),
+            "told_apart": _alarms(summary.told_apart),
+            "usually_told_apart": _alarms(summary.usually_told_apart),
             "neither": [row.fault for row in summary.neither],
         },
         "first_by": {word: [row.fault for row in rows] for word, rows in summary.first_by.items()},

@@ -168,6 +168,20 @@ class Summary:
         ]
 
     @property
+    def told_apart(self) -> Alarms:
+        """Faults that show where the parent is quiet in the same case; others tell nothing."""
+        return _told_apart((row.rivals, row.control) for row in self.rows)
+
+    @property
+    def usually_told_apart(self) -> Alarms:
+        """The same from a usual start, of those faults that zerocheck flags there."""
+        return _told_apart(
+            (row.usual_rivals, row.usual_control)
+            for row in self.rows
+            if row.usual_rivals is not None and row.usual_rivals.judged_alarm
+        )
+
+    @property
     def false_alarms(self) -> Alarms:
         """Where the parents run the same cases; each parent and case counts once, whatever number
         of faults it stands for."""
@@ -186,3 +200,13 @@ class Summary:
             for word in (*OBLIGATIONS, "crashed", "hung")
         }
         return {word: rows for word, rows in flagged.items() if rows or word in OBLIGATIONS}
+
+
+def _told_apart(runs: Iterable[tuple[Rivals | None, Rivals | None]]) -> Alarms:
+    """Alarms on the fault (first) and not on its parent (second), where both could be run."""
+    ran = [(a, b) for a, b in runs if a is not None and b is not None and a.ran and b.ran]
+    return Alarms(
+        Share(sum(a.judged_alarm and not b.judged_alarm for a, b in ran), len(ran)),
+        Share(sum(a.loss_alarm and not b.loss_alarm for a, b in ran), len(ran)),
+        Share(sum(a.parameter_alarm and not b.parameter_alarm for a, b in ran), len(ran)),
+    )
