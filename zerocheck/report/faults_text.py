@@ -8,8 +8,8 @@ from .text import number
 
 
 def caught_text(row: FaultTried) -> str:
-    """`"gradient"`, `"hung"`, `"ESCAPED"`."""
-    return row.caught_by or "ESCAPED"
+    """`"gradient"`, `"hung"`, `"ESCAPED"`, or `"unsupported"` if no case could be run."""
+    return row.caught_by or ("unsupported" if row.cases == row.unsupported else "ESCAPED")
 
 
 def cases_text(row: FaultTried) -> str:
