@@ -133,7 +133,7 @@ class _CaseJudge:
                 self._note("publish", 0.0, publish.stale(step, violation))
                 return self._reduced(step)
         if violation is not None and not violation.causes and "loss" not in self.violations:
-            violation = self._misplaced(step, before, violation)
+            violation = self._other_parameters(step, before, violation)
         self._note("loss", 0.0, violation)
         if violation is not None:
             # The forward was another one, so its gradient is too: one bug, one finding.
@@ -147,15 +147,15 @@ class _CaseJudge:
             self._gradient(step, before, passes, held, wanted)
         return held
 
-    def _misplaced(self, step: int, before: State, violation: Violation) -> Violation:
-        """Whether it computed with parameters whose shards stand elsewhere."""
+    def _other_parameters(self, step: int, before: State, violation: Violation) -> Violation:
+        """Whether it computed with parameters that changed on their way to the ranks."""
 
         def replay(parameters: torch.Tensor, ranks: int) -> list[list[float]]:
             return self._passes(step, before, own=[parameters] * ranks).losses
 
         losses = [rank.losses for rank in self.observation.steps(step)]
         sharded = [buffer for buffer in self._flat_buffers() if not buffer.whole]
-        return loss_.elsewhere(violation, losses, before.parameter, sharded, replay)
+        return loss_.with_other_parameters(violation, losses, before.parameter, sharded, replay)
 
     def _expected(self, step: int, passes: Passes) -> gradient_.Expected:
         scales = self.observation.loss_scales(step)

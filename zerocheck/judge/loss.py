@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from msgspec.structs import replace
 
-from .diagnose.loss import SENTENCES, Losses, Replay, causes, equal, misplaced, same
+from .diagnose.loss import SENTENCES, Losses, Replay, causes, changed_parameters, equal, same
 from .flat import FlatBuffer
 from .verdict import Violation
 
-__all__ = ["check", "check_random", "elsewhere", "same"]
+__all__ = ["check", "check_random", "same", "with_other_parameters"]
 
 
 def check(
@@ -61,18 +61,18 @@ def check(
     return _violation(step, tuple(bad), text, names, a, b)
 
 
-def elsewhere(
+def with_other_parameters(
     violation: Violation,
     observed: Losses,
     parameters: torch.Tensor,
     buffers: Sequence[FlatBuffer],
     replay: Replay,
 ) -> Violation:
-    """The violation, with its causes if the losses are those of shards that stand elsewhere.
+    """The violation, with its causes if it computed with parameters that changed on their way.
 
     parameters: the flat vector; buffers: the sharded ones; replay: see diagnose/loss.py.
     """
-    names, words = misplaced(observed, parameters, buffers, replay)
+    names, words = changed_parameters(observed, parameters, buffers, replay)
     return replace(violation, causes=names, explanation=violation.explanation + words)
 
 

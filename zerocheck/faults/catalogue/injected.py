@@ -47,31 +47,38 @@ _KINDS = {
         ),
         _row(
             "rank-left-out", "gradient",
-            "the last rank's gradient is not in the sum", "seen often", world=3,
+            "the last rank's gradient is not in the sum", "seen often", "ranks left out",
+            world=3,
         ),
         _row(
             "rank-counted-twice", "gradient",
-            "the first rank's gradient is in the sum twice", "seen often", world=3,
+            "the first rank's gradient is in the sum twice", "seen often",
+            "rank counted twice", world=3,
         ),
         _row(
             "half-group", "gradient",
-            "each half of the group averages by itself", "DS PR#6546, #5618; TT #1551", world=3,
+            "each half of the group averages by itself", "DS PR#6546, #5618; TT #1551",
+            "reduced in smaller groups", world=3,
         ),
         _row(
             "neighbours-shard", "gradient",
-            "each rank gets the reduced shard of the next one", "DS PR#7601", world=3,
+            "each rank gets the reduced shard of the next one", "DS PR#7601",
+            "shard of another rank", world=3,
         ),
         _row(
             "last-element-local", "gradient",
-            "the last element of each bucket is not reduced", "FS #907", world=3,
+            "the last element of each bucket is not reduced", "FS #907", "part not reduced",
+            world=3,
         ),
         _row(
             "reduction-stale", "gradient",
             "a reduction hands out the result of the step before", "DS PR#7805",
+            "gradient of the previous step",
         ),
         _row(
             "reduced-in-bf16", "gradient",
             "gradients travel in bf16 though they are fp32", "PT #104770; DS PR#5170",
+            "reduced in bf16",
         ),
         _row(
             "norm-local", "clip",
@@ -85,11 +92,11 @@ _KINDS = {
         ),
         _row(
             "gather-swapped", "loss",
-            "two shards change places when they are gathered", "DS PR#318",
+            "two shards change places when they are gathered", "DS PR#318", "shards exchanged",
         ),
         _row(
             "gather-rounded", "loss",
-            "shards travel in bf16 though they are fp32", "PT #104770",
+            "shards travel in bf16 though they are fp32", "PT #104770", "copies rounded to bf16",
         ),
         _row(
             "broadcast-lost", "buffers",
@@ -99,6 +106,7 @@ _KINDS = {
         _row(
             "wait-times-out", "gradient",
             "a wait for a reduction gives up after a millisecond", "DS PR#5606",
+            "reduction not waited for",
             features=("delays",), sometimes=0.5,
         ),
     )
@@ -128,11 +136,13 @@ def _default(implementation: str, *left_out: str, **otherwise: Mapping[str, Any]
 
 
 _DIVIDED_FIRST: dict[str, Any] = {"causes": ("local gradient / W",)}
+_UNNAMED: dict[str, Any] = {"causes": ()}
+"""Where padding moves with the shards, or a bucket has one element, other causes fit some cases."""
 
 INJECTED = [
-    *_default("fsdp2", "broadcast-lost"),
+    *_default("fsdp2", "broadcast-lost", last_element_local=_UNNAMED),
     *_default(
-        "fsdp1", "broadcast-lost",
+        "fsdp1", "broadcast-lost", neighbours_shard=_UNNAMED, gather_swapped=_UNNAMED,
         first_step_local=_DIVIDED_FIRST, every_third_local=_DIVIDED_FIRST,
     ),
     *_default(

@@ -11,7 +11,7 @@ import torch
 from .. import bounds
 from ..bounds import Enclosure
 from ..local import Scale
-from . import placement, ranks
+from . import placement, ranks, rounded
 from .evidence import Candidate, Evidence, explains, slack, summed, times, wrong_tensors
 
 SEEDED_ALIKE = (
@@ -47,6 +47,8 @@ def causes(evidence: Evidence) -> Causes:
         found = [c for c in _weighted_otherwise(evidence) if explains(c, evidence, wrong)]
     if not found:
         found = [c for c in placement.shifted(evidence, wrong) if explains(c, evidence, wrong)]
+    if not found:
+        found = [c for c in rounded.candidates(evidence) if explains(c, evidence, wrong)]
     if not found:
         mixed = ranks.raced(evidence, wrong) or ranks.left_out(evidence, wrong)
         if mixed is not None:

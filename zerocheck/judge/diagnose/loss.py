@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 
@@ -96,24 +96,29 @@ Replay = Callable[[torch.Tensor, int], Losses]
 """replay(parameters, ranks) -> the losses of the first ranks with other parameters."""
 
 
-def misplaced(
+def changed_parameters(
     observed: Losses, parameters: torch.Tensor, buffers: Sequence[FlatBuffer], replay: Replay
 ) -> tuple[tuple[str, ...], str]:
-    """(causes, words) if the losses are those of parameters whose shards stand elsewhere.
+    """(causes, words) if the losses are those of parameters that changed on their way.
 
     parameters: the flat vector; buffers: those that are sharded. One rank is replayed first, since
     it rules out nearly all.
     """
     found: dict[str, str] = {}
-    if not buffers:
-        return (), ""
-    for name, words, order in orders(len(observed)):
-        places = moved(len(parameters), buffers, lambda one, order=order: one.shards[order])  # type: ignore[misc]
-        elsewhere = torch.where(places != NOBODY, parameters[places], 0.0)
-        if all(same(observed[:ranks], replay(elsewhere, ranks)) for ranks in (1, len(observed))):
+    for name, words, changed in _on_their_way(len(observed), parameters, buffers):
+        if all(same(observed[:ranks], replay(changed, ranks)) for ranks in (1, len(observed))):
             found.setdefault(name, words)
     if not found:
         return (), ""
-    return tuple(
-        found
-    ), f"; in the parameters that it computed with, {'; or '.join(found.values())}"
+    words = "; or ".join(found.values())
+    return tuple(found), f"; in the parameters that it computed with, {words}"
+
+
+def _on_their_way(
+    world: int, parameters: torch.Tensor, buffers: Sequence[FlatBuffer]
+) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """(cause, words, the parameters that ranks would have computed with)."""
+    yield "copies rounded to bf16", "all are rounded to bf16", parameters.bfloat16().float()
+    for name, words, order in orders(world) if buffers else ():
+        places = moved(len(parameters), buffers, lambda one, order=order: one.shards[order])  # type: ignore[misc]
+        yield name, words, torch.where(places != NOBODY, parameters[places], 0.0)

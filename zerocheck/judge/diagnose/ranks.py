@@ -20,9 +20,22 @@ AT_ONCE = 1 << 20
 
 
 def candidates(evidence: Evidence) -> Iterator[Candidate]:
-    """A mean over the ranks that have a gradient, and not over all."""
+    """One rank counts twice, ranks reduce in smaller groups, or only those that have a gradient
+    count."""
     world = len(evidence.passes.gradients)
-    if world == 1 or evidence.semantics.average != "mean":
+    if world == 1:
+        return
+    terms = evidence.passes.gradients.to(torch.float64)
+    for rank in range(world):
+        weights = torch.ones(world, 1, 1, dtype=torch.float64)
+        weights[rank] = 2.0
+        yield Candidate(
+            "rank counted twice",
+            f"the gradient that rank {rank} computed is in the sum twice",
+            [summed(evidence, terms * weights, evidence.divisor)],
+        )
+    yield from _smaller_groups(evidence, terms)
+    if evidence.semantics.average != "mean":
         return
     has_values = evidence.passes.gradients.ne(0).any(1)
     for words, users in (
@@ -40,6 +53,27 @@ def candidates(evidence: Evidence) -> Iterator[Candidate]:
             "averaged over users",
             f"the gradient is averaged over the ranks that {words}, and not over all {world}",
             [Enclosure(exact, error)],
+        )
+
+
+def _smaller_groups(evidence: Evidence, terms: torch.Tensor) -> Iterator[Candidate]:
+    """Neighbours reduce among themselves: two halves, or groups of a size that divides W."""
+    world = len(terms)
+    halves = [rank * 2 // world for rank in range(world)]
+    equal = [
+        [rank // size for rank in range(world)] for size in range(2, world) if world % size == 0
+    ]
+    mean = evidence.semantics.average == "mean"
+    for groups in {tuple(groups): None for groups in (halves, *equal) if world > 2}:
+        members = [[r for r in range(world) if groups[r] == number] for number in groups]
+        shown = " and ".join(", ".join(map(str, one)) for one in dict.fromkeys(map(tuple, members)))
+        yield Candidate(
+            "reduced in smaller groups",
+            f"ranks {shown} are reduced apart, and not all {world} together",
+            [
+                summed(evidence, terms[own], evidence.divisor * (len(own) / world if mean else 1))
+                for own in members
+            ],
         )
 
 
@@ -102,6 +136,7 @@ def _subset(
 
 
 NOT_WAITED_FOR = "reduction not waited for"
+PARTLY = "part not reduced"
 EARLY = "the sum with the rank's own part divided by W before it was read"
 
 
@@ -113,8 +148,11 @@ def could_be_raced(evidence: Evidence, causes: Collection[str]) -> bool:
 
 
 def raced(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, ...], str] | None:
-    """(cause, sentence) if some elements are those from before the reduction, others are not
-    divided, and others may be right: it was not waited for, and which is which may be chance.
+    """(causes, sentence) if some elements are those from before the reduction, others are not
+    divided, and others may be right.
+
+    What is neither right nor the rank's own was read in between: it was not waited for. Else it may
+    have been left out, and where ranks were not delayed that is what is named.
 
     Asked only if no candidate explains all elements alike.
     """
@@ -148,10 +186,13 @@ def raced(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, ...], str
             return None
     if len(kinds) < 2 and EARLY not in kinds:
         return None
-    return (NOT_WAITED_FOR,), (
-        f"elements are {', others are '.join(sorted(kinds))}: the reduction was not over when its "
-        "result was used"
-    )
+    said = f"elements are {', others are '.join(sorted(kinds))}"
+    late = f"{said}: the reduction was not over when its result was used"
+    if not kinds <= {"right", "the rank's own", "the rank's own divided by W"}:
+        return (NOT_WAITED_FOR,), late
+    if not evidence.case.disturbance.delay:
+        return (PARTLY,), f"{said}: part of a tensor is never reduced"
+    return (PARTLY, NOT_WAITED_FOR), f"{said}: part of a tensor is never reduced; or {late}"
 
 
 def _own_divided(evidence: Evidence, terms: torch.Tensor, rank: int, divide: float) -> Enclosure:
