@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -60,23 +64,39 @@ def pool() -> Iterator[Pool]:
 
 
 @pytest.fixture(scope="session")
-def observe(pool: Pool) -> Callable[[str, Case], Observed]:
-    """observe(implementation, case): run it and copy what was observed."""
+def observe(request: pytest.FixtureRequest) -> Callable[[str, Case], Observed]:
+    """observe(implementation, case): run it and copy what was observed.
+
+    With ZEROCHECK_TEST_OBSERVATIONS=DIRECTORY what was observed once is kept there and read again,
+    and ranks are started only if something is missing: for tests/mutants, which changes the judge.
+    """
+    directory = os.environ.get("ZEROCHECK_TEST_OBSERVATIONS")
 
     def run(implementation: str, case: Case) -> Observed:
-        job = msgspec.msgpack.encode(Job(implementation=implementation, case=case))
-        result = pool.wait(pool.submit(case.world_size, job))
-        assert result.outcome == "finished", result.summary()
-        seen = [msgspec.msgpack.decode(p, type=RankSeen) for p in result.payloads if p is not None]
-        tensors = {}
-        for rank, one in enumerate(seen):
-            for record in one.records:
-                arena = result.arenas[rank]
-                assert arena is not None
-                slot = Slot(record.offset, record.numel, record.dtype)
-                data = arena.tensor(slot) if record.numel else torch.empty(0)
-                tensors[rank, record] = data.clone()
-        result.release()
-        return Observed(case, seen, tensors)
+        if directory is None:
+            return _run(request.getfixturevalue("pool"), implementation, case)
+        said = implementation.encode() + msgspec.json.encode(case)
+        kept = Path(directory) / hashlib.sha256(said).hexdigest()
+        if not kept.exists():
+            observed = _run(request.getfixturevalue("pool"), implementation, case)
+            kept.write_bytes(pickle.dumps((observed.seen, observed.tensors)))
+        return Observed(case, *pickle.loads(kept.read_bytes()))
 
     return run
+
+
+def _run(pool: Pool, implementation: str, case: Case) -> Observed:
+    job = msgspec.msgpack.encode(Job(implementation=implementation, case=case))
+    result = pool.wait(pool.submit(case.world_size, job))
+    assert result.outcome == "finished", result.summary()
+    seen = [msgspec.msgpack.decode(p, type=RankSeen) for p in result.payloads if p is not None]
+    tensors = {}
+    for rank, one in enumerate(seen):
+        for record in one.records:
+            arena = result.arenas[rank]
+            assert arena is not None
+            slot = Slot(record.offset, record.numel, record.dtype)
+            data = arena.tensor(slot) if record.numel else torch.empty(0)
+            tensors[rank, record] = data.clone()
+    result.release()
+    return Observed(case, seen, tensors)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from small import layout
 
-from zerocheck.drive.observation import Entry
-from zerocheck.judge.ownership import _tiling
+from zerocheck.drive.observation import Entry, RankSeen, Recorded
+from zerocheck.judge.assemble import Observation
+from zerocheck.judge.ownership import Ownership, _tiling
+from zerocheck.judge.verdict import Violation
 
 Range = tuple[int, int]
 
@@ -83,3 +87,87 @@ def test_flat_ranges_among_boxes() -> None:
 def test_an_empty_tensor_and_a_scalar() -> None:
     assert _flat((0, (0, 0)), shape=(0,)) == ""
     assert _flat((0, (0, 1)), shape=()) == ""
+
+
+def test_boxes_that_only_touch_and_boxes_that_cross() -> None:
+    rows = ((0, 2), (0, 4)), ((2, 4), (0, 4))
+    assert _boxes((0, rows[0]), (1, rows[1])) == ""
+    assert "overlap" in _boxes((0, rows[0]), (1, ((1, 4), (0, 2))))
+    assert "overlap" in _boxes((0, rows[0]), (1, rows[1]), (2, ((1, 3), (1, 3))))
+    quarter = ((0, 2), (0, 2))
+    assert "4 of 16" in _boxes((0, quarter), (1, ((2, 4), (0, 4))))
+    assert "twice on rank 3" in _boxes((3, quarter), (3, quarter))
+
+
+WHOLE = (
+    Entry("a", (2,), 0, 2),
+    Entry("b", (2, 2), 0, 4),
+    Entry("c", (), 0, 1),
+    Entry("d", (0,), 0, 0),
+    Entry("e", (1,), 0, 1),
+)
+
+
+def _owned(
+    *ranks: tuple[Entry, ...], role: str = "parameter", frozen: str = ""
+) -> Violation | None:
+    """The violation of shards of a role; of other roles everything is there on rank 0."""
+    point = "reduced" if role == "gradient" else "state"
+    seen = []
+    for held in ranks:
+        records = [Recorded(0, point, role, 0, 0, 0, "float32")]
+        if role != "parameter":
+            records.append(Recorded(0, "state", "parameter", 1, 0, 0, "float32"))
+        seen.append(RankSeen(manifests=(tuple(held), WHOLE), records=tuple(records)))
+    observation = Observation(layout(frozen=frozen), seen, lambda rank, record: torch.empty(0))
+    judge = Ownership(observation)
+    first = judge.check(0, point)  # type: ignore[arg-type]
+    again = judge.check(0, point)  # type: ignore[arg-type]
+    assert first == again
+    return first
+
+
+def _without(*names: str) -> tuple[Entry, ...]:
+    return tuple(entry for entry in WHOLE if entry.name not in names)
+
+
+def test_every_role_is_looked_at() -> None:
+    for role in ("parameter", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "gradient", "step"):
+        scalars = tuple(Entry(entry.name, (), 0, 1) for entry in WHOLE)
+        fine = scalars if role == "step" else WHOLE
+        assert _owned(fine, fine, role=role) is None
+        violation = _owned(fine, (*fine, Entry("x", (), 0, 1)), role=role)
+        assert violation is not None and violation.role == role and violation.ranks == (1,)
+        assert violation.tensors == ("x",) and "does not have" in violation.explanation
+    violation = _owned(WHOLE, (Entry("a", (3,), 0, 2),), role="step")
+    assert violation is not None and "global shape" in violation.explanation
+
+
+def test_a_shape_that_is_not_the_models() -> None:
+    violation = _owned(WHOLE, (Entry("b", (4,), 0, 4),))
+    assert violation is not None and violation.tensors == ("b",)
+    assert "[4]; the model has [2, 2]" in violation.explanation
+
+
+def test_what_nobody_holds() -> None:
+    assert _owned(_without("a"), _without("c")) is None
+    violation = _owned(_without("c"), _without("c"))
+    assert violation is not None and violation.tensors == ("c",) and violation.ranks == ()
+    # A moment may not be there yet.
+    for role in ("exp_avg", "gradient"):
+        assert _owned(_without("c"), role=role) is None
+        half = (*_without("b"), Entry("b", (2, 2), 0, 2))
+        violation = _owned(half, role=role)
+        assert violation is not None and violation.tensors == ("b",) and violation.ranks == (0,)
+    gone = Entry("b", (2, 2), 0, 4, None, False)
+    assert _owned((*_without("b"), gone), role="gradient") is None
+
+
+def test_what_is_frozen_has_no_moments() -> None:
+    assert _owned(WHOLE, frozen="c") is None
+    for role in ("exp_avg", "gradient"):
+        violation = _owned(WHOLE, role=role, frozen="c")
+        assert violation is not None and "frozen" in violation.explanation
+        assert _owned(_without("c"), role=role, frozen="c") is None
+        gone = Entry("c", (), 0, 1, None, False)
+        assert _owned((*_without("c"), gone), role=role, frozen="c") is None

@@ -1,0 +1,211 @@
+"""Norm and clipping on a few elements, with errors just inside and just outside of the bound."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from small import SIZE, held, layout
+
+from zerocheck.case.schema import Case, Training
+from zerocheck.contract.semantics import Semantics
+from zerocheck.judge.bounds import BF16, ETA, U, narrow_norm_relative
+from zerocheck.judge.clip import (
+    check_clipped,
+    check_norm,
+    coefficient,
+    elements_of,
+    formats_of,
+    narrow_only,
+    norm_relative,
+    true_norm,
+)
+from zerocheck.judge.verdict import Violation
+
+SECOND_ORDER = 1.000001
+GRADIENT = [1.0, -2.0, 4.0, -4.0, 2.0, 2.0, 2.0, 0.0]
+NORM = 7.0
+assert math.hypot(*GRADIENT) == NORM
+
+
+def _case(norm: str = "2", clip: float = 3.5) -> Case:
+    return Case(mesh=(2,), training=Training(clip=clip, norm=norm))  # type: ignore[arg-type]
+
+
+def _norm(
+    *reported: float | None, case: Case | None = None, gradient: object = None
+) -> tuple[float, Violation | None]:
+    shown = held(GRADIENT, GRADIENT) if gradient is None else gradient
+    return check_norm(
+        reported,
+        shown,  # type: ignore[arg-type]
+        None,
+        layout(),
+        case or _case(),
+        Semantics(),
+        step=0,
+    )
+
+
+RELATIVE = U * (SIZE / 2 + 4) * SECOND_ORDER
+WIDTH = NORM * RELATIVE + math.sqrt(SIZE * ETA)
+
+
+@pytest.mark.parametrize("side", [1.0, -1.0])
+def test_the_edge_of_the_norm(side: float) -> None:
+    share, violation = _norm(NORM, NORM + side * WIDTH * (1 - 1e-6))
+    assert violation is None and share == pytest.approx(1.0, rel=1e-5)
+    share, violation = _norm(NORM, NORM + side * WIDTH * (1 + 1e-6))
+    assert violation is not None
+    assert violation.ranks == (1,) and violation.role == "norm" and violation.obligation == "clip"
+    assert share == violation.ratio == pytest.approx(1.0, rel=1e-5)
+    assert violation.expected == NORM and violation.bound == pytest.approx(WIDTH, rel=1e-9)
+
+
+def test_norms_that_are_not_told_or_not_numbers() -> None:
+    assert _norm(None, NORM)[1] is None
+    _, violation = _norm(math.nan, NORM)
+    assert violation is not None and violation.ranks == (0,) and violation.ratio is None
+    _, violation = _norm(None, 1.0)
+    assert violation is not None and violation.ranks == (1,)
+    # Of a gradient that overflows there is no true norm.
+    inf = [math.inf, *GRADIENT[1:]]
+    assert _norm(math.inf, math.inf, gradient=held(inf, inf))[1] is None
+
+
+def test_the_norm_of_zeros_has_the_underflow_of_squares() -> None:
+    zeros = held([0.0] * SIZE)
+    assert _norm(0.9 * math.sqrt(SIZE * ETA), gradient=zeros)[1] is None
+    assert _norm(1.1 * math.sqrt(SIZE * ETA), gradient=zeros)[1] is not None
+    share, violation = _norm(0.0, case=_case("inf"), gradient=zeros)
+    assert (share, violation) == (0.0, None)
+
+
+def test_the_largest_element_is_exact() -> None:
+    case = _case("inf")
+    assert _norm(4.0, case=case)[1] is None
+    share, violation = _norm(math.nextafter(4.0, 5.0), case=case)
+    assert violation is not None and share == math.inf and violation.bound == 0.0
+    assert true_norm(torch.tensor([]), case) == 0.0
+    assert true_norm(torch.tensor([-5.0, 4.0]), case) == 5.0
+
+
+def test_only_the_report_is_wrong() -> None:
+    half = [x / 2 for x in GRADIENT]
+    shown, clipped = held(GRADIENT, GRADIENT), held(half, half)
+    for given, mild in ((clipped, True), (shown, False), (None, False)):
+        _, violation = check_norm(
+            [9.0, 9.0], shown, given, layout(), _case(clip=3.5000005), Semantics(), step=0
+        )
+        assert violation is not None and violation.mild is mild
+        assert violation.ranks == (0, 1)
+
+
+def test_elements_that_somebody_holds() -> None:
+    ranges = (range(0, 3), range(3, 6))
+    parts = held(GRADIENT[:3], GRADIENT[3:6], ranges=ranges)
+    assert elements_of(parts, 0).tolist() == GRADIENT[:6]
+    # Copies differ: each rank has its own.
+    both = held(GRADIENT[:4], [*GRADIENT[2:3], 9.0, *GRADIENT[4:]], ranges=(range(4), range(2, 8)))
+    assert elements_of(both, 0).tolist() == GRADIENT
+    assert elements_of(both, 1).tolist() == [*GRADIENT[:3], 9.0, *GRADIENT[4:]]
+    whole = held(GRADIENT, [9.0] * SIZE)
+    assert elements_of(whole, 1).tolist() == [9.0] * SIZE
+
+
+def test_the_formats_of_what_is_held() -> None:
+    narrow = layout(narrow=True)
+    parts = held(GRADIENT[2:4], GRADIENT[4:6], ranges=(range(2, 4), range(4, 6)))
+    assert narrow_only(formats_of(parts, narrow))
+    assert not narrow_only(formats_of(held(GRADIENT), narrow))
+    squares = [x * x for x in GRADIENT]
+    share = sum(squares[2:6]) / sum(squares) * (1 + 4 * U)
+    found = norm_relative(torch.tensor(GRADIENT), formats_of(held(GRADIENT), narrow), _case())
+    assert found == pytest.approx(narrow_norm_relative(SIZE, share, 2, BF16), rel=1e-12)
+    for numbers in ([0.0] * SIZE, [0.0, 0.0, 1.0, *[0.0] * 5]):
+        found = norm_relative(torch.tensor(numbers), formats_of(held(numbers), narrow), _case())
+        assert found == pytest.approx(narrow_norm_relative(SIZE, 1.0, 2, BF16), rel=1e-12)
+
+
+def _clipped(
+    *parts: list[float],
+    norms: tuple[float | None, ...] = (NORM, NORM),
+    clip: float = 3.5,
+    rule: str = "min(1, c/(norm+eps))",
+    narrow: bool = False,
+) -> tuple[float, Violation | None]:
+    return check_clipped(
+        held(*parts),
+        held(GRADIENT, GRADIENT),
+        norms,
+        layout(narrow=narrow),
+        _case(clip=clip),
+        Semantics(clip=rule),  # type: ignore[arg-type]
+        step=0,
+    )
+
+
+def _times(factor: float, element: int | None = None, by: float = 1.0) -> list[float]:
+    return [
+        float(torch.tensor(x * factor * (by if i == element else 1.0), dtype=torch.float32))
+        for i, x in enumerate(GRADIENT)
+    ]
+
+
+FACTOR = 3.5 / (NORM + 1e-6)
+
+
+def test_the_edge_of_the_clipped_gradient() -> None:
+    right = _times(FACTOR)
+    share, violation = _clipped(right, right)
+    assert violation is None and 0 < share <= 0.5
+    # Of 4 * FACTOR: 4 u of just below 2, and half a unit of that, u.
+    for by, fine in ((4, True), (7, False), (-4, True), (-7, False)):
+        off = _times(FACTOR, 2, 1 + by * U)
+        share, violation = _clipped(right, off)
+        assert (violation is None) is fine, by
+        if violation is not None:
+            assert violation.ranks == (1,) and violation.element == (0, 0) and share > 1.0
+            assert violation.tensors == ("b",)
+
+
+def test_each_rank_by_its_own_norm() -> None:
+    right, other = _times(FACTOR), _times(3.5 / (14 + 1e-6))
+    assert _clipped(right, other, norms=(NORM, 14.0))[1] is None
+    assert _clipped(right, other)[1] is not None
+    # Not told: that of the gradient, with the error of a norm.
+    assert _clipped(right, right, norms=(None, None))[1] is None
+    off = _times(FACTOR * (1 + 0.9 * RELATIVE))
+    assert _clipped(off, off)[1] is not None
+    assert _clipped(off, off, norms=(None, None))[1] is None
+    off = _times(FACTOR * (1 + 3 * RELATIVE))
+    assert _clipped(off, off, norms=(None, None))[1] is not None
+
+
+def test_what_is_not_clipped_keeps_every_bit() -> None:
+    assert _clipped(GRADIENT, GRADIENT, clip=8.0)[1] is None
+    for by in (2, -2):
+        assert _clipped(GRADIENT, _times(1.0, 2, 1 + by * U), clip=8.0)[1] is not None
+    # Round-off decides whether it is clipped at 7: what has been multiplied may be off.
+    for clip in (NORM + 1e-6, NORM * (1 + 4 * U) + 1e-6, NORM * (1 - 4 * U) + 1e-6):
+        assert _clipped(GRADIENT, _times(1.0, 2, 1 + 2 * U), clip=clip)[1] is None
+    for clip in (NORM * (1 + 12 * U) + 1e-6,):
+        assert _clipped(GRADIENT, _times(1.0, 2, 1 + 2 * U), clip=clip)[1] is not None
+
+
+def test_rules() -> None:
+    plain = Semantics(clip="c/norm if norm>c")
+    assert coefficient(NORM, _case(), plain) == 0.5
+    assert coefficient(NORM, _case(), Semantics()) == FACTOR
+    half = _times(0.5)
+    assert _clipped(half, half, rule="c/norm if norm>c")[1] is None
+
+
+def test_bf16_among_fp32() -> None:
+    """`b` may be off by its own roundings, and no other."""
+    right = _times(FACTOR)
+    for by, fine in ((1.5, True), (-1.5, True), (4.0, False), (-4.0, False)):
+        share, violation = _clipped(right, _times(FACTOR, 2, 1 + by * 2**-8), narrow=True)
+        assert (violation is None) is fine, (by, share)
+    assert _clipped(right, _times(FACTOR, 0, 1 + 2**-8), narrow=True)[1] is not None

@@ -1,0 +1,289 @@
+"""Where elements lie: layout, formats, shards put together, copies compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from small import NAMES, SIZE, held, layout, state
+
+from zerocheck.case.schema import Block, Case, Group, Model, Optimizer
+from zerocheck.drive.observation import Entry, RankSeen, Recorded, StepSeen
+from zerocheck.judge import publish
+from zerocheck.judge.assemble import Observation, Plan
+from zerocheck.judge.bounds import BF16, FP32
+from zerocheck.judge.layout import Formats, Layout
+from zerocheck.judge.state import State
+from zerocheck.models.network import build_model
+
+
+def test_the_layout_of_a_model() -> None:
+    model = Model(
+        inputs=3,
+        width=4,
+        outputs=2,
+        blocks=(Block(kind="mlp", hidden=5, dtype="bf16"), Block(kind="batch_norm")),
+        frozen=("head.bias",),
+    )
+    groups = (Group(pattern="*.bias"), Group())
+    case = Case(mesh=(2,), model=model, optimizer=Optimizer(groups=groups))
+    module = build_model(case)
+    found = Layout.of(module, case)
+    start = 0
+    for place, (name, parameter) in zip(found.places, module.named_parameters(), strict=True):
+        assert (place.name, place.shape) == (name, tuple(parameter.shape))
+        assert (place.start, place.stop) == (start, start + parameter.numel())
+        assert place.trainable is (name != "head.bias")
+        wanted = -1 if name == "head.bias" else 0 if name.endswith("bias") else 1
+        assert place.group == wanted
+        assert place.format == (BF16 if parameter.dtype == torch.bfloat16 else FP32)
+        assert bool(found.trainable[place.start : place.stop].all()) is place.trainable
+        start = place.stop
+        assert found.by_name[name] is place
+    assert found.size == start
+    assert int(found.trainable.sum()) == start - 2
+    assert "blocks.1.norm.running_mean" in found.buffers
+    (wide, narrow) = found.formats.parts
+    assert (wide[0], narrow[0]) == (FP32, BF16)
+    assert wide[1] is not None and narrow[1] is not None
+    for place in found.places:
+        part = narrow[1] if place.format == BF16 else wide[1]
+        assert set(range(place.start, place.stop)) <= set(part.tolist())
+    assert len(wide[1]) + len(narrow[1]) == start
+
+
+def test_where_an_element_is() -> None:
+    one = layout()
+    found = [(place.name, index) for place, index in map(one.at, range(SIZE))]
+    square = [("b", (i, j)) for i in range(2) for j in range(2)]
+    assert found == [("a", (0,)), ("a", (1,)), *square, ("c", ()), ("e", (0,))]
+    for wrong in (-1, SIZE):
+        with pytest.raises(IndexError):
+            one.at(wrong)
+
+
+def test_names_come_worst_first() -> None:
+    mask = torch.tensor([True, True, False, False, False, True, False, True])
+    weight = torch.tensor([1.0, 3.0, 9.0, 9.0, 9.0, 5.0, 9.0, 2.0])
+    assert layout().names_of(mask, weight) == ("b", "a", "e")
+    assert layout().names_of(mask & False, weight) == ()
+
+
+def test_flags_are_spread_over_elements() -> None:
+    one = layout()
+    assert one.spread([True] * 5).tolist() == [True] * SIZE
+    flags = one.spread([False, True, False, True, True])
+    assert flags.tolist() == [False, False, True, True, True, True, False, True]
+
+
+def test_segments_share_group_count_and_format() -> None:
+    one = layout(frozen="a", narrow=True)
+    parts = one.segments([3, 3, 3, 3, None])
+    assert [(p.group, p.key, p.format) for p in parts] == [(0, 3, FP32), (0, 3, BF16)]
+    assert [p.elements.tolist() for p in parts if p.elements is not None] == [[6], [2, 3, 4, 5]]
+    assert one.segments([3, 3, 3, 3, None]) is parts
+    plain = layout()
+    (whole,) = plain.segments([0] * 5)
+    assert whole.elements is None and whole.key == 0
+    parts = plain.segments([2, 1, 2, 2, 1])
+    assert [(p.key, p.elements.tolist()) for p in parts if p.elements is not None] == [
+        (1, [2, 3, 4, 5, 7]),
+        (2, [0, 1, 6]),
+    ]
+
+
+def test_formats_of_nothing_and_of_one() -> None:
+    one = Formats(((BF16, None),), 5)
+    assert one.at(None) is one
+    assert one.at(torch.tensor([1, 4])) == Formats(((BF16, None),), 2)
+    assert one.narrow == BF16
+    two = Formats(((FP32, torch.tensor([0])), (BF16, torch.tensor([1, 2]))), 3)
+    empty = two.at(torch.tensor([], dtype=torch.int64))
+    assert empty.parts == ((FP32, None),) and empty.size == 0
+    assert two.at(torch.tensor([2, 0])).size == 2
+
+
+def _seen(
+    *ranks: Sequence[Entry], steps: Sequence[StepSeen] = (), dtype: str = "float32"
+) -> Observation:
+    """What ranks hold: element i of the whole holds 10 i, plus the rank."""
+    tensors: dict[tuple[int, str], torch.Tensor] = {}
+    seen = []
+    for rank, entries in enumerate(ranks):
+        record = Recorded(0, "state", "parameter", 0, 0, 0, dtype)
+        data = []
+        for entry in entries:
+            if not entry.present:
+                continue
+            start = layout().by_name[entry.name].start
+            positions = torch.arange(start, layout().by_name[entry.name].stop)
+            if entry.box is None:
+                positions = positions[entry.start : entry.stop]
+            else:
+                cut = tuple(slice(*part) for part in entry.box)
+                positions = positions.view(entry.shape)[cut].reshape(-1)
+            data.append(positions * 10.0 + rank)
+        tensors[rank, "parameter"] = torch.cat(data) if data else torch.empty(0)
+        seen.append(RankSeen(manifests=(tuple(entries),), records=(record,), steps=tuple(steps)))
+    return Observation(layout(), seen, lambda rank, record: tensors[rank, record.role])
+
+
+A, B = Entry("a", (2,), 0, 2), Entry("b", (2, 2), 0, 4)
+C, E = Entry("c", (), 0, 1), Entry("e", (1,), 0, 1)
+
+
+def test_shards_are_put_together() -> None:
+    column = Entry("b", (2, 2), 0, 2, ((0, 2), (0, 1)))
+    other = Entry("b", (2, 2), 0, 2, ((0, 2), (1, 2)))
+    found = _seen([A, column], [other, C, E]).held(0, "state", "parameter")
+    assert found is not None
+    assert found.whole.tolist() == [0, 10, 20, 31, 40, 51, 61, 71]
+    assert [plan.index.tolist() for plan in found.plans if plan.index is not None] == [
+        [0, 1, 2, 4],
+        [3, 5, 6, 7],
+    ]
+    assert [sorted(plan.present) for plan in found.plans] == [["a", "b"], ["b", "c", "e"]]
+    assert found.present == frozenset("abce") and not found.whole_everywhere
+    assert found.covered() is not None and bool(found.covered().all())  # type: ignore[union-attr]
+
+
+def test_the_lowest_rank_counts_and_the_rest_is_nan() -> None:
+    found = _seen([A], [A, C], [C, Entry("b", (2, 2), 1, 3)]).held(0, "state", "parameter")
+    assert found is not None
+    assert found.whole.nan_to_num(nan=-1).tolist() == [0, 10, -1, 32, 42, -1, 61, -1]
+    covered = found.covered()
+    assert covered is not None
+    assert covered.tolist() == [True, True, False, True, True, False, True, False]
+    assert found.values.tolist() == [0, 10, 32, 42, 61]
+
+
+def test_a_rank_that_holds_all() -> None:
+    found = _seen([A, B, C, E], [A]).held(0, "state", "parameter")
+    assert found is not None and found.plans[0].index is None and found.plans[0].order is None
+    assert found.covered() is None and not found.whole_everywhere
+    assert found.values.tolist() == found.whole.tolist() == [10.0 * i for i in range(SIZE)]
+    assert found.plans[1].index is not None and found.plans[1].index.tolist() == [0, 1]
+    both = _seen([A, B, C, E], [A, B, C, E]).held(0, "state", "parameter")
+    assert both is not None and both.whole_everywhere
+
+
+def test_another_order_is_put_right() -> None:
+    found = _seen([C, E, A, B]).held(0, "state", "parameter")
+    assert found is not None and found.plans[0].index is None
+    assert found.whole.tolist() == [10.0 * i for i in range(SIZE)]
+    assert found.parts[0].tolist() == found.whole.tolist()
+    # As many elements, but one twice: that is not all of them.
+    twice = _seen([A, A, B]).held(0, "state", "parameter")
+    assert twice is not None and twice.plans[0].index is not None and not twice.whole_everywhere
+
+
+def test_names_without_a_gradient() -> None:
+    gone = Entry("b", (2, 2), 0, 4, None, False)
+    found = _seen([A, gone, C, E]).held(0, "state", "parameter")
+    assert found is not None and found.plans[0].absent == frozenset("b")
+    assert "b" not in found.plans[0].present
+    # Another shard of it is there.
+    found = _seen([A, gone, Entry("b", (2, 2), 0, 1)]).held(0, "state", "parameter")
+    assert found is not None and found.plans[0].absent == frozenset()
+    assert _seen([A]).held(1, "state", "parameter") is None
+
+
+def _scales(*told: StepSeen) -> list[float]:
+    one = _seen([A], steps=told)
+    return [one.loss_scales(index)[0] for index in range(len(told))]
+
+
+def test_loss_scales() -> None:
+    def told(scale: float, *, skipped: bool = False, reported: bool = True) -> StepSeen:
+        return StepSeen(losses=(), loss_scale=scale, skipped=skipped, reported=reported)
+
+    last = told(1.0, reported=False)
+    assert _scales(told(8.0), told(4.0), last) == [8.0, 4.0, 4.0]
+    assert _scales(told(8.0), told(4.0, skipped=True), last) == [8.0, 4.0, 2.0]
+    assert _scales(told(0.0), told(-1.0), told(math.inf), told(math.nan)) == [1.0] * 4
+    assert _scales(told(2.0, reported=False)) == [2.0]
+
+
+def test_gather_and_scatter() -> None:
+    whole = torch.arange(4.0)
+    plan = Plan(torch.tensor([3, 1]), NAMES, frozenset())
+    assert plan.gather(whole).tolist() == [3.0, 1.0]
+    plan.scatter(whole, torch.tensor([7.0, 8.0]))
+    assert whole.tolist() == [0.0, 8.0, 2.0, 7.0]
+    every = Plan(None, NAMES, frozenset())
+    assert every.gather(whole) is whole
+    every.scatter(whole, torch.ones(4))
+    assert whole.tolist() == [1.0] * 4
+
+
+WHOLE = [float(i) for i in range(SIZE)]
+
+
+def _copies(*parts: list[float], role: str = "parameter") -> publish.Violation | None:
+    shown = held(*parts)
+    return publish._copies(shown, shown.whole, layout(), role, 2, None)
+
+
+def test_copies_that_differ() -> None:
+    assert _copies(WHOLE, WHOLE) is None
+    off, far = [*WHOLE], [*WHOLE]
+    off[4], off[7], far[1] = 4.5, 9.0, 5.0
+    violation = _copies(WHOLE, WHOLE, off, far)
+    assert violation is not None and violation.ranks == (2, 3) and violation.step == 2
+    assert violation.tensors[0] == "e" and set(violation.tensors) == {"a", "b", "e"}
+    assert (violation.observed, violation.expected) == (9.0, 7.0) and violation.element == (0,)
+    assert (violation.wrong, violation.total) == (3, SIZE)
+    minus = [-0.0, *WHOLE[1:]]
+    assert _copies(WHOLE, minus) is not None
+    violation = _copies(WHOLE, [*WHOLE[:4], math.nan, *WHOLE[5:7], 99.0])
+    assert violation is not None and violation.tensors[0] == "b"
+
+
+def test_copies_of_shards() -> None:
+    ranges = (range(0, 5), range(4, 8))
+    shown = held(WHOLE[:5], WHOLE[4:], ranges=ranges)
+    assert publish._copies(shown, shown.whole, layout(), "exp_avg", 0, None) is None
+    shown = held(WHOLE[:5], [4.5, *WHOLE[5:]], ranges=ranges)
+    violation = publish._copies(shown, shown.whole, layout(), "exp_avg", 0, None)
+    assert violation is not None and violation.element == (1, 0) and violation.ranks == (1,)
+    assert violation.tensors == ("b",) and violation.role == "exp_avg"
+
+
+def _start(one: State, *, frozen: str = "", moments: bool = True) -> publish.Violation | None:
+    wanted = {"exp_avg": torch.ones(SIZE)} if moments else {}
+    return publish.check_start(
+        one,
+        torch.tensor(WHOLE),
+        wanted,  # type: ignore[arg-type]
+        [1.0] * 5,
+        layout(frozen=frozen),
+    )
+
+
+def test_the_base_case() -> None:
+    ones = [1.0] * SIZE
+    assert _start(state(WHOLE, exp_avg=ones)) is None
+    assert _start(state(WHOLE, (1.0, 1.0, 1.0, 7.0, 1.0), exp_avg=ones)) is None, "d is empty"
+    violation = _start(state(WHOLE, (1.0, 1.0, 2.0, 1.0, 1.0), exp_avg=ones))
+    assert violation is not None and violation.role == "step" and violation.tensors == ("c",)
+    assert _start(state(WHOLE, (1.0, 1.0, 2.0, 1.0, 1.0), exp_avg=ones), frozen="c") is None
+    assert _start(state(WHOLE, (1.0, 1.0, None, 1.0, 1.0), exp_avg=ones)) is not None
+
+
+def test_the_base_case_of_vectors() -> None:
+    ones = [1.0] * SIZE
+    off = [*ones[:6], 1.5, 1.0]
+    violation = _start(state(WHOLE, exp_avg=off))
+    assert violation is not None and violation.role == "exp_avg" and violation.tensors == ("c",)
+    assert (violation.observed, violation.expected) == (1.5, 1.0)
+    assert (violation.wrong, violation.total, violation.step) == (1, SIZE, -1)
+    assert _start(state(WHOLE, exp_avg=off), frozen="c") is None
+    assert _start(state(WHOLE)) is not None, "a moment that was restored is gone"
+    assert _start(state(WHOLE), moments=False) is None
+    assert _start(state(WHOLE, exp_avg=ones), moments=False) is not None
+    off = [*WHOLE[:6], 6.5, 7.0]
+    violation = _start(state(off, exp_avg=ones), frozen="c")
+    assert violation is not None and violation.role == "parameter"
+    assert violation.element == () and violation.observed == 6.5

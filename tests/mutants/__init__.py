@@ -1,0 +1,1 @@
+"""Mutation of the judge: small errors are put into it, and the tests must see them."""

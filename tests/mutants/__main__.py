@@ -1,0 +1,257 @@
+"""`python -m mutants`: puts small errors into the judge, and demands that the tests see them.
+
+It fails unless the tests kill 95 % of the mutants, and if a mutant survives that explained.toml
+does not explain, or is explained there and does not survive. What it tried is in its report:
+module, line, the code before and after, the test that killed it, and seconds.
+
+Why not a library (looked at in November 2026):
+
+- mutmut 3.8 leaves decorated functions alone (all but static and class methods), so adamw_step,
+  gradient_norm and average, which stand under torch.no_grad(), and every property; and all that
+  stands outside of functions: the table of number formats, U, ETA. It has no way to choose or add
+  kinds of mutants: none doubles or halves a bound, takes another dtype's round-off, drops an abs
+  or turns any into all, while most would change messages and drop arguments.
+- cosmic-ray 8.7 edits the files in place, so one copy of the tree can try one mutant at a time; it
+  runs one command for all mutants, and each run imports torch anew (4 seconds).
+
+Here a mutant is compiled in memory in a process that is forked after torch was imported, runs only
+the tests that run its lines, the quickest first, and takes what ranks did from a recording: ranks
+do not judge. That is about a second per mutant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib
+import os
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
+
+from .mutation import Mutant, mutants, mutated
+from .trial import OBSERVATIONS, Child, Covered, Verdict, kill, record, source_of
+
+CHOSEN = {
+    "zerocheck.judge.bounds": 0.25,
+    "zerocheck.judge.compare": 0.5,
+    "zerocheck.judge.layout": 0.15,
+    "zerocheck.judge.assemble": 0.15,
+    "zerocheck.judge.update": 0.15,
+    "zerocheck.judge.gradient": 0.15,
+    "zerocheck.judge.clip": 0.15,
+    "zerocheck.judge.loss": 0.25,
+    "zerocheck.judge.publish": 0.15,
+    "zerocheck.judge.ownership": 0.15,
+    "zerocheck.judge.buffers": 0.25,
+    "zerocheck.judge.skip": 0.25,
+    "zerocheck.judge.local": 0.1,
+    "zerocheck.judge.hidden": 0.15,
+    "zerocheck.judge.state": 0.25,
+    "zerocheck.judge.case": 0.05,
+    "zerocheck_reference.adamw": 0.25,
+    "zerocheck_reference.clip": 0.15,
+    "zerocheck_reference.gradient": 0.1,
+    "zerocheck_reference.precision": 0.25,
+}
+"""The modules, and the share of their mutants that is tried. Which ones: by a hash of what they
+change, so that a change elsewhere does not choose others."""
+
+TESTS = ("tests/judge", "tests/reference")
+LEFT_OUT = ("tests/judge/test_sensitivity.py",)
+"""It judges 200 cases some twenty times each: too slow, and medians see no single mutant."""
+
+KILLED = 0.95
+"""Share of the mutants that must be killed."""
+
+PATIENCE = 20.0
+"""A mutant is killed too if its tests take longer than this many times what they took, and a
+minute: it does not come to an end."""
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A survivor of explained.toml."""
+
+    name: str
+    why: str
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Try all chosen mutants; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m mutants", description=__doc__.split("\n")[0])
+    parser.add_argument("--jobs", type=int, default=2, help="mutants at once (default: 2)")
+    parser.add_argument("--every", action="store_true", help="all mutants, not a choice of them")
+    parser.add_argument("--only", default="", help="those with this text in their name")
+    parser.add_argument("--report", type=Path, help="file for the report (tab-separated)")
+    asked = parser.parse_args(arguments)
+    begun = time.monotonic()
+    sources = {module: source_of(module).read_text() for module in CHOSEN}
+    chosen = [
+        one
+        for module, source in sources.items()
+        for one in mutants(module, source)
+        if (asked.every or _is_chosen(one)) and asked.only in one.name
+    ]
+    print(f"{len(chosen)} mutants", flush=True)
+    _warm()
+    with tempfile.TemporaryDirectory() as directory:
+        os.environ[OBSERVATIONS] = directory
+        covered = _record(Path(directory))
+        verdicts = dict(_try(chosen, sources, covered, asked.jobs, Path(directory)))
+    code = _conclude(chosen, verdicts, whole=not (asked.only or asked.every))
+    if asked.report is not None:
+        asked.report.write_text(_report(chosen, verdicts))
+    print(f"{time.monotonic() - begun:.0f} s")
+    return code
+
+
+def _is_chosen(mutant: Mutant) -> bool:
+    digest = hashlib.sha256(mutant.name.encode()).digest()
+    return int.from_bytes(digest[:8]) < CHOSEN[mutant.module] * 2**64
+
+
+def _warm() -> None:
+    """Import what all tests import, then forget what is ours: it is imported again, mutated."""
+    for module in ("numpy", "hypothesis", "zerocheck.run.trial", "zerocheck.case.drawing"):
+        importlib.import_module(module)
+    for module in [name for name in sys.modules if name.partition(".")[0].startswith("zerocheck")]:
+        del sys.modules[module]
+
+
+def _record(directory: Path) -> Covered:
+    """Run all tests once without a mutant."""
+    output = directory / "unchanged.log"
+    ignored = [f"--ignore={path}" for path in LEFT_OUT]
+    child = Child(output, record, tuple(CHOSEN), (*TESTS, *ignored))
+    covered = child.result()
+    if covered is None or covered.failed or not covered.seconds:
+        sys.exit(f"the tests fail without a mutant:\n{output.read_text(errors='replace')}")
+    print(
+        f"{len(covered.seconds)} tests without a mutant: {sum(covered.seconds.values()):.0f} s",
+        flush=True,
+    )
+    return covered
+
+
+def _try(
+    chosen: Sequence[Mutant],
+    sources: Mapping[str, str],
+    covered: Covered,
+    jobs: int,
+    directory: Path,
+) -> Iterator[tuple[str, Verdict]]:
+    """(name, verdict) of each mutant, as they come in."""
+    waiting = list(reversed(chosen))
+    running: dict[int, tuple[Child, Mutant, float]] = {}
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            mutant = waiting.pop()
+            tests = _tests(mutant, covered)
+            if not tests:
+                yield mutant.name, _told(mutant, Verdict("", 0, 0.0))
+                continue
+            tree = mutated(sources[mutant.module], mutant.number)
+            output = directory / f"{len(waiting)}.log"
+            child = Child(output, kill, mutant.module, tree, tests)
+            limit = 60 + PATIENCE * sum(covered.seconds[test] for test in tests)
+            running[child.receiver.fileno()] = child, mutant, limit
+        ready = wait([child.receiver for child, _, _ in running.values()], timeout=1.0)
+        for number, (child, mutant, limit) in list(running.items()):
+            if child.receiver in ready:
+                seconds = child.seconds
+                killer, count = child.result() or ("the process died", 0)
+            elif child.seconds > limit:
+                seconds = child.seconds
+                killer, count = f"no end after {limit:.0f} s", 0
+                child.end()
+            else:
+                continue
+            del running[number]
+            yield mutant.name, _told(mutant, Verdict(killer, count, seconds))
+
+
+def _tests(mutant: Mutant, covered: Covered) -> list[str]:
+    """The tests that run one of its lines, files with quick ones first, quick ones first."""
+    lines = {(mutant.module, line) for line in mutant.lines}
+    runs = [test for test, ran in covered.lines.items() if ran & lines]
+    if lines & covered.imported:
+        # Run by the import: whatever runs something of the module may see it.
+        runs = [
+            test
+            for test, ran in covered.lines.items()
+            if any(module == mutant.module for module, _ in ran)
+        ]
+    of_file: dict[str, float] = {}
+    for test in runs:
+        file = test.partition("::")[0]
+        of_file[file] = of_file.get(file, 0.0) + covered.seconds[test]
+    return sorted(
+        runs, key=lambda test: (of_file[test.partition("::")[0]], covered.seconds[test], test)
+    )
+
+
+def _told(mutant: Mutant, verdict: Verdict) -> Verdict:
+    fate = f"killed by {verdict.killer}" if verdict.killer else "SURVIVES"
+    print(
+        f"{mutant.module}:{mutant.line}: {mutant.before} -> {mutant.after}\n"
+        f"    {fate} ({verdict.tests} tests, {verdict.seconds:.1f} s)",
+        flush=True,
+    )
+    return verdict
+
+
+def explained() -> list[Explained]:
+    """The survivors that are explained."""
+    found = tomllib.loads((HERE / "explained.toml").read_text()).get("survivor", [])
+    return [Explained(**one) for one in found]
+
+
+def _conclude(chosen: Sequence[Mutant], verdicts: Mapping[str, Verdict], *, whole: bool) -> int:
+    """Print what came of it; the exit code. whole: all that is chosen was tried, and no more."""
+    known = {one.name for one in explained()}
+    survivors = [one.name for one in chosen if not verdicts[one.name].killer]
+    killed = len(chosen) - len(survivors)
+    print(f"\n{killed} of {len(chosen)} killed ({killed / max(len(chosen), 1):.1%})")
+    problems = [
+        f"survives, and is not explained: {name}" for name in survivors if name not in known
+    ]
+    if whole:
+        problems += [
+            f"is explained, and does not survive: {name}"
+            for name in sorted(known.difference(survivors))
+        ]
+        if killed < KILLED * len(chosen):
+            problems.append(f"fewer than {KILLED:.0%} are killed")
+    print("\n".join(problems) or "every survivor is explained")
+    return 1 if problems else 0
+
+
+def _report(chosen: Sequence[Mutant], verdicts: Mapping[str, Verdict]) -> str:
+    rows = [("module", "function", "line", "before", "after", "killed by", "tests", "seconds")]
+    for one in chosen:
+        verdict = verdicts[one.name]
+        rows.append(
+            (
+                one.module,
+                one.function,
+                str(one.line),
+                one.before,
+                one.after,
+                verdict.killer or "survives",
+                str(verdict.tests),
+                f"{verdict.seconds:.1f}",
+            )
+        )
+    return "".join("\t".join(row) + "\n" for row in rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
