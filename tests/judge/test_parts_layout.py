@@ -112,7 +112,6 @@ def _seen(
     tensors: dict[tuple[int, str], torch.Tensor] = {}
     seen = []
     for rank, entries in enumerate(ranks):
-        record = Recorded(0, "state", "parameter", 0, 0, 0, dtype)
         data = []
         for entry in entries:
             if not entry.present:
@@ -125,7 +124,8 @@ def _seen(
                 cut = tuple(slice(*part) for part in entry.box)
                 positions = positions.view(entry.shape)[cut].reshape(-1)
             data.append(positions * 10.0 + rank)
-        tensors[rank, "parameter"] = torch.cat(data) if data else torch.empty(0)
+        tensors[rank, "parameter"] = torch.cat(data)
+        record = Recorded(0, "state", "parameter", 0, 0, len(tensors[rank, "parameter"]), dtype)
         seen.append(RankSeen(manifests=(tuple(entries),), records=(record,), steps=tuple(steps)))
     return Observation(layout(), seen, lambda rank, record: tensors[rank, record.role])
 

@@ -120,7 +120,8 @@ def _is_chosen(mutant: Mutant) -> bool:
 
 def _warm() -> None:
     """Import what all tests import, then forget what is ours: it is imported again, mutated."""
-    for module in ("numpy", "hypothesis", "zerocheck.run.trial", "zerocheck.case.drawing"):
+    # torch imports its inductor when a test leaves deterministic algorithms: 1.5 seconds.
+    for module in ("torch._inductor", "zerocheck.run.trial", "zerocheck.case.drawing"):
         importlib.import_module(module)
     for module in [name for name in sys.modules if name.partition(".")[0].startswith("zerocheck")]:
         del sys.modules[module]
