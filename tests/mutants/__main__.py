@@ -14,16 +14,15 @@ Why not a library (looked at in November 2026):
 - cosmic-ray 8.7 edits the files in place, so one copy of the tree can try one mutant at a time; it
   runs one command for all mutants, and each run imports torch anew (4 seconds).
 
-Here a mutant is compiled in memory in a process that is forked after torch was imported, runs only
-the tests that run its lines, the quickest first, and takes what ranks did from a recording: ranks
-do not judge. That is about a second per mutant.
+Here all tests are collected once, with torch imported. For each mutant the process is forked, what
+is changed in memory, and only the tests that run the changed lines are run, the quickest first;
+what ranks did is read from a recording, since ranks do not judge.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib
 import os
 import sys
 import tempfile
@@ -34,8 +33,11 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 
+import hypothesis
+import pytest
+
 from .mutation import Mutant, mutants, mutated
-from .trial import OBSERVATIONS, Child, Covered, Verdict, kill, record, source_of
+from .trial import Child, Covered, kill, record, source_of
 
 CHOSEN = {
     "zerocheck.judge.bounds": 0.25,
@@ -84,6 +86,15 @@ class Explained:
     why: str
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a mutant: the test that killed it, "" if none did."""
+
+    killer: str
+    tests: int
+    seconds: float
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Try all chosen mutants; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m mutants", description=__doc__.split("\n")[0])
@@ -93,24 +104,101 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--report", type=Path, help="file for the report (tab-separated)")
     asked = parser.parse_args(arguments)
     begun = time.monotonic()
-    sources = {module: source_of(module).read_text() for module in CHOSEN}
-    chosen = [
-        one
-        for module, source in sources.items()
-        for one in mutants(module, source)
-        if (asked.every or _is_chosen(one)) and asked.only in one.name
-    ]
-    print(f"{len(chosen)} mutants", flush=True)
-    _warm()
+    # A rank, or a kernel, that shares the two cores is one more at once.
+    os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as directory:
-        os.environ[OBSERVATIONS] = directory
-        covered = _record(Path(directory))
-        verdicts = dict(_try(chosen, sources, covered, asked.jobs, Path(directory)))
-    code = _conclude(chosen, verdicts, whole=not (asked.only or asked.every))
-    if asked.report is not None:
-        asked.report.write_text(_report(chosen, verdicts))
+        os.environ["ZEROCHECK_TEST_OBSERVATIONS"] = directory
+        run = _Run(asked, Path(directory))
+        ignored = [f"--ignore={path}" for path in LEFT_OUT]
+        options = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", *ignored]
+        code = int(pytest.main([*options, *TESTS], plugins=[run]))
     print(f"{time.monotonic() - begun:.0f} s")
-    return code
+    return code or run.code
+
+
+class _Run:
+    """A pytest plugin: instead of running the tests that were collected, tries mutants on them."""
+
+    def __init__(self, asked: argparse.Namespace, directory: Path) -> None:
+        self.asked = asked
+        self.directory = directory
+        self.code = 1
+
+    def pytest_configure(self) -> None:
+        hypothesis.settings.register_profile(
+            "mutants", database=None, deadline=None, derandomize=True
+        )
+        hypothesis.settings.load_profile("mutants")
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        if session.testsfailed:
+            raise session.Interrupted("the tests cannot be collected")
+        # torch imports its inductor when a test leaves deterministic algorithms: 1.5 seconds.
+        import torch._inductor  # noqa: F401
+
+        sources = {module: source_of(module).read_text() for module in CHOSEN}
+        chosen = [
+            one
+            for module, source in sources.items()
+            for one in mutants(module, source)
+            if (self.asked.every or _is_chosen(one)) and self.asked.only in one.name
+        ]
+        print(f"\n{len(chosen)} mutants", flush=True)
+        covered = self._record(session.items)
+        verdicts = dict(self._try(chosen, sources, covered, session.items))
+        self.code = _conclude(chosen, verdicts, whole=not (self.asked.only or self.asked.every))
+        if self.asked.report is not None:
+            self.asked.report.write_text(_report(chosen, verdicts))
+        return True
+
+    def _record(self, items: Sequence[pytest.Item]) -> Covered:
+        """Run all tests once without a mutant."""
+        child = Child(self.directory / "unchanged.log", record, items, tuple(CHOSEN))
+        covered = child.result()
+        if covered is None or covered.failed:
+            print(child.output.read_text(errors="replace"))
+            raise pytest.exit.Exception("the tests fail without a mutant", returncode=1)
+        seconds = sum(covered.seconds.values())
+        print(f"{len(items)} tests without a mutant: {seconds:.0f} s", flush=True)
+        assert isinstance(covered, Covered)
+        return covered
+
+    def _try(
+        self,
+        chosen: Sequence[Mutant],
+        sources: Mapping[str, str],
+        covered: Covered,
+        items: Sequence[pytest.Item],
+    ) -> Iterator[tuple[str, Verdict]]:
+        """(name, verdict) of each mutant, as they come in."""
+        by_name = {item.nodeid: item for item in items}
+        waiting = list(reversed(chosen))
+        running: dict[str, tuple[Child, Mutant, float]] = {}
+        while waiting or running:
+            while waiting and len(running) < self.asked.jobs:
+                mutant = waiting.pop()
+                tests = _tests(mutant, covered)
+                if not tests:
+                    yield mutant.name, _told(mutant, Verdict("", 0, 0.0))
+                    continue
+                tree = mutated(sources[mutant.module], mutant.number)
+                output = self.directory / f"{len(waiting)}.log"
+                given = [by_name[test] for test in tests], mutant.module, tree
+                limit = 60 + PATIENCE * sum(covered.seconds[test] for test in tests)
+                running[mutant.name] = Child(output, kill, *given), mutant, limit
+            ready = wait([child.receiver for child, _, _ in running.values()], timeout=1.0)
+            for name, (child, mutant, limit) in list(running.items()):
+                seconds = child.seconds
+                if child.receiver in ready:
+                    killer, count = child.result() or ("the process died", 0)
+                elif seconds > limit:
+                    killer, count = f"no end after {limit:.0f} s", 0
+                    child.end()
+                else:
+                    continue
+                del running[name]
+                child.output.unlink()
+                yield name, _told(mutant, Verdict(killer, count, seconds))
 
 
 def _is_chosen(mutant: Mutant) -> bool:
@@ -118,73 +206,12 @@ def _is_chosen(mutant: Mutant) -> bool:
     return int.from_bytes(digest[:8]) < CHOSEN[mutant.module] * 2**64
 
 
-def _warm() -> None:
-    """Import what all tests import, then forget what is ours: it is imported again, mutated."""
-    # torch imports its inductor when a test leaves deterministic algorithms: 1.5 seconds.
-    for module in ("torch._inductor", "zerocheck.run.trial", "zerocheck.case.drawing"):
-        importlib.import_module(module)
-    for module in [name for name in sys.modules if name.partition(".")[0].startswith("zerocheck")]:
-        del sys.modules[module]
-
-
-def _record(directory: Path) -> Covered:
-    """Run all tests once without a mutant."""
-    output = directory / "unchanged.log"
-    ignored = [f"--ignore={path}" for path in LEFT_OUT]
-    child = Child(output, record, tuple(CHOSEN), (*TESTS, *ignored))
-    covered = child.result()
-    if covered is None or covered.failed or not covered.seconds:
-        sys.exit(f"the tests fail without a mutant:\n{output.read_text(errors='replace')}")
-    print(
-        f"{len(covered.seconds)} tests without a mutant: {sum(covered.seconds.values()):.0f} s",
-        flush=True,
-    )
-    return covered
-
-
-def _try(
-    chosen: Sequence[Mutant],
-    sources: Mapping[str, str],
-    covered: Covered,
-    jobs: int,
-    directory: Path,
-) -> Iterator[tuple[str, Verdict]]:
-    """(name, verdict) of each mutant, as they come in."""
-    waiting = list(reversed(chosen))
-    running: dict[int, tuple[Child, Mutant, float]] = {}
-    while waiting or running:
-        while waiting and len(running) < jobs:
-            mutant = waiting.pop()
-            tests = _tests(mutant, covered)
-            if not tests:
-                yield mutant.name, _told(mutant, Verdict("", 0, 0.0))
-                continue
-            tree = mutated(sources[mutant.module], mutant.number)
-            output = directory / f"{len(waiting)}.log"
-            child = Child(output, kill, mutant.module, tree, tests)
-            limit = 60 + PATIENCE * sum(covered.seconds[test] for test in tests)
-            running[child.receiver.fileno()] = child, mutant, limit
-        ready = wait([child.receiver for child, _, _ in running.values()], timeout=1.0)
-        for number, (child, mutant, limit) in list(running.items()):
-            if child.receiver in ready:
-                seconds = child.seconds
-                killer, count = child.result() or ("the process died", 0)
-            elif child.seconds > limit:
-                seconds = child.seconds
-                killer, count = f"no end after {limit:.0f} s", 0
-                child.end()
-            else:
-                continue
-            del running[number]
-            yield mutant.name, _told(mutant, Verdict(killer, count, seconds))
-
-
 def _tests(mutant: Mutant, covered: Covered) -> list[str]:
     """The tests that run one of its lines, files with quick ones first, quick ones first."""
     lines = {(mutant.module, line) for line in mutant.lines}
     runs = [test for test, ran in covered.lines.items() if ran & lines]
-    if lines & covered.imported:
-        # Run by the import: whatever runs something of the module may see it.
+    if not mutant.function or not runs:
+        # A constant, or a default: whatever runs something of the module may see it.
         runs = [
             test
             for test, ran in covered.lines.items()

@@ -181,6 +181,9 @@ def _spots(tree: ast.Module) -> Iterator[_Spot]:
             for index, child in enumerate(value if isinstance(value, list) else [value]):
                 if not isinstance(child, ast.AST) or _is_read_by_people(child):
                     continue
+                if isinstance(node, ast.ClassDef) and not isinstance(child, ast.FunctionDef):
+                    # What a class has besides functions is in use when a mutant is put in.
+                    continue
                 here = child if isinstance(child, ast.stmt) else statement
                 if here is not None:
                     place = index if isinstance(value, list) else None
@@ -298,10 +301,14 @@ def _other_calls(node: ast.Call) -> Iterator[ast.AST]:
         yield function.value
     if isinstance(function, ast.Name) and name in DROPPED_FUNCTIONS:
         yield arguments[0]
-    if isinstance(function, ast.Name) and name in BOUNDS and len(arguments) > 1:
+    if name in BOUNDS and isinstance(function, ast.Name) and not _is_zero(arguments[1]):
         for factor in (2.0, 0.5):
             wider = ast.BinOp(ast.Constant(factor), ast.Mult(), arguments[1])
             yield ast.Call(function, [arguments[0], wider, *arguments[2:]], node.keywords)
+
+
+def _is_zero(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "zeros_like"
 
 
 def _conditions(node: ast.If | ast.IfExp) -> Iterator[ast.AST]:

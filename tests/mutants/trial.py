@@ -1,16 +1,19 @@
-"""Tests of one mutant, in a forked process that has all of torch imported already.
+"""Tests of mutants inside of pytest: what was collected is forked, changed, and run, per mutant.
 
-A mutant lives in memory only: the module is compiled from the changed tree when a test imports it.
-No file is written, so any number of mutants can be tried at once. The first failing test ends it.
+A mutant lives in the memory of its process only: functions are given the code of the changed tree,
+wherever they were imported to, and constants of the module are replaced wherever they are bound.
+No file is written, so any number of mutants can be tried at once, and none imports torch anew. The
+first failing test ends it. Tests are run by pytest's own protocol, with their fixtures.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
-import importlib.abc
-import importlib.machinery
+import functools
+import importlib
 import importlib.util
+import inspect
 import multiprocessing
 import os
 import signal
@@ -21,14 +24,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
-import hypothesis
 import pytest
 
-OBSERVATIONS = "ZEROCHECK_TEST_OBSERVATIONS"
-"""Where tests/judge/conftest.py keeps what ranks did. Ranks do not judge: no mutant changes it."""
+NOT_TRIED = "not tried"
 
 Line = tuple[str, int]
 """Module and line."""
@@ -36,148 +37,188 @@ Line = tuple[str, int]
 
 @dataclass
 class Covered:
-    """Seconds and lines that each test runs; imported: lines that an import runs."""
+    """Seconds and lines of each test, those of its fixtures included."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     lines: dict[str, set[Line]] = field(default_factory=dict)
-    imported: set[Line] = field(default_factory=set)
     failed: list[str] = field(default_factory=list)
 
 
-@dataclass
-class Verdict:
-    """What came of a mutant: the test that killed it, "" if none did."""
-
-    killer: str
-    tests: int
-    seconds: float
+def source_of(module: str) -> Path:
+    """The file of a module."""
+    found = importlib.util.find_spec(module)
+    assert found is not None and found.origin is not None
+    return Path(found.origin)
 
 
-class _Mutated(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader):
-    """Finds one module and compiles it from a tree."""
+def change(name: str, tree: ast.Module) -> None:
+    """Let an imported module be as if it had been imported from this tree.
 
-    def __init__(self, module: str, path: str, tree: ast.Module) -> None:
-        super().__init__(module, path)
-        self.tree = tree
+    Not for what a class statement makes outside of its functions. RuntimeError if nothing changed.
+    """
+    module = importlib.import_module(name)
+    code = compile(tree, str(module.__file__), "exec", dont_inherit=True)
+    new = ModuleType(name)
+    new.__dict__.update({key: module.__dict__[key] for key in ("__file__", "__package__")})
+    exec(code, new.__dict__)
+    changed = 0
+    old_functions, new_functions = _functions(module), _functions(new)
+    for qualified, function in old_functions.items():
+        other = new_functions[qualified]
+        if function.__code__ != other.__code__:
+            function.__code__ = other.__code__
+            changed += 1
+        if (function.__defaults__, function.__kwdefaults__) != (
+            other.__defaults__,
+            other.__kwdefaults__,
+        ):
+            function.__defaults__ = other.__defaults__
+            function.__kwdefaults__ = other.__kwdefaults__
+            changed += 1
+    for key, value in list(vars(module).items()):
+        if isinstance(value, int | float | dict) and not key.startswith("__"):
+            other_value = vars(new)[key]
+            if value != other_value:
+                _rebind(value, other_value)
+                changed += 1
+    if not changed:
+        raise RuntimeError(f"{name}: nothing is changed")
 
-    def find_spec(self, fullname: str, path: object, target: object = None) -> Any:
-        if fullname != self.name:
-            return None
-        return importlib.util.spec_from_file_location(fullname, self.path, loader=self)
 
-    def get_code(self, fullname: str) -> CodeType:
-        return compile(self.tree, self.path, "exec", dont_inherit=True)
+def _functions(module: ModuleType) -> dict[str, FunctionType]:
+    """Every function of the module and of its classes, without what decorates it."""
+    found: dict[str, FunctionType] = {}
+
+    def add(value: object) -> None:
+        if isinstance(value, property):
+            add(value.fget)
+        elif isinstance(value, functools.cached_property):
+            add(value.func)
+        elif isinstance(value, staticmethod | classmethod):
+            add(value.__func__)
+        elif isinstance(value, FunctionType):
+            value = inspect.unwrap(value)
+            assert isinstance(value, FunctionType)
+            if value.__globals__ is module.__dict__ and "<" not in value.__code__.co_filename:
+                found[value.__qualname__] = value
+        elif isinstance(value, type) and value.__module__ == module.__name__:
+            for one in vars(value).values():
+                add(one)
+
+    for value in list(vars(module).values()):
+        add(value)
+    return found
 
 
-class _Recorder:
-    """A pytest plugin: which lines each test runs, those of its fixtures included."""
+def _rebind(old: object, new: object) -> None:
+    """Every module of ours that has bound the old object binds the new one."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in ("zerocheck", "zerocheck_reference"):
+            for key, value in list(vars(module).items()):
+                if value is old:
+                    setattr(module, key, new)
+
+
+class _Tracer:
+    """Which lines of some modules are run by what."""
 
     def __init__(self, modules: Sequence[str]) -> None:
-        self.covered = Covered()
+        self.now: set[Line] = set()
         self._modules = frozenset(modules)
-        self._now = self.covered.imported
-        self._of_fixture: dict[tuple[str, str], set[Line]] = defaultdict(set)
 
-    def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
+    def __call__(self, frame: FrameType, event: str, argument: object) -> Any:
         name = frame.f_globals.get("__name__")
         if name not in self._modules:
             return None
 
         def local(frame: FrameType, event: str, argument: object) -> Any:
-            self._now.add((name, frame.f_lineno))
+            self.now.add((name, frame.f_lineno))
             return local
 
         return local(frame, event, argument)
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Iterator[None]:
-        outer = self._now
-        self._now = self._of_fixture[fixturedef.baseid, fixturedef.argname]
-        try:
-            return (yield)
-        finally:
-            self._now = outer
+
+class _Fixtures:
+    """A pytest plugin: the lines that each fixture runs, for every test that uses it."""
+
+    def __init__(self, tracer: _Tracer) -> None:
+        self.tracer = tracer
+        self.lines: dict[tuple[str, str], set[Line]] = defaultdict(set)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        self._now = self.covered.lines.setdefault(item.nodeid, set())
-        begun = time.perf_counter()
+    def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[None]:
+        outer = self.tracer.now
+        self.tracer.now = self.lines[fixturedef.baseid, fixturedef.argname]
         try:
             return (yield)
         finally:
-            self.covered.seconds[item.nodeid] = time.perf_counter() - begun
-            self._now = self.covered.imported
+            self.tracer.now = outer
+
+    def of(self, item: pytest.Item) -> set[Line]:
+        """Lines of the fixtures of a test."""
+        names = getattr(item, "fixturenames", ())
+        return set().union(
+            *(
+                lines
+                for (base, name), lines in self.lines.items()
+                if item.nodeid.startswith(base) and name in names
+            )
+        )
+
+
+class _Failures:
+    """A pytest plugin: tests that failed."""
+
+    def __init__(self) -> None:
+        self.failed: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            self.covered.failed.append(report.nodeid)
-
-    def pytest_sessionstart(self) -> None:
-        sys.settrace(self._trace)
-
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        sys.settrace(None)
-        for item in session.items:
-            lines = self.covered.lines.setdefault(item.nodeid, set())
-            for base, name in self._of_fixture:
-                if item.nodeid.startswith(base) and name in getattr(item, "fixturenames", ()):
-                    lines |= self._of_fixture[base, name]
+            self.failed.append(report.nodeid)
 
 
-class _First:
-    """A pytest plugin: the first test that fails, and how many were run."""
-
-    def __init__(self) -> None:
-        self.failed = ""
-        self.count = 0
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.count += report.when == "call"
-        if report.failed and not self.failed:
-            self.failed = report.nodeid
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed and not self.failed:
-            self.failed = f"{report.nodeid} (import)"
-
-
-def _pytest(arguments: Sequence[str], plugin: object) -> int:
-    hypothesis.settings.register_profile(
-        "mutants", database=None, deadline=None, derandomize=True, max_examples=50
-    )
-    hypothesis.settings.load_profile("mutants")
-    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=line"]
-    return int(pytest.main([*options, *arguments], plugins=[plugin]))
+def record(items: Sequence[pytest.Item], modules: Sequence[str], connection: Connection) -> None:
+    """Run all tests on modules that are not changed."""
+    covered = Covered()
+    tracer = _Tracer(modules)
+    fixtures, failures = _Fixtures(tracer), _Failures()
+    for plugin in (fixtures, failures):
+        items[0].config.pluginmanager.register(plugin)
+    sys.settrace(tracer)
+    for position, item in enumerate(items):
+        tracer.now = covered.lines.setdefault(item.nodeid, set())
+        begun = time.perf_counter()
+        _run(items, position)
+        covered.seconds[item.nodeid] = time.perf_counter() - begun
+    sys.settrace(None)
+    for item in items:
+        covered.lines[item.nodeid] |= fixtures.of(item)
+    covered.failed = failures.failed
+    connection.send(covered)
 
 
-def record(modules: Sequence[str], tests: Sequence[str], connection: Connection) -> None:
-    """Run all tests on modules that were compiled from their unchanged trees."""
-    for module in modules:
-        path = source_of(module)
-        sys.meta_path.insert(0, _Mutated(module, str(path), ast.parse(path.read_text())))
-    recorder = _Recorder(modules)
-    _pytest(tests, recorder)
-    connection.send(recorder.covered)
-
-
-def kill(module: str, tree: ast.Module, tests: Sequence[str], connection: Connection) -> None:
+def kill(
+    items: Sequence[pytest.Item], module: str, tree: ast.Module, connection: Connection
+) -> None:
     """Run the tests in order until one fails."""
-    sys.meta_path.insert(0, _Mutated(module, str(source_of(module)), tree))
-    first = _First()
-    code = 1
+    failures = _Failures()
+    items[0].config.pluginmanager.register(failures)
     try:
-        code = _pytest(["-x", *tests], first)
-    finally:
-        failed = first.failed or ("" if code == 0 else f"pytest (exit code {code})")
-        connection.send((failed, first.count))
+        change(module, tree)
+    except RuntimeError as error:
+        connection.send((f"{NOT_TRIED}: {error}", 0))
+        return
+    for position in range(len(items)):
+        _run(items, position)
+        if failures.failed:
+            break
+    connection.send((next(iter(failures.failed), ""), position + 1))
 
 
-def source_of(module: str) -> Path:
-    """The file of a module that is not imported."""
-    *package, name = module.split(".")
-    found = importlib.util.find_spec(".".join(package))
-    assert found is not None and found.submodule_search_locations is not None
-    return Path(next(iter(found.submodule_search_locations))) / f"{name}.py"
+def _run(items: Sequence[pytest.Item], position: int) -> None:
+    following = items[position + 1] if position + 1 < len(items) else None
+    item = items[position]
+    item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
 
 
 class Child:
@@ -185,6 +226,7 @@ class Child:
 
     def __init__(self, output: Path, function: Callable[..., None], *arguments: object) -> None:
         context = multiprocessing.get_context("fork")
+        self.output = output
         self.receiver, sender = context.Pipe(duplex=False)
         self.begun = time.monotonic()
         self.process = context.Process(
@@ -222,5 +264,4 @@ def _in_child(output: Path, function: Callable[..., None], arguments: Sequence[o
         os.dup2(file.fileno(), 2)
     function(*arguments)
     # No thread or atexit function of what was tested may hold it up.
-    sys.stdout.flush()
     os._exit(0)
