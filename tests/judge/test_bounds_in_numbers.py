@@ -65,12 +65,12 @@ def test_the_reduced_gradient_in_bf16() -> None:
 
 
 def test_the_norm() -> None:
-    assert bounds.norm_relative(1000) == pytest.approx(504 * U * SECOND_ORDER, rel=1e-12)
+    assert bounds.norm_relative(1000) == pytest.approx(504 * U * SECOND_ORDER, rel=1e-12, abs=0.0)
     off = (1 - u) ** -5 - 1
     for share in (0.0, 0.25, 1.0):
         narrow = math.sqrt(1 + share * ((1 + off) ** 2 - 1))
         found = bounds.narrow_norm_relative(1000, share, 4, BF16)
-        assert found == pytest.approx(narrow * (1 + 504 * U * SECOND_ORDER) - 1, rel=1e-9)
+        assert found == pytest.approx(narrow * (1 + 504 * U * SECOND_ORDER) - 1, rel=1e-9, abs=0.0)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -88,8 +88,8 @@ def test_scalars_in_double() -> None:
     given = {"lr": 0.1, "beta1": 0.5, "beta2": 0.25, "eps": 1e-3, "weight_decay": 0.3, "step": 2}
     s = bounds.scalars(**given, reading="double")
     assert s[:5] == (0.1, 0.5, 0.25, 1e-3, 0.3)
-    assert (s.correction1, s.correction2) == pytest.approx((0.75, 0.9375), rel=1e-15)
-    assert s.extra == pytest.approx(2.0**-52 * (1 / 0.75 + 1 / (2 * 0.9375)), rel=1e-9)
+    assert (s.correction1, s.correction2) == pytest.approx((0.75, 0.9375), rel=1e-15, abs=0.0)
+    assert s.extra == pytest.approx(2.0**-52 * (1 / 0.75 + 1 / (2 * 0.9375)), rel=1e-9, abs=0.0)
 
 
 def test_scalars_in_single() -> None:
@@ -99,17 +99,17 @@ def test_scalars_in_single() -> None:
         torch.tensor((0.1, 0.5, 0.9, 1e-3, 0.3), dtype=torch.float32).double().tolist()
     )
     second = float(1 - Fraction(s.beta2) ** 2)
-    assert (s.correction1, s.correction2) == pytest.approx((0.75, second), rel=1e-14)
+    assert (s.correction1, s.correction2) == pytest.approx((0.75, second), rel=1e-14, abs=0.0)
     added = 2 * U * (0.25 / 0.75 + (1 - second) / second)
     added += 2.0**-52 * (1 / 0.75 + 1 / (2 * second))
-    assert s.extra == pytest.approx(added, rel=1e-9)
+    assert s.extra == pytest.approx(added, rel=1e-9, abs=0.0)
 
 
 def test_bias_corrections() -> None:
     assert bounds.correction(0.0, 1) == bounds.correction(0.0, 7) == 1.0
     for beta in (0.5, 0.9, 0.999999):
         exact = float(1 - Fraction(beta) ** 3)
-        assert bounds.correction(beta, 3) == pytest.approx(exact, rel=1e-14)
+        assert bounds.correction(beta, 3) == pytest.approx(exact, rel=1e-14, abs=0.0)
 
 
 HALF = Scalars(0.5, 0.5, 0.75, 0.25, 0.5, 0.25, 0.25, U)
@@ -187,7 +187,7 @@ def test_parameter_in_bf16_fused(sign: float) -> None:
     found = bounds.parameter(_of(0.0), _of(m * sign), _of(v), s, BF16)
     error = 7 * U * update + (largest - update) + 2 * eta + ETA / math.sqrt(2 * v)
     exponent = math.floor(math.log2(update + error))
-    assert float(found.exact) == pytest.approx(-update * sign, rel=1e-15)
+    assert float(found.exact) == pytest.approx(-update * sign, rel=1e-15, abs=0.0)
     assert float(found.bound) == pytest.approx(
         (error + 2.0 ** (exponent - 8)) * SECOND_ORDER, rel=1e-9
     )
@@ -202,3 +202,9 @@ def test_where_neither_a_gradient_nor_eps_ever_was_there_is_no_number() -> None:
     for format in (FP32, BF16):
         found = bounds.parameter(_of(1.0), _of(0.0), _of(0.0), still, format)
         assert math.isnan(float(found.exact))
+
+
+def test_a_second_moment_that_overflowed_leaves_the_parameter_where_it_is() -> None:
+    still = HALF._replace(weight_decay=0.0)
+    for format, half in ((FP32, 2 * U), (BF16, 2 * u)):
+        _is(bounds.parameter(_of(2.0), _of(1.0), _of(math.inf), still, format), 2.0, half)

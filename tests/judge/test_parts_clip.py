@@ -60,7 +60,7 @@ def test_the_edge_of_the_norm(side: float) -> None:
     assert violation is not None
     assert violation.ranks == (1,) and violation.role == "norm" and violation.obligation == "clip"
     assert share == violation.ratio == pytest.approx(1.0, rel=1e-5)
-    assert violation.expected == NORM and violation.bound == pytest.approx(WIDTH, rel=1e-9)
+    assert violation.expected == NORM and violation.bound == pytest.approx(WIDTH, rel=1e-9, abs=0.0)
 
 
 def test_norms_that_are_not_told_or_not_numbers() -> None:
@@ -122,10 +122,10 @@ def test_the_formats_of_what_is_held() -> None:
     squares = [x * x for x in GRADIENT]
     share = sum(squares[2:6]) / sum(squares) * (1 + 4 * U)
     found = norm_relative(torch.tensor(GRADIENT), formats_of(held(GRADIENT), narrow), _case())
-    assert found == pytest.approx(narrow_norm_relative(SIZE, share, 2, BF16), rel=1e-12)
+    assert found == pytest.approx(narrow_norm_relative(SIZE, share, 2, BF16), rel=1e-12, abs=0.0)
     for numbers in ([0.0] * SIZE, [0.0, 0.0, 1.0, *[0.0] * 5]):
         found = norm_relative(torch.tensor(numbers), formats_of(held(numbers), narrow), _case())
-        assert found == pytest.approx(narrow_norm_relative(SIZE, 1.0, 2, BF16), rel=1e-12)
+        assert found == pytest.approx(narrow_norm_relative(SIZE, 1.0, 2, BF16), rel=1e-12, abs=0.0)
 
 
 def _clipped(

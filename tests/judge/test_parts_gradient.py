@@ -45,9 +45,9 @@ def _enclosure(semantics: Semantics, **given: object) -> tuple[float, float]:
 )
 def test_enclosure(semantics: Semantics, divisor: int, roundings: int) -> None:
     exact, bound = _enclosure(semantics)
-    assert exact == pytest.approx(4 / divisor, rel=1e-15)
+    assert exact == pytest.approx(4 / divisor, rel=1e-15, abs=0.0)
     k = roundings * U
-    assert bound == pytest.approx(k / (1 - k) * 6 / divisor * SECOND_ORDER, rel=1e-9)
+    assert bound == pytest.approx(k / (1 - k) * 6 / divisor * SECOND_ORDER, rel=1e-9, abs=0.0)
 
 
 @pytest.mark.parametrize(
@@ -64,9 +64,9 @@ def test_loss_scales(scales: tuple[float, ...], more: int, lost: float) -> None:
     semantics = Semantics(average="sum")
     bound = _enclosure(semantics, scales=scales)[1]
     k = (3 + more) * U
-    assert bound == pytest.approx(k / (1 - k) * 6 * SECOND_ORDER, rel=1e-9)
+    assert bound == pytest.approx(k / (1 - k) * 6 * SECOND_ORDER, rel=1e-9, abs=0.0)
     bound = _enclosure(semantics, scales=scales, passes=_passes(zero=True))[1]
-    assert bound == pytest.approx((3 + more) * ETA * SECOND_ORDER + lost * ETA, rel=1e-9)
+    assert bound == pytest.approx((3 + more) * ETA * SECOND_ORDER + lost * ETA, rel=1e-9, abs=0.0)
 
 
 def test_what_is_not_finite_must_be_just_that() -> None:

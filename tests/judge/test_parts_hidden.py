@@ -43,7 +43,7 @@ def test_the_gradient_that_moved_the_moment(maximize: bool) -> None:
     assert torch.equal(found.held.parts[0], found.held.whole)
     # The bound of exp_avg: 3 u w |g - m| or 2 u b1 m + 2 u w g, the larger of 1.5 and 3, and h.
     bound = (3 * U + 2 * ETA + U) * SECOND_ORDER / 0.25 + 3 * U * (3 + 0.75 * 1 / 0.25)
-    assert found.error.tolist() == pytest.approx([bound * SECOND_ORDER] * SIZE, rel=1e-9)
+    assert found.error.tolist() == pytest.approx([bound * SECOND_ORDER] * SIZE, rel=1e-9, abs=0.0)
     assert found.held.plans[0].present == frozenset("abcde")
 
 
@@ -70,22 +70,26 @@ def test_the_enclosure_of_a_clipped_gradient(width: float) -> None:
     made = clipping(Enclosure(GRADIENT, bound), ERROR, layout(), _case(clip=3.5), Semantics())
     assert made.unclipped.exact is GRADIENT
     assert made.unclipped.bound.tolist() == [width + 2.0**-30] * SIZE
-    assert made.clipped.exact.tolist() == pytest.approx((GRADIENT * FACTOR).tolist(), rel=1e-15)
+    assert made.clipped.exact.tolist() == pytest.approx(
+        (GRADIENT * FACTOR).tolist(), rel=1e-15, abs=0.0
+    )
     norm = U * (SIZE / 2 + 4) * SECOND_ORDER + width * math.sqrt(SIZE) / 7 + 4 * U
     for element, x in enumerate(GRADIENT.tolist()):
         wanted = width * FACTOR + norm * abs(x) * FACTOR + ETA + 2.0**-30
-        assert float(made.clipped.bound[element]) == pytest.approx(wanted, rel=1e-9)
+        assert float(made.clipped.bound[element]) == pytest.approx(wanted, rel=1e-9, abs=0.0)
 
 
 def test_the_largest_element_as_norm() -> None:
     bound = torch.full((SIZE,), 2.0**-22, dtype=torch.float64)
     case = _case(clip=2.0, norm="inf")
     made = clipping(Enclosure(GRADIENT, bound), ERROR, layout(), case, Semantics())
-    assert float(made.clipped.exact[2]) == pytest.approx(2.0, rel=1e-6)
+    assert float(made.clipped.exact[2]) == pytest.approx(2.0, rel=1e-6, abs=0.0)
     zero = torch.zeros(SIZE, dtype=torch.float64)
     made = clipping(Enclosure(zero, bound), ERROR, layout(), case, Semantics())
     assert made.clipped.exact.tolist() == [0.0] * SIZE
-    assert made.clipped.bound.tolist() == pytest.approx([2.0**-22 + 2.0**-30] * SIZE, rel=1e-9)
+    assert made.clipped.bound.tolist() == pytest.approx(
+        [2.0**-22 + 2.0**-30] * SIZE, rel=1e-9, abs=0.0
+    )
 
 
 def _clip_check(found: list[float], *, seen: bool) -> tuple[float, tuple[str, ...] | None]:

@@ -14,7 +14,7 @@ from zerocheck.drive.observation import Entry, RankSeen, Recorded, StepSeen
 from zerocheck.judge import publish
 from zerocheck.judge.assemble import Observation, Plan
 from zerocheck.judge.bounds import BF16, FP32
-from zerocheck.judge.layout import Formats, Layout
+from zerocheck.judge.layout import Formats, Layout, Place
 from zerocheck.judge.state import State
 from zerocheck.models.network import build_model
 
@@ -64,6 +64,16 @@ def test_where_an_element_is() -> None:
             one.at(wrong)
 
 
+def test_an_index_counts_the_last_dim_first() -> None:
+    shape = (2, 3, 4)
+    place = Place("w", shape, 0, 24, True, 0)
+    trainable = torch.ones(24, dtype=torch.bool)
+    one = Layout((place,), 24, {"w": place}, trainable, {}, Formats(((FP32, None),), 24))
+    for element in range(24):
+        index = one.at(element)[1]
+        assert torch.arange(24).view(shape)[index] == element
+
+
 def test_names_come_worst_first() -> None:
     mask = torch.tensor([True, True, False, False, False, True, False, True])
     weight = torch.tensor([1.0, 3.0, 9.0, 9.0, 9.0, 5.0, 9.0, 2.0])
@@ -92,6 +102,11 @@ def test_segments_share_group_count_and_format() -> None:
         (1, [2, 3, 4, 5, 7]),
         (2, [0, 1, 6]),
     ]
+
+
+def test_segments_are_in_order() -> None:
+    parts = layout().segments([5, 4, 3, 1, 2])
+    assert [part.key for part in parts] == [1, 2, 3, 4, 5]
 
 
 def test_formats_of_nothing_and_of_one() -> None:
@@ -177,6 +192,18 @@ def test_another_order_is_put_right() -> None:
     # As many elements, but one twice: that is not all of them.
     twice = _seen([A, A, B]).held(0, "state", "parameter")
     assert twice is not None and twice.plans[0].index is not None and not twice.whole_everywhere
+
+
+def test_ranks_that_hold_the_same_share_a_plan_and_what_is_forgotten_is_made_anew() -> None:
+    one = _seen([A, C], [A, C], [C, A])
+    found = one.held(0, "state", "parameter")
+    assert found is not None and found.plans[0] is found.plans[1] is not found.plans[2]
+    assert found.manifests == ((A, C), (A, C), (C, A))
+    assert one.held(0, "state", "parameter") is found
+    one.forget(1)
+    assert one.held(0, "state", "parameter") is found
+    one.forget(0)
+    assert one.held(0, "state", "parameter") is not found
 
 
 def test_names_without_a_gradient() -> None:

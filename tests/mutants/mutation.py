@@ -222,7 +222,7 @@ def _replacements(spot: _Spot) -> Iterator[ast.AST]:
             yield node.operand
         case ast.UnaryOp(op=ast.USub()) if not isinstance(node.operand, ast.Constant):
             yield node.operand
-        case ast.BinOp() if not _is_text(node):
+        case ast.BinOp() if not (_is_text(node) or _is_type(node)):
             if type(node.op) in OPERATORS:
                 yield ast.BinOp(node.left, OPERATORS[type(node.op)](), node.right)
         case ast.AugAssign() if not _is_text(node):
@@ -256,6 +256,11 @@ def _is_text(node: ast.BinOp | ast.AugAssign) -> bool:
         or (isinstance(one, ast.Call) and getattr(one.func, "attr", "") == "join")
         for one in ast.walk(node)
     )
+
+
+def _is_type(node: ast.BinOp) -> bool:
+    """`X | None`."""
+    return isinstance(node.right, ast.Constant) and node.right.value is None
 
 
 def _other_numbers(value: object) -> Iterator[float | bool]:
