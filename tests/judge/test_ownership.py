@@ -55,6 +55,7 @@ def test_tilings_that_are_whole(held: list) -> None:
         ),
         ([(0, (0, 10)), (1, (0, 5))], "elements 0 to 4 are held by rank"),
         ([(0, (0, 10)), (0, (0, 10))], "elements 0 to 9 stand twice on rank 0"),
+        ([(0, (0, 10)), (1, (0, 10)), (1, (0, 10))], "elements 0 to 9 stand twice on rank 1"),
     ],
 )
 def test_tilings_that_are_not(held: list, said: str) -> None:

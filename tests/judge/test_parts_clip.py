@@ -100,6 +100,24 @@ def test_only_the_report_is_wrong() -> None:
         )
         assert violation is not None and violation.mild is mild
         assert violation.ranks == (0, 1)
+        assert ("only the report is wrong" in violation.explanation) is mild
+
+
+def test_clipped_by_the_right_norm_is_told_within_its_bound() -> None:
+    """Of each element 4 u of the coefficient, u / 2 or more of the product and that of a norm."""
+    for units, mild in ((0, True), (10, True), (-10, True), (16, False), (-16, False)):
+        clipped = held(_times(FACTOR * (1 + units * U)))
+        _, violation = check_norm(
+            [9.0], held(GRADIENT), clipped, layout(), _case(), Semantics(), step=0
+        )
+        assert violation is not None and violation.mild is mild, units
+
+
+def test_causes_explain_all_ranks() -> None:
+    _, violation = _norm(4.0, 4.0)
+    assert violation is not None and violation.causes
+    _, other = _norm(4.0, math.nan)
+    assert other is not None and other.causes == () and other.ranks == (0, 1)
 
 
 def test_elements_that_somebody_holds() -> None:
@@ -192,6 +210,26 @@ def test_what_is_not_clipped_keeps_every_bit() -> None:
         clip = NORM * (1 + units * U) + 1e-6
         off = _times(1.0, 2, 1 + 2 * U)
         assert (_clipped(GRADIENT, off, clip=clip)[1] is None) is fine, units
+
+
+def test_bf16_decides_only_where_all_is_bf16() -> None:
+    off = _times(1.0, 2, 1 + 2 * U)
+    assert _clipped(GRADIENT, off, clip=NORM * (1 + 9 * U) + 1e-6, narrow=True)[1] is not None
+    only, ranges = GRADIENT[2:6], (range(2, 6),)
+    off = [only[0] * (1 + 2.0**-9), *only[1:]]
+    norm = math.hypot(*only)
+    for units, fine in ((7, True), (9, False)):
+        case = _case(clip=norm * (1 + units * 2.0**-8) + 1e-6)
+        _, violation = check_clipped(
+            held(off, ranges=ranges),
+            held(only, ranges=ranges),
+            [norm],
+            layout(narrow=True),
+            case,
+            Semantics(),
+            step=0,
+        )
+        assert (violation is None) is fine, units
 
 
 def test_rules() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -261,7 +262,7 @@ def test_copies_that_differ() -> None:
     assert violation is not None and violation.ranks == (2, 3) and violation.step == 2
     assert violation.tensors[0] == "e" and set(violation.tensors) == {"a", "b", "e"}
     assert (violation.observed, violation.expected) == (9.0, 7.0) and violation.element == (0,)
-    assert (violation.wrong, violation.total) == (3, SIZE)
+    assert (violation.wrong, violation.total, violation.bound) == (3, SIZE, 0.0)
     minus = [-0.0, *WHOLE[1:]]
     assert _copies(WHOLE, minus) is not None
     violation = _copies(WHOLE, [*WHOLE[:4], math.nan, *WHOLE[5:7], 99.0])
@@ -276,6 +277,30 @@ def test_copies_of_shards() -> None:
     violation = publish._copies(shown, shown.whole, layout(), "exp_avg", 0, None)
     assert violation is not None and violation.element == (1, 0) and violation.ranks == (1,)
     assert violation.tensors == ("b",) and violation.role == "exp_avg"
+
+
+def test_causes_explain_all_ranks() -> None:
+    fine = [1.0 + 2.0**-20] * SIZE
+    rounded = [1.0, *fine[1:]]
+    shown = held(fine, rounded, rounded)
+    others = [torch.tensor(one) for one in (fine, fine, rounded)]
+    violation = publish._copies(shown, shown.whole, layout(), "parameter", 0, others)
+    assert violation is not None and violation.causes == ("copies rounded to bf16",)
+    violation = publish._copies(shown, shown.whole, layout(), "parameter", 0, [others[2]] * 3)
+    assert violation is not None
+    assert violation.causes == ("copies of the previous step", "copies rounded to bf16")
+
+
+def test_the_owner_is_right() -> None:
+    off = [*WHOLE[:6], 6.5, 7.0]
+    shown = held(off, WHOLE, WHOLE)
+    told = SimpleNamespace(
+        layout=layout(), held=lambda step, point, role: shown if role == "parameter" else None
+    )
+    owned = state(WHOLE)
+    violation = publish.check(told, owned, step=4)  # type: ignore[arg-type]
+    assert violation is not None and violation.ranks == (0,) and violation.step == 4
+    assert (violation.observed, violation.expected) == (6.5, 6.0)
 
 
 def _start(one: State, *, frozen: str = "", moments: bool = True) -> publish.Violation | None:
@@ -306,6 +331,7 @@ def test_the_base_case_of_vectors() -> None:
     assert violation is not None and violation.role == "exp_avg" and violation.tensors == ("c",)
     assert (violation.observed, violation.expected) == (1.5, 1.0)
     assert (violation.wrong, violation.total, violation.step) == (1, SIZE, -1)
+    assert violation.bound == 0.0
     assert _start(state(WHOLE, exp_avg=off), frozen="c") is None
     assert _start(state(WHOLE)) is not None, "a moment that was restored is gone"
     assert _start(state(WHOLE), moments=False) is None

@@ -47,6 +47,8 @@ def test_nan_is_named_only_where_none_belongs() -> None:
     assert violation is not None and violation.causes == ("uninitialised memory",)
     violation = loss.check([[1.0]], [[math.nan]], step=0)
     assert violation is not None and violation.causes != ("uninitialised memory",)
+    violation = loss.check([[7.0]], [[1.0]], step=0, evaluated=lambda: [[7.0]])
+    assert violation is not None and violation.causes == ("evaluation mode",)
     violation = loss.check([[2.0]], [[1.0]], step=0)
     assert violation is not None and violation.causes != ("uninitialised memory",)
 
@@ -88,7 +90,7 @@ def test_buffers() -> None:
     violation = _buffers([right, [2.0, 3.5], [2.0, 4.0]])
     assert violation is not None and violation.tensors == ("m",) and violation.ranks == (1, 2)
     assert (violation.observed, violation.expected) == (3.5, 3.0)
-    assert (violation.wrong, violation.total) == (1, 2)
+    assert (violation.wrong, violation.total, violation.bound) == (1, 2, 0.0)
     violation = _buffers([right, [2.0, NAN], right])
     assert violation is not None and violation.ranks == (1,)
     nan = {"m": torch.tensor([0.0])}, {"m": torch.tensor([NAN])}
@@ -176,7 +178,7 @@ def test_a_skipped_step_leaves_every_bit(role: str) -> None:
     assert over and violation is not None
     assert violation.role == role and violation.tensors == ("c",)
     if role != "step":
-        assert (violation.wrong, violation.total) == (1, SIZE)
+        assert (violation.wrong, violation.total, violation.bound) == (1, SIZE, 0.0)
         assert violation.observed == float(vector[6]) != violation.expected
     # Of what is frozen nobody keeps moments or a count.
     frozen = layout(frozen="c")

@@ -59,6 +59,8 @@ CONSTANTS: dict[str, float] = {"U": 2.0**-8, "ETA": 2.0**-133}
 """And for that of fp32: that of bf16."""
 BOUNDS = ("Enclosure", "rounded")
 """Calls whose second argument is a bound or an error."""
+UNREAD_NAMES = ("words", "text", "kind")
+"""What messages are called until they are said."""
 UNREAD_KEYWORDS = ("explanation", "strict", "frozen", "kw_only")
 
 
@@ -198,6 +200,9 @@ def _is_read_by_people(node: ast.AST) -> bool:
         return True
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         return True
+    if isinstance(node, ast.Assign | ast.AugAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return any(isinstance(one, ast.Name) and one.id in UNREAD_NAMES for one in targets)
     if isinstance(node, ast.IfExp):
         # A choice between two messages.
         return all(
