@@ -10,7 +10,7 @@ from small import SIZE, layout, state
 
 from zerocheck.case.schema import Case, Group, Optimizer, Training
 from zerocheck.contract.semantics import Semantics
-from zerocheck.judge.bounds import ETA, Enclosure, U
+from zerocheck.judge.bounds import BF16, ETA, Enclosure, U, clipped, narrow_norm_relative
 from zerocheck.judge.hidden import Clipping, Recovered, check_clip, clipping, recover
 
 SECOND_ORDER = 1.000001
@@ -77,6 +77,23 @@ def test_the_enclosure_of_a_clipped_gradient(width: float) -> None:
     for element, x in enumerate(GRADIENT.tolist()):
         wanted = width * FACTOR + norm * abs(x) * FACTOR + ETA + 2.0**-30
         assert float(made.clipped.bound[element]) == pytest.approx(wanted, rel=1e-9, abs=0.0)
+
+
+@pytest.mark.parametrize("width", [0.0, 2.0**-10])
+def test_the_enclosure_of_a_clipped_gradient_in_bf16(width: float) -> None:
+    """Elements 2 to 5 are in bf16: coefficient and product are rounded to it, and the norm."""
+    bound = torch.full((SIZE,), width, dtype=torch.float64)
+    one, case = layout(narrow=True), _case(clip=3.5)
+    made = clipping(Enclosure(GRADIENT, bound), ERROR, one, case, Semantics()).clipped
+    squares = GRADIENT.square()
+    share = float(squares[2:6].sum() / squares.sum()) * (1 + 4 * U)
+    norm = narrow_norm_relative(SIZE, share, 2, BF16) + width * math.sqrt(SIZE) / 7 + 4 * U
+    for element, x in enumerate(GRADIENT.abs().tolist()):
+        wanted = width * FACTOR + norm * x * FACTOR + ETA + 2.0**-30 + norm * FACTOR * width
+        if 2 <= element < 6:
+            largest = torch.tensor([x + width], dtype=torch.float64)
+            wanted += float(clipped(largest, FACTOR * (1 + norm), BF16).bound)
+        assert float(made.bound[element]) == pytest.approx(wanted, rel=1e-9, abs=0.0)
 
 
 def test_the_largest_element_as_norm() -> None:
