@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from small import held
 
-from zerocheck.case.schema import Block, Case, Model
+from zerocheck.case.schema import Block, Case, Model, Training
 from zerocheck.drive.observation import StepSeen
 from zerocheck.judge.layout import Layout
 from zerocheck.judge.local import LocalRunner, as_on_a_rank
@@ -52,6 +53,43 @@ def test_parameters_are_put_where_they_were() -> None:
     runner._place(StepSeen(losses=()))
     assert weight.data_ptr() % 64 == bias.data_ptr() % 64 == 0
     assert weight.is_contiguous() and torch.equal(weight, values)
+
+
+def _normed() -> tuple[LocalRunner, list[torch.Tensor], list[dict[str, torch.Tensor]]]:
+    """Two ranks of a model with running statistics, and two microbatches."""
+    model = Model(inputs=3, width=4, outputs=2, blocks=(Block(kind="batch_norm"),))
+    case = Case(mesh=(2,), model=model, training=Training(microbatches=2))
+    module = build_model(case)
+    layout = Layout.of(module, case)
+    flat = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+    buffers = [{name: one.clone() for name, one in layout.buffers.items()} for _ in range(2)]
+    for name, one in buffers[1].items():
+        if name.endswith("num_batches_tracked"):
+            one += 10
+    return LocalRunner(module, case, layout), [flat, flat], buffers
+
+
+@pytest.mark.parametrize(("sent", "counts"), [(False, [2, 12]), (True, [2, 2])])
+def test_buffers_that_are_sent_before_every_forward(sent: bool, counts: list[int]) -> None:
+    runner, parameters, buffers = _normed()
+    seen = [StepSeen(losses=())] * 2
+    passes = runner.run(0, parameters, buffers, seen, loss_divisor=2.0, sent_each=sent)
+    name = "blocks.0.norm.num_batches_tracked"
+    assert [int(rank[name]) for rank in passes.buffers] == counts
+    assert [len(losses) for losses in passes.losses] == [2, 2]
+
+
+def test_gradients_of_scaled_losses_are_divided_in_float64() -> None:
+    runner, parameters, buffers = _normed()
+    seen = [StepSeen(losses=())] * 2
+    plain = runner.run(0, parameters, buffers, seen, loss_divisor=2.0).gradients
+    assert plain.dtype == torch.float32 and bool(plain.any())
+    scaled = runner.run(
+        0, parameters, buffers, seen, loss_divisor=2.0, scales=(1024.0, 4.0)
+    ).gradients
+    assert scaled.dtype == torch.float64 and torch.equal(scaled, plain.double())
+    ones = runner.run(0, parameters, buffers, seen, loss_divisor=2.0, scales=(1.0, 1.0))
+    assert torch.equal(ones.gradients, plain)
 
 
 A, B = [1.0] * 8, [2.0] * 8

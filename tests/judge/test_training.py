@@ -76,6 +76,19 @@ def test_wrong_reports(
     assert violation.causes == (cause,)
 
 
+def test_a_needless_skip_is_seen_where_gradients_are_hidden(observe: Callable) -> None:
+    """Whether the gradient is finite is known from the reference."""
+    observed = observe("zero2", CASE)
+    for rank in range(3):
+        _told(observed, rank, 0, skipped=True)
+    observed.seen = [
+        msgspec.structs.replace(one, records=tuple(r for r in one.records if r.role != "gradient"))
+        for one in observed.seen
+    ]
+    (violation,) = [v for v in observed.judge().violations if v.obligation == "update"]
+    assert violation.step == 0 and violation.causes == ("step skipped",)
+
+
 @pytest.mark.parametrize("role", ["parameter", "exp_avg", "exp_avg_sq", "step"])
 def test_a_skipped_step_changes_no_bit(observe: Callable, role: str) -> None:
     observed = observe("zero1", CASE)
