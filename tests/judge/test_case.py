@@ -263,3 +263,25 @@ def test_views_that_are_made_at_each_call_are_mirrored(
         for seen in observed.seen
     ]
     assert {violation.obligation for violation in observed.judge().violations} == {"gradient"}
+
+
+def test_a_gradient_that_was_not_clipped_is_one_finding_where_it_is_hidden(
+    observe: Callable,
+) -> None:
+    """exp_avg took in the whole gradient, and the gradient itself is right."""
+    observed = observe("ddp", CASE)
+    beta = CASE.optimizer.groups[0].beta1
+    for rank in range(3):
+        ((_, taken),) = [
+            one for one in observed.records("gradient", "reduced", 0) if one[0] == rank
+        ]
+        (before,) = [one for one in observed.records("exp_avg", "state", -1) if one[0] == rank]
+        (after,) = [one for one in observed.records("exp_avg", "state", 0) if one[0] == rank]
+        moment, gradient = observed.tensors[before], observed.tensors[rank, taken]
+        observed.tensors[after].copy_(torch.lerp(moment, gradient, 1 - beta))
+    observed.seen = [
+        msgspec.structs.replace(one, records=tuple(r for r in one.records if r.role != "gradient"))
+        for one in observed.seen
+    ]
+    judged = {violation.obligation for violation in observed.judge().violations}
+    assert "clip" in judged and "gradient" not in judged

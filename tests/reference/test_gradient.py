@@ -266,3 +266,20 @@ def test_weight_divisor_and_scale_are_applied_in_this_order() -> None:
 def test_a_factor_of_the_loss_that_cannot_be(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=name):
         local_pass(nn.Linear(1, 1), lambda model: model(torch.ones(1)).sum(), **{name: value})
+
+
+@pytest.mark.parametrize("factor", [2.0, 0.5])
+def test_weight_divisor_and_scale_multiply_the_gradients_and_not_the_loss(factor: float) -> None:
+    model = nn.Linear(3, 1)
+    x = torch.tensor([[1.0, -2.0, 3.0]])
+
+    def run(**given: float) -> tuple[float, Tensor]:
+        found = local_pass(model, lambda m: m(x).sum(), **given)
+        gradient = found.gradients["weight"]
+        assert gradient is not None
+        return float(found.loss), gradient
+
+    loss, gradient = run()
+    for name, times in (("weight", factor), ("divisor", 1 / factor), ("scale", factor)):
+        found = run(**{f"loss_{name}": factor})
+        assert found[0] == loss and torch.equal(found[1], gradient * times), name
