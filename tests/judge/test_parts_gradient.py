@@ -22,8 +22,8 @@ def _passes(world: int = 3, count: int = 2, *, zero: bool = False) -> Passes:
     """Every local gradient is 1, but for the first rank's last, which is -1."""
     gradients = torch.ones(world, count, SIZE)
     gradients[0, count - 1] = -1.0
-    used = torch.ones(world, 5, dtype=torch.bool)
-    return Passes(gradients * (not zero), used, [[0.5] * count] * world, [{}] * world)
+    arrived = torch.ones(world, count, 5, dtype=torch.bool)
+    return Passes(gradients * (not zero), arrived, [[0.5] * count] * world, [{}] * world)
 
 
 def _enclosure(semantics: Semantics, **given: object) -> tuple[float, float]:
