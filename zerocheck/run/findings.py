@@ -186,6 +186,10 @@ class Findings:
                 # A crash or hang has causes only once it is traced.
                 if common or violation is None or not (bug.causes or causes):
                     bug.cases += 1
+                    if issue is not None and finished.case == issue.case:
+                        # The small case that is listed, rather than the first that came by.
+                        bug.first, bug.violation = finished, violation
+                        return [bug]
                     return [bug] if bug.narrow(common, finished, violation) else []
         bug = Bug(finished.implementation, status, violation, causes, finished, issue)
         self.bugs.append(bug)
