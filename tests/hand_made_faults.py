@@ -41,7 +41,7 @@ def tried(name: str, **given: Any) -> FaultTried:
         "expected": "gradient",
         "true_causes": ("gradient x W",),
         "caught_by": "gradient",
-        "title": "the gradient is 3 (= W) times too large",
+        "title": "the gradient is W times too large (on 3 ranks: 3)",
         "cases": 2,
         "seconds": 0.5,
         "failing": 3,

@@ -95,7 +95,7 @@ def test_a_missing_average_is_named_and_replayed_bit_for_bit(run_subject: Run) -
     assert finding.confirmed == 1
     assert finding.violation is not None
     assert finding.violation.step == 0
-    assert "3 (= W) times too large" in finding.title
+    assert "W times too large (on 3 ranks: 3)" in finding.title
     assert finding.violation.ratio is not None
     assert finding.violation.ratio > 1e6
     name = f"{SUBJECTS}:not_averaged"

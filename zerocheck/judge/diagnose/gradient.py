@@ -235,15 +235,18 @@ def _scaled(evidence: Evidence) -> Iterator[Candidate]:
     if world > 1:
         root = math.sqrt(world)
         factors |= {
-            "gradient x W": (world, f"{world} (= W) times too large"),
-            "gradient / W": (1 / world, f"{world} (= W) times too small"),
-            "gradient x sqrt(W)": (root, f"{root:.4g} (= sqrt W) times too large"),
-            "gradient / sqrt(W)": (1 / root, f"{root:.4g} (= sqrt W) times too small"),
+            "gradient x W": (world, f"W times too large (on {world} ranks: {world})"),
+            "gradient / W": (1 / world, f"W times too small (on {world} ranks: {world})"),
+            "gradient x sqrt(W)": (root, f"sqrt(W) times too large (on {world} ranks: {root:.4g})"),
+            "gradient / sqrt(W)": (
+                1 / root,
+                f"sqrt(W) times too small (on {world} ranks: {root:.4g})",
+            ),
         }
     if count > 1:
         factors |= {
-            "gradient x GA": (count, f"{count} (= microbatches) times too large"),
-            "gradient / GA": (1 / count, f"{count} (= microbatches) times too small"),
+            "gradient x GA": (count, f"GA times too large ({count} microbatches: {count})"),
+            "gradient / GA": (1 / count, f"GA times too small ({count} microbatches: {count})"),
         }
     if count > 1 and world > 1:
         factors["gradient x W x GA"] = (
