@@ -245,13 +245,16 @@ def _scaled(evidence: Evidence) -> Iterator[Candidate]:
         }
     if count > 1:
         factors |= {
-            "gradient x GA": (count, f"GA times too large ({count} microbatches: {count})"),
-            "gradient / GA": (1 / count, f"GA times too small ({count} microbatches: {count})"),
+            "gradient x GA": (count, f"GA times too large (with {count} microbatches: {count})"),
+            "gradient / GA": (
+                1 / count,
+                f"GA times too small (with {count} microbatches: {count})",
+            ),
         }
     if count > 1 and world > 1:
         factors["gradient x W x GA"] = (
             world * count,
-            f"{world * count} (= W x microbatches) times too large",
+            f"W x GA times too large (with {world} x {count}: {world * count})",
         )
     factors["gradient doubled"] = (2.0, "2 times too large")
     for name, (factor, words) in factors.items():
