@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import tempfile
@@ -52,11 +53,16 @@ def in_ranks(world_size: int, function: Callable[..., Any], *given: Any) -> list
     """
     with tempfile.TemporaryDirectory() as folder:
         ranks = []
+        # A process group of an earlier test may be garbage. To collect it in a forked rank would
+        # wait for its threads, which a fork does not have.
+        gc.collect()
+        gc.freeze()
         for rank in range(world_size):
             pid = os.fork()
             if pid == 0:
                 _live(rank, world_size, Path(folder), function, given)
             ranks.append(pid)
+        gc.unfreeze()
         for pid in ranks:
             os.waitpid(pid, 0)
         results = []
