@@ -28,7 +28,8 @@ def _name(func: Any) -> str:
 
 class CollectiveTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is entered, calls `note("allreduce(12)", sequence number)` before each collective
-    starts. In parentheses stands the number of elements, of its largest argument.
+    starts. In parentheses stands the number of elements, of its largest argument; a barrier has
+    none.
 
     Sequence numbers count from 1 over this rank's collectives, whatever their kind.
     """
@@ -49,8 +50,13 @@ class CollectiveTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented
         if is_collective(func):
             self.names.append(_name(func))
-            self._note(f"{self.names[-1]}({_elements(args)})", len(self.names))
+            self._note(_with_elements(self.names[-1], args), len(self.names))
         return func(*args, **(kwargs or {}))
+
+
+def _with_elements(name: str, args: Sequence[Any]) -> str:
+    # A barrier has a tensor too, which says nothing.
+    return name if name == "barrier" else f"{name}({_elements(args)})"
 
 
 def _elements(args: Sequence[Any]) -> int:
