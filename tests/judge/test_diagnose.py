@@ -9,7 +9,7 @@ import pytest
 import torch
 from test_case import CASE
 
-from zerocheck.case.schema import Block, Case, Data, Model, Sharding
+from zerocheck.case.schema import Block, Case, Data, Model, Sharding, Training
 from zerocheck.drive.observation import Entry, Lie, RankSeen
 from zerocheck.judge.diagnose.loss import causes as causes_of_losses
 from zerocheck.judge.diagnose.ownership import Tiling, of_shapes, of_tiling
@@ -207,3 +207,16 @@ def test_where_the_textbook_says_its_memory_lies(observe: Callable) -> None:
         if not whole:
             assert torch.equal(held, torch.arange(layout.size))
         assert len(held.unique()) == len(held)
+
+
+def test_nan_in_a_step_that_overflows_is_not_blamed_on_memory(observe: Callable) -> None:
+    training = Training(steps=2, loss_scale=1024.0, overflow=0)
+    observed = observe("zero2", Case(mesh=(2,), training=training))
+    assert not observed.judge().violations
+    _, data = observed.places("gradient", "reduced", 0, "head.weight")[0]
+    infinite = data.isinf().nonzero()
+    assert len(infinite)  # else the step did not overflow in this way
+    data[infinite[0]] = float("nan")
+    (violation,) = observed.judge().violations
+    assert violation.obligation == "gradient"
+    assert "uninitialised memory" not in violation.causes

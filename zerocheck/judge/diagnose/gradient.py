@@ -31,9 +31,9 @@ def causes(evidence: Evidence) -> Causes:
     """All candidates that put every wrong tensor inside the enclosure, on every rank."""
     held = evidence.held
     wrong = wrong_tensors(evidence)
-    if any(
-        bool((part.isnan() & ~plan.gather(evidence.enclosure.exact).isnan()).any())
-        for part, plan in zip(held.parts, held.plans, strict=True)
+    # In a step that overflows NaN is computed too, and may only stand where it should not.
+    if bool(evidence.enclosure.exact.isfinite().all()) and any(
+        bool(part.isnan().any()) for part in held.parts
     ):
         return Causes(
             ("uninitialised memory",),
