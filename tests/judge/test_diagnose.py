@@ -53,7 +53,6 @@ GRADIENTS = [
     ("zero2+rank-counted-twice", "rank counted twice", CASE),
     ("zero2+half-group", "reduced in smaller groups", CASE),
     ("zero2+reduced-in-bf16", "reduced in bf16", CASE),
-    ("zero2+last-element-local", "part not reduced", CASE),
 ]
 
 
@@ -207,6 +206,18 @@ def test_where_the_textbook_says_its_memory_lies(observe: Callable) -> None:
         if not whole:
             assert torch.equal(held, torch.arange(layout.size))
         assert len(held.unique()) == len(held)
+
+
+def test_a_part_that_is_not_reduced(observe: Callable) -> None:
+    observed = observe("zero2+last-element-local", CASE)
+    causes = ("part not reduced", "reduction not waited for")
+    assert observed.judge().violations[0].causes == causes
+
+
+def test_halves_of_two_ranks_are_each_a_rank_alone(observe: Callable) -> None:
+    case = msgspec.structs.replace(CASE, mesh=(2,))
+    first = observe("zero2+half-group", case).judge().violations[0]
+    assert set(first.causes) == {"local gradient only", "reduced in smaller groups"}
 
 
 def test_nan_in_a_step_that_overflows_is_not_blamed_on_memory(observe: Callable) -> None:

@@ -87,8 +87,8 @@ def _candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
                 + more,
                 [summed(evidence, terms[rank], divide * divisor) for rank in range(world)],
             )
+    mean = world if evidence.semantics.average == "mean" else 1
     if count > 1:
-        mean = world if evidence.semantics.average == "mean" else 1
         for name, factor in (("last microbatch only", 1), ("last microbatch only x GA", count)):
             words = "" if factor == 1 else f", and it is not divided by {count}"
             yield Candidate(
@@ -96,7 +96,8 @@ def _candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
                 f"only the last of {count} microbatches counts{words}",
                 [summed(evidence, terms[:, -1], mean * divide / factor)],
             )
-        yield from _microbatches(evidence, terms, mean * divide)
+    # Of one microbatch too: what is done to it is told from other causes in cases that have more.
+    yield from _microbatches(evidence, terms, mean * divide)
     if evidence.previous is not None:
         kept = evidence.enclosure.exact + evidence.previous.to(torch.float64)
         yield Candidate(
@@ -139,7 +140,7 @@ def _microbatches(evidence: Evidence, terms: torch.Tensor, divisor: float) -> It
             yield Candidate(
                 name, f"microbatch {number} {words}", [summed(evidence, terms * weights, divisor)]
             )
-    if world == 1:
+    if world == 1 or count == 1:
         return
     powers = [float(world) ** (number + 1 - count) for number in range(count)]
     yield Candidate(

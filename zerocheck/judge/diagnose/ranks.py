@@ -64,7 +64,7 @@ def _smaller_groups(evidence: Evidence, terms: torch.Tensor) -> Iterator[Candida
         [rank // size for rank in range(world)] for size in range(2, world) if world % size == 0
     ]
     mean = evidence.semantics.average == "mean"
-    for groups in {tuple(groups): None for groups in (halves, *equal) if world > 2}:
+    for groups in {tuple(groups): None for groups in (halves, *equal)}:
         members = [[r for r in range(world) if groups[r] == number] for number in groups]
         shown = " and ".join(", ".join(map(str, one)) for one in dict.fromkeys(map(tuple, members)))
         yield Candidate(
@@ -152,7 +152,7 @@ def raced(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, ...], str
     divided, and others may be right.
 
     What is neither right nor the rank's own was read in between: it was not waited for. Else it may
-    have been left out, and where ranks were not delayed that is what is named.
+    have been left out, too.
 
     Asked only if no candidate explains all elements alike.
     """
@@ -187,11 +187,9 @@ def raced(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, ...], str
     if len(kinds) < 2 and EARLY not in kinds:
         return None
     said = f"elements are {', others are '.join(sorted(kinds))}"
-    late = f"{said}: the reduction was not over when its result was used"
+    late = "the reduction was not over when its result was used"
     if not kinds <= {"right", "the rank's own", "the rank's own divided by W"}:
-        return (NOT_WAITED_FOR,), late
-    if not evidence.case.disturbance.delay:
-        return (PARTLY,), f"{said}: part of a tensor is never reduced"
+        return (NOT_WAITED_FOR,), f"{said}: {late}"
     return (PARTLY, NOT_WAITED_FOR), f"{said}: part of a tensor is never reduced; or {late}"
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from ...case.schema import Case
 from ...faults.catalogue import Fault
 from ..findings import Findings
-from ..plan import Plan
+from ..plan import Plan, Planned
 from ..tally import FAILING
 from ..trial import Outcome
 from .records import FaultTried, Rivals
@@ -110,7 +110,10 @@ class Hunt:
                 self._count(outcome)
             if outcome.status in FAILING:
                 if control.status not in FAILING:
+                    first = not self.row.caught
                     self._failed(number, item.case, outcome)
+                    if first and outcome.judgement is None:
+                        yield from self._traced(item)
                 elif not self.row.caught:
                     self.row = replace(self.row, parents=self.row.parents + 1)
             if self.row.caught:
@@ -119,6 +122,14 @@ class Hunt:
                 if broken or enough or after == MORE_CASES:
                     return
                 after += 1
+
+    def _traced(self, item: Planned) -> Search[Answer]:
+        """What a crash or hang comes from is seen by the collectives of each rank."""
+        (answer,) = yield (Ask(item.implementation, item.case, traced=True),)
+        if answer.outcome is not None:
+            (bug,) = self._findings.bugs
+            bug.causes = answer.outcome.causes
+            self.row = replace(self.row, causes=bug.causes)
 
     def _count(self, outcome: Outcome) -> None:
         self.row = replace(

@@ -23,11 +23,13 @@ A = TypeVar("A")
 
 
 class Ask(NamedTuple):
-    """A case to run. free: for what it gives when many steps are taken, not to be judged."""
+    """A case to run. free: for what it gives when many steps are taken, not to be judged; traced:
+    in fresh rank processes that note their collectives, as a run confirms a crash or hang."""
 
     implementation: str
     case: Case
     free: bool = False
+    traced: bool = False
 
 
 Search = Generator[tuple[Ask, ...], tuple[A, ...], None]
@@ -112,6 +114,8 @@ class _Together(Generic[A]):
         waiting = _Waiting(search, asks, len(unknown))
         for ask in unknown:
             if ask not in self.asked:
-                trial = Trial(self.ranks, ask.implementation, ask.case)
+                trial = Trial(
+                    self.ranks, ask.implementation, ask.case, fresh=ask.traced, trace=ask.traced
+                )
                 self.flying.append((ask, trial))
             self.asked.setdefault(ask, []).append(waiting)
