@@ -90,6 +90,10 @@ def injected() -> dict[str, str]:
     """Faults at the collectives."""
     return {
         "ddp+average-becomes-sum": script("ddp+average-becomes-sum"),
+        "ddp+double-average": script("ddp+double-average"),
+        "fsdp2+rank-counted-twice": script("fsdp2+rank-counted-twice"),
+        "fsdp1+reduced-in-bf16": script("fsdp1+reduced-in-bf16"),
+        "fsdp2+rank-left-out": script("fsdp2+rank-left-out"),
         "fsdp1+gather-swapped": script("fsdp1+gather-swapped", "publish"),
         "fsdp1+neighbours-shard": script("fsdp1+neighbours-shard"),
         "fsdp2+last-element-local": script("fsdp2+last-element-local"),
