@@ -116,7 +116,7 @@ GRADIENT = [
     fault(
         "gradient:NotWaitedFor", "zero1", "gradient",
         "a reduction is not waited for", "OpenNMT-py #2295",
-        "local gradient / W", features=("delays",),
+        "reduction not waited for", features=("delays",),
     ),
     fault(
         "gradient:WaitsForTheOneBefore", "zero1", "gradient",

@@ -106,7 +106,6 @@ _KINDS = {
         _row(
             "wait-times-out", "gradient",
             "a wait for a reduction gives up after a millisecond", "DS PR#5606",
-            "reduction not waited for",
             features=("delays",), sometimes=0.5,
         ),
     )
