@@ -35,9 +35,9 @@ only faults count that zerocheck flags in the same run, since some act in mid-tr
 
 A crash or hang counts as seen, by everybody. As a control the parent, which is the same code
 without the fault, runs the same cases: an alarm there is a false one. Parents that several faults
-share count once for each case. Most of these alarms are of models in which some gradient is nearly
-0, such as that of a gate or of a bias before a norm: AdamW divides it by its own size, so round-off
-decides where the parameter goes. Fault and parent are told apart where a rival is alarmed by the
+share count once for each case. A likely reason, not looked into here: where a gradient is
+nearly 0, such as that of a gate or of a bias before a norm, AdamW divides it by its own size, so
+round-off decides where the parameter goes. Fault and parent are told apart where a rival is alarmed by the
 fault and quiet on the parent."""
 
 
