@@ -26,6 +26,19 @@ _report_dir = click.option(
     show_default=True,
     help="Where the journal, the reports and the cases to replay are written.",
 )
+_world_sizes = click.option(
+    "--world-sizes", metavar="1,2,3", help="Numbers of ranks. Default: the profile's."
+)
+_seed = click.option(
+    "--seed", type=int, default=0, show_default=True, help="Another seed, other cases."
+)
+_obligations = click.option(
+    "--obligations",
+    metavar="NAMES",
+    default="equivalence",
+    show_default=True,
+    help="What to check: equivalence (all), or names with commas between.",
+)
 _ranks = click.option(
     "--ranks",
     metavar="KIND",
@@ -55,16 +68,10 @@ def main() -> None:
     show_default=True,
     help="Which cases: quick, ci (all pairs of features) or thorough.",
 )
-@click.option("--world-sizes", metavar="1,2,3", help="Numbers of ranks. Default: the profile's.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Another seed, other cases.")
+@_world_sizes
+@_seed
 @click.option("--max-cases", type=int, metavar="N", help="Cases per implementation at most.")
-@click.option(
-    "--obligations",
-    metavar="NAMES",
-    default="equivalence",
-    show_default=True,
-    help="What to check: equivalence (all), or names with commas between.",
-)
+@_obligations
 @click.option(
     "--feature",
     "features",
@@ -294,16 +301,10 @@ def _report_matrix(journal: Path, directory: Path) -> int:
     show_default=True,
     help="Which cases are to catch them, as for run.",
 )
-@click.option("--world-sizes", metavar="1,2,3", help="Numbers of ranks. Default: the profile's.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Another seed, other cases.")
+@_world_sizes
+@_seed
 @click.option("--max-cases", type=int, metavar="N", help="Cases per fault at most.")
-@click.option(
-    "--obligations",
-    metavar="NAMES",
-    default="equivalence",
-    show_default=True,
-    help="What is checked: equivalence (all), or names with commas between.",
-)
+@_obligations
 @_report_dir
 def faults(
     names: tuple[str, ...],
