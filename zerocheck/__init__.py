@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from .contract.build import BuiltImplementation as BuiltImplementation
     from .contract.groups import groups as groups
     from .contract.implementation import Implementation as Implementation
+    from .contract.implementation import Loader as Loader
     from .contract.implementation import Microbatch as Microbatch
+    from .contract.implementation import Saving as Saving
     from .contract.implementation import Step as Step
     from .contract.implementation import StepReport as StepReport
     from .contract.semantics import Semantics as Semantics
@@ -27,7 +29,9 @@ _WHERE = {
     "Built": "contract.build",
     "BuiltImplementation": "contract.build",
     "Implementation": "contract.implementation",
+    "Loader": "contract.implementation",
     "Microbatch": "contract.implementation",
+    "Saving": "contract.implementation",
     "Semantics": "contract.semantics",
     "Shard": "contract.shard",
     "Step": "contract.implementation",

@@ -162,7 +162,10 @@ class Start(_Data, frozen=True, kw_only=True):
 class Training(_Data, frozen=True, kw_only=True):
     """How a step is taken."""
 
+    first: Annotated[int, Meta(ge=0, le=1000)] = 0
+    """Index of the first step; not 0 in a leg that goes on from a checkpoint."""
     steps: Annotated[int, Meta(ge=1, le=1000)] = 2
+    """Index after the last step; the number of steps, if `first` is 0."""
     microbatches: Annotated[int, Meta(ge=1, le=64)] = 1
     clip: Positive | None = None
     """Maximum norm of the gradient, or None for no clipping."""
@@ -219,6 +222,26 @@ class Disturbance(_Data, frozen=True, kw_only=True):
     """Before each loss, each collective and each optimizer step."""
 
 
+Mesh = Annotated[
+    tuple[Annotated[int, Meta(ge=1, le=MAX_WORLD_SIZE)], ...],
+    Meta(min_length=1, max_length=2),
+]
+
+
+class Leg(_Data, frozen=True, kw_only=True):
+    """A part of the training after a checkpoint: other ranks load it and go on."""
+
+    mesh: Mesh = (2,)
+    steps: Annotated[int, Meta(ge=1, le=1000)] = 1
+    """Steps that are taken after the load."""
+    into: Annotated[str, Meta(max_length=256)] = ""
+    """The built-in implementation that loads, if another than the one that saved."""
+    over: bool = False
+    """The checkpoint is written over an older one, of the state before the leg's steps."""
+    background: bool = False
+    """It is written while one more forward and backward run, where the implementation can do so."""
+
+
 class Case(_Data, frozen=True, kw_only=True):
     """Everything that determines a run, the implementation aside.
 
@@ -228,10 +251,7 @@ class Case(_Data, frozen=True, kw_only=True):
     """
 
     format: Literal[1] = FORMAT
-    mesh: Annotated[
-        tuple[Annotated[int, Meta(ge=1, le=MAX_WORLD_SIZE)], ...],
-        Meta(min_length=1, max_length=2),
-    ] = (2,)
+    mesh: Mesh = (2,)
     seed: Annotated[int, Meta(ge=0, lt=1 << 62)] = 0
     model: Model = Model()
     data: Data = Data()
@@ -241,6 +261,8 @@ class Case(_Data, frozen=True, kw_only=True):
     precision: Precision = Precision()
     sharding: Sharding = Sharding()
     disturbance: Disturbance = Disturbance()
+    resume: Annotated[tuple[Leg, ...], Meta(max_length=4)] = ()
+    """After the steps of `training` a checkpoint is saved, and each leg loads the one before."""
 
     @property
     def world_size(self) -> int:

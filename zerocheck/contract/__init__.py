@@ -2,7 +2,7 @@
 
 from .build import Built, BuiltImplementation
 from .groups import grouped, groups
-from .implementation import Implementation, Microbatch, Step, StepReport
+from .implementation import Implementation, Loader, Microbatch, Saving, Step, StepReport
 from .semantics import Semantics
 from .shard import Shard
 
@@ -10,7 +10,9 @@ __all__ = [
     "Built",
     "BuiltImplementation",
     "Implementation",
+    "Loader",
     "Microbatch",
+    "Saving",
     "Semantics",
     "Shard",
     "Step",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, Protocol, get_args
 
 import torch
 from torch import nn
@@ -82,6 +82,31 @@ class Step:
     unfreeze: tuple[str, ...] = ()
 
 
+class Loader(Protocol):
+    """Where the data stands. All ranks hold the same, whatever their number."""
+
+    def state_dict(self) -> dict[str, int]:
+        """{"samples": n}: samples that all ranks together have read since the training began."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on from there."""
+        ...
+
+
+class Saving(Protocol):
+    """A checkpoint that is still being written, as torch's `async_save` gives one."""
+
+    def result(self) -> object:
+        """Wait until it is written; raises what went wrong."""
+        ...
+
+
+Kept = Literal["data", "rng"]
+KEPT: tuple[Kept, ...] = get_args(Kept)
+"""What a checkpoint may hold beside the model and the optimizer."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
     """What the implementation says of the step that it took.
@@ -101,9 +126,9 @@ class Implementation:
 
     Subclass it, or give a function `build(model, case, mesh) -> Built` (see contract/build.py) if
     the code looks like torch. Required: `__init__`, `train_step`, `shards`. Optional: `supports`,
-    `restore`, `close`, and the class attributes `semantics`, `fixed`, `options` and `handles`. What
-    an implementation means by a step may depend on the case: `self.semantics` of the instance
-    counts.
+    `restore`, `close`, `save` with `load`, `export`, and the class attributes `semantics`, `fixed`,
+    `options`, `handles` and `keeps`. What an implementation means by a step may depend on the case:
+    `self.semantics` of the instance counts.
     """
 
     semantics: Semantics = Semantics()
@@ -113,6 +138,11 @@ class Implementation:
     """What else `train_step` does where the case asks for it: "loss_scale" (multiplies losses by a
     scale that begins with `training.loss_scale`, and skips steps that overflow), "unfreeze" (obeys
     `Step.unfreeze`). Without it, such cases are unsupported and are not drawn."""
+
+    keeps: ClassVar[Collection[str]] = ()
+    """What `save` and `load` keep beside the model and the optimizer: "data" (the loader's state),
+    "rng" (the random state of each rank, which comes back where the number of ranks is the same).
+    What is not named is the affair of the user's loop, and not judged."""
 
     options: ClassVar[tuple[str, ...] | None] = None
     """Fields of `case.sharding` that it obeys, e.g. ("wrap",); None: it does not say. What it does
@@ -140,6 +170,32 @@ class Implementation:
 
         Roles: parameter, exp_avg, exp_avg_sq, max_exp_avg_sq (with amsgrad) and step (0-d fp32).
         Frozen parameters have the role parameter only.
+        """
+        raise NotImplementedError
+
+    def save(self, directory: str, loader: Loader) -> Saving | None:
+        """Write a checkpoint into a directory that every rank sees; every rank calls this.
+
+        The directory may be missing, empty, or hold an older checkpoint of the same training,
+        which this one replaces. On return the checkpoint is whole; or what is returned says when.
+        Training goes on meanwhile, and must not change what is written: the state of this call.
+        """
+        raise NotImplementedError
+
+    def load(self, directory: str, loader: Loader) -> None:
+        """Take over the last whole checkpoint in the directory; every rank calls this.
+
+        It is called before the first step, in place of `restore`, on an object just built, whose
+        model holds other weights. The number of ranks may be another one than at `save`. Raises
+        whatever says clearly that there is no whole checkpoint.
+        """
+        raise NotImplementedError
+
+    def export(self) -> Mapping[tuple[str, str], torch.Tensor]:
+        """What the library itself gives as the whole state: {(name, role): whole tensor}.
+
+        Every rank calls this; a rank to which the library gives nothing returns {}. Names are those
+        of the unwrapped model, roles those of `restore`, and `buffer`.
         """
         raise NotImplementedError
 
