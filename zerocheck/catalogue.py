@@ -20,6 +20,9 @@ BUILT_IN: dict[str, str] = {
 }
 """Names of the built-in implementations, and where they are."""
 
+EXCHANGING = ("zero1", "zero2", "zero3")
+"""Implementations that load each other's checkpoints."""
+
 
 _INJECTED = {
     "reductions": (

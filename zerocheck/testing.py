@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from .errors import UsageError
-from .judge.verdict import OBLIGATIONS, Obligation
+from .judge.verdict import EQUIVALENCE, Obligation
 from .pytest_plugin import known_issues as configured
 from .pytest_plugin import report_directory
 from .report.known import known_text, stale_text
@@ -159,7 +159,7 @@ def parametrize_with_checks(
                 "shrink": shrink,
             },
         )
-        for obligation in OBLIGATIONS:
+        for obligation in EQUIVALENCE:
             parameters.append(pytest.param(Check(run, obligation), id=f"{label}-{obligation}"))
     return pytest.mark.parametrize("check", parameters)
 

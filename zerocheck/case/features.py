@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from math import prod
 
 from ..errors import unknown
@@ -71,6 +71,12 @@ def _uneven_total(case: Case) -> bool:
 def _scaled_clip(case: Case) -> float:
     """Maximum norm in units of the loss; gradients of drawn models are at 0.1 to 10 of it."""
     return (case.training.clip or 0.0) / case.data.loss_factor
+
+
+def _sizes(case: Case) -> list[tuple[int, int]]:
+    """World sizes that save and load each checkpoint."""
+    sizes = [case.world_size, *(prod(leg.mesh) for leg in case.resume)]
+    return list(pairwise(sizes))
 
 
 def _twice(case: Case) -> bool:
@@ -326,6 +332,24 @@ _SHARDING = _table(
     dimension="sharding",
 )
 
+_RESUME = _table(
+    ("resume", "a checkpoint saved and loaded", lambda c: bool(c.resume)),
+    ("resume-more", "loaded on more ranks", lambda c: any(b > a for a, b in _sizes(c))),
+    ("resume-fewer", "loaded on fewer ranks", lambda c: any(b < a for a, b in _sizes(c))),
+    ("resume-same", "loaded on as many ranks", lambda c: any(b == a for a, b in _sizes(c))),
+    ("resume-alone", "loaded on one rank", lambda c: any(b == 1 for _, b in _sizes(c))),
+    ("resume-many", "saved on more than ten ranks", lambda c: any(a > 10 for a, _ in _sizes(c))),
+    ("resume-twice", "two checkpoints in a row", lambda c: len(c.resume) > 1),
+    ("resume-over", "saved over an older checkpoint", lambda c: any(x.over for x in c.resume)),
+    (
+        "resume-background",
+        "a step is taken while the checkpoint is written",
+        lambda c: any(x.background for x in c.resume),
+    ),
+    ("resume-into", "loaded into another stage", lambda c: any(x.into for x in c.resume)),
+    dimension="resume",
+)
+
 _DISTURBANCE = _table(
     ("delays", "ranks delayed at random", lambda c: c.disturbance.delay > 0),
     dimension="disturbance",
@@ -333,6 +357,16 @@ _DISTURBANCE = _table(
 
 FEATURES: dict[str, Feature] = {
     row.name: row
-    for row in chain(_WORLD, _MODEL, _DATA, _OPTIMIZER, _START, _TRAINING, _SHARDING, _DISTURBANCE)
+    for row in chain(
+        _WORLD,
+        _MODEL,
+        _DATA,
+        _OPTIMIZER,
+        _START,
+        _TRAINING,
+        _SHARDING,
+        _RESUME,
+        _DISTURBANCE,
+    )
 }
 """Name -> feature, in the order of the coverage table."""

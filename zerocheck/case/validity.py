@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ..errors import UsageError
+from ..catalogue import BUILT_IN
+from ..errors import UsageError, unknown
 from .codec import from_plain, to_plain
 from .schema import MAX_WORLD_SIZE, Block, Case
 from .shapes import (
@@ -47,6 +48,7 @@ def check(case: Case) -> None:
     _check_patterns(case)
     _check_masked(case)
     _check_training(case)
+    _check_resume(case)
 
 
 def _check_stem(case: Case) -> None:
@@ -182,6 +184,26 @@ def _check_training(case: Case) -> None:
         raise UsageError("training.overflow needs training.loss_scale, which is None")
     if scale is not None and (scale < 1.0 or math.frexp(scale)[0] != 0.5):
         raise UsageError(f"training.loss_scale is {scale:g}; allowed: powers of two from 1 on")
+
+
+def _check_resume(case: Case) -> None:
+    training = case.training
+    if training.first >= training.steps:
+        raise UsageError(
+            f"training.first is {training.first}; allowed: 0 to training.steps - 1, which is "
+            f"{training.steps - 1}"
+        )
+    if case.resume and training.unfreeze is not None:
+        raise UsageError("training.unfreeze with resume is not supported; allowed: None")
+    for number, leg in enumerate(case.resume):
+        size = math.prod(leg.mesh)
+        if size > MAX_WORLD_SIZE:
+            raise UsageError(
+                f"resume[{number}].mesh {list(leg.mesh)} has {size} ranks; allowed: at most "
+                f"{MAX_WORLD_SIZE}"
+            )
+        if leg.into and leg.into not in BUILT_IN:
+            raise unknown(f"implementation in resume[{number}].into", leg.into, BUILT_IN)
 
 
 def _few(names: list[str]) -> str:

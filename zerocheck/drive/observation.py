@@ -8,8 +8,9 @@ import msgspec
 
 from ..case.schema import Case
 
-Point = Literal["state", "reduced", "clipped"]
-"""state: after a step (step -1: before the first); reduced, clipped: gradients within a step."""
+Point = Literal["state", "reduced", "clipped", "saved", "export"]
+"""state: after a step (step -1: before the first); reduced, clipped: gradients within a step;
+saved: the state once more, after it was saved; export: what `export` gave of it."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,7 +18,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     describe: only load the implementation and tell what it declares; observe False: run the steps
     bare, as a user's loop would; trace: note every collective (for hangs and crashes); candidates:
-    run nothing, and tell of each case whether the implementation supports it.
+    run nothing, and tell of each case whether the implementation supports it. save, load: the
+    directories of the checkpoints that this leg of a resumed case writes and reads.
     """
 
     implementation: str
@@ -25,6 +27,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     candidates: tuple[Case, ...] = ()
     observe: bool = True
     trace: bool = False
+    save: str = ""
+    load: str = ""
+    samples: int = 0
+    """Samples that the legs before have read."""
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -110,6 +116,12 @@ class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
     """States of the global generator, by number."""
     memory: tuple[Lie, ...] = ()
     """Where parameters and padding lay before the first step."""
+    keeps: tuple[str, ...] = ()
+    exports: bool = False
+    samples: tuple[int, ...] = ()
+    """Where the data stands: after the load, then when the checkpoint was saved."""
+    random: dict[str, bytes] = {}
+    """The random state when the checkpoint was "saved", and after it was "loaded"."""
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +133,8 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
     options: tuple[str, ...] | None = None
     """Fields of `case.sharding` that it obeys; None: it does not say."""
     restores: bool = False
+    resumes: bool = False
+    """Whether it has `save` and `load`."""
     lacks: tuple[str, ...] = ()
     """Fields of `case.training` that it does not handle: they are not drawn."""
 

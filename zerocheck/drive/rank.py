@@ -16,6 +16,7 @@ from ..catalogue import INJECTED, apart
 from ..contract import loading
 from ..contract.implementation import EXTRAS, Implementation
 from ..errors import Unsupported, UsageError, unknown
+from .checkpoints import Checkpoints, kept, resumes
 from .collectives import CollectiveTrace
 from .observation import Described, Job, RankSeen, Refusals
 from .poison import deterministic
@@ -79,6 +80,7 @@ def _describe(job: Job) -> Described:
     try:
         implementation = load(job.implementation)
         _check_handles(job.implementation, implementation.handles)
+        kept(job.implementation, implementation)
         # Only plain data can be merged into a case.
         msgspec.json.encode(dict(implementation.fixed))
         options = _options(job.implementation, implementation)
@@ -90,6 +92,7 @@ def _describe(job: Job) -> Described:
         semantics=_semantics(implementation),
         fixed=dict(implementation.fixed),
         restores=restores(implementation),
+        resumes=resumes(implementation),
         options=options,
         lacks=tuple(extra for extra in EXTRAS if extra not in implementation.handles),
     )
@@ -120,7 +123,12 @@ def _run_case(job: Job, context: Context) -> RankSeen:
     if reason is not None:
         return RankSeen(unsupported=reason)
     driver = Driver(
-        implementation, case, _mesh(case.mesh), rank=context.rank, progress=context.progress
+        implementation,
+        case,
+        _mesh(case.mesh),
+        rank=context.rank,
+        progress=context.progress,
+        checkpoints=Checkpoints(case, load=job.load, save=job.save, before=job.samples),
     )
     try:
         with ExitStack() as stack:
@@ -156,6 +164,8 @@ def _refusal(implementation: type[Implementation], case: Case) -> str | None:
     in_mid_training = case.start.step > 0 or case.start.moments != "zero"
     if reason is None and in_mid_training and not restores(implementation):
         return "it has no restore(), so it cannot start in mid-training"
+    if reason is None and case.resume and not resumes(implementation):
+        return "it has no save() and load(), so it cannot be resumed"
     return reason or _unhandled(implementation, case)
 
 

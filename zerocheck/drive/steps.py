@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..case.legs import end_of
 from ..case.schema import Case
 from ..case.shapes import unfrozen
 from ..contract.groups import learning_rates
@@ -27,6 +28,7 @@ from ..errors import UsageError, unknown
 from ..models.batches import batch, loss_of, overflows, weight
 from ..models.network import build_model
 from ..models.start import initial_state
+from .checkpoints import Checkpoints, exports, kept
 from .delays import Delays
 from .fidelity import ForwardProbe
 from .observation import RankSeen, StepSeen
@@ -61,12 +63,14 @@ class Driver:
         *,
         rank: int,
         progress: Progress,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         self.implementation = implementation
         self.case = case
         self.mesh = mesh
         self.rank = rank
         self.progress = progress
+        self.checkpoints = checkpoints or Checkpoints(case)
         self.delays = Delays(case, rank)
         self._random = CarriedRandomness(case, rank)
         self._left = RandomLeft(case)
@@ -75,7 +79,7 @@ class Driver:
     def bare(self) -> RankSeen:
         """The same steps as a user's loop would take them: nothing observed, nothing poisoned."""
         subject, _ = self._built()
-        for index in range(self.case.training.steps):
+        for index in range(self.case.training.first, end_of(self.case)):
             subject.train_step(self._step(index, seen=None, reached=lambda _: None))
         subject.close()
         return RankSeen()
@@ -87,14 +91,19 @@ class Driver:
             subject, model_probe = self._built()
             stack.enter_context(model_probe.watching())
             self.progress.at("observing the initial state")
-            recorder.take(-1, "state", subject.shards(), STATE_ROLES)
+            first, end = self.case.training.first, end_of(self.case)
+            recorder.take(first - 1, "state", subject.shards(), STATE_ROLES)
             recorder.lay(subject.shards())
+            self.checkpoints.save_older(subject)
             steps: list[StepSeen] = []
-            count = self.case.training.steps
-            for index in range(count + 1):
+            for index in range(first, end + 1):
+                if index == self.case.training.steps:
+                    self.progress.at("save()")
+                    self.checkpoints.save(subject, recorder)
                 steps.append(
-                    self._observe(subject, recorder, model_probe, index, last=index == count)
+                    self._observe(subject, recorder, model_probe, index, last=index == end)
                 )
+            self.checkpoints.finish()
             self.progress.at("close()")
             semantics = {
                 field.name: str(getattr(subject.semantics, field.name))
@@ -109,19 +118,27 @@ class Driver:
             restored=self._restored,
             random_states=self._random.states,
             memory=recorder.memory,
+            keeps=kept(self.implementation.__name__, self.implementation),
+            exports=exports(self.implementation),
+            samples=tuple(self.checkpoints.samples),
+            random=self.checkpoints.random,
         )
 
     def _built(self) -> tuple[Implementation, ForwardProbe]:
         case = self.case
         model = build_model(case)
+        self.checkpoints.scramble(model)
         probe = ForwardProbe(model)
-        state = self._start_state(model)
+        state = None if self.checkpoints.loads else self._start_state(model)
         self._random.start()
         self.progress.at(f"{self.implementation.__name__}(model, case, mesh)")
         subject = self.implementation(model, case, self.mesh)
         if state is not None:
             self.progress.at("restore()")
             subject.restore(state)
+        if self.checkpoints.loads:
+            self.progress.at("load()")
+            self.checkpoints.load(subject)
         self._restored = state is not None
         return subject, probe
 

@@ -91,6 +91,8 @@ class Observation:
     layout: Layout
     seen: Sequence[RankSeen]
     fetch: Fetch
+    first: int = 0
+    """Index of the first step."""
     _found: dict[tuple[int, Point, str], list[list[Recorded]]] = field(init=False)
     _held: dict[tuple[int, Point, str], Held | None] = field(init=False, default_factory=dict)
     _plans: dict[tuple[Entry, ...], Plan] = field(init=False, default_factory=dict)
@@ -111,18 +113,23 @@ class Observation:
 
     def steps(self, index: int) -> list[StepSeen]:
         """What each rank saw of step `index`."""
-        return [seen.steps[index] for seen in self.seen]
+        return [seen.steps[index - self.first] for seen in self.seen]
 
     def random_states(self, index: int) -> list[list[bytes]]:
         """Per rank, the random state in which each loss of step `index` was entered."""
         return [
-            [seen.random_states[number] for number in seen.steps[index].random]
+            [seen.random_states[number] for number in seen.steps[index - self.first].random]
             for seen in self.seen
         ]
 
     def left_elsewhere(self, index: int) -> set[str]:
         """Hashes of the random states that the forwards of all steps but this one left behind."""
-        steps = [step for seen in self.seen for n, step in enumerate(seen.steps) if n != index]
+        steps = [
+            step
+            for seen in self.seen
+            for n, step in enumerate(seen.steps, self.first)
+            if n != index
+        ]
         return {one for step in steps for one in step.left}
 
     def loss_scales(self, index: int) -> list[float]:
@@ -132,7 +139,7 @@ class Observation:
         if that was skipped. Scales are powers of two, so another one changes no bit unless
         something underflows. One that cannot be (see skip.py) counts as 1.
         """
-        return [_loss_scale(seen.steps, index) for seen in self.seen]
+        return [_loss_scale(seen.steps, index - self.first) for seen in self.seen]
 
     def entries(self, step: int, point: Point, role: str) -> list[list[Entry]]:
         """Per rank, the places of all shards of a role at a point."""
@@ -179,6 +186,22 @@ class Observation:
                     values[entry.name] = data[offset : offset + count].view(entry.shape)
                     offset += count
             result.append(values)
+        return result
+
+    def by_name(self, step: int, point: Point, role: str) -> list[dict[str, torch.Tensor]]:
+        """Per rank, what it holds of a role at a point, by name: its shards end to end, flat."""
+        found = self._found.get((step, point, role), [[] for _ in self.seen])
+        result: list[dict[str, torch.Tensor]] = []
+        for rank, records in enumerate(found):
+            pieces: dict[str, list[torch.Tensor]] = {}
+            for record in records:
+                data = self.fetch(rank, record) if record.numel else torch.empty(0)
+                offset = 0
+                for entry in self.seen[rank].manifests[record.manifest]:
+                    count = entry.stop - entry.start
+                    pieces.setdefault(entry.name, []).append(data[offset : offset + count])
+                    offset += count
+            result.append({name: torch.cat(parts) for name, parts in pieces.items()})
         return result
 
     def records(self) -> list[tuple[int, Recorded]]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ..case.legs import end_of
 from ..case.schema import Case
 from ..contract.groups import learning_rates
 from ..contract.semantics import Semantics
@@ -32,7 +33,7 @@ from .ownership import Ownership
 from .state import Start, State
 from .update import Update, UpdateJudge
 from .vacuity import Vacuity
-from .verdict import OBLIGATIONS, Judgement, Obligation, Status, Tier, Violation
+from .verdict import EQUIVALENCE, Judgement, Obligation, Status, Tier, Violation
 
 
 def judge(case: Case, seen: Sequence[RankSeen], fetch: Fetch, *, digest: bool = False) -> Judgement:
@@ -42,15 +43,18 @@ def judge(case: Case, seen: Sequence[RankSeen], fetch: Fetch, *, digest: bool = 
     `digest`, or if anything is violated, the hash of all that was observed is taken.
     """
     with as_on_a_rank(), torch.no_grad():
-        return _CaseJudge(case, seen, fetch).judgement(digest=digest)
+        return CaseJudge(case, seen, fetch).judgement(digest=digest)
 
 
-class _CaseJudge:
+class CaseJudge:
+    """Judges one case, or one leg of a resumed case."""
+
     def __init__(self, case: Case, seen: Sequence[RankSeen], fetch: Fetch) -> None:
         self.case = case
+        self.first, self.end = case.training.first, end_of(case)
         model = build_model(case)
         self.layout = Layout.of(model, case)
-        self.observation = Observation(self.layout, seen, fetch)
+        self.observation = Observation(self.layout, seen, fetch, self.first)
         self.semantics = Semantics(**seen[0].semantics)  # type: ignore[arg-type]
         self.start = Start.of(case, model, self.layout, restored=seen[0].restored)
         self.runner = LocalRunner(model, case, self.layout)
@@ -65,7 +69,8 @@ class _CaseJudge:
         self.used_before = [False] * len(self.layout.places)
 
     def judgement(self, *, digest: bool) -> Judgement:
-        if self._owned(-1, "state"):
+        """The verdict on every obligation of a step."""
+        if self._owned(self.first - 1, "state"):
             self._induction()
         statuses: dict[Obligation, Status] = {
             o: "violated"
@@ -73,7 +78,7 @@ class _CaseJudge:
             else "holds"
             if o in self.exercised
             else "not exercised"
-            for o in OBLIGATIONS
+            for o in EQUIVALENCE
         }
         first = sorted(self.violations.values(), key=lambda v: v.step)
         return Judgement(
@@ -87,18 +92,13 @@ class _CaseJudge:
         )
 
     def _induction(self) -> None:
-        before = State.observed(self.observation, -1)
-        self._note(
-            "publish",
-            0.0,
-            publish.check_start(before, *self.start, self.layout),
-        )
-        self._note("publish", 0.0, publish.check(self.observation, before, step=-1))
+        before = State.observed(self.observation, self.first - 1)
+        self._base(before)
+        self._note("publish", 0.0, publish.check(self.observation, before, step=self.first - 1))
         earlier: State | None = None
-        steps = self.case.training.steps
-        for step in range(steps + 1):
+        for step in range(self.first, self.end + 1):
             gradient = self._forward(step, before, earlier)
-            if step == steps or not (self._agreed(step) and self._owned(step, "state")):
+            if step == self.end or not (self._agreed(step) and self._owned(step, "state")):
                 return
             after = State.observed(self.observation, step)
             self.vacuity.moved(before, after)
@@ -111,6 +111,10 @@ class _CaseJudge:
                 self.used_before = [a or b for a, b in zip(self.used_before, used, strict=True)]
             self.observation.forget(step - 1)
             earlier, before = before, after
+
+    def _base(self, before: State) -> None:
+        """Judge the state before the first step."""
+        self._note("publish", 0.0, publish.check_start(before, *self.start, self.layout))
 
     def _forward(self, step: int, before: State, earlier: State | None) -> Held | None:
         """Judge losses, buffers and the reduced gradient of a step; returns that gradient."""
@@ -224,7 +228,7 @@ class _CaseJudge:
 
     def _previous(self, step: int, point: Point) -> torch.Tensor | None:
         """The gradient of the step before, 0 where there was none."""
-        if step == 0:
+        if step == self.first:
             return None
         at: Point = "reduced" if self.case.training.clip is None else point
         held = self.observation.held(step - 1, at, "gradient")
@@ -275,7 +279,7 @@ class _CaseJudge:
         )
 
     def _buffers(self, step: int, before: State, passes: Passes) -> None:
-        if not self.layout.buffers or step == self.case.training.steps:
+        if not self.layout.buffers or step == self.end:
             return
         sent = self.semantics.buffers != "local"
         self.vacuity.buffers(self.observation.buffers(step - 1), passes.buffers)
@@ -371,7 +375,9 @@ class _CaseJudge:
                     self.case,
                     self.semantics,
                     step=step,
-                    previous=self.observation.steps(step - 1)[0].grad_norm if step else None,
+                    previous=self.observation.steps(step - 1)[0].grad_norm
+                    if step > self.first
+                    else None,
                     loss_scale=self.observation.loss_scales(step)[0],
                 ),
             )

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..case.legs import end_of
 from ..case.schema import Case
 from ..contract.groups import learning_rates
 from . import bounds
@@ -292,8 +293,7 @@ class UpdateJudge:
             scalars=self._scalars(update, wrong.group, wrong.steps, self.readings[0]),
             step=wrong.steps,
             rates=[
-                learning_rates(self.case, index)[wrong.group]
-                for index in range(self.case.training.steps)
+                learning_rates(self.case, index)[wrong.group] for index in range(end_of(self.case))
             ],
             others=[
                 (group, update.lr[number])

@@ -6,8 +6,14 @@ from typing import Literal, get_args
 
 import msgspec
 
-Obligation = Literal["ownership", "loss", "gradient", "clip", "update", "publish", "buffers"]
-OBLIGATIONS: tuple[Obligation, ...] = get_args(Obligation)
+Equivalence = Literal["ownership", "loss", "gradient", "clip", "update", "publish", "buffers"]
+Resume = Literal["export", "roundtrip", "continuation"]
+Obligation = Literal[Equivalence, Resume]
+EQUIVALENCE: tuple[Equivalence, ...] = get_args(Equivalence)
+"""What every step must do."""
+RESUME: tuple[Resume, ...] = get_args(Resume)
+"""What a checkpoint must do, in cases that have one."""
+OBLIGATIONS: tuple[Obligation, ...] = (*EQUIVALENCE, *RESUME)
 
 TITLES: dict[Obligation, str] = {
     "ownership": "the shards of every tensor tile it exactly once",
@@ -17,6 +23,9 @@ TITLES: dict[Obligation, str] = {
     "update": "AdamW's next state lies in its enclosure",
     "publish": "every rank computes next with the parameters that were updated",
     "buffers": "running statistics follow the declared semantics",
+    "export": "what the library exports is what the shards hold, bit for bit",
+    "roundtrip": "what is loaded is what was saved, bit for bit, and saving changes nothing",
+    "continuation": "the steps after a load are those of one device",
 }
 
 VACUOUS: dict[Obligation, str] = {
@@ -27,6 +36,9 @@ VACUOUS: dict[Obligation, str] = {
     "update": "no parameter moves",
     "publish": "there is one rank, or no parameter moves",
     "buffers": "no buffer changes",
+    "export": "the state that is exported is the one that training began with",
+    "roundtrip": "the state that is saved is the one that training began with",
+    "continuation": "no parameter moves after the load",
 }
 """When an obligation holds since nothing could fail: the plain failure to do it holds too."""
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-WEIGHTS, STATE, DATA, DROPOUT, SIDE, MASK, CARRIED = range(7)
+WEIGHTS, STATE, DATA, DROPOUT, SIDE, MASK, CARRIED, SCRAMBLED = range(8)
 """The streams: initial weights, state of a start in mid-training, samples, dropout masks, second
-inputs, targets that are left out, random numbers that a rank carries on."""
+inputs, targets that are left out, random numbers that a rank carries on, weights before a load."""
 
 
 def seed_of(seed: int, stream: int, *, step: int = 0, rank: int = 0, microbatch: int = 0) -> int:

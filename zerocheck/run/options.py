@@ -11,7 +11,7 @@ from ..case.features import FEATURES
 from ..case.schema import MAX_WORLD_SIZE
 from ..catalogue import BUILT_IN, check_spelling
 from ..errors import UsageError, did_you_mean, unknown
-from ..judge.verdict import OBLIGATIONS, Obligation
+from ..judge.verdict import EQUIVALENCE, OBLIGATIONS, RESUME, Obligation
 from .known_issues import KnownIssue, load
 from .profiles import PROFILES
 
@@ -20,7 +20,10 @@ RANKS: tuple[Ranks, ...] = get_args(Ranks)
 DEVICES = ("cpu",)
 SEED_LIMIT = 1 << 62
 
-OBLIGATION_SETS: dict[str, tuple[Obligation, ...]] = {"equivalence": OBLIGATIONS}
+OBLIGATION_SETS: dict[str, tuple[Obligation, ...]] = {
+    "equivalence": EQUIVALENCE,
+    "resume": RESUME,
+}
 """Names that stand for several obligations."""
 
 
@@ -40,7 +43,7 @@ class RunOptions:
     world_sizes: tuple[int, ...] = ()
     seed: int = 0
     max_cases: int | None = None
-    obligations: tuple[Obligation, ...] = OBLIGATIONS
+    obligations: tuple[Obligation, ...] = EQUIVALENCE
     features: tuple[str, ...] = ()
     report_dir: Path = field(default=Path("zerocheck-report"))
     ranks: Ranks = "processes"
@@ -83,7 +86,7 @@ class RunOptions:
         self._set("implementations", dict.fromkeys(self.implementations or BUILT_IN))
         self._set("world_sizes", dict.fromkeys(self.world_sizes or profile.world_sizes))
         given = set(self.obligations)
-        self._set("obligations", [o for o in OBLIGATIONS if o in given] or OBLIGATIONS)
+        self._set("obligations", [o for o in OBLIGATIONS if o in given] or EQUIVALENCE)
         self._set("features", dict.fromkeys(self.features))
 
     def _set(self, name: str, values: Iterable[object]) -> None:

@@ -12,10 +12,12 @@ import msgspec
 from ..case.covering import Pairs, candidates
 from ..case.drawing import draw
 from ..case.features import FEATURES, features
+from ..case.resuming import draw_resumed
 from ..case.schema import Case
+from ..catalogue import EXCHANGING
 from ..drive.observation import Described
 from ..errors import UsageError
-from ..judge.verdict import Obligation
+from ..judge.verdict import EQUIVALENCE, RESUME, Obligation
 from .array import Array
 from .options import RunOptions
 from .profiles import PROFILES
@@ -71,7 +73,7 @@ class Drawn:
     """
 
     def __init__(self) -> None:
-        self._pairs = Pairs(FEATURES)
+        self._pairs = Pairs(step_features())
         self._pools: dict[bytes, dict[Case, int]] = {}
         self._arrays: dict[tuple[object, ...], Array] = {}
 
@@ -126,7 +128,7 @@ class Plan:
 
     def note(self, done: Planned, *, refused: bool) -> None:
         """A case was judged, or refused while it was built."""
-        if done.implementation in self._arrays:
+        if done.implementation in self._arrays and not done.case.resume:
             self._arrays[done.implementation].note(done.case, refused=refused)
 
     def more(self) -> bool:
@@ -142,15 +144,46 @@ class Plan:
         return added
 
     def _cases(self, name: str, described: Described, ask: Ask) -> list[Case]:
-        options, profile = self._options, PROFILES[self._options.profile]
+        cases = []
+        if set(self._options.obligations) & set(EQUIVALENCE):
+            cases = self._steps(name, described, ask)
+        else:
+            self.coverage.append(Coverage(implementation=name, features=_resume_features()))
+        if set(self._options.obligations) & set(RESUME):
+            cases += self._resumed(name, described)
+        return cases
+
+    def _resumed(self, name: str, described: Described) -> list[Case]:
+        """Cases with checkpoints; one of an implementation that has none, which says so."""
+        options = self._options
+        count = PROFILES[options.profile].resumed if described.resumes else 1
+        if options.max_cases is not None:
+            count = min(count, options.max_cases)
+        return draw_resumed(
+            count,
+            seed=options.seed + 1,
+            world_sizes=options.world_sizes,
+            fixed=self._fixed(described),
+            into=EXCHANGING if name in EXCHANGING else (),
+            having=options.features,
+        )
+
+    def _fixed(self, described: Described) -> dict[str, object]:
+        """What cases of the implementation must have: what it fixes, and nothing that it lacks."""
         fixed: dict[str, object] = dict(described.fixed)
         if not described.restores:
             fixed["start"] = {**_mapping(fixed.get("start")), "step": 0, "moments": "zero"}
-        if described.lacks and not options.features:  # who asks for features is told why not
+        if described.lacks and not self._options.features:  # who asks for them is told why not
             without = dict.fromkeys(described.lacks)
             if "loss_scale" in without:
                 without["overflow"] = None
             fixed["training"] = {**without, **_mapping(fixed.get("training"))}
+        return fixed
+
+    def _steps(self, name: str, described: Described, ask: Ask) -> list[Case]:
+        """Cases without checkpoints."""
+        options, profile = self._options, PROFILES[self._options.profile]
+        fixed = self._fixed(described)
         ignored = _ignored(described)
         found: list[Case] = []
         count = profile.cases
@@ -176,9 +209,18 @@ class Plan:
             self.coverage.append(self._arrays[name].coverage(name, max_cases=cut))
         else:
             self.coverage.append(
-                Coverage(implementation=name, features=tuple(FEATURES), ignored=tuple(ignored))
+                Coverage(implementation=name, features=step_features(), ignored=tuple(ignored))
             )
         return found
+
+
+def step_features() -> tuple[str, ...]:
+    """Features of cases without checkpoints."""
+    return tuple(name for name, one in FEATURES.items() if one.dimension != "resume")
+
+
+def _resume_features() -> tuple[str, ...]:
+    return tuple(name for name, one in FEATURES.items() if one.dimension == "resume")
 
 
 def _ignored(described: Described) -> list[str]:

@@ -10,13 +10,15 @@ class Profile:
     """How thorough a run is. cases: per implementation; world_sizes: the default ones.
 
     covering: the cases begin with a covering array of all pairs of features, however many that
-    takes; what is left of `cases` is drawn at random.
+    takes; what is left of `cases` is drawn at random; resumed: cases with a checkpoint, where these
+    are asked for.
     """
 
     name: str
     cases: int
     world_sizes: tuple[int, ...]
     summary: str
+    resumed: int
     covering: bool = False
 
 
@@ -26,12 +28,13 @@ _MORE_SIZES = (1, 2, 3, 4, 5, 7, 8, 16)
 PROFILES: dict[str, Profile] = {
     profile.name: profile
     for profile in (
-        Profile(name="quick", cases=48, world_sizes=_SIZES, summary="before a commit"),
+        Profile(name="quick", cases=48, world_sizes=_SIZES, summary="before a commit", resumed=24),
         Profile(
             name="ci",
             cases=100,
             world_sizes=_MORE_SIZES,
             summary="on every change, in CI",
+            resumed=64,
             covering=True,
         ),
         Profile(
@@ -39,6 +42,7 @@ PROFILES: dict[str, Profile] = {
             cases=600,
             world_sizes=_MORE_SIZES,
             summary="before a release",
+            resumed=256,
             covering=True,
         ),
     )

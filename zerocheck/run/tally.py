@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ..judge.verdict import OBLIGATIONS, Obligation, Status
+from ..judge.verdict import EQUIVALENCE, Obligation, Status
 from .coverage import FEW, Covered
 from .records import CaseFinished, Coverage, Finding, Record, RunFinished, RunStarted, StaleIssue
 
@@ -122,7 +122,7 @@ class Tally:
     def __init__(self) -> None:
         self.started: RunStarted | None = None
         self.finished: RunFinished | None = None
-        self.obligations: tuple[Obligation, ...] = OBLIGATIONS
+        self.obligations: tuple[Obligation, ...] = EQUIVALENCE
         self.implementations: dict[str, ImplementationTally] = {}
         self._findings: dict[int, Finding] = {}
         self.stale: list[StaleIssue] = []
@@ -133,7 +133,7 @@ class Tally:
         match record:
             case RunStarted():
                 self.started = record
-                self.obligations = record.obligations or OBLIGATIONS
+                self.obligations = record.obligations or EQUIVALENCE
                 for name in record.implementations:
                     self._of(name)
             case Coverage():

@@ -15,9 +15,11 @@ from ..drive.observation import Described, Job, RankSeen, Recorded, Refusals
 from ..errors import HarnessError, UsageError
 from ..judge.assemble import Fetch
 from ..judge.case import judge
+from ..judge.resume import judge_legs
 from ..judge.verdict import Judgement, Obligation, Status
 from ..ranks.result import JobResult
 from ..ranks.slot import Slot
+from .legs import Folder, jobs_of
 from .records import CaseFinished
 
 TARGET = "zerocheck.drive.rank:run"
@@ -30,6 +32,10 @@ class Ranks(Protocol):
     def submit(self, world_size: int, payload: bytes, *, fresh: bool = False) -> Any: ...
     def wait(self, pending: Any) -> JobResult: ...
     def close(self) -> None: ...
+
+
+Results = tuple[JobResult, ...]
+"""What came of each leg of a case; of one leg, if it is not resumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +67,10 @@ class Outcome:
 
 
 class Trial:
-    """A case under way. Create it to submit, call `outcome` to wait and judge."""
+    """A case under way. Create it to submit, call `outcome` to wait and judge.
+
+    The legs of a resumed case run one after the other, as `result` waits for them.
+    """
 
     def __init__(
         self,
@@ -75,17 +84,37 @@ class Trial:
         self.implementation = implementation
         self.case = case
         self._ranks = ranks
-        job = Job(implementation=implementation, case=case, trace=trace)
-        self._pending = ranks.submit(case.world_size, msgspec.msgpack.encode(job), fresh=fresh)
+        self._options = {"fresh": fresh}
+        self._jobs = jobs_of(implementation, case, trace=trace)
+        self._folder = Folder() if case.resume else None
+        self._pending = self._submit(0)
+
+    def _submit(self, number: int) -> Any:
+        job = self._jobs[number]
+        if self._folder is not None:
+            job = self._folder.placed(job)
+        assert job.case is not None
+        payload = msgspec.msgpack.encode(job)
+        return self._ranks.submit(job.case.world_size, payload, **self._options)
 
     @property
     def done(self) -> bool:
         """Whether the ranks are through, as far as is known without looking."""
         return bool(self._pending.done)
 
-    def result(self) -> JobResult:
+    def result(self) -> Results:
         """Wait for the ranks. Afterwards the next trial may be submitted, then `judged` called."""
-        return self._ranks.wait(self._pending)
+        results = [self._ranks.wait(self._pending)]
+        try:
+            for number in range(1, len(self._jobs)):
+                if _ended(results[-1]):
+                    break
+                self._pending = self._submit(number)
+                results.append(self._ranks.wait(self._pending))
+        finally:
+            if self._folder is not None:
+                self._folder.remove()
+        return tuple(results)
 
     def outcome(
         self, *, obligations: Collection[Obligation] | None = None, digest: bool = False
@@ -94,33 +123,46 @@ class Trial:
         return judged(self.case, self.result(), obligations=obligations, digest=digest)
 
 
+def _ended(result: JobResult) -> bool:
+    """Whether no further leg can follow: the ranks broke, or refused."""
+    if result.outcome != "finished" or None in result.payloads:
+        return True
+    return msgspec.msgpack.decode(result.payloads[0] or b"", type=RankSeen).unsupported is not None
+
+
 def judged(
     case: Case,
-    result: JobResult,
+    results: Results,
     *,
     obligations: Collection[Obligation] | None = None,
     digest: bool = False,
 ) -> Outcome:
-    """The verdict on what the ranks did. Gives their arenas back."""
+    """The verdict on what the ranks of each leg did. Gives their arenas back."""
     try:
-        if result.outcome != "finished" or None in result.payloads:
-            return _broken(result)
-        seen, fetch = observed(result)
-        if seen[0].unsupported is not None:
-            return Outcome(status="unsupported", reason=seen[0].unsupported)
+        for number, result in enumerate(results):
+            if result.outcome != "finished" or None in result.payloads:
+                return _broken(result, number)
+        legs = [observed(result) for result in results]
+        for seen, _ in legs:
+            if seen[0].unsupported is not None:
+                return Outcome(status="unsupported", reason=seen[0].unsupported)
         started = time.perf_counter()
-        judgement = judge(case, seen, fetch, digest=digest)
+        if case.resume:
+            judgement = judge_legs(case, legs, digest=digest)
+        else:
+            judgement = judge(case, *legs[0], digest=digest)
         if obligations is not None:
             judgement = _only(judgement, obligations)
         spent = time.perf_counter() - started
         return Outcome(
             status="violated" if judgement.violations else "holds",
             judgement=judgement,
-            seconds=result.duration_s + spent,
+            seconds=sum(result.duration_s for result in results) + spent,
             judge_seconds=spent,
         )
     finally:
-        result.release()
+        for result in results:
+            result.release()
 
 
 def observed(result: JobResult) -> tuple[list[RankSeen], Fetch]:
@@ -178,7 +220,7 @@ def refusals(
     return [reasons[number] for number in refused.of]
 
 
-def _broken(result: JobResult) -> Outcome:
+def _broken(result: JobResult, leg: int) -> Outcome:
     status: Status = "hung" if result.outcome == "hung" else "crashed"
     error = ""
     if result.first_failed is not None:
@@ -186,11 +228,12 @@ def _broken(result: JobResult) -> Outcome:
         error = stood.type_name or stood.signal_name or f"exit code {stood.exit_code}"
     if status == "crashed" and not error and result.outcome == "finished":
         raise HarnessError(f"a rank gave no reply: {result.summary()}")
+    where = f"after load {leg}: " if leg else ""
     return Outcome(
         status=status,
-        reason=result.summary(stacks=False),
+        reason=where + result.summary(stacks=False),
         error=error,
-        title=_title(status, error, result),
+        title=where + _title(status, error, result),
         detail=result.summary(stacks=True),
         causes=_causes(result),
         seconds=result.duration_s,

@@ -11,12 +11,11 @@ from msgspec.structs import replace
 
 from ...drive.observation import Described
 from ...judge.local import as_on_a_rank
-from ...ranks.result import JobResult
 from ..engine import open_ranks
 from ..environment import environment
 from ..plan import Drawn, Plan
 from ..tally import INTERRUPTED
-from ..trial import Ranks, describe, judged, refusals
+from ..trial import Ranks, Results, describe, judged, refusals
 from .hunt import Answer, Hunt
 from .options import MatrixOptions
 from .records import FaultsFinished, FaultsStarted, MatrixRecord
@@ -108,10 +107,10 @@ class _Matrix:
     def _fixed(self, where: str) -> dict[str, object]:
         return dict(self.described(where).fixed)
 
-    def _answer(self, ask: Ask, result: JobResult) -> Answer:
+    def _answer(self, ask: Ask, results: Results) -> Answer:
         if ask.free:
-            return Answer(rivals=self.free.rivals(ask.case, result))
-        return Answer(judged(ask.case, result, obligations=self.options.obligations))
+            return Answer(rivals=self.free.rivals(ask.case, results))
+        return Answer(judged(ask.case, results, obligations=self.options.obligations))
 
     def _done(self, hunt: Hunt) -> None:
         self.open.remove(hunt)

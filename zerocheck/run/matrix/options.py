@@ -9,7 +9,7 @@ from pathlib import Path
 from ...catalogue import check_spelling
 from ...errors import UsageError, did_you_mean, unknown
 from ...faults.catalogue import FAULTS, Fault
-from ...judge.verdict import OBLIGATIONS, Obligation
+from ...judge.verdict import EQUIVALENCE, Obligation
 from ..known_issues import NONE
 from ..options import RunOptions
 
@@ -29,7 +29,7 @@ class MatrixOptions:
     world_sizes: tuple[int, ...] = ()
     seed: int = 0
     max_cases: int | None = None
-    obligations: tuple[Obligation, ...] = OBLIGATIONS
+    obligations: tuple[Obligation, ...] = EQUIVALENCE
     report_dir: Path = field(default=Path("zerocheck-report"))
     faults: tuple[Fault, ...] = field(init=False, default=())
     """The rows of the matrix."""

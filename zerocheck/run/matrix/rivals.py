@@ -33,9 +33,8 @@ from ...judge.case import judge
 from ...judge.free import Trajectory, trajectory
 from ...judge.layout import Layout
 from ...models.network import build_model
-from ...ranks.result import JobResult
 from ..findings import independent
-from ..trial import observed
+from ..trial import Results, observed
 from .records import Rivals
 
 STEPS = 10
@@ -78,8 +77,9 @@ class FreeRuns:
     def __init__(self) -> None:
         self._reference: dict[tuple[Case, Semantics, bool], Trajectory] = {}
 
-    def rivals(self, case: Case, result: JobResult) -> Rivals:
+    def rivals(self, case: Case, results: Results) -> Rivals:
         """What the rivals say of what the ranks did. Gives their arenas back."""
+        (result,) = results
         try:
             if result.outcome != "finished" or None in result.payloads:
                 outcome = "hung" if result.outcome == "hung" else "crashed"

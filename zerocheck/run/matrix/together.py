@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from ...case.schema import Case
-from ...ranks.result import JobResult
-from ..trial import Ranks, Trial
+from ..trial import Ranks, Results, Trial
 
 AHEAD = 16
 """Searches under way at once. Two cores are busy with 3. More are there since ranks of one number
@@ -33,7 +32,7 @@ class Ask(NamedTuple):
 
 
 Search = Generator[tuple[Ask, ...], tuple[A, ...], None]
-Answer = Callable[[Ask, JobResult], A]
+Answer = Callable[[Ask, Results], A]
 
 
 def together(

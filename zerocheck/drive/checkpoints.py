@@ -1,0 +1,135 @@
+"""What the harness does around a checkpoint: before the load, at the load, at the save."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from ..case.legs import samples_read
+from ..case.schema import Case
+from ..contract.implementation import KEPT, Implementation, Kept, Saving
+from ..contract.shard import Shard
+from ..errors import UsageError, unknown
+from ..models.scramble import scramble
+from .recorder import STATE_ROLES, Recorder
+
+
+def resumes(implementation: type[Implementation]) -> bool:
+    """Whether it can save and load checkpoints."""
+    return (
+        implementation.save is not Implementation.save
+        and implementation.load is not Implementation.load
+    )
+
+
+def exports(implementation: type[Implementation]) -> bool:
+    """Whether it shows what its library exports."""
+    return implementation.export is not Implementation.export
+
+
+def kept(name: str, implementation: type[Implementation]) -> tuple[Kept, ...]:
+    """What its checkpoints keep besides. Raises UsageError for a word that does not exist."""
+    if isinstance(implementation.keeps, str):
+        raise UsageError(
+            f"{name}: `keeps` is the string {implementation.keeps!r}; needed is a tuple of strings"
+        )
+    for word in implementation.keeps:
+        if word not in KEPT:
+            raise unknown(f"word in {name}.keeps", word, KEPT)
+    return tuple(word for word in KEPT if word in implementation.keeps)
+
+
+class Position:
+    """The loader of a rank, as far as a checkpoint is concerned: the samples read so far."""
+
+    def __init__(self, samples: int = 0) -> None:
+        self.samples = samples
+
+    def state_dict(self) -> dict[str, int]:
+        return {"samples": self.samples}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.samples = int(state["samples"])
+
+
+class Checkpoints:
+    """The checkpoints that one rank reads and writes in one leg of a case.
+
+    load, save: their directories, or "" for none; before: samples that were read before this leg.
+    `samples` and `random` are what was seen of the data position and the random state.
+    """
+
+    def __init__(self, case: Case, *, load: str = "", save: str = "", before: int = 0) -> None:
+        self.case = case
+        self.before = before
+        self.loads, self.saves = load, save
+        self.samples: list[int] = []
+        self.random: dict[str, bytes] = {}
+        self._loader = Position()
+        self._saving: Saving | None = None
+
+    def scramble(self, model: nn.Module) -> None:
+        """Give the model other weights and buffers, so that what a load forgets is seen."""
+        if self.loads:
+            scramble(model, self.case.seed)
+
+    def load(self, subject: Implementation) -> None:
+        """Load into an implementation that was just built."""
+        if not self.loads:
+            return
+        subject.load(self.loads, self._loader)
+        self.samples.append(self._loader.samples)
+        self.random["loaded"] = _random_state()
+
+    def save_older(self, subject: Implementation) -> None:
+        """Write the checkpoint that the next one is to replace, if the case wants one."""
+        if self.saves and self.case.resume[0].over:
+            self._at(self.case.training.first)
+            saving = subject.save(self.saves, self._loader)
+            if saving is not None:
+                saving.result()
+
+    def save(self, subject: Implementation, recorder: Recorder) -> None:
+        """Write the checkpoint of this leg, or begin to; record what must not change by it."""
+        if not self.saves:
+            return
+        last = self.case.training.steps
+        if exports(type(subject)):
+            recorder.take(last - 1, "export", _whole(subject.export()), EXPORTED_ROLES)
+        self._at(last)
+        self.random["saved"] = _random_state()
+        self.samples.append(self._loader.samples)
+        self._saving = subject.save(self.saves, self._loader)
+        recorder.take(last - 1, "saved", subject.shards(), STATE_ROLES)
+        if not self.case.resume[0].background:
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait until the checkpoint is written."""
+        if self._saving is not None:
+            self._saving.result()
+            self._saving = None
+
+    def _at(self, step: int) -> None:
+        """Put the loader where it stands before a step."""
+        first = self.case.training.first
+        self._loader.samples = self.before + samples_read(self.case, step - first)
+
+
+EXPORTED_ROLES = STATE_ROLES - {"master"}
+
+
+def _whole(exported: Mapping[tuple[str, str], torch.Tensor]) -> list[Shard]:
+    """What was exported as shards that are the whole. Raises UsageError for what it cannot be."""
+    shards = []
+    for (name, role), tensor in exported.items():
+        if role not in EXPORTED_ROLES:
+            raise unknown("role in what export() gave", role, sorted(EXPORTED_ROLES))
+        shards.append(Shard(name, role, tensor.detach(), tuple(tensor.shape)))  # type: ignore[arg-type]
+    return shards
+
+
+def _random_state() -> bytes:
+    return torch.get_rng_state().numpy().tobytes()

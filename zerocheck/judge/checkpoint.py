@@ -1,0 +1,287 @@
+"""Obligation: what is loaded is what was saved, bit for bit, and saving changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from ..case.legs import end_of
+from ..case.schema import Case
+from ..drive.observation import Point
+from .assemble import Observation
+from .compare import different_bits, same_bits
+from .diagnose.resume import SENTENCES, Wrong, causes, data_causes, random_causes
+from .layout import Layout
+from .ownership import MOMENTS
+from .state import State
+from .verdict import Violation
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What the ranks held when they saved.
+
+    step: the last one that it holds; state, buffers (per rank), random (per rank, or empty);
+    samples: read by all ranks by then; scale: of the losses of the next step; others: {step: the
+    state after it} of the same training, for the diagnosis.
+    """
+
+    step: int
+    state: State
+    buffers: list[dict[str, torch.Tensor]]
+    random: list[bytes]
+    samples: int
+    scale: float
+    others: Mapping[int, State]
+
+    @classmethod
+    def of(
+        cls, observation: Observation, layout: Layout, case: Case, *, samples: int
+    ) -> Checkpoint:
+        step = case.training.steps - 1
+        states = {
+            number: State.observed(observation, number)
+            for number in range(case.training.first - 1, end_of(case))
+            if observation.held(number, "state", "parameter") is not None
+        }
+        return cls(
+            step,
+            states.pop(step),
+            observation.buffers(step),
+            [seen.random.get("saved", b"") for seen in observation.seen],
+            samples,
+            _next_scale(observation, step),
+            states,
+        )
+
+
+class _Role(NamedTuple):
+    """One role as flat vectors: what was loaded and what was saved, and where they differ."""
+
+    name: str
+    loaded: torch.Tensor
+    saved: torch.Tensor
+    different: torch.Tensor
+
+
+def compare_loaded(
+    saved: Checkpoint,
+    loaded: State,
+    observation: Observation,
+    layout: Layout,
+    case: Case,
+) -> Violation | None:
+    """The state before the first step of a leg against the checkpoint that it was loaded from."""
+    roles = [_role("parameter", loaded.parameter, saved.state.parameter, layout)]
+    for role in MOMENTS:
+        if role in loaded.moments or role in saved.state.moments:
+            roles.append(_role(role, loaded.moment(role), saved.state.moment(role), layout))
+    wrong_steps = _wrong_steps(loaded, saved.state, layout)
+    wrong = [role for role in roles if bool(role.different.any())]
+    if wrong or wrong_steps:
+        return _state_violation(wrong, wrong_steps, saved, loaded, layout, case)
+    return (
+        _buffers(saved, observation)
+        or _loss_scale(saved, observation, case)
+        or _beside(saved, observation)
+    )
+
+
+def compare_saved(observation: Observation, step: int) -> Violation | None:
+    """The state after `save` against the state before it: saving changes nothing."""
+    roles = ("parameter", *MOMENTS, "step", "buffer")
+    for role in roles:
+        before, after = (
+            _data(observation, step, "state", role),
+            _data(observation, step, "saved", role),
+        )
+        for rank, (one, other) in enumerate(zip(before, after, strict=True)):
+            names = [
+                name for name in one if name not in other or not same_bits(one[name], other[name])
+            ]
+            names += [name for name in other if name not in one and bool((other[name] != 0).any())]
+            if names:
+                return Violation(
+                    obligation="roundtrip",
+                    step=step,
+                    role=role,
+                    tensors=tuple(names),
+                    ranks=(rank,),
+                    explanation=f"saving changed the {role} that training goes on with",
+                    causes=("changed by saving",),
+                )
+    return None
+
+
+def _data(
+    observation: Observation, step: int, point: Point, role: str
+) -> list[dict[str, torch.Tensor]]:
+    """Per rank, what it holds of a role, by name: all its shards end to end."""
+    return observation.by_name(step, point, role)
+
+
+def _role(name: str, loaded: torch.Tensor, saved: torch.Tensor, layout: Layout) -> _Role:
+    different = different_bits(loaded, saved)
+    if name != "parameter":
+        different &= layout.trainable
+    return _Role(name, loaded, saved, different)
+
+
+def _wrong_steps(loaded: State, saved: State, layout: Layout) -> list[int]:
+    """Positions of the parameters whose step count is another one."""
+    return [
+        position
+        for position, place in enumerate(layout.places)
+        if place.trainable
+        and place.stop > place.start
+        and loaded.steps[position] != saved.steps[position]
+    ]
+
+
+def _state_violation(
+    wrong: Sequence[_Role],
+    wrong_steps: Sequence[int],
+    saved: Checkpoint,
+    loaded: State,
+    layout: Layout,
+    case: Case,
+) -> Violation:
+    what = [role.name for role in wrong] + (["step"] if wrong_steps else [])
+    evidence = [Wrong(role.name, role.loaded, role.saved, role.different) for role in wrong]
+    steps = [(loaded.steps[n], saved.state.steps[n]) for n in wrong_steps]
+    names = causes(evidence, steps, saved.state, saved.others, saved.step, layout, case)
+    words = "".join(f"; {SENTENCES[name]}" for name in names if name in SENTENCES)
+    text = f"after the load, {_listed(what)} {'is' if len(what) == 1 else 'are'} not what was saved"
+    if not wrong:
+        place = layout.places[wrong_steps[0]]
+        return Violation(
+            obligation="roundtrip",
+            step=saved.step,
+            role="step",
+            tensors=tuple(layout.places[n].name for n in wrong_steps),
+            ranks=(),
+            observed=loaded.steps[wrong_steps[0]],
+            expected=saved.state.steps[wrong_steps[0]],
+            wrong=len(wrong_steps),
+            total=sum(place.trainable for place in layout.places),
+            explanation=f"{text}: {place.name}{words}",
+            causes=names,
+        )
+    first = wrong[0]
+    element = int(first.different.nonzero()[0])
+    place, index = layout.at(element)
+    return Violation(
+        obligation="roundtrip",
+        step=saved.step,
+        role=first.name,
+        tensors=layout.names_of(first.different, first.different.double()),
+        ranks=(),
+        element=index,
+        observed=float(first.loaded[element]),
+        expected=float(first.saved[element]),
+        bound=0.0,
+        wrong=int(first.different.sum()),
+        total=layout.size,
+        explanation=f"{text}{words}",
+        causes=names,
+    )
+
+
+def _buffers(saved: Checkpoint, observation: Observation) -> Violation | None:
+    """Every rank's buffers are those of one of the ranks that saved."""
+    for rank, held in enumerate(observation.buffers(saved.step)):
+        if any(_same_buffers(held, one) for one in saved.buffers):
+            continue
+        names = [
+            name
+            for name in held
+            if not any(name in one and torch.equal(held[name], one[name]) for one in saved.buffers)
+        ]
+        return Violation(
+            obligation="roundtrip",
+            step=saved.step,
+            role="buffer",
+            tensors=tuple(names or held),
+            ranks=(rank,),
+            explanation="after the load, the buffers are those of no rank that saved them",
+            causes=("buffers not loaded",) if names else ("buffers of several ranks",),
+        )
+    return None
+
+
+def _next_scale(observation: Observation, step: int) -> float:
+    """The loss scale after a step: half of it if the step was skipped."""
+    last = observation.steps(step)[0]
+    return last.loss_scale / 2 if last.skipped else last.loss_scale
+
+
+def _loss_scale(saved: Checkpoint, observation: Observation, case: Case) -> Violation | None:
+    """The first step after the load has the loss scale that the next one would have had."""
+    if case.training.loss_scale is None:
+        return None
+    scales = observation.loss_scales(case.training.first)
+    bad = tuple(rank for rank, scale in enumerate(scales) if scale != saved.scale)
+    if not bad:
+        return None
+    first = case.training.loss_scale
+    return Violation(
+        obligation="roundtrip",
+        step=saved.step,
+        role="loss_scale",
+        tensors=(),
+        ranks=bad,
+        observed=scales[bad[0]],
+        expected=saved.scale,
+        explanation=f"after the load, the loss scale is {scales[bad[0]]:g}, not {saved.scale:g}",
+        causes=("loss scale begins anew",) if scales[bad[0]] == first else (),
+    )
+
+
+def _same_buffers(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    return all(name in other and torch.equal(one[name], other[name]) for name in one)
+
+
+def _beside(saved: Checkpoint, observation: Observation) -> Violation | None:
+    """The data position, and the random states where there are as many ranks as before."""
+    seen = observation.seen
+    if "data" in seen[0].keeps:
+        given = [rank.samples[0] for rank in seen]
+        bad = tuple(rank for rank, samples in enumerate(given) if samples != saved.samples)
+        if bad:
+            samples = given[bad[0]]
+            names = data_causes(given, saved.samples, len(saved.buffers), len(seen))
+            off = samples - saved.samples
+            text = f"{off} samples are left out" if off > 0 else f"{-off} samples are read again"
+            return Violation(
+                obligation="roundtrip",
+                step=saved.step,
+                role="data",
+                tensors=(),
+                ranks=bad,
+                observed=float(samples),
+                expected=float(saved.samples),
+                explanation=f"after the load, the data stands at sample {samples}, not "
+                f"{saved.samples}: {text}",
+                causes=names,
+            )
+    if "rng" in seen[0].keeps and len(seen) == len(saved.random):
+        loaded = [rank.random["loaded"] for rank in seen]
+        bad = tuple(r for r, state in enumerate(loaded) if state != saved.random[r])
+        if bad:
+            return Violation(
+                obligation="roundtrip",
+                step=saved.step,
+                role="rng",
+                tensors=(),
+                ranks=bad,
+                explanation="after the load, the random state of the rank is not the saved one",
+                causes=random_causes(loaded, saved.random),
+            )
+    return None
+
+
+def _listed(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]

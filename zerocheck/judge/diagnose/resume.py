@@ -1,0 +1,275 @@
+"""Which known bug of saving and loading explains what came back.
+
+There is no round-off here, so a cause explains what is wrong only if every wrong bit is what it
+gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from ...case.schema import Case
+from ...models.network import build_model
+from ...models.scramble import scramble
+from ..compare import different_bits
+from ..layout import Layout, Place
+from ..ownership import MOMENTS
+from ..state import State
+
+SENTENCES = {
+    "not loaded": "it is what the model had before the load",
+    "moments lost": "it is 0",
+    "optimizer state lost": "exp_avg, exp_avg_sq and the step count are 0",
+    "state of an earlier step": "it is that of an earlier step",
+    "state of a later step": "it is that of a later step, taken while the checkpoint was written",
+    "moments swapped": "exp_avg and exp_avg_sq changed places",
+    "rounded to bf16": "it is the saved one rounded to bf16",
+    "tensors exchanged": "it is that of another parameter of the same size",
+    "elements shifted": "every element stands some places away",
+    "shards in another order": "stretches of the saved tensors stand in other places",
+    "dims transposed": "it is the saved one transposed",
+    "replicas summed": "it is the saved one times the number of ranks that saved",
+    "step count lost": "the step count is 0",
+    "step count of an earlier step": "the step count is that of an earlier step",
+    "optimizer stepped by the load": "the step count is one ahead",
+    "max_exp_avg_sq from exp_avg_sq": "max_exp_avg_sq is exp_avg_sq",
+    "frozen parameter not loaded": "only frozen parameters are wrong; they are as before the load",
+    "part not loaded": "part of it is as before the load",
+    "part of the moments lost": "part of it is 0",
+}
+
+
+class Wrong(NamedTuple):
+    """One role that came back wrong: flat vectors, and the mask of the wrong elements."""
+
+    role: str
+    loaded: torch.Tensor
+    saved: torch.Tensor
+    different: torch.Tensor
+
+
+Steps = Sequence[tuple[float | None, float | None]]
+"""Wrong step counts: (loaded, saved)."""
+
+
+def causes(
+    wrong: Sequence[Wrong],
+    steps: Steps,
+    state: State,
+    others: Mapping[int, State],
+    step: int,
+    layout: Layout,
+    case: Case,
+) -> tuple[str, ...]:
+    """What explains every wrong role; or, if nothing does, the first one.
+
+    state: what was saved, after `step`; others: the states after other steps.
+    """
+    by_role = [_of_role(one, state, others, step, layout, case) for one in wrong]
+    by_step = _of_steps(steps, state, others, step)
+    lost: list[str] = []
+    gone = "step count lost" in by_step and all("moments lost" in one for one in by_role)
+    if gone and {"exp_avg", "exp_avg_sq"} <= {one.role for one in wrong}:
+        lost = ["optimizer state lost"]
+    if steps and wrong:
+        # A step count says in its own words what the tensors say in theirs.
+        by_step = [
+            {"step count of an earlier step": "state of an earlier step"}.get(one, one)
+            for one in by_step
+        ]
+    found = [*by_role, *([by_step] if steps else [])]
+    common = [name for name in found[0] if all(name in one for one in found)]
+    return (*lost, *(common or (found[0] if not lost else ())))
+
+
+def _of_role(
+    wrong: Wrong,
+    state: State,
+    others: Mapping[int, State],
+    step: int,
+    layout: Layout,
+    case: Case,
+) -> list[str]:
+    moment = wrong.role in MOMENTS
+    found: list[str] = []
+    for name, make in _candidates(wrong, state, others, step, layout, case):
+        if not bool(different_bits(make(), wrong.loaded)[wrong.different].any()):
+            found.append(name)
+    places = [p for p in layout.places if bool(wrong.different[p.start : p.stop].any())]
+    if "not loaded" in found and all(not place.trainable for place in places):
+        found = ["frozen parameter not loaded"]
+    partial = {"not loaded": "part not loaded", "moments lost": "part of the moments lost"}
+    for whole, part in partial.items():
+        if whole in found and any(
+            not bool(wrong.different[p.start : p.stop][_told(wrong, p, moment)].all())
+            for p in places
+        ):
+            found[found.index(whole)] = part
+    return list(dict.fromkeys(found or _moved(wrong, places, layout)))
+
+
+def _told(wrong: Wrong, place: Place, moment: bool) -> torch.Tensor:
+    """Elements of a tensor that a loss would show: 0 that becomes 0 does not."""
+    saved = wrong.saved[place.start : place.stop]
+    return saved != 0 if moment else torch.ones_like(saved, dtype=torch.bool)
+
+
+def _candidates(
+    wrong: Wrong,
+    state: State,
+    others: Mapping[int, State],
+    step: int,
+    layout: Layout,
+    case: Case,
+) -> list[tuple[str, Callable[[], torch.Tensor]]]:
+    """(cause, the flat vector of the role that it gives)"""
+    saved, role = wrong.saved, wrong.role
+    found: list[tuple[str, Callable[[], torch.Tensor]]] = []
+
+    def of(other: State) -> torch.Tensor:
+        return other.parameter if role == "parameter" else other.moment(role)
+
+    if role == "parameter":
+        found.append(("not loaded", lambda: _fresh(case, layout)))
+    else:
+        found.append(("moments lost", lambda: torch.zeros_like(saved)))
+    for number, other in others.items():
+        name = "state of an earlier step" if number < step else "state of a later step"
+        found.append((name, lambda other=other: of(other)))  # type: ignore[misc]
+    if role == "exp_avg":
+        found.append(("moments swapped", lambda: state.moment("exp_avg_sq")))
+    if role == "exp_avg_sq":
+        found.append(("moments swapped", lambda: state.moment("exp_avg")))
+    if role == "max_exp_avg_sq":
+        found.append(("max_exp_avg_sq from exp_avg_sq", lambda: state.moment("exp_avg_sq")))
+    found.append(("rounded to bf16", lambda: saved.to(torch.bfloat16).to(saved.dtype)))
+    found.append(("replicas summed", lambda: saved * case.world_size))
+    return found
+
+
+def _fresh(case: Case, layout: Layout) -> torch.Tensor:
+    """The parameters that a model had before the load."""
+    model = build_model(case)
+    scramble(model, case.seed)
+    flat = torch.zeros(layout.size)
+    for place, parameter in zip(layout.places, model.parameters(), strict=True):
+        flat[place.start : place.stop] = parameter.detach().reshape(-1)
+    return flat
+
+
+def _moved(wrong: Wrong, places: Sequence[Place], layout: Layout) -> list[str]:
+    """Causes by which saved elements stand elsewhere."""
+    if _exchanged(wrong, places, layout):
+        return ["tensors exchanged"]
+    if all(_transposed(wrong, place) for place in places):
+        return ["dims transposed"]
+    if all(_rolled(wrong, place) for place in places):
+        return ["elements shifted"]
+    if _permuted(wrong):
+        return ["shards in another order"]
+    return []
+
+
+def _exchanged(wrong: Wrong, places: Sequence[Place], layout: Layout) -> bool:
+    """Every wrong tensor is the saved one of another parameter."""
+    for place in places:
+        loaded = wrong.loaded[place.start : place.stop]
+        if not any(
+            other is not place
+            and other.stop - other.start == len(loaded)
+            and torch.equal(loaded, wrong.saved[other.start : other.stop])
+            for other in layout.places
+        ):
+            return False
+    return True
+
+
+def _transposed(wrong: Wrong, place: Place) -> bool:
+    if len(place.shape) != 2:
+        return False
+    saved = wrong.saved[place.start : place.stop].view(place.shape)
+    loaded = wrong.loaded[place.start : place.stop]
+    return torch.equal(loaded, saved.t().reshape(-1))
+
+
+def _rolled(wrong: Wrong, place: Place) -> bool:
+    """The tensor is the saved one with all elements some places on."""
+    loaded, saved = (v[place.start : place.stop] for v in (wrong.loaded, wrong.saved))
+    starts = (saved == loaded[0]).nonzero().reshape(-1).tolist()
+    return any(torch.equal(loaded, saved.roll(-start)) for start in starts if start)
+
+
+def _permuted(wrong: Wrong) -> bool:
+    """The wrong elements are the saved ones of the same places, in another order."""
+    loaded, saved = (vector[wrong.different] for vector in (wrong.loaded, wrong.saved))
+    return torch.equal(loaded.sort().values, saved.sort().values)
+
+
+def _of_steps(steps: Steps, state: State, others: Mapping[int, State], step: int) -> list[str]:
+    del state
+    found: list[str] = []
+    if all(loaded in (None, 0.0) for loaded, _ in steps):
+        found.append("step count lost")
+    if all(loaded == (saved or 0.0) + 1 for loaded, saved in steps):
+        found.append("optimizer stepped by the load")
+    for number, other in others.items():
+        counts = {count for count in other.steps if count is not None}
+        if number < step and all(loaded in counts for loaded, _ in steps):
+            found.append("step count of an earlier step")
+        if number > step and all(loaded in counts for loaded, _ in steps):
+            found.append("state of a later step")
+    return list(dict.fromkeys(found))
+
+
+def data_causes(given: Sequence[int], saved: int, ranks_before: int, ranks: int) -> tuple[str, ...]:
+    """What explains a data position: samples that each rank believes to have been read."""
+    found = []
+    if all(samples == 0 for samples in given):
+        found.append("data position lost")
+    if ranks != ranks_before and all(s * ranks_before == saved * ranks for s in given):
+        found.append("data position counted in steps")
+    if ranks_before > 1 and all(s * ranks_before == saved for s in given):
+        found.append("data position of one rank")
+    return tuple(found)
+
+
+def random_causes(loaded: Sequence[bytes], saved: Sequence[bytes]) -> tuple[str, ...]:
+    """What explains the random states after a load, per rank."""
+    if len(saved) > 1 and all(state == saved[0] for state in loaded):
+        return ("random state of rank 0 on all ranks",)
+    if all(state in saved for state in loaded):
+        return ("random states of other ranks",)
+    return ("random state not loaded",)
+
+
+def export_causes(
+    got: torch.Tensor, held: torch.Tensor, place: Place, role: str, state: State, layout: Layout
+) -> tuple[str, ...]:
+    """What explains a tensor that was exported otherwise than it is held, both flat."""
+    candidates: list[tuple[str, torch.Tensor]] = [
+        ("rounded to bf16", held.to(torch.bfloat16).to(held.dtype)),
+        ("zeros", torch.zeros_like(held)),
+        ("step off by 1", held + 1),
+        ("step off by 1", held - 1),
+    ]
+    if role in MOMENTS:
+        for moment in MOMENTS:
+            if moment != role and moment in state.moments:
+                other = state.moment(moment)[place.start : place.stop]
+                candidates.append(("moments swapped", other))
+    if role != "step":
+        vector = state.parameter if role == "parameter" else state.moment(role)
+        candidates += [
+            ("tensors exchanged", vector[other.start : other.stop])
+            for other in layout.places
+            if other is not place and other.stop - other.start == len(held)
+        ]
+    names = [name for name, value in candidates if torch.equal(got, value)]
+    if not names and torch.equal(got.sort().values, held.sort().values):
+        names = ["elements in another order"]
+    if not names and bool((got == 0).logical_or(got == held).all()):
+        names = ["part of it is 0"]
+    return tuple(dict.fromkeys(names))

@@ -1,0 +1,144 @@
+"""Obligation: what the library exports is what the shards hold, bit for bit, role by role."""
+
+from __future__ import annotations
+
+import torch
+
+from .assemble import Observation
+from .compare import different_bits
+from .diagnose.resume import export_causes
+from .layout import Layout, Place
+from .ownership import MOMENTS
+from .state import State
+from .verdict import Violation
+
+
+def check_export(
+    observation: Observation, layout: Layout, state: State, step: int
+) -> Violation | None:
+    """The first tensor, on the first rank that was given anything, that is not what is held.
+
+    state: what all ranks hold. A parameter must be there, frozen or not; of the optimizer what it
+    has; nothing that the model does not have. A role that is not exported at all is let pass, but
+    for the parameters.
+    """
+    for role in ("parameter", *MOMENTS, "step", "buffer"):
+        ranks = observation.by_name(step, "export", role)
+        if not any(ranks):
+            if role == "parameter":
+                return _violation(step, role, (), (), "export() gives no parameter at all", ())
+            continue
+        for rank, given in enumerate(ranks):
+            if given:
+                violation = _check(observation, layout, state, step, role, rank, given)
+                if violation is not None:
+                    return violation
+    return None
+
+
+def _check(
+    observation: Observation,
+    layout: Layout,
+    state: State,
+    step: int,
+    role: str,
+    rank: int,
+    given: dict[str, torch.Tensor],
+) -> Violation | None:
+    known = layout.buffers if role == "buffer" else layout.by_name
+    for name in given:
+        if name not in known:
+            text = f"export() gives a {role} of {name!r}, which the model does not have"
+            return _violation(step, role, (name,), (rank,), text, ("unknown name",))
+    if role == "buffer":
+        return _buffers(observation, step, rank, given)
+    for position, place in enumerate(layout.places):
+        held = _held(state, role, position, place)
+        got = given.get(place.name)
+        if got is None:
+            if role == "parameter" or bool((held != 0).any()):
+                text = f"export() leaves out the {role} of {place.name}"
+                return _violation(step, role, (place.name,), (rank,), text, ("left out",))
+            continue
+        if got.numel() != held.numel():
+            text = (
+                f"export() gives {place.name} a {role} of {got.numel()} elements; "
+                f"it has {held.numel()}"
+            )
+            return _violation(step, role, (place.name,), (rank,), text, ("wrong shape",))
+        got = got.to(held.dtype)
+        different = different_bits(got, held)
+        if bool(different.any()):
+            return _difference(layout, state, step, role, rank, place, got, held, different)
+    return None
+
+
+def _held(state: State, role: str, position: int, place: Place) -> torch.Tensor:
+    if role == "step":
+        return torch.tensor([state.steps[position] or 0.0])
+    vector = state.parameter if role == "parameter" else state.moment(role)
+    return vector[place.start : place.stop]
+
+
+def _difference(
+    layout: Layout,
+    state: State,
+    step: int,
+    role: str,
+    rank: int,
+    place: Place,
+    got: torch.Tensor,
+    held: torch.Tensor,
+    different: torch.Tensor,
+) -> Violation:
+    first = int(different.nonzero()[0])
+    _, index = layout.at(place.start + first) if role != "step" else (place, ())
+    return Violation(
+        obligation="export",
+        step=step,
+        role=role,
+        tensors=(place.name,),
+        ranks=(rank,),
+        element=index,
+        observed=float(got[first]),
+        expected=float(held[first]),
+        bound=0.0,
+        wrong=int(different.sum()),
+        total=held.numel(),
+        explanation=f"export() gives another {role} of {place.name} than the shards hold",
+        causes=export_causes(got, held, place, role, state, layout),
+    )
+
+
+def _buffers(
+    observation: Observation, step: int, rank: int, given: dict[str, torch.Tensor]
+) -> Violation | None:
+    """Each is that of the rank itself, or of one rank."""
+    held = observation.buffers(step)
+    for name in held[rank]:
+        if name not in given:
+            text = f"export() leaves out the buffer {name!r}"
+            return _violation(step, "buffer", (name,), (rank,), text, ("left out",))
+        if not any(torch.equal(given[name].reshape(-1), one[name].reshape(-1)) for one in held):
+            text = f"export() gives buffer {name!r} values that no rank holds"
+            return _violation(step, "buffer", (name,), (rank,), text, ("buffer of no rank",))
+    return None
+
+
+def _violation(
+    step: int,
+    role: str,
+    names: tuple[str, ...],
+    ranks: tuple[int, ...],
+    text: str,
+    causes: tuple[str, ...],
+) -> Violation:
+    return Violation(
+        obligation="export",
+        step=step,
+        role=role,
+        tensors=names,
+        ranks=ranks,
+        explanation=text,
+        causes=causes,
+    )

@@ -1,0 +1,138 @@
+"""Obligations of a resumed case: what is saved, exported and loaded, and the steps after a load.
+
+A checkpoint has no round-off: every comparison here is of bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import torch
+
+from ..case.legs import legs_of, samples_before
+from ..case.schema import Case
+from ..drive.observation import RankSeen
+from .assemble import Fetch
+from .case import CaseJudge
+from .checkpoint import Checkpoint, compare_loaded, compare_saved
+from .export import check_export
+from .local import as_on_a_rank
+from .state import State
+from .verdict import RESUME, Judgement, Obligation, Resume, Status, Violation
+
+Seen = tuple[Sequence[RankSeen], Fetch]
+"""What all ranks of one leg observed: see `judge.case.judge`."""
+
+
+def judge_legs(case: Case, legs: Sequence[Seen], *, digest: bool = False) -> Judgement:
+    """Judge a resumed case from what the ranks of each leg observed, in their order.
+
+    The obligations of a step are judged in leg 0. What is wrong in later ones, and was right
+    before, is a violation of `continuation`.
+    """
+    with as_on_a_rank(), torch.no_grad():
+        violations: dict[Obligation, Violation] = {}
+        exercised: set[Resume] = set()
+        judgements: list[Judgement] = []
+        moved: set[Resume] = set()
+        checkpoint: Checkpoint | None = None
+        for number, (leg, (seen, fetch)) in enumerate(zip(legs_of(case), legs, strict=True)):
+            judge = _LegJudge(leg, seen, fetch, checkpoint)
+            judgement = judge.judgement(digest=digest)
+            judgements.append(judgement)
+            for violation in (*judge.found, *judgement.violations):
+                of = violation.obligation
+                if number and of not in RESUME:
+                    if any(v.obligation == of for v in judgements[0].violations):
+                        continue  # it is wrong without a checkpoint
+                    violation = _after_load(violation, number)
+                violations.setdefault(violation.obligation, violation)
+            exercised |= judge.exercised_here
+            if "update" not in judgement.vacuous:
+                moved |= {"continuation"} if number else {"export", "roundtrip"}
+            if not leg.resume:
+                break
+            if "ownership" in judge.violations:
+                break
+            checkpoint = judge.saved(samples_before(case, number + 1))
+        statuses: dict[Obligation, Status] = dict(judgements[0].statuses)
+        for one in RESUME:
+            statuses[one] = (
+                "violated"
+                if one in violations
+                else "holds"
+                if one in exercised
+                else "not exercised"
+            )
+        return msgspec.structs.replace(
+            judgements[0],
+            statuses=statuses,
+            violations=tuple(sorted(violations.values(), key=lambda v: v.step)),
+            digest="".join(one.digest for one in judgements),
+            vacuous=(
+                *judgements[0].vacuous,
+                *(one for one in RESUME if statuses[one] == "holds" and one not in moved),
+            ),
+        )
+
+
+def _after_load(violation: Violation, number: int) -> Violation:
+    """A violation in a leg that was loaded, as one of `continuation`."""
+    return msgspec.structs.replace(
+        violation,
+        obligation="continuation",
+        explanation=f"after load {number}, {violation.obligation}: {violation.explanation}",
+    )
+
+
+class _LegJudge(CaseJudge):
+    """Judges one leg: it begins with what the leg before saved."""
+
+    def __init__(
+        self, case: Case, seen: Sequence[RankSeen], fetch: Fetch, loaded: Checkpoint | None
+    ) -> None:
+        super().__init__(case, seen, fetch)
+        self.loaded = loaded
+        self.found: list[Violation] = []
+        self.exercised_here: set[Resume] = set()
+
+    def judgement(self, *, digest: bool) -> Judgement:
+        judgement = super().judgement(digest=digest)
+        if self.loaded is not None and "ownership" in self.violations:
+            # Nothing can be put together, so nothing is compared: the load left it so.
+            self.exercised_here.add("roundtrip")
+        if self.case.resume and "ownership" not in self.violations:
+            self._check("roundtrip", compare_saved(self.observation, self._at))
+            if self.observation.seen[0].exports:
+                self._check(
+                    "export", check_export(self.observation, self.layout, self._final(), self._at)
+                )
+        return judgement
+
+    @property
+    def _at(self) -> int:
+        """The last step that the checkpoint holds."""
+        return self.case.training.steps - 1
+
+    def _final(self) -> State:
+        return State.observed(self.observation, self._at)
+
+    def saved(self, samples: int) -> Checkpoint:
+        """What the ranks of this leg held when they saved; samples: read by then."""
+        return Checkpoint.of(self.observation, self.layout, self.case, samples=samples)
+
+    def _base(self, before: State) -> None:
+        if self.loaded is None:
+            super()._base(before)
+            return
+        self.exercised_here |= {"roundtrip", "continuation"}
+        self._check(
+            "roundtrip",
+            compare_loaded(self.loaded, before, self.observation, self.layout, self.case),
+        )
+
+    def _check(self, obligation: Resume, violation: Violation | None) -> None:
+        self.exercised_here.add(obligation)
+        if violation is not None:
+            self.found.append(violation)
