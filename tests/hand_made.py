@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from zerocheck.case.schema import Case
-from zerocheck.judge.verdict import OBLIGATIONS, Judgement, Obligation, Status, Violation
+from zerocheck.judge.verdict import EQUIVALENCE, Judgement, Obligation, Status, Violation
 from zerocheck.run.records import (
     CaseFinished,
     Environment,
@@ -64,7 +64,7 @@ def started(*implementations: str, planned: int = 4, **given: Any) -> RunStarted
     fields: dict[str, Any] = {
         "environment": ENVIRONMENT,
         "implementations": implementations or ("zero2",),
-        "obligations": OBLIGATIONS,
+        "obligations": EQUIVALENCE,
         "profile": "quick",
         "seed": 0,
         "world_sizes": (2, 3),
@@ -76,7 +76,7 @@ def started(*implementations: str, planned: int = 4, **given: Any) -> RunStarted
 
 def statuses(default: Status = "holds", **other: Status) -> dict[Obligation, Status]:
     """A verdict for every obligation."""
-    return {obligation: other.get(obligation, default) for obligation in OBLIGATIONS}
+    return {obligation: other.get(obligation, default) for obligation in EQUIVALENCE}
 
 
 def case(
@@ -95,7 +95,7 @@ def case(
     if status in ("holds", "violated"):
         judgement = Judgement(
             statuses=statuses(**verdicts),
-            share={obligation: share for obligation in OBLIGATIONS},
+            share={obligation: share for obligation in EQUIVALENCE},
             semantics={"average": "mean"},
         )
     return CaseFinished(

@@ -7,7 +7,7 @@ from typing import Any
 from hand_made import ENVIRONMENT
 
 from zerocheck.case.schema import Case
-from zerocheck.judge.verdict import OBLIGATIONS
+from zerocheck.judge.verdict import EQUIVALENCE
 from zerocheck.run.matrix.records import FaultsFinished, FaultsStarted, FaultTried, Rivals
 
 QUIET = Rivals(outcome="finished", loss_deviation=1e-7)
@@ -22,7 +22,7 @@ def started(*names: str, **given: Any) -> FaultsStarted:
         "profile": "ci",
         "seed": 0,
         "world_sizes": (2, 3),
-        "obligations": OBLIGATIONS,
+        "obligations": EQUIVALENCE,
         "started": 1_700_000_000.0,
         "free_steps": 10,
         "loss_rtol": 1e-4,

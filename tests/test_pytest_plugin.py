@@ -10,12 +10,12 @@ import pytest
 
 import zerocheck
 from zerocheck.errors import UsageError
-from zerocheck.judge.verdict import OBLIGATIONS
+from zerocheck.judge.verdict import EQUIVALENCE
 from zerocheck.testing import importable_name, parametrize_with_checks
 
 pytest_plugins = ["pytester"]
 
-COUNT = len(OBLIGATIONS)
+COUNT = len(EQUIVALENCE)
 
 # A test module and a conftest that replaces the engine: records come from hand_made.
 MODULE = """

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from zerocheck.case import strategies
 from zerocheck.case.codec import encode
 from zerocheck.case.drawing import draw
-from zerocheck.case.features import FEATURES, feature, features
+from zerocheck.case.features import FEATURES, OF_STEPS, feature, features
 from zerocheck.case.schema import Block, Case, Model
 from zerocheck.case.shapes import parameter_elements, parameter_shapes, trainable
 from zerocheck.case.validity import check
@@ -37,7 +37,7 @@ def test_exactly_that_many_distinct_and_valid() -> None:
 
 def test_every_feature_occurs() -> None:
     counts = Counter(name for case in DRAWN for name in features(case))
-    assert set(counts) == set(FEATURES)
+    assert set(counts) == set(OF_STEPS)
     assert min(counts.values()) >= 10, counts.most_common()[-5:]
 
 
@@ -46,7 +46,7 @@ def test_every_feature_occurs_for_each_world_size() -> None:
         counts = {
             name for case in draw(500, seed=1, world_sizes=(size,)) for name in features(case)
         }
-        left = set(FEATURES) - counts
+        left = set(OF_STEPS) - counts
         assert all(name.startswith("world-") for name in left), left
 
 
@@ -163,7 +163,7 @@ def test_hypothesis_draws_the_same_space() -> None:
         counts.update(features(case))
 
     collect()
-    assert len(counts) >= 0.9 * len(FEATURES)
+    assert len(counts) >= 0.9 * len(OF_STEPS)
 
 
 @pytest.mark.parametrize("wanted", ["block-attention", "frozen", "transposed"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from zerocheck.case.schema import Block, Case, Data, Model, Start, Training
-from zerocheck.judge.verdict import OBLIGATIONS
+from zerocheck.judge.verdict import EQUIVALENCE
 
 CASE = Case(
     mesh=(3,),
@@ -39,7 +39,7 @@ ALL = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
 def test_all_obligations_hold(observe: Callable, implementation: str) -> None:
     judgement = observe(implementation, CASE).judge()
     assert judgement.violations == ()
-    assert judgement.statuses == dict.fromkeys(OBLIGATIONS, "holds")
+    assert judgement.statuses == dict.fromkeys(EQUIVALENCE, "holds")
     assert all(share <= 1.0 for share in judgement.share.values())
     assert judgement.share["gradient"] > 0.05
     assert judgement.share["update"] > 0.3

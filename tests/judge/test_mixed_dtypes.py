@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from zerocheck.case.schema import Block, Case, Model, Start, Training
-from zerocheck.judge.verdict import OBLIGATIONS
+from zerocheck.judge.verdict import EQUIVALENCE
 
 BLOCKS = (
     Block(kind="mlp", hidden=7, dtype="bf16"),
@@ -48,7 +48,7 @@ def test_all_obligations_hold(observe: Callable, implementation: str, case: Case
     observed = observe(implementation, case)
     judgement = observed.judge()
     assert judgement.violations == ()
-    assert judgement.statuses == dict.fromkeys(OBLIGATIONS, "holds")
+    assert judgement.statuses == dict.fromkeys(EQUIVALENCE, "holds")
     hidden = _hiding_gradients(observed).judge()
     assert hidden.violations == ()
     assert hidden.tier == "state only"

@@ -23,7 +23,7 @@ from hand_made import (
 )
 
 from zerocheck.errors import UsageError
-from zerocheck.judge.verdict import OBLIGATIONS
+from zerocheck.judge.verdict import EQUIVALENCE
 from zerocheck.report import json_report, junit, markdown
 from zerocheck.report.markdown import escape, fenced
 from zerocheck.report.write import FORMATS, write_reports
@@ -96,16 +96,16 @@ def test_markdown_escapes() -> None:
     assert "<b>" not in outside
     for line in outside.splitlines():
         if line.startswith("| ") and r"\[red\]" in line and "violated" in line:
-            assert len(re.findall(r"(?<!\\)\|", line)) == len(OBLIGATIONS) + 2
+            assert len(re.findall(r"(?<!\\)\|", line)) == len(EQUIVALENCE) + 2
 
 
 def test_junit() -> None:
     root = ET.fromstring(junit.render(tally(failed())))
     suites = {suite.get("name"): suite for suite in root}
     assert set(suites) == {"zero2", "ddp"}
-    assert suites["zero2"].get("tests") == str(len(OBLIGATIONS))
+    assert suites["zero2"].get("tests") == str(len(EQUIVALENCE))
     assert suites["zero2"].get("failures") == "1"
-    assert suites["ddp"].get("failures") == str(len(OBLIGATIONS))
+    assert suites["ddp"].get("failures") == str(len(EQUIVALENCE))
     failure = suites["zero2"].find("testcase[@name='gradient']/failure")
     assert failure is not None and failure.get("message") == "1 violated of 2"
     assert failure.text is not None and "4 times too large" in failure.text
@@ -163,7 +163,7 @@ def test_a_stale_issue_in_every_format() -> None:
     assert failure is not None and failure.get("message") == "a known issue is stale"
     assert root.find("testsuite/testcase[@name='loss']/failure") is None
     crash = ET.fromstring(junit.render(tally([*held()[:-1], stale(obligation=None)])))
-    assert len(crash.findall("testsuite/testcase/failure")) == len(OBLIGATIONS)
+    assert len(crash.findall("testsuite/testcase/failure")) == len(EQUIVALENCE)
 
 
 def test_write_reports(tmp_path: Path) -> None:

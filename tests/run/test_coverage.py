@@ -6,7 +6,7 @@ import msgspec
 from hand_made import case, finished, started
 
 from zerocheck.case.covering import Pairs
-from zerocheck.case.features import FEATURES
+from zerocheck.case.features import OF_STEPS
 from zerocheck.case.schema import Case, Model
 from zerocheck.judge.verdict import Judgement
 from zerocheck.report.coverage import coverage_lines
@@ -15,7 +15,7 @@ from zerocheck.run.journal import encode
 from zerocheck.run.records import CaseFinished, Coverage, Record, Refused
 from zerocheck.run.tally import Tally, exit_code, tally, why
 
-PAIRS = Pairs(FEATURES)
+PAIRS = Pairs(OF_STEPS)
 PLAIN, UNUSED = Case(mesh=(2,)), Case(mesh=(2,), model=Model(unused=True))
 
 
@@ -28,7 +28,7 @@ def hexed(*cases: Case) -> str:
 
 
 def wanted(*cases: Case, **given: object) -> Coverage:
-    fields = {"implementation": "zero2", "features": tuple(FEATURES)} | given
+    fields = {"implementation": "zero2", "features": OF_STEPS} | given
     return Coverage(supported=hexed(*cases), **fields)  # type: ignore[arg-type]
 
 
@@ -108,7 +108,7 @@ def test_refused_at_once_and_ignored_are_said() -> None:
 
 
 def test_a_random_run_promises_nothing() -> None:
-    run = counted(Coverage(implementation="zero2", features=tuple(FEATURES)), ran(PLAIN))
+    run = counted(Coverage(implementation="zero2", features=OF_STEPS), ran(PLAIN))
     covered = run.implementations["zero2"].covered
     assert not covered.counted and coverage_lines(run) == [] and exit_code(run) == 0
     assert covered.not_exercised["unused"] == "not drawn"
@@ -119,7 +119,7 @@ def test_the_record_round_trips_and_other_versions_are_read() -> None:
     back = msgspec.json.decode(encode(record), type=Coverage)
     assert back == record
     assert len(encode(record)) < 8_000
-    older = msgspec.structs.replace(record, features=("gone", *FEATURES), supported="")
+    older = msgspec.structs.replace(record, features=("gone", *OF_STEPS), supported="")
     run = counted(older, ran(PLAIN))
     assert run.implementations["zero2"].covered.exercised["world-2"] == 1
 

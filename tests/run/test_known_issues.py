@@ -12,7 +12,7 @@ from hand_made import VIOLATION, case
 from zerocheck.case.features import features
 from zerocheck.case.schema import Case, Training
 from zerocheck.errors import UsageError
-from zerocheck.judge.verdict import OBLIGATIONS, Violation
+from zerocheck.judge.verdict import EQUIVALENCE, Violation
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.casefile import read as read_case
 from zerocheck.run.engine import HANGS, run
@@ -381,7 +381,7 @@ def test_known_hangs_do_not_use_up_the_budget(run_listed: Run) -> None:
 
 def test_what_follows_from_a_known_violation_is_known(run_listed: Run) -> None:
     text = entry("SUBJECT / gradient / gradient x W", case="{ mesh = [3] }")
-    code, records = run_listed("not_averaged", text, obligations=OBLIGATIONS, max_cases=12)
+    code, records = run_listed("not_averaged", text, obligations=EQUIVALENCE, max_cases=12)
     assert code == 0, records[-1]
     for record in records.of(CaseFinished):
         if record.status == "violated":

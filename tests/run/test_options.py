@@ -8,7 +8,7 @@ import pytest
 
 from zerocheck.catalogue import BUILT_IN
 from zerocheck.errors import UsageError
-from zerocheck.judge.verdict import OBLIGATIONS
+from zerocheck.judge.verdict import EQUIVALENCE
 from zerocheck.run.options import RunOptions, parse_obligations, parse_world_sizes
 from zerocheck.run.profiles import PROFILES
 
@@ -17,7 +17,7 @@ def test_defaults() -> None:
     options = RunOptions()
     assert options.implementations == tuple(BUILT_IN)
     assert options.world_sizes == PROFILES["quick"].world_sizes == (1, 2, 3, 4, 5, 8)
-    assert options.obligations == OBLIGATIONS
+    assert options.obligations == EQUIVALENCE
     assert options.cases == PROFILES["quick"].cases
     assert RunOptions(profile="ci").cases == PROFILES["ci"].cases
     assert RunOptions(max_cases=7).cases == 7
@@ -62,7 +62,7 @@ def test_refusals(given: dict[str, Any], said: str) -> None:
 
 def test_parsing() -> None:
     assert parse_world_sizes("1, 2,8") == (1, 2, 8)
-    assert parse_obligations("equivalence") == OBLIGATIONS
+    assert parse_obligations("equivalence") == EQUIVALENCE
     assert parse_obligations("gradient, update") == ("gradient", "update")
     for text in ("", "2,", "2.5", "two"):
         with pytest.raises(UsageError, match="is not a whole number"):

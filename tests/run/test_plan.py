@@ -9,7 +9,7 @@ import pytest
 
 from zerocheck.case import covering
 from zerocheck.case.covering import ALONE, Pairs
-from zerocheck.case.features import FEATURES, features
+from zerocheck.case.features import OF_STEPS, features
 from zerocheck.case.schema import Case
 from zerocheck.drive.observation import Described
 from zerocheck.errors import UsageError
@@ -17,7 +17,7 @@ from zerocheck.run.options import RunOptions
 from zerocheck.run.plan import Drawn, Plan
 from zerocheck.run.records import Coverage
 
-PAIRS = Pairs(FEATURES)
+PAIRS = Pairs(OF_STEPS)
 RESTORES = Described(restores=True)
 
 

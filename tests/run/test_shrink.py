@@ -12,7 +12,7 @@ from zerocheck.case.drawing import draw
 from zerocheck.case.features import features
 from zerocheck.case.reductions import value_at
 from zerocheck.case.schema import Block, Case, Data, Group, Model, Optimizer, Sharding, Training
-from zerocheck.judge.verdict import OBLIGATIONS
+from zerocheck.judge.verdict import EQUIVALENCE
 from zerocheck.ranks.pool import Pool
 from zerocheck.report.text import finding_text
 from zerocheck.run import engine
@@ -67,7 +67,7 @@ def smallest(pool: Pool) -> Smallest:
 
     def found(name: str, case: Case = LARGE, **limits: object) -> Shrunk:
         bug = failing(pool, name, case)
-        shrunk = shrink(bug, pool, OBLIGATIONS, Limits(**{"seconds": 300.0} | limits))
+        shrunk = shrink(bug, pool, EQUIVALENCE, Limits(**{"seconds": 300.0} | limits))
         assert shrunk is not None
         assert shrunk.finished.status == bug.status
         assert shrunk.tries <= TRIES + 1

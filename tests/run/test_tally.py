@@ -7,7 +7,7 @@ import math
 import pytest
 from hand_made import case, failed, finding, finished, held, known, stale, started
 
-from zerocheck.judge.verdict import OBLIGATIONS
+from zerocheck.judge.verdict import EQUIVALENCE
 from zerocheck.run.records import Record, RunFinished
 from zerocheck.run.tally import exit_code, run_exit_code, tally, why
 
@@ -72,7 +72,7 @@ def test_unsupported_beside_holds_exits_0() -> None:
             "nothing was checked: 1 of 1 cases are unsupported, most often since no mesh",
         ),
         (
-            [case(**{obligation: "not exercised" for obligation in OBLIGATIONS})],
+            [case(**{obligation: "not exercised" for obligation in EQUIVALENCE})],
             "nothing was checked: none of 1 cases exercised an obligation",
         ),
         (
@@ -144,7 +144,7 @@ def test_a_new_violation_beside_a_known_one_fails_the_case() -> None:
 
 
 def test_a_known_crash_is_no_check_of_anything() -> None:
-    crash = case(status="crashed", known=OBLIGATIONS)
+    crash = case(status="crashed", known=EQUIVALENCE)
     alone = tally([started(), crash])
     assert alone.implementations["zero2"].cases == {"known": 1}
     assert alone.implementations["zero2"].nothing_checked

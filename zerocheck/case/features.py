@@ -73,6 +73,10 @@ def _scaled_clip(case: Case) -> float:
     return (case.training.clip or 0.0) / case.data.loss_factor
 
 
+def _damaged(case: Case, kind: str) -> bool:
+    return any(leg.damage == kind for leg in case.resume)
+
+
 def _sizes(case: Case) -> list[tuple[int, int]]:
     """World sizes that save and load each checkpoint."""
     sizes = [case.world_size, *(prod(leg.mesh) for leg in case.resume)]
@@ -346,6 +350,11 @@ _RESUME = _table(
         "a step is taken while the checkpoint is written",
         lambda c: any(x.background for x in c.resume),
     ),
+    ("resume-killed", "a writer is killed", lambda c: any(x.killed is not None for x in c.resume)),
+    ("resume-flip", "a bit is flipped in a checkpoint", lambda c: _damaged(c, "flip")),
+    ("resume-truncate", "a file is cut short", lambda c: _damaged(c, "truncate")),
+    ("resume-remove", "a file is missing", lambda c: _damaged(c, "remove")),
+    ("resume-mix", "a file is that of another checkpoint", lambda c: _damaged(c, "mix")),
     ("resume-into", "loaded into another stage", lambda c: any(x.into for x in c.resume)),
     dimension="resume",
 )
@@ -370,3 +379,9 @@ FEATURES: dict[str, Feature] = {
     )
 }
 """Name -> feature, in the order of the coverage table."""
+
+OF_STEPS = tuple(name for name, row in FEATURES.items() if row.dimension != "resume")
+"""Names of the features that cases without checkpoints have."""
+
+OF_RESUME = tuple(name for name, row in FEATURES.items() if row.dimension == "resume")
+"""Names of those that only cases with checkpoints have."""

@@ -40,6 +40,12 @@ def end_of(case: Case) -> int:
     return case.training.steps + (1 if case.resume and case.resume[0].background else 0)
 
 
+def only_loads(case: Case, number: int) -> bool:
+    """Whether leg `number` of a case only tries to load what was killed or damaged."""
+    leg = case.resume[number - 1]
+    return leg.killed is not None or leg.damage != "none"
+
+
 def samples_read(case: Case, steps: int) -> int:
     """Samples that all ranks of a leg read in so many steps."""
     return case.world_size * case.training.microbatches * case.data.batch * steps

@@ -11,9 +11,11 @@ import msgspec
 
 from .drawing import draw
 from .features import features
-from .schema import Case, Leg
+from .schema import Case, DamageKind, Leg
 
 T = TypeVar("T")
+
+DAMAGES: tuple[DamageKind, ...] = ("flip", "flip", "truncate", "remove", "mix")
 
 OVERDRAW = 60
 """Cases drawn for one with the features asked for, at most."""
@@ -62,7 +64,7 @@ def _legs(
     sizes = [loading]
     if source.random() < 0.25:
         sizes.append(_pick(world_sizes, source))
-    return tuple(
+    legs = [
         Leg(
             mesh=(size,),
             steps=1 + int(source.random() * 2),
@@ -71,7 +73,13 @@ def _legs(
             background=source.random() < 0.25,
         )
         for size in sizes
-    )
+    ]
+    chance = source.random()
+    if chance < 0.15:
+        legs[-1] = msgspec.structs.replace(legs[-1], killed=round(source.random(), 3))
+    elif chance < 0.3:
+        legs[-1] = msgspec.structs.replace(legs[-1], damage=_pick(DAMAGES, source))
+    return tuple(legs)
 
 
 def _without_unfreezing(fixed: Mapping[str, Any]) -> dict[str, Any]:

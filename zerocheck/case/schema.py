@@ -44,6 +44,7 @@ ParameterDtype = Literal["fp32", "bf16"]
 RngKind = Literal["seeded", "carried"]
 BackwardPrefetchKind = Literal["pre", "post", "none"]
 SyncKind = Literal["last", "each"]
+DamageKind = Literal["none", "flip", "truncate", "remove", "mix"]
 Pattern = Annotated[str, Meta(min_length=1, max_length=256)]
 Patterns = Annotated[tuple[Pattern, ...], Meta(max_length=64)]
 
@@ -239,7 +240,13 @@ class Leg(_Data, frozen=True, kw_only=True):
     over: bool = False
     """The checkpoint is written over an older one, of the state before the leg's steps."""
     background: bool = False
-    """It is written while one more forward and backward run, where the implementation can do so."""
+    """One more step is taken while it is written, where the implementation can do so."""
+    killed: Fraction | None = None
+    """A rank is killed at this share of the time that writing takes. Then nothing but the load is
+    tried: it must give the new checkpoint, or the older one, or say that there is none."""
+    damage: DamageKind = "none"
+    """A bit is flipped in one of the files, or one is cut short, removed, or replaced by that of an
+    older checkpoint. Then nothing but the load is tried, which must refuse it."""
 
 
 class Case(_Data, frozen=True, kw_only=True):

@@ -202,6 +202,14 @@ def _check_resume(case: Case) -> None:
                 f"resume[{number}].mesh {list(leg.mesh)} has {size} ranks; allowed: at most "
                 f"{MAX_WORLD_SIZE}"
             )
+        tried = leg.killed is not None or leg.damage != "none"
+        if tried and number < len(case.resume) - 1:
+            raise UsageError(
+                f"resume[{number}] has killed or damage; allowed: in the last leg, since nothing "
+                "is trained after it"
+            )
+        if leg.killed is not None and leg.damage != "none":
+            raise UsageError(f"resume[{number}] has killed and damage; allowed: one of them")
         if leg.into and leg.into not in BUILT_IN:
             raise unknown(f"implementation in resume[{number}].into", leg.into, BUILT_IN)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Mapping
 
 import torch
@@ -13,7 +15,10 @@ from ..contract.implementation import KEPT, Implementation, Kept, Saving
 from ..contract.shard import Shard
 from ..errors import UsageError, unknown
 from ..models.scramble import scramble
+from .observation import Job
 from .recorder import STATE_ROLES, Recorder
+
+EXPORTED_ROLES = STATE_ROLES - {"master"}
 
 
 def resumes(implementation: type[Implementation]) -> bool:
@@ -55,20 +60,27 @@ class Position:
 
 
 class Checkpoints:
-    """The checkpoints that one rank reads and writes in one leg of a case.
+    """The checkpoints that one rank reads and writes in one leg of a case, as its job says.
 
-    load, save: their directories, or "" for none; before: samples that were read before this leg.
-    `samples` and `random` are what was seen of the data position and the random state.
+    samples, random: what was seen of the data position and the random state; seconds: what saving
+    took.
     """
 
-    def __init__(self, case: Case, *, load: str = "", save: str = "", before: int = 0) -> None:
+    def __init__(self, case: Case, job: Job | None = None, *, rank: int = 0) -> None:
         self.case = case
-        self.before = before
-        self.loads, self.saves = load, save
+        self.job = job or Job(implementation="")
+        self.rank = rank
         self.samples: list[int] = []
         self.random: dict[str, bytes] = {}
+        self.seconds = 0.0
         self._loader = Position()
         self._saving: Saving | None = None
+        self._began = 0.0
+
+    @property
+    def loads(self) -> bool:
+        """Whether the leg begins with a load."""
+        return bool(self.job.load)
 
     def scramble(self, model: nn.Module) -> None:
         """Give the model other weights and buffers, so that what a load forgets is seen."""
@@ -77,23 +89,24 @@ class Checkpoints:
 
     def load(self, subject: Implementation) -> None:
         """Load into an implementation that was just built."""
-        if not self.loads:
-            return
-        subject.load(self.loads, self._loader)
+        subject.load(self.job.load, self._loader)
         self.samples.append(self._loader.samples)
         self.random["loaded"] = _random_state()
 
     def save_older(self, subject: Implementation) -> None:
-        """Write the checkpoint that the next one is to replace, if the case wants one."""
-        if self.saves and self.case.resume[0].over:
+        """Write the checkpoint that the next one is to replace, if there is to be one."""
+        directory = self.job.older or (
+            self.job.save if self.case.resume and self.case.resume[0].over else ""
+        )
+        if directory:
             self._at(self.case.training.first)
-            saving = subject.save(self.saves, self._loader)
+            saving = subject.save(directory, self._loader)
             if saving is not None:
                 saving.result()
 
     def save(self, subject: Implementation, recorder: Recorder) -> None:
         """Write the checkpoint of this leg, or begin to; record what must not change by it."""
-        if not self.saves:
+        if not self.job.save:
             return
         last = self.case.training.steps
         if exports(type(subject)):
@@ -101,7 +114,9 @@ class Checkpoints:
         self._at(last)
         self.random["saved"] = _random_state()
         self.samples.append(self._loader.samples)
-        self._saving = subject.save(self.saves, self._loader)
+        self._began = time.monotonic()
+        self._arm()
+        self._saving = subject.save(self.job.save, self._loader)
         recorder.take(last - 1, "saved", subject.shards(), STATE_ROLES)
         if not self.case.resume[0].background:
             self.finish()
@@ -111,14 +126,21 @@ class Checkpoints:
         if self._saving is not None:
             self._saving.result()
             self._saving = None
+        if self._began:
+            self.seconds, self._began = time.monotonic() - self._began, 0.0
+            if self.job.kill is not None:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _arm(self) -> None:
+        """Have the system kill this rank in a while: no code of ours runs at that moment."""
+        if self.job.kill is not None and self.job.kill[0] == self.rank:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, max(1e-6, self.job.kill[1]))
 
     def _at(self, step: int) -> None:
         """Put the loader where it stands before a step."""
-        first = self.case.training.first
-        self._loader.samples = self.before + samples_read(self.case, step - first)
-
-
-EXPORTED_ROLES = STATE_ROLES - {"master"}
+        read = samples_read(self.case, step - self.case.training.first)
+        self._loader.samples = self.job.samples + read
 
 
 def _whole(exported: Mapping[tuple[str, str], torch.Tensor]) -> list[Shard]:

@@ -29,8 +29,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     trace: bool = False
     save: str = ""
     load: str = ""
+    older: str = ""
+    """Directory of the checkpoint that `save` is to replace, if it is another one."""
     samples: int = 0
     """Samples that the legs before have read."""
+    kill: tuple[int, float] | None = None
+    """(rank, seconds): this rank is killed so long after it began to save."""
+    only_load: bool = False
+    """Load, and tell what came of it; take no step."""
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -120,6 +126,10 @@ class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
     exports: bool = False
     samples: tuple[int, ...] = ()
     """Where the data stands: after the load, then when the checkpoint was saved."""
+    save_seconds: float = 0.0
+    """What saving took."""
+    refused: str = ""
+    """What `load` raised, where nothing but the load was to be tried."""
     random: dict[str, bytes] = {}
     """The random state when the checkpoint was "saved", and after it was "loaded"."""
 

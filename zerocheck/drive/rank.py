@@ -128,13 +128,15 @@ def _run_case(job: Job, context: Context) -> RankSeen:
         _mesh(case.mesh),
         rank=context.rank,
         progress=context.progress,
-        checkpoints=Checkpoints(case, load=job.load, save=job.save, before=job.samples),
+        checkpoints=Checkpoints(case, job, rank=context.rank),
     )
     try:
         with ExitStack() as stack:
             stack.enter_context(driver.delays.everywhere())
             if job.trace:  # within the delays, so that it notes a collective where it is called
                 stack.enter_context(CollectiveTrace(context.progress.collective))
+            if job.only_load:
+                return driver.loaded(Recorder(context.arena))
             if job.observe:
                 return driver.observed(Recorder(context.arena))
             return driver.bare()

@@ -105,10 +105,7 @@ class Driver:
                 )
             self.checkpoints.finish()
             self.progress.at("close()")
-            semantics = {
-                field.name: str(getattr(subject.semantics, field.name))
-                for field in fields(subject.semantics)
-            }
+            semantics = self._semantics(subject)
             subject.close()
         return RankSeen(
             semantics=semantics,
@@ -121,10 +118,39 @@ class Driver:
             keeps=kept(self.implementation.__name__, self.implementation),
             exports=exports(self.implementation),
             samples=tuple(self.checkpoints.samples),
+            save_seconds=self.checkpoints.seconds,
             random=self.checkpoints.random,
         )
 
-    def _built(self) -> tuple[Implementation, ForwardProbe]:
+    def loaded(self, recorder: Recorder) -> RankSeen:
+        """What a load gives of a checkpoint that was killed or damaged, or what it says."""
+        with ExitStack() as stack:
+            stack.enter_context(poisoned())
+            subject, _ = self._built(load=False)
+            try:
+                self.checkpoints.load(subject)
+            except Exception as error:
+                return RankSeen(refused=f"{type(error).__name__}: {error}"[:500])
+            first = self.case.training.first
+            recorder.take(first - 1, "state", subject.shards(), STATE_ROLES)
+            subject.close()
+        return RankSeen(
+            semantics=self._semantics(subject),
+            manifests=recorder.manifests,
+            records=tuple(recorder.records),
+            keeps=kept(self.implementation.__name__, self.implementation),
+            samples=tuple(self.checkpoints.samples),
+            random=self.checkpoints.random,
+        )
+
+    @staticmethod
+    def _semantics(subject: Implementation) -> dict[str, str]:
+        return {
+            field.name: str(getattr(subject.semantics, field.name))
+            for field in fields(subject.semantics)
+        }
+
+    def _built(self, *, load: bool = True) -> tuple[Implementation, ForwardProbe]:
         case = self.case
         model = build_model(case)
         self.checkpoints.scramble(model)
@@ -136,7 +162,7 @@ class Driver:
         if state is not None:
             self.progress.at("restore()")
             subject.restore(state)
-        if self.checkpoints.loads:
+        if self.checkpoints.loads and load:
             self.progress.at("load()")
             self.checkpoints.load(subject)
         self._restored = state is not None

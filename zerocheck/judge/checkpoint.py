@@ -26,7 +26,8 @@ class Checkpoint:
 
     step: the last one that it holds; state, buffers (per rank), random (per rank, or empty);
     samples: read by all ranks by then; scale: of the losses of the next step; others: {step: the
-    state after it} of the same training, for the diagnosis.
+    state after it} of the same training, for the diagnosis; older: the checkpoint that this one
+    was to replace, of the state before the leg.
     """
 
     step: int
@@ -36,17 +37,19 @@ class Checkpoint:
     samples: int
     scale: float
     others: Mapping[int, State]
+    older: Checkpoint | None = None
 
     @classmethod
-    def of(
-        cls, observation: Observation, layout: Layout, case: Case, *, samples: int
-    ) -> Checkpoint:
+    def of(cls, observation: Observation, case: Case, *, before: int, samples: int) -> Checkpoint:
+        """What a leg saved. before, samples: read by all ranks when it began, and when it saved."""
         step = case.training.steps - 1
+        first = case.training.first - 1
         states = {
             number: State.observed(observation, number)
-            for number in range(case.training.first - 1, end_of(case))
+            for number in range(first, end_of(case))
             if observation.held(number, "state", "parameter") is not None
         }
+        older = cls(first, states[first], observation.buffers(first), [], before, 1.0, {})
         return cls(
             step,
             states.pop(step),
@@ -55,6 +58,7 @@ class Checkpoint:
             samples,
             _next_scale(observation, step),
             states,
+            older if case.resume[0].over else None,
         )
 
 
@@ -84,7 +88,7 @@ def compare_loaded(
     if wrong or wrong_steps:
         return _state_violation(wrong, wrong_steps, saved, loaded, layout, case)
     return (
-        _buffers(saved, observation)
+        _buffers(saved, observation, case.training.first - 1)
         or _loss_scale(saved, observation, case)
         or _beside(saved, observation)
     )
@@ -190,9 +194,9 @@ def _state_violation(
     )
 
 
-def _buffers(saved: Checkpoint, observation: Observation) -> Violation | None:
+def _buffers(saved: Checkpoint, observation: Observation, at: int) -> Violation | None:
     """Every rank's buffers are those of one of the ranks that saved."""
-    for rank, held in enumerate(observation.buffers(saved.step)):
+    for rank, held in enumerate(observation.buffers(at)):
         if any(_same_buffers(held, one) for one in saved.buffers):
             continue
         names = [
@@ -220,7 +224,7 @@ def _next_scale(observation: Observation, step: int) -> float:
 
 def _loss_scale(saved: Checkpoint, observation: Observation, case: Case) -> Violation | None:
     """The first step after the load has the loss scale that the next one would have had."""
-    if case.training.loss_scale is None:
+    if case.training.loss_scale is None or not observation.seen[0].steps:
         return None
     scales = observation.loss_scales(case.training.first)
     bad = tuple(rank for rank, scale in enumerate(scales) if scale != saved.scale)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 import torch
 
-from ..case.legs import legs_of, samples_before
+from ..case.legs import legs_of, only_loads, samples_before
 from ..case.schema import Case
 from ..drive.observation import RankSeen
 from .assemble import Fetch
@@ -19,14 +19,19 @@ from .checkpoint import Checkpoint, compare_loaded, compare_saved
 from .export import check_export
 from .local import as_on_a_rank
 from .state import State
+from .tried import tried
 from .verdict import RESUME, Judgement, Obligation, Resume, Status, Violation
 
 Seen = tuple[Sequence[RankSeen], Fetch]
 """What all ranks of one leg observed: see `judge.case.judge`."""
 
 
-def judge_legs(case: Case, legs: Sequence[Seen], *, digest: bool = False) -> Judgement:
+def judge_legs(
+    case: Case, legs: Sequence[Seen], *, done: str = "", digest: bool = False
+) -> Judgement:
     """Judge a resumed case from what the ranks of each leg observed, in their order.
+
+    done: what was done to the last checkpoint, in words.
 
     The obligations of a step are judged in leg 0. What is wrong in later ones, and was right
     before, is a violation of `continuation`.
@@ -35,9 +40,16 @@ def judge_legs(case: Case, legs: Sequence[Seen], *, digest: bool = False) -> Jud
         violations: dict[Obligation, Violation] = {}
         exercised: set[Resume] = set()
         judgements: list[Judgement] = []
-        moved: set[Resume] = set()
+        moved: set[Resume] = {"durability", "damage"}
         checkpoint: Checkpoint | None = None
         for number, (leg, (seen, fetch)) in enumerate(zip(legs_of(case), legs, strict=True)):
+            if number and only_loads(case, number):
+                assert checkpoint is not None
+                which, wrong = tried(case, leg, seen, fetch, checkpoint, done)
+                exercised.add(which)
+                if wrong is not None:
+                    violations[which] = wrong
+                continue
             judge = _LegJudge(leg, seen, fetch, checkpoint)
             judgement = judge.judgement(digest=digest)
             judgements.append(judgement)
@@ -55,7 +67,7 @@ def judge_legs(case: Case, legs: Sequence[Seen], *, digest: bool = False) -> Jud
                 break
             if "ownership" in judge.violations:
                 break
-            checkpoint = judge.saved(samples_before(case, number + 1))
+            checkpoint = judge.saved(samples_before(case, number), samples_before(case, number + 1))
         statuses: dict[Obligation, Status] = dict(judgements[0].statuses)
         for one in RESUME:
             statuses[one] = (
@@ -118,9 +130,9 @@ class _LegJudge(CaseJudge):
     def _final(self) -> State:
         return State.observed(self.observation, self._at)
 
-    def saved(self, samples: int) -> Checkpoint:
-        """What the ranks of this leg held when they saved; samples: read by then."""
-        return Checkpoint.of(self.observation, self.layout, self.case, samples=samples)
+    def saved(self, before: int, samples: int) -> Checkpoint:
+        """What the ranks of this leg held when they saved; samples read before it and by then."""
+        return Checkpoint.of(self.observation, self.case, before=before, samples=samples)
 
     def _base(self, before: State) -> None:
         if self.loaded is None:

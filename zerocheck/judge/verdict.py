@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import msgspec
 
 Equivalence = Literal["ownership", "loss", "gradient", "clip", "update", "publish", "buffers"]
-Resume = Literal["export", "roundtrip", "continuation"]
+Resume = Literal["export", "roundtrip", "continuation", "durability", "damage"]
 Obligation = Literal[Equivalence, Resume]
 EQUIVALENCE: tuple[Equivalence, ...] = get_args(Equivalence)
 """What every step must do."""
@@ -26,6 +26,8 @@ TITLES: dict[Obligation, str] = {
     "export": "what the library exports is what the shards hold, bit for bit",
     "roundtrip": "what is loaded is what was saved, bit for bit, and saving changes nothing",
     "continuation": "the steps after a load are those of one device",
+    "durability": "where a writer is killed, the checkpoint before it or the new one loads whole",
+    "damage": "a damaged checkpoint is refused",
 }
 
 VACUOUS: dict[Obligation, str] = {
@@ -39,6 +41,8 @@ VACUOUS: dict[Obligation, str] = {
     "export": "the state that is exported is the one that training began with",
     "roundtrip": "the state that is saved is the one that training began with",
     "continuation": "no parameter moves after the load",
+    "durability": "the writer had finished before it was killed",
+    "damage": "what is loaded from the damaged checkpoint is right",
 }
 """When an obligation holds since nothing could fail: the plain failure to do it holds too."""
 

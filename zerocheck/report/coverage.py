@@ -49,13 +49,17 @@ def feature_rows(counted: Tally) -> list[list[str]]:
     none."""
     some = [implementation.covered for implementation in counted.implementations.values()]
     missing = [covered.not_exercised for covered in some]
+    shown = {name for covered in some for name in covered.names}
     return [
         [name, feature.title]
         + [
-            str(covered.exercised[name]) if covered.exercised[name] else _short(reasons[name])
+            str(covered.exercised[name])
+            if covered.exercised[name]
+            else _short(reasons.get(name, "not drawn"))
             for covered, reasons in zip(some, missing, strict=True)
         ]
         for name, feature in FEATURES.items()
+        if name in shown
     ]
 
 

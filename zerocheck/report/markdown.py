@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 
 from tabulate import tabulate
 
-from ..case.features import FEATURES
 from ..run.records import Finding
 from ..run.tally import Tally, why
 from .coverage import feature_rows, pairs_cell, refused_rows, vacuous_rows
@@ -133,13 +132,14 @@ def _coverage(counted: Tally) -> Iterable[str]:
             for name, i in counted.implementations.items()
         ]
         yield table(["implementation", "pairs covered", "pairs refused", "features ignored"], pairs)
+    rows = feature_rows(counted)
     yield (
-        f"Cases judged, by feature ({len(FEATURES)} features), or why there is none; `ignored` are "
+        f"Cases judged, by feature ({len(rows)} features), or why there is none; `ignored` are "
         "options that the implementation does not have:"
     )
     yield table(
         ["feature", "", *map(escape, names)],
-        [[row[0], *map(escape, row[1:])] for row in feature_rows(counted)],
+        [[row[0], *map(escape, row[1:])] for row in rows],
     )
     refusals = [list(map(escape, row)) for row in refused_rows(counted)]
     if refusals:

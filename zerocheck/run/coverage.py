@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from ..case.covering import Pairs
-from ..case.features import FEATURES, features
+from ..case.features import FEATURES, OF_STEPS, features
 from .records import CaseFinished, Coverage
 
 FEW = 3
@@ -24,6 +24,7 @@ class Covered:
         self.wanted = wanted
         self.exercised: Counter[str] = Counter()
         """Judged cases per feature; features that the implementation ignores are left out."""
+        self._resumed = False
         self._judged = 0
         self._broken = 0
         self._refused: dict[str, int] = {}
@@ -40,6 +41,7 @@ class Covered:
     def add(self, record: CaseFinished) -> None:
         """Count one case. One that crashed or hung exercised nothing: it was not judged."""
         judged = record.judgement is not None
+        self._resumed |= bool(record.case.resume)
         if judged:
             ignored = self.ignored
             self.exercised.update(name for name in features(record.case) if name not in ignored)
@@ -54,6 +56,11 @@ class Covered:
             self._refused[reason] = self._refused.get(reason, 0) | pairs
         else:
             self._broken |= pairs
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Features that count here; those of checkpoints only where a case had one."""
+        return tuple(FEATURES) if self._resumed else OF_STEPS
 
     @property
     def ignored(self) -> frozenset[str]:
@@ -108,7 +115,7 @@ class Covered:
     @property
     def not_exercised(self) -> dict[str, str]:
         """Feature -> why no judged case exercised it."""
-        return {name: self._why(name) for name in FEATURES if not self.exercised[name]}
+        return {name: self._why(name) for name in self.names if not self.exercised[name]}
 
     @property
     def seldom_exercised(self) -> dict[str, int]:

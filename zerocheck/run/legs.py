@@ -1,4 +1,4 @@
-"""The jobs of a case: one, or one for each leg of a resumed case, with their directories."""
+"""The ranks' jobs of a resumed case, one for each leg, and what happens to checkpoints between."""
 
 from __future__ import annotations
 
@@ -8,44 +8,82 @@ from pathlib import Path
 
 import msgspec
 
-from ..case.legs import legs_of, samples_before
+from ..case.legs import legs_of, only_loads, samples_before
 from ..case.schema import Case
-from ..drive.observation import Job
+from ..drive.observation import Job, RankSeen
+from .damaging import damage
 
 
-def jobs_of(implementation: str, case: Case, *, trace: bool = False) -> list[Job]:
-    """What the ranks of each leg are asked; `Folder` says where `save` and `load` are.
+class Legs:
+    """What the ranks of each leg are asked, with the directories of their checkpoints.
 
-    Leg k loads what leg k - 1 saved. Each saves into a directory of its own.
+    Each leg saves into a directory of its own, in a temporary one that `remove` removes. done: what
+    was done to a checkpoint, in words.
     """
-    jobs = []
-    for number, leg in enumerate(legs_of(case)):
-        into = case.resume[number - 1].into if number else ""
-        jobs.append(
-            Job(
-                implementation=into or implementation,
-                case=leg,
-                trace=trace,
-                save=str(number) if leg.resume else "",
-                load=str(number - 1) if number else "",
-                samples=samples_before(case, number),
-            )
+
+    def __init__(self, implementation: str, case: Case, *, trace: bool = False) -> None:
+        self.case = case
+        self.done = ""
+        self._implementation = implementation
+        self._trace = trace
+        self._cases = legs_of(case)
+        self._path = Path(tempfile.mkdtemp(prefix="zerocheck-")) if case.resume else None
+
+    def __len__(self) -> int:
+        return len(self._cases)
+
+    def job(self, number: int) -> Job:
+        """What the ranks of a leg are asked. Leg k loads what leg k - 1 saved."""
+        leg = self._cases[number]
+        into = self.case.resume[number - 1].into if number else ""
+        job = Job(implementation=into or self._implementation, case=leg, trace=self._trace)
+        if self._path is None:
+            return job
+        mixes = bool(leg.resume) and leg.resume[0].damage == "mix"
+        return msgspec.structs.replace(
+            job,
+            save=str(self._path / str(number)) if leg.resume else "",
+            older=str(self._path / "older") if mixes else "",
+            load=str(self._loaded(number)) if number else "",
+            samples=samples_before(self.case, number),
+            only_load=bool(number) and only_loads(self.case, number),
         )
-    return jobs
 
+    def killed(self, number: int, saved: RankSeen) -> Job | None:
+        """The job of leg `number` once more, if the next leg loads what a killed writer left.
 
-class Folder:
-    """A temporary directory for the checkpoints of one case."""
+        saved: what the rank that is to die told of the leg without a kill.
+        """
+        if number >= len(self.case.resume) or self.case.resume[number].killed is None:
+            return None
+        share = self.case.resume[number].killed
+        assert share is not None and self._path is not None
+        return msgspec.structs.replace(
+            self.job(number),
+            save=str(self._path / f"{number}-killed"),
+            kill=(self.victim(number), share * saved.save_seconds),
+        )
 
-    def __init__(self) -> None:
-        self._path = Path(tempfile.mkdtemp(prefix="zerocheck-"))
+    def victim(self, number: int) -> int:
+        """The rank of a leg that is killed."""
+        return self.case.seed % self._cases[number].world_size
 
-    def placed(self, job: Job) -> Job:
-        """The job, with paths in place of the numbers of its checkpoints."""
-        save = str(self._path / job.save) if job.save else ""
-        load = str(self._path / job.load) if job.load else ""
-        return msgspec.structs.replace(job, save=save, load=load)
+    def damage(self, number: int) -> None:
+        """Do to the checkpoint of a leg what the next one asks for."""
+        if number >= len(self.case.resume) or self._path is None:
+            return
+        kind = self.case.resume[number].damage
+        if kind != "none":
+            self.done = damage(
+                self._path / str(number), kind, self.case.seed, older=self._path / "older"
+            )
 
     def remove(self) -> None:
-        """Remove it with all that is in it."""
-        shutil.rmtree(self._path, ignore_errors=True)
+        """Remove all checkpoints."""
+        if self._path is not None:
+            shutil.rmtree(self._path, ignore_errors=True)
+
+    def _loaded(self, number: int) -> Path:
+        assert self._path is not None
+        killed = self.case.resume[number - 1].killed is not None
+        return self._path / (f"{number - 1}-killed" if killed else str(number - 1))

@@ -11,7 +11,7 @@ import msgspec
 
 from ..case.covering import Pairs, candidates
 from ..case.drawing import draw
-from ..case.features import FEATURES, features
+from ..case.features import FEATURES, OF_RESUME, OF_STEPS, features
 from ..case.resuming import draw_resumed
 from ..case.schema import Case
 from ..catalogue import EXCHANGING
@@ -73,7 +73,7 @@ class Drawn:
     """
 
     def __init__(self) -> None:
-        self._pairs = Pairs(step_features())
+        self._pairs = Pairs(OF_STEPS)
         self._pools: dict[bytes, dict[Case, int]] = {}
         self._arrays: dict[tuple[object, ...], Array] = {}
 
@@ -148,7 +148,7 @@ class Plan:
         if set(self._options.obligations) & set(EQUIVALENCE):
             cases = self._steps(name, described, ask)
         else:
-            self.coverage.append(Coverage(implementation=name, features=_resume_features()))
+            self.coverage.append(Coverage(implementation=name, features=OF_RESUME))
         if set(self._options.obligations) & set(RESUME):
             cases += self._resumed(name, described)
         return cases
@@ -209,18 +209,9 @@ class Plan:
             self.coverage.append(self._arrays[name].coverage(name, max_cases=cut))
         else:
             self.coverage.append(
-                Coverage(implementation=name, features=step_features(), ignored=tuple(ignored))
+                Coverage(implementation=name, features=OF_STEPS, ignored=tuple(ignored))
             )
         return found
-
-
-def step_features() -> tuple[str, ...]:
-    """Features of cases without checkpoints."""
-    return tuple(name for name, one in FEATURES.items() if one.dimension != "resume")
-
-
-def _resume_features() -> tuple[str, ...]:
-    return tuple(name for name, one in FEATURES.items() if one.dimension == "resume")
 
 
 def _ignored(described: Described) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import torch
@@ -19,7 +19,7 @@ from ..judge.resume import judge_legs
 from ..judge.verdict import Judgement, Obligation, Status
 from ..ranks.result import JobResult
 from ..ranks.slot import Slot
-from .legs import Folder, jobs_of
+from .legs import Legs
 from .records import CaseFinished
 
 TARGET = "zerocheck.drive.rank:run"
@@ -34,8 +34,12 @@ class Ranks(Protocol):
     def close(self) -> None: ...
 
 
-Results = tuple[JobResult, ...]
-"""What came of each leg of a case; of one leg, if it is not resumed."""
+class Results(NamedTuple):
+    """What came of each leg of a case, of one if it is not resumed; and what was done to its
+    checkpoint, in words."""
+
+    legs: tuple[JobResult, ...]
+    done: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,18 +88,14 @@ class Trial:
         self.implementation = implementation
         self.case = case
         self._ranks = ranks
-        self._options = {"fresh": fresh}
-        self._jobs = jobs_of(implementation, case, trace=trace)
-        self._folder = Folder() if case.resume else None
-        self._pending = self._submit(0)
+        self._fresh = fresh
+        self._legs = Legs(implementation, case, trace=trace)
+        self._pending = self._submit(self._legs.job(0))
 
-    def _submit(self, number: int) -> Any:
-        job = self._jobs[number]
-        if self._folder is not None:
-            job = self._folder.placed(job)
+    def _submit(self, job: Job) -> Any:
         assert job.case is not None
         payload = msgspec.msgpack.encode(job)
-        return self._ranks.submit(job.case.world_size, payload, **self._options)
+        return self._ranks.submit(job.case.world_size, payload, fresh=self._fresh)
 
     @property
     def done(self) -> bool:
@@ -106,15 +106,25 @@ class Trial:
         """Wait for the ranks. Afterwards the next trial may be submitted, then `judged` called."""
         results = [self._ranks.wait(self._pending)]
         try:
-            for number in range(1, len(self._jobs)):
+            for number in range(1, len(self._legs)):
                 if _ended(results[-1]):
                     break
-                self._pending = self._submit(number)
+                self._between(number - 1, results[-1])
+                self._pending = self._submit(self._legs.job(number))
                 results.append(self._ranks.wait(self._pending))
         finally:
-            if self._folder is not None:
-                self._folder.remove()
-        return tuple(results)
+            self._legs.remove()
+        return Results(tuple(results), self._legs.done)
+
+    def _between(self, number: int, result: JobResult) -> None:
+        """Kill the writers of a leg, or damage what it wrote, if the next leg asks for it."""
+        seen = msgspec.msgpack.decode(
+            result.payloads[self._legs.victim(number)] or b"", type=RankSeen
+        )
+        killed = self._legs.killed(number, seen)
+        if killed is not None:
+            self._ranks.wait(self._submit(killed)).release()
+        self._legs.damage(number)
 
     def outcome(
         self, *, obligations: Collection[Obligation] | None = None, digest: bool = False
@@ -139,16 +149,16 @@ def judged(
 ) -> Outcome:
     """The verdict on what the ranks of each leg did. Gives their arenas back."""
     try:
-        for number, result in enumerate(results):
+        for number, result in enumerate(results.legs):
             if result.outcome != "finished" or None in result.payloads:
                 return _broken(result, number)
-        legs = [observed(result) for result in results]
+        legs = [observed(result) for result in results.legs]
         for seen, _ in legs:
             if seen[0].unsupported is not None:
                 return Outcome(status="unsupported", reason=seen[0].unsupported)
         started = time.perf_counter()
         if case.resume:
-            judgement = judge_legs(case, legs, digest=digest)
+            judgement = judge_legs(case, legs, done=results.done, digest=digest)
         else:
             judgement = judge(case, *legs[0], digest=digest)
         if obligations is not None:
@@ -157,11 +167,11 @@ def judged(
         return Outcome(
             status="violated" if judgement.violations else "holds",
             judgement=judgement,
-            seconds=sum(result.duration_s for result in results) + spent,
+            seconds=sum(result.duration_s for result in results.legs) + spent,
             judge_seconds=spent,
         )
     finally:
-        for result in results:
+        for result in results.legs:
             result.release()
 
 

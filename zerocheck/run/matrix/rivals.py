@@ -79,7 +79,7 @@ class FreeRuns:
 
     def rivals(self, case: Case, results: Results) -> Rivals:
         """What the rivals say of what the ranks did. Gives their arenas back."""
-        (result,) = results
+        (result,) = results.legs
         try:
             if result.outcome != "finished" or None in result.payloads:
                 outcome = "hung" if result.outcome == "hung" else "crashed"

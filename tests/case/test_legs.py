@@ -1,0 +1,93 @@
+"""The legs of a resumed case, and how resumed cases are drawn."""
+
+from __future__ import annotations
+
+import pytest
+
+from zerocheck.case.codec import decode, encode
+from zerocheck.case.features import FEATURES, features
+from zerocheck.case.legs import end_of, legs_of, samples_before
+from zerocheck.case.resuming import draw_resumed
+from zerocheck.case.schema import Case, Data, Leg, Training
+from zerocheck.case.validity import check
+from zerocheck.errors import UsageError
+
+TWO = Case(
+    mesh=(4,),
+    data=Data(batch=3),
+    training=Training(steps=2, microbatches=2),
+    resume=(Leg(mesh=(3,), steps=2, background=True), Leg(mesh=(1,))),
+)
+
+
+def test_legs_follow_each_other() -> None:
+    first, second, third = legs_of(TWO)
+    assert first is TWO
+    assert [leg.mesh for leg in (first, second, third)] == [(4,), (3,), (1,)]
+    assert [(leg.training.first, leg.training.steps) for leg in (first, second, third)] == [
+        (0, 2),
+        (2, 4),
+        (4, 5),
+    ]
+    assert [len(leg.resume) for leg in (first, second, third)] == [2, 1, 0]
+
+
+def test_a_step_more_is_taken_while_a_checkpoint_is_written() -> None:
+    assert [end_of(leg) for leg in legs_of(TWO)] == [3, 4, 5]
+
+
+def test_samples_are_those_of_the_steps_that_count() -> None:
+    assert [samples_before(TWO, number) for number in range(3)] == [0, 48, 84]
+
+
+def test_a_case_without_checkpoints_is_its_only_leg() -> None:
+    assert legs_of(Case()) == [Case()] and end_of(Case()) == Case().training.steps
+
+
+def test_resumed_cases_round_trip_through_json() -> None:
+    assert decode(encode(TWO), source="here") == TWO
+
+
+def test_drawn_ones_are_valid_distinct_and_the_same_again() -> None:
+    cases = draw_resumed(60, seed=1, world_sizes=(1, 2, 3, 5))
+    assert cases == draw_resumed(60, seed=1, world_sizes=(1, 2, 3, 5))
+    assert len(set(cases)) == 60
+    for case in cases:
+        check(case)
+        assert case.resume and case.training.unfreeze is None
+
+
+def test_every_pair_of_world_sizes_is_drawn() -> None:
+    cases = draw_resumed(32, seed=2, world_sizes=(1, 2, 3, 5))
+    pairs = {(case.world_size, case.resume[0].mesh[0]) for case in cases}
+    assert pairs == {(a, b) for a in (1, 2, 3, 5) for b in (1, 2, 3, 5)}
+
+
+def test_every_kind_of_leg_is_drawn() -> None:
+    drawn = {
+        name
+        for case in draw_resumed(300, seed=3, world_sizes=(1, 2, 3, 16), into=("zero1", "zero3"))
+        for name in features(case)
+        if name.startswith("resume")
+    }
+    assert drawn == {name for name in FEATURES if name.startswith("resume")}
+
+
+def test_asked_for_features_are_had() -> None:
+    for case in draw_resumed(5, seed=0, world_sizes=(2, 3), having=("resume-twice", "clip")):
+        assert {"resume-twice", "clip"} <= set(features(case))
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        (Case(training=Training(first=2)), "training.first is 2; allowed: 0 to"),
+        (Case(resume=(Leg(killed=0.5), Leg())), "allowed: in the last leg"),
+        (Case(resume=(Leg(killed=0.5, damage="flip"),)), "allowed: one of them"),
+        (Case(resume=(Leg(into="zero4"),)), "zero4"),
+        (Case(resume=(Leg(mesh=(1024, 2)),)), "at most 1024"),
+    ],
+)
+def test_impossible_ones_are_refused(case: Case, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        check(case)

@@ -1,0 +1,111 @@
+"""Resumed cases end to end: right checkpoints are silent, each broken one is caught and named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zerocheck.case.resuming import draw_resumed
+from zerocheck.case.schema import Case, Leg, Training
+from zerocheck.judge.verdict import RESUME, Obligation, Violation
+from zerocheck.ranks.pool import Pool
+from zerocheck.run.trial import Outcome, Trial
+
+SUBJECTS = Path(__file__).with_name("resume_subjects.py")
+SILENT = {"sharding": {"static_graph": False}}
+"""DDP itself crashes where the graph is wrongly said to be static."""
+
+
+def outcomes(pool: Pool, name: str, *having: str, count: int = 4) -> list[Outcome]:
+    cases = draw_resumed(count, seed=5, world_sizes=(1, 2, 3), fixed=SILENT, having=having)
+    assert len(cases) == count
+    trials = [Trial(pool, f"{SUBJECTS}:{name}", case).outcome() for case in cases]
+    return [one for one in trials if one.status != "unsupported"]
+
+
+def violations(found: list[Outcome]) -> list[Violation]:
+    return [v for one in found if one.judgement is not None for v in one.judgement.violations]
+
+
+def told_of(outcome: Outcome, *obligations: Obligation) -> bool:
+    """Whether it says anything of these obligations."""
+    statuses = {} if outcome.judgement is None else outcome.judgement.statuses
+    return any(statuses.get(one) in ("holds", "violated") for one in obligations)
+
+
+@pytest.mark.parametrize("name", ["Keeping", "InBackground"])
+def test_right_checkpoints_are_silent(pool: Pool, name: str) -> None:
+    found = outcomes(pool, name, count=16)
+    found = [one for one in found if not told_of(one, "durability", "damage")]
+    assert not violations(found)
+    assert {one.status for one in found} == {"holds"}
+    held = {
+        obligation
+        for one in found
+        if one.judgement is not None
+        for obligation, status in one.judgement.statuses.items()
+        if status == "holds"
+    }
+    assert {"export", "roundtrip", "continuation"} <= held
+
+
+CAUGHT = [
+    ("MomentsLost", "resume", "roundtrip", "exp_avg", "optimizer state lost"),
+    ("StepLost", "resume", "roundtrip", "step", "step count lost"),
+    ("FrozenLost", "frozen", "roundtrip", "parameter", "frozen parameter not loaded"),
+    ("BuffersLost", "block-batch-norm", "roundtrip", "buffer", "buffers not loaded"),
+    ("RoundedOnDisk", "resume", "roundtrip", "parameter", "rounded to bf16"),
+    ("PositionLost", "resume", "roundtrip", "data", "data position lost"),
+    ("OlderLeft", "resume-over", "roundtrip", "parameter", "state of an earlier step"),
+    ("SavingSteps", "resume", "roundtrip", "step", "changed by saving"),
+    ("ExportRounded", "resume", "export", "exp_avg", "rounded to bf16"),
+    ("ScaleLost", "overflow", "roundtrip", "loss_scale", "loss scale begins anew"),
+    ("DecayLost", "resume", "continuation", "parameter", "weight decay missing"),
+    ("WrittenLate", "resume-background", "roundtrip", "parameter", "state of a later step"),
+]
+
+
+@pytest.mark.parametrize(("name", "feature", "obligation", "role", "cause"), CAUGHT)
+def test_a_broken_checkpoint_is_caught_and_named(
+    pool: Pool, name: str, feature: str, obligation: str, role: str, cause: str
+) -> None:
+    found = violations(outcomes(pool, name, feature))
+    named = [v for v in found if (v.obligation, v.role) == (obligation, role)]
+    assert named, found
+    assert any(cause in v.causes for v in named), [v.causes for v in named]
+    assert {v.obligation for v in found} <= {*RESUME, "update"}
+
+
+def test_the_random_state_of_another_rank_is_seen_where_ranks_are_as_many(pool: Pool) -> None:
+    case = Case(mesh=(2,), resume=(Leg(mesh=(2,)),))
+    (violation,) = violations([Trial(pool, f"{SUBJECTS}:RandomOfRank0", case).outcome()])
+    assert (violation.role, violation.ranks) == ("rng", (1,))
+    assert violation.causes == ("random state of rank 0 on all ranks",)
+
+
+def test_a_lost_older_checkpoint_and_an_unseen_damage_are_violations(pool: Pool) -> None:
+    """torch.save over the only file keeps neither the old one nor a checksum."""
+    found: list[Violation] = []
+    for seed in range(6):
+        for leg in (Leg(over=True, killed=0.5), Leg(damage="mix")):
+            case = Case(seed=seed, training=Training(steps=1), resume=(leg,))
+            found += violations([Trial(pool, f"{SUBJECTS}:Keeping", case).outcome()])
+    assert {v.obligation for v in found} >= {"damage"}
+    assert {v.obligation for v in found} <= {"damage", "durability"}
+    assert any("replaced by that of the checkpoint before" in v.explanation for v in found)
+
+
+def test_an_implementation_without_checkpoints_says_so(pool: Pool) -> None:
+    outcome = Trial(
+        pool, f"{Path(__file__).with_name('subjects.py')}:NoSaving", Case(resume=(Leg(),))
+    )
+    assert outcome.outcome().reason == "it has no save() and load(), so it cannot be resumed"
+
+
+def test_a_leg_on_more_ranks_is_judged_from_the_first_step_after_the_load(pool: Pool) -> None:
+    case = Case(mesh=(1,), resume=(Leg(mesh=(3,), steps=2), Leg(mesh=(2,))))
+    outcome = Trial(pool, f"{SUBJECTS}:Keeping", case).outcome(digest=True)
+    assert outcome.judgement is not None
+    assert outcome.judgement.statuses["continuation"] == "holds"
+    assert len(outcome.judgement.digest) == 3 * 32
