@@ -38,7 +38,9 @@ def run_subject(tmp_path: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(
         profiles.PROFILES,
         "ci",
-        profiles.Profile(name="ci", cases=1, world_sizes=(2,), summary="", resumed=1, covering=True),
+        profiles.Profile(
+            name="ci", cases=1, world_sizes=(2,), summary="", resumed=1, covering=True
+        ),
     )
 
     def start(name: str, **given: object) -> tuple[int, Collect]:
