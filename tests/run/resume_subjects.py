@@ -196,3 +196,12 @@ class DecayLost(Keeping):
         super().load(directory, loader)
         for group in self.built.optimizer.param_groups:
             group["weight_decay"] = 0.0
+
+
+class PositionOfOneRank(Keeping):
+    """A rank keeps how much it has read itself."""
+
+    def load(self, directory: str, loader: Loader) -> None:
+        super().load(directory, loader)
+        ranks = torch.load(f"{directory}/all.pt", weights_only=True)["ranks"]
+        loader.load_state_dict({"samples": loader.state_dict()["samples"] // ranks})

@@ -16,7 +16,7 @@ import msgspec
 
 from ..errors import UsageError
 from .codec import to_plain
-from .schema import Block, BlockKind, Case, Group, Model, Optimizer
+from .schema import Block, BlockKind, Case, Group, Leg, Model, Optimizer
 from .shapes import matching, parameter_shapes, trainable
 from .validity import check
 
@@ -135,6 +135,7 @@ def _valid(candidate: Case, case: Case, kept: Collection[str]) -> Case | None:
 def _cuts() -> Iterable[Cut]:
     """Before single fields. What makes runs faster comes first."""
     yield _everything
+    yield _fewer_legs
     yield _world
     yield partial(_field, path="training.steps")
     yield partial(_section, name="model")
@@ -146,9 +147,23 @@ def _cuts() -> Iterable[Cut]:
 
 def _everything(case: Case) -> Iterator[Case]:
     one = _replace(_DEFAULT.training, steps=1)
-    yield Case(mesh=min((2,), case.mesh), seed=case.seed, training=one)
+    plain = Case(mesh=min((2,), case.mesh), seed=case.seed, training=one)
+    if case.resume:
+        last = _replace(case.resume[-1], mesh=min((2,), case.resume[-1].mesh), steps=1)
+        for leg in dict.fromkeys((Leg(), last)):
+            yield _replace(plain, resume=(leg,))
+    else:
+        yield plain
     steps = min(_DEFAULT.training.steps, case.training.steps)
-    yield Case(mesh=case.mesh, seed=case.seed, training=_replace(one, steps=steps))
+    training = _replace(one, steps=steps)
+    yield Case(mesh=case.mesh, seed=case.seed, training=training, resume=case.resume)
+
+
+def _fewer_legs(case: Case) -> Iterator[Case]:
+    """One leg, or one less. A checkpoint stays: without one it is another case."""
+    if len(case.resume) > 1:
+        yield from (_replace(case, resume=(leg,)) for leg in case.resume)
+        yield from (_replace(case, resume=rest) for rest in _with_one_out(case.resume))
 
 
 def _section(case: Case, name: str) -> Iterator[Case]:
@@ -211,6 +226,8 @@ def _without(case: Case, out: Collection[int]) -> Case:
 
 def _paths(case: Case) -> Iterator[str]:
     """Every field that has a simplest value, in the order in which they are tried."""
+    for index, leg in enumerate(case.resume):
+        yield from (f"resume[{index}].{f}" for f in leg.__struct_fields__)
     for section in SECTIONS:
         for name in getattr(case, section).__struct_fields__:
             if (section, name) == ("model", "blocks"):
@@ -245,6 +262,10 @@ def _field(case: Case, path: str) -> Iterator[Case]:
         # A maximum norm of about the gradient's, before one that only some bugs need.
         plain = case.data.loss_factor
         values = [] if value is None else [None] if value == plain else [None, plain]
+    elif name == "mesh":
+        values = [(size,) for size in (1, 2, 3) if (size,) < value]
+        # As many ranks as saved is the simplest.
+        values = [] if value == case.mesh else [case.mesh, *values]
     elif isinstance(value, tuple):
         values = [(), *_with_one_out(value)] if value else []
     else:
@@ -261,6 +282,8 @@ def _default(case: Case, path: str) -> Any:
         return getattr(_PLAIN, path.rpartition(".")[2])
     if path.startswith("optimizer.groups["):
         return getattr(Group(), path.rpartition(".")[2])
+    if path.startswith("resume["):
+        return getattr(Leg(), path.rpartition(".")[2])
     return value_at(_DEFAULT, path)
 
 
@@ -282,6 +305,11 @@ def _with_one_out(values: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
 
 def _set(case: Case, path: str, value: Any) -> Case:
     """The case with another value at the path."""
+    if path.startswith("resume["):
+        index, _, name = path.removeprefix("resume[").partition("].")
+        legs = list(case.resume)
+        legs[int(index)] = _replace(legs[int(index)], **{name: value})
+        return _replace(case, resume=tuple(legs))
     section, _, rest = path.partition(".")
     owner = getattr(case, section)
     listed, _, name = rest.rpartition("].")

@@ -19,11 +19,8 @@ from .checkpoint import Checkpoint, compare_loaded, compare_saved
 from .export import check_export
 from .local import as_on_a_rank
 from .state import State
-from .tried import tried
+from .tried import Seen, control, tried
 from .verdict import RESUME, Judgement, Obligation, Resume, Status, Violation
-
-Seen = tuple[Sequence[RankSeen], Fetch]
-"""What all ranks of one leg observed: see `judge.case.judge`."""
 
 
 def judge_legs(
@@ -31,7 +28,8 @@ def judge_legs(
 ) -> Judgement:
     """Judge a resumed case from what the ranks of each leg observed, in their order.
 
-    done: what was done to the last checkpoint, in words.
+    A leg that only loads comes twice, first with the checkpoint as it was written. done: what was
+    done to it afterwards, in words.
 
     The obligations of a step are judged in leg 0. What is wrong in later ones, and was right
     before, is a violation of `continuation`.
@@ -42,14 +40,18 @@ def judge_legs(
         judgements: list[Judgement] = []
         moved: set[Resume] = {"durability", "damage"}
         checkpoint: Checkpoint | None = None
-        for number, (leg, (seen, fetch)) in enumerate(zip(legs_of(case), legs, strict=True)):
+        for number, leg in enumerate(legs_of(case)):
+            seen, fetch = legs[number]
             if number and only_loads(case, number):
                 assert checkpoint is not None
-                which, wrong = tried(case, leg, seen, fetch, checkpoint, done)
+                which, wrong = control(leg, legs[number], checkpoint)
                 exercised.add(which)
+                if wrong is None:
+                    which, wrong = tried(case, leg, legs[number + 1], checkpoint, done)
+                    exercised.add(which)
                 if wrong is not None:
                     violations[which] = wrong
-                continue
+                break
             judge = _LegJudge(leg, seen, fetch, checkpoint)
             judgement = judge.judgement(digest=digest)
             judgements.append(judgement)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from ..case.schema import Case
 from ..drive.observation import RankSeen
 from ..models.network import build_model
@@ -14,14 +16,22 @@ from .ownership import Ownership
 from .state import State
 from .verdict import Resume, Violation
 
+Seen = tuple[Sequence[RankSeen], Fetch]
+"""What all ranks of one leg observed: see `judge.case.judge`."""
+
+
+def control(leg: Case, loaded: Seen, saved: Checkpoint) -> tuple[Resume, Violation | None]:
+    """(roundtrip, violation or None) of a leg that only loads, with nothing killed or damaged."""
+    seen, _ = loaded
+    ranks = tuple(rank for rank, one in enumerate(seen) if one.refused)
+    if ranks:
+        text = f"the checkpoint is whole, and its load refused it: {seen[ranks[0]].refused}"
+        return "roundtrip", _violation("roundtrip", saved.step, ranks, text, ("refused",))
+    return "roundtrip", _compared(leg, loaded, saved)
+
 
 def tried(
-    case: Case,
-    leg: Case,
-    seen: Sequence[RankSeen],
-    fetch: Fetch,
-    saved: Checkpoint,
-    done: str,
+    case: Case, leg: Case, loaded: Seen, saved: Checkpoint, done: str
 ) -> tuple[Resume, Violation | None]:
     """(obligation, violation or None) of a leg that only loads.
 
@@ -30,6 +40,7 @@ def tried(
     A load that refuses has done its duty, except where a killed writer was to replace an older
     checkpoint: that one must still load. What is loaded must be one of the checkpoints, whole.
     """
+    seen, _ = loaded
     last = case.resume[-1]
     of: Resume = "durability" if last.killed is not None else "damage"
     refused = [rank.refused for rank in seen]
@@ -48,17 +59,9 @@ def tried(
         return of, None
     if not done and of == "damage":
         return of, None  # there was nothing to damage
-    layout = Layout.of(build_model(leg), leg)
-    observation = Observation(layout, seen, fetch, leg.training.first)
-    at = leg.training.first - 1
-    wrong = Ownership(observation).check(at, "state")
-    if wrong is None:
-        loaded = State.observed(observation, at)
-        wrong = compare_loaded(saved, loaded, observation, layout, leg)
-        older = saved.older if of == "durability" else None
-        if wrong is not None and older is not None:
-            same = compare_loaded(older, loaded, observation, layout, leg) is None
-            wrong = None if same else wrong
+    wrong = _compared(leg, loaded, saved)
+    if wrong is not None and of == "durability" and saved.older is not None:
+        wrong = None if _compared(leg, loaded, saved.older) is None else wrong
     if wrong is None:
         return of, None
     if of == "damage":
@@ -66,6 +69,17 @@ def tried(
         return of, _violation(of, step, (), text, (last.damage,), wrong)
     text = "what was loaded after a writer was killed is neither the old nor the new checkpoint"
     return of, _violation(of, step, (), text, ("part of a checkpoint",), wrong)
+
+
+def _compared(leg: Case, loaded: Seen, saved: Checkpoint) -> Violation | None:
+    """What was loaded against a checkpoint."""
+    layout = Layout.of(build_model(leg), leg)
+    observation = Observation(layout, *loaded, leg.training.first)
+    at = leg.training.first - 1
+    wrong = Ownership(observation).check(at, "state")
+    if wrong is not None:
+        return msgspec.structs.replace(wrong, obligation="roundtrip")
+    return compare_loaded(saved, State.observed(observation, at), observation, layout, leg)
 
 
 def _violation(

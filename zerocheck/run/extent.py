@@ -11,7 +11,7 @@ from ..case.features import FEATURES, features
 from ..case.reductions import value_at
 from ..case.schema import Case
 from ..case.shapes import empties, trainable
-from ..judge.verdict import Violation
+from ..judge.verdict import RESUME, Violation
 
 _SHOWN = 3
 """Names that are spelled out before the rest is counted."""
@@ -29,9 +29,10 @@ _DIRECT: dict[str, tuple[str, ...]] = {
 def size(case: Case) -> str:
     """`"2 ranks, 1 block, 1 step"`."""
     blocks = len(case.model.blocks)
+    ranks = " then ".join(str(leg.mesh[0]) for leg in case.resume)
     return ", ".join(
         (
-            _count(case.world_size, "rank"),
+            _count(case.world_size, "rank") + (f" then {ranks}" if ranks else ""),
             _count(blocks, "block") if blocks else "no blocks",
             _count(case.training.steps, "step"),
         )
@@ -50,7 +51,9 @@ def extent(
     needed: paths that could not be taken back, each with the case in which it is, as from
     `reductions.left`; from_world: more ranks than these fail too.
     """
-    first = 0 if violation is None else violation.step
+    # A checkpoint is wrong after any step.
+    stepwise = violation is not None and violation.obligation not in RESUME
+    first = violation.step if stepwise and violation is not None else 0
     needs = _needs(case, needed, first, from_world=from_world)
     return "; ".join([needs, *_places(case, violation)])
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ..judge.verdict import OBLIGATIONS, Obligation, Status, Violation
+from ..judge.verdict import OBLIGATIONS, RESUME, Obligation, Status, Violation
 from .known_issues import KnownIssue, joined
 from .records import CaseFinished, Finding
 
@@ -16,6 +16,7 @@ FOLLOWS: dict[Obligation, frozenset[Obligation]] = {
     "buffers": frozenset(("loss",)),
     "publish": frozenset(("gradient", "clip", "update")),
     "loss": frozenset(("publish",)),
+    "continuation": frozenset(("roundtrip",)),
 }
 """What can follow from what: copies differ because the gradients did, and so on."""
 
@@ -214,4 +215,12 @@ def _same_kind(
         return False
     if violation is None or bug.violation is None:
         return violation is bug.violation and bug.first.error == finished.error
-    return (bug.violation.obligation, bug.violation.role) == (violation.obligation, violation.role)
+    return _kind(bug.violation) == _kind(violation)
+
+
+def _kind(violation: Violation) -> tuple[str, ...]:
+    """What two violations of one bug have in common. A load may lose one role here, another there,
+    as the state of the case has it."""
+    if violation.obligation in RESUME:
+        return (violation.obligation,)
+    return violation.obligation, violation.role

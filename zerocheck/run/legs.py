@@ -49,6 +49,15 @@ class Legs:
             only_load=bool(number) and only_loads(self.case, number),
         )
 
+    def control(self, number: int) -> Job | None:
+        """The job of leg `number` with the checkpoint as it was written, if it only loads.
+
+        Without it a load that is wrong anyway would pass for damage.
+        """
+        if not number or self._path is None or not only_loads(self.case, number):
+            return None
+        return msgspec.structs.replace(self.job(number), load=str(self._path / str(number - 1)))
+
     def killed(self, number: int, saved: RankSeen) -> Job | None:
         """The job of leg `number` once more, if the next leg loads what a killed writer left.
 

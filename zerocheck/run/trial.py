@@ -35,8 +35,8 @@ class Ranks(Protocol):
 
 
 class Results(NamedTuple):
-    """What came of each leg of a case, of one if it is not resumed; and what was done to its
-    checkpoint, in words."""
+    """What came of each leg of a case, of one if it is not resumed; a leg that only loads comes
+    twice, first with the checkpoint as it was written. done: what was done to it, in words."""
 
     legs: tuple[JobResult, ...]
     done: str = ""
@@ -109,7 +109,14 @@ class Trial:
             for number in range(1, len(self._legs)):
                 if _ended(results[-1]):
                     break
-                self._between(number - 1, results[-1])
+                control = self._legs.control(number)
+                if control is not None:
+                    before = results[-1]
+                    self._pending = self._submit(control)
+                    results.append(self._ranks.wait(self._pending))
+                    if _ended(results[-1]):
+                        break
+                    self._between(number - 1, before)
                 self._pending = self._submit(self._legs.job(number))
                 results.append(self._ranks.wait(self._pending))
         finally:

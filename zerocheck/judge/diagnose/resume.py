@@ -72,7 +72,8 @@ def causes(
     by_step = _of_steps(steps, state, others, step)
     lost: list[str] = []
     gone = "step count lost" in by_step and all("moments lost" in one for one in by_role)
-    if gone and {"exp_avg", "exp_avg_sq"} <= {one.role for one in wrong}:
+    shown = {role for role in MOMENTS[:2] if bool((state.moment(role) != 0).any())}
+    if gone and shown <= {one.role for one in wrong}:
         lost = ["optimizer state lost"]
     if steps and wrong:
         # A step count says in its own words what the tensors say in theirs.
