@@ -11,7 +11,7 @@ import pytest
 
 import zerocheck
 from zerocheck.cli import main as program
-from zerocheck.judge.verdict import EQUIVALENCE
+from zerocheck.judge.verdict import OBLIGATIONS
 from zerocheck.run.known_issues import read
 
 ROOT = Path(__file__).parent.parent
@@ -57,8 +57,8 @@ def test_the_known_issue_of_the_example_is_read(tmp_path: Path) -> None:
 
 def test_every_obligation_is_described() -> None:
     described = re.findall(r"(?m)^\| (\w+) \|", README)
-    assert [name for name in described if name in EQUIVALENCE] == sorted(
-        EQUIVALENCE, key=described.index
+    assert [name for name in described if name in OBLIGATIONS] == sorted(
+        OBLIGATIONS, key=described.index
     )
 
 
