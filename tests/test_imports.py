@@ -37,11 +37,14 @@ ALLOWED: dict[str, set[str]] = {
     "script": {
         "run", "judge", "implementations", "contract", "case", "catalogue", "errors",
     },
+    "checkpoint": {"contract", "compat", "errors"},
     "pytest_plugin": set(),
     "testing": {"pytest_plugin", "report", "run", "judge", "errors"},
     "cli_errors": {"errors", "zerocheck"},
+    "cli_journal": {"cli_errors", "report", "run"},
+    "cli_checkpoint": {"checkpoint", "errors"},
     "cli": {
-        "cli_errors", "report", "script", "run", "judge", "faults", "case", "catalogue", "errors",
+        "cli_errors", "cli_journal", "cli_checkpoint", "report", "script", "run", "judge", "faults", "case", "catalogue", "errors",
         "zerocheck",
     },
     "__main__": {"cli"},
@@ -134,6 +137,7 @@ def test_the_reference_imports_torch_only(path: Path) -> None:
         "from zerocheck.cli import main\ntry: main(['list'])\nexcept SystemExit: pass",
         "from zerocheck.cli import main\ntry: main(['run', '--help'])\nexcept SystemExit: pass",
         "from zerocheck.cli import main\ntry: main(['faults', '--list'])\nexcept SystemExit: pass",
+        "from zerocheck.cli import main\ntry: main(['checkpoint', '-h'])\nexcept SystemExit: pass",
     ],
 )
 def test_starts_without_torch(code: str) -> None:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from . import __version__
+from .cli_checkpoint import checkpoint
 from .cli_errors import Program
+from .cli_journal import note, note_untested, report_matrix, start_faults, start_run
 from .errors import UsageError
 
-if TYPE_CHECKING:
-    from .run.matrix.options import MatrixOptions
-    from .run.options import RunOptions
-
-INTERRUPTED = 130
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 _report_dir = click.option(
     "--report-dir",
@@ -115,59 +111,7 @@ def run(
         report_dir=report_dir,
         **given,
     )
-    return _run(options)
-
-
-def _run(options: RunOptions) -> int:
-    from .report.progress import Progress
-    from .run.journal import Journal
-
-    if options.ranks == "torchrun" and os.environ.get("RANK", "0") != "0":
-        return _engine(options)  # rank 0 judges and reports
-    progress = Progress()
-    journal = Journal(options.report_dir / "journal.ndjson")
-    try:
-        code = _engine(options, journal, progress)
-    except KeyboardInterrupt:
-        code = INTERRUPTED
-    finally:
-        # Also where the harness failed: what was found so far stays readable.
-        progress.close()
-        journal.close()
-        _write_what_there_is(journal.path)
-    if code == INTERRUPTED:
-        click.echo("interrupted", err=True)
-    return code
-
-
-def _engine(options: RunOptions, *handlers: Any) -> int:
-    from .run import engine
-
-    _note_untested()
-    return engine.run(options, handlers)
-
-
-def _note_untested() -> None:
-    """Once for a launch: rank 0 says it."""
-    from .run.environment import untested
-
-    if untested() and os.environ.get("RANK", "0") == "0":
-        _note(untested())
-
-
-def _write_what_there_is(journal: Path) -> None:
-    from .report.write import write_reports
-    from .run.journal import read
-
-    if not journal.stat().st_size:
-        journal.unlink()  # refused before it began
-        return
-    write_reports(read(journal, note=_note), journal.parent)
-    click.echo(f"report: {journal.parent / 'report.md'}")
-
-
-def _note(text: str) -> None:
-    click.echo(f"note: {text}", err=True)
+    return start_run(options)
 
 
 @main.command()
@@ -207,7 +151,7 @@ def replay(
         return _write_script(case, implementation, script)
     from .run import replay as replaying
 
-    _note_untested()
+    note_untested()
     replayed = replaying.replay(case, implementation=implementation, ranks=ranks, device=device)
     if replayed is None:
         return 0  # not rank 0 of torchrun
@@ -260,8 +204,8 @@ def report(journal: Path, report_dir: Path | None) -> int:
     if journal.is_dir():
         journal = journal / "journal.ndjson"
     if is_matrix(journal):
-        return _report_matrix(journal, report_dir or journal.parent)
-    records = read(journal, note=_note)
+        return report_matrix(journal, report_dir or journal.parent)
+    records = read(journal, note=note)
     counted = tally(records)
     console = Console(highlight=False, soft_wrap=True)
     print_findings(console, counted)
@@ -270,20 +214,6 @@ def report(journal: Path, report_dir: Path | None) -> int:
     write_reports(records, directory)
     click.echo(f"report: {directory / 'report.md'}")
     return run_exit_code(counted)
-
-
-def _report_matrix(journal: Path, directory: Path) -> int:
-    from .report.faults_progress import FaultsProgress
-    from .report.write import write_matrix
-    from .run.journal import read_matrix
-    from .run.matrix.summary import Summary
-
-    records = read_matrix(journal, note=_note)
-    summary = Summary(records)
-    FaultsProgress().show(summary)
-    write_matrix(records, directory)
-    click.echo(f"report: {directory / 'faults.md'}")
-    return summary.exit_code
 
 
 @main.command()
@@ -332,7 +262,7 @@ def faults(
         report_dir=report_dir,
         **given,
     )
-    return _faults(options)
+    return start_faults(options)
 
 
 def _list_faults() -> int:
@@ -343,33 +273,6 @@ def _list_faults() -> int:
         {fault.name: f"{fault.summary}; {fault.source}" for fault in FAULTS.values()},
     )
     return 0
-
-
-def _faults(options: MatrixOptions) -> int:
-    from .report.faults_progress import FaultsProgress
-    from .report.write import write_matrix
-    from .run.journal import Journal, read_matrix
-    from .run.matrix import engine
-
-    progress = FaultsProgress()
-    journal = Journal(options.report_dir / "faults.ndjson")
-    try:
-        _note_untested()
-        code = engine.run(options, (journal, progress))
-    except KeyboardInterrupt:
-        code = INTERRUPTED
-    finally:
-        # Also where the harness failed: what was found so far stays readable.
-        progress.close()
-        journal.close()
-        if journal.path.stat().st_size:
-            write_matrix(read_matrix(journal.path, note=_note), options.report_dir)
-            click.echo(f"report: {options.report_dir / 'faults.md'}")
-        else:
-            journal.path.unlink()  # refused before it began
-    if code == INTERRUPTED:
-        click.echo("interrupted", err=True)
-    return code
 
 
 @main.command("list")
@@ -405,6 +308,8 @@ def _section(title: str, entries: Any) -> None:
         click.echo(f"  {name:<{width}}  {text}")
     click.echo()
 
+
+main.add_command(checkpoint)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,0 +1,218 @@
+"""Two checkpoints compared: the same names, shapes, dtypes, bits, steps and settings.
+
+How they are sharded, on how many ranks they were written and in which format makes no difference.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from .contents import MODEL, OTHER, Contents, Item, contents_of
+from .explain import Explainer
+from .formats import open_checkpoint
+from .groups import IMPLEMENTATION
+from .places import Marked, at, bits, wide
+from .result import COMPARED, Finding, Report
+from .source import Damaged
+from .tiling import problems
+
+
+class _Absent:
+    """What stands for a value that only one has."""
+
+    def __repr__(self) -> str:
+        return "absent"
+
+
+_MISSING = _Absent()
+_LEFT_OUT = frozenset({"files", "tiling", "readable"})
+
+
+def compare(path: Path, other: Path) -> Report:
+    """Compare what stands at two paths. Raises UsageError for what is no checkpoint.
+
+    Damage that keeps tensors from being read is a finding here too.
+    """
+    pair = [contents_of(one, open_checkpoint(one)) for one in (path, other)]
+    findings = []
+    for contents in pair:
+        for found in contents.source.findings:
+            findings.append(_in(contents, found))
+    findings += _Comparison(*pair).findings()
+    order = ["files", "readable", "tiling", *COMPARED]
+    damaged = {found.check for found in findings} & _LEFT_OUT
+    unchecked = {} if any(one.steps for one in pair) else {"steps": "neither has step counts"}
+    if not any(one.settings or one.others for one in pair):
+        unchecked["settings"] = "neither has param groups"
+    return Report(
+        checkpoints=tuple(contents.described() for contents in pair),
+        findings=tuple(sorted(findings, key=lambda one: order.index(one.check))),
+        checked=tuple(
+            one for one in order if one in damaged or (one in COMPARED and one not in unchecked)
+        ),
+        unchecked=unchecked,
+        notes=tuple(f"{one.path}: {note}" for one in pair for note in one.notes),
+    )
+
+
+def _in(contents: Contents, found: Finding) -> Finding:
+    return Finding(
+        check=found.check, where=found.where, detail=f"in {contents.path}: {found.detail}"
+    )
+
+
+class _Comparison:
+    def __init__(self, one: Contents, other: Contents) -> None:
+        self._one, self._other = one, other
+        self._explainer = Explainer(one, other)
+
+    def findings(self) -> Iterator[Finding]:
+        """Everything that differs."""
+        mine, its = self._one.items, self._aligned()
+        for here, there, contents in ((mine, its, self._one), (its, mine, self._other)):
+            for spot, item in here.items():
+                # A step can be a number in one format and a tensor in another.
+                if spot not in there and not (item.role == "step" and self._both_step(item.name)):
+                    yield Finding(
+                        check="names", where=_label(spot), detail=f"only in {contents.path}"
+                    )
+        for spot, item in mine.items():
+            if spot in its and item.role != "step":
+                yield from self._tensors(_label(spot), item, its[spot])
+        yield from self._steps()
+        yield from self._settings()
+
+    def _aligned(self) -> dict[tuple[str, str], Item]:
+        """The other's items; without an optimizer, names may lack the container's prefix."""
+        mine = self._one.named(MODEL)
+        its = self._other.named(MODEL)
+        if not mine or not its or set(mine) & set(its):
+            return self._other.items
+        for long, short in ((its, mine), (mine, its)):
+            before = Counter(
+                name.removesuffix(known)
+                for name in long
+                for known in short
+                if name.endswith(f".{known}")
+            )
+            for prefix, _ in before.most_common(1):
+                renamed = {}
+                for (role, name), item in self._other.items.items():
+                    fitting = name.removeprefix(prefix) if long is its else prefix + name
+                    renamed[role, fitting if role != OTHER else name] = item
+                return renamed
+        return self._other.items
+
+    def _both_step(self, name: str) -> bool:
+        return name in self._one.steps and name in self._other.steps
+
+    def _tensors(self, label: str, mine: Item, its: Item) -> Iterator[Finding]:
+        for what, a, b in (
+            ("shape", list(mine.stored.shape), list(its.stored.shape)),
+            ("dtype", mine.stored.dtype, its.stored.dtype),
+        ):
+            if a != b:
+                yield Finding(check="shapes", where=label, detail=f"its {what} is {a} and {b}")
+        if mine.stored.shape != its.stored.shape:
+            return
+        read = []
+        for item, contents in ((mine, self._one), (its, self._other)):
+            torn = next(problems(item.stored), "")
+            try:
+                read.append(contents.read(item))
+            except Damaged as error:
+                torn = torn or str(error)
+                check = "readable"
+            else:
+                check = "tiling"
+            if torn:
+                yield Finding(check=check, where=label, detail=f"in {contents.path}: {torn}")
+                return
+        yield from self._values(label, mine, read[0], read[1])
+
+    def _values(
+        self, label: str, item: Item, mine: torch.Tensor, its: torch.Tensor
+    ) -> Iterator[Finding]:
+        same_dtype = mine.dtype == its.dtype
+        if same_dtype and torch.equal(bits(mine), bits(its)):
+            return
+        one, other = wide(mine), wide(its)
+        marked = Marked()
+        if same_dtype and not one.is_complex():
+            marked.add(0, bits(mine) != bits(its))
+        else:
+            marked.add(0, (one != other).reshape(-1))
+        if not marked.count:
+            return
+        detail = f"{marked.where(item.stored.shape)}: "
+        detail += f"{at(one, marked.first)} and {at(other, marked.first)}"
+        if not one.is_complex() and not other.is_complex():
+            detail += f", largest difference {_largest(one, other):.9g}"
+        reason = self._explainer.explain(mine, its, item) if same_dtype else ""
+        yield Finding(
+            check="values", where=label, detail=detail + (f"; {reason}" if reason else "")
+        )
+
+    def _steps(self) -> Iterator[Finding]:
+        for name, step in self._one.steps.items():
+            its = self._other.steps.get(name)
+            if its is not None and its != step:
+                yield Finding(
+                    check="steps", where=f"step {name}", detail=f"it is {step:g} and {its:g}"
+                )
+
+    def _settings(self) -> Iterator[Finding]:
+        """Settings parameter by parameter, so that the order of groups makes no difference."""
+        same: dict[tuple[str, str, str], list[str]] = {}
+        one, other = self._one.settings, self._other.settings
+        for name in one.keys() & other.keys():
+            words = (one[name].keys() | other[name].keys()) - IMPLEMENTATION
+            for word in words:
+                a, b = (side[name].get(word, _MISSING) for side in (one, other))
+                if not _same(a, b):
+                    same.setdefault((word, repr(a), repr(b)), []).append(name)
+        for (word, a, b), names in sorted(same.items()):
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            yield Finding(
+                check="settings", where=f"{word} of {min(names)}{more}", detail=f"{a} and {b}"
+            )
+        for here, there, path in (
+            (one, other, self._one.path), (other, one, self._other.path),
+        ):  # fmt: skip
+            for name in here.keys() - there.keys() if there else ():
+                yield Finding(
+                    check="settings", where=name, detail=f"in a param group only in {path}"
+                )
+        mine, its = self._one.others, self._other.others
+        for name in sorted(mine.keys() | its.keys()):
+            a, b = mine.get(name, _MISSING), its.get(name, _MISSING)
+            if not _same(a, b):
+                yield Finding(check="settings", where=name, detail=f"{_short(a)} and {_short(b)}")
+
+
+def _label(spot: tuple[str, str]) -> str:
+    return " ".join(spot)
+
+
+def _same(a: object, b: object) -> bool:
+    """Equal values; a tuple and a list of the same are equal, as are NaNs."""
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return (type(a) is type(b) and (a == b or (a != a and b != b))) or repr(a) == repr(b)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _largest(one: torch.Tensor, other: torch.Tensor) -> float:
+    """The largest |a - b|, NaN where one of them is NaN; infinities that are equal are left out."""
+    if not one.numel():
+        return 0.0
+    a, b = one.double().reshape(-1), other.double().reshape(-1)
+    return float(torch.where(a == b, 0.0, (a - b).abs()).max())

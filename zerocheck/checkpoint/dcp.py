@@ -1,0 +1,214 @@
+"""Directories of torch.distributed.checkpoint: `.metadata` and files of records, `*.distcp`.
+
+No process group and none of the user's classes are needed. The index says for each chunk of each
+tensor in which file it lies, from which byte on and how many; the bytes are a record of torch.save.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
+
+from ..errors import UsageError
+from .dcp_metadata import Broken, read_metadata
+from .records import Refused, load
+from .result import Finding
+from .source import Chunk, Damaged, Key, Opened, Stored, dotted, leaves, whole
+
+INDEX = ".metadata"
+
+
+class Dcp(Opened):
+    """An opened directory of torch.distributed.checkpoint; see `Source`."""
+
+    format = "torch.distributed.checkpoint"
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self._directory = directory
+        self._names: dict[Key, str] = {}
+        self._files: dict[str, mmap.mmap] = {}
+        self._held: dict[Key, torch.Tensor] = {}
+        self._places: dict[Any, Any] = {}
+        metadata = self._metadata()
+        if metadata is not None:
+            self._places = metadata.storage_data
+            self._entries(metadata)
+            self.findings += _misplaced(metadata)
+            self.findings += _files(directory, metadata)
+
+    def _metadata(self) -> Metadata | None:
+        if not (self._directory / INDEX).is_file():
+            self.wrong("files", INDEX, "it is missing: the save did not end")
+            return None
+        try:
+            metadata = read_metadata(self._directory / INDEX)
+        except Broken as error:
+            self.wrong("files", INDEX, f"it is damaged or truncated ({error})")
+            return None
+        if any(getattr(place, "transform_descriptors", None) for place in _places(metadata)):
+            raise UsageError(
+                f"{str(self._directory)!r} is stored through extensions of the writer "
+                "(compression, for example); only plain records are read"
+            )
+        return metadata
+
+    def _entries(self, metadata: Metadata) -> None:
+        ways = metadata.planner_data if isinstance(metadata.planner_data, dict) else {}
+        for name, entry in metadata.state_dict_metadata.items():
+            key = _key(ways.get(name), name)
+            self._names[key] = name
+            if isinstance(entry, TensorStorageMetadata):
+                chunks = [Chunk(tuple(one.offsets), tuple(one.sizes)) for one in entry.chunks]
+                self.tensors[key] = Stored(tuple(entry.size), entry.properties.dtype, tuple(chunks))
+            elif isinstance(entry, BytesStorageMetadata):
+                self._value(key, name)
+
+    def _value(self, key: Key, name: str) -> None:
+        place = self._places.get(MetadataIndex(name))
+        if place is None:
+            return  # `_misplaced` says so
+        try:
+            tree = load(self._bytes(place), f"the entry {name!r}")
+            for leaf_key, leaf in leaves(tree, key):
+                if isinstance(leaf, torch.Tensor):
+                    self._held[leaf_key] = leaf
+                    self.tensors[leaf_key] = whole(leaf)
+                else:
+                    self.values[leaf_key] = leaf
+        except Refused as error:
+            self.notes.append(str(error))
+        except Damaged as error:
+            self.wrong("readable", dotted(key), str(error))
+
+    def read(self, key: Key) -> torch.Tensor:
+        """See `Source.read`: chunk by chunk into one tensor."""
+        if key in self._held:
+            return self._held[key]
+        stored, name = self.tensors[key], self._names[key]
+        tensor = torch.empty(stored.shape, dtype=stored.dtype)
+        for chunk in stored.chunks:
+            place = self._places.get(MetadataIndex(name, chunk.offsets))
+            if place is None:
+                raise Damaged("the index does not say where a chunk lies")
+            part = load(self._bytes(place), f"the entry {name!r}")
+            if not isinstance(part, torch.Tensor):
+                raise Damaged(f"a chunk is no tensor but {type(part).__name__}")
+            if tuple(part.shape) != chunk.sizes or part.dtype != stored.dtype:
+                raise Damaged(
+                    f"the chunk at {list(chunk.offsets)} is {_form(part.shape, part.dtype)} in "
+                    f"{place.relative_path}, {_form(chunk.sizes, stored.dtype)} in the index"
+                )
+            box = tuple(
+                slice(start, start + size)
+                for start, size in zip(chunk.offsets, chunk.sizes, strict=True)
+            )
+            try:
+                tensor[box] = part
+            except (RuntimeError, IndexError) as error:
+                raise Damaged("a chunk is out of the bounds of its tensor") from error
+        return tensor
+
+    def _bytes(self, place: Any) -> bytes:
+        name = place.relative_path
+        if name not in self._files:
+            path = self._directory / name
+            if not _inside(self._directory, name) or not path.is_file():
+                raise Damaged(f"its file {name} is missing")
+            if not path.stat().st_size:
+                raise Damaged(f"its file {name} is empty")
+            with path.open("rb") as file:
+                self._files[name] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        end = place.offset + place.length
+        if end > len(self._files[name]):
+            raise Damaged(f"its file {name} is truncated")
+        return self._files[name][place.offset : end]
+
+
+def _key(way: object, name: str) -> Key:
+    """The way to an entry that the planner noted, or its name where there is none."""
+    if isinstance(way, tuple) and way and all(isinstance(part, str | int) for part in way):
+        return way
+    return (name,)
+
+
+def _places(metadata: Metadata) -> list[Any]:
+    return list(metadata.storage_data.values())
+
+
+def _form(shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    return f"{list(shape)} {str(dtype).removeprefix('torch.')}"
+
+
+def _inside(directory: Path, name: str) -> bool:
+    """Whether a file that the index names lies in the directory: no way out of it is followed."""
+    return (directory / name).resolve().is_relative_to(directory.resolve())
+
+
+def _misplaced(metadata: Metadata) -> Iterator[Finding]:
+    """Entries without a place in a file, and places without an entry."""
+    wanted = set()
+    for name, entry in metadata.state_dict_metadata.items():
+        if isinstance(entry, TensorStorageMetadata):
+            wanted |= {MetadataIndex(name, chunk.offsets) for chunk in entry.chunks}
+        else:
+            wanted.add(MetadataIndex(name))
+    for index in wanted - set(metadata.storage_data):
+        yield Finding(check="files", where=_spot(index), detail="the index gives no place for it")
+    for index in set(metadata.storage_data) - wanted:
+        yield Finding(
+            check="files", where=_spot(index), detail="it has a place in a file, but no entry"
+        )
+
+
+def _spot(index: MetadataIndex) -> str:
+    return index.fqn if index.offset is None else f"{index.fqn} at {list(index.offset)}"
+
+
+def _files(directory: Path, metadata: Metadata) -> Iterator[Finding]:
+    """Whether the files are those that the index names, each exactly as long as its records."""
+    ranges: dict[str, list[tuple[int, int]]] = {}
+    for place in _places(metadata):
+        ranges.setdefault(place.relative_path, []).append((place.offset, place.length))
+    for name, records in sorted(ranges.items()):
+        detail = _file(directory, name, sorted(records))
+        if detail:
+            yield Finding(check="files", where=name, detail=detail)
+    for path in sorted(directory.iterdir()):
+        if path.suffix == ".distcp" and path.name not in ranges:
+            yield Finding(
+                check="files", where=path.name, detail="no entry is in it: is it of another save?"
+            )
+        elif path.name.endswith(".metadata.tmp"):
+            yield Finding(
+                check="files", where=path.name, detail="left behind by a save that did not end"
+            )
+
+
+def _file(directory: Path, name: str, records: list[tuple[int, int]]) -> str:
+    if not _inside(directory, name):
+        return "the index names it, and it is outside of the directory; it was not read"
+    path = directory / name
+    if not path.is_file():
+        return f"it is missing, with {len(records)} records"
+    size = path.stat().st_size
+    end = 0
+    for offset, length in records:
+        if offset < end:
+            return f"two records overlap at byte {offset}"
+        if offset > end:
+            return f"bytes {end} to {offset} belong to no record"
+        end = offset + length
+    if size < end:
+        return f"truncated: {size} bytes of {end}"
+    return f"{size - end} bytes behind its last record" if size > end else ""

@@ -1,0 +1,136 @@
+"""One checkpoint, examined: everything that can be wrong without another to compare with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from .contents import MODEL, Contents, contents_of
+from .formats import open_checkpoint
+from .result import EXAMINED, Finding, Report
+from .tiling import problems
+from .values import MOMENTS, ValueChecks
+
+
+def examine(path: Path) -> Report:
+    """Examine what stands at a path. Raises UsageError for what is no checkpoint."""
+    contents = contents_of(path, open_checkpoint(path))
+    findings = list(contents.source.findings)
+    broken: set[tuple[str, str]] = set()
+    for spot, item in contents.items.items():
+        for problem in problems(item.stored):
+            broken.add(spot)
+            findings.append(Finding(check="tiling", where=item.label, detail=problem))
+    findings += _steps(contents)
+    findings += _moments(contents)
+    values = ValueChecks(contents, broken)
+    values.run()
+    findings += values.findings
+    unchecked = _unchecked(contents, values.bounded)
+    order = list(EXAMINED)
+    return Report(
+        checkpoints=(contents.described(),),
+        findings=tuple(sorted(findings, key=lambda one: order.index(one.check))),
+        checked=tuple(check for check in EXAMINED if check not in unchecked),
+        unchecked=unchecked,
+        notes=(*contents.notes, *_notes(contents)),
+    )
+
+
+def _steps(contents: Contents) -> Iterator[Finding]:
+    """Every step a whole number from 1 on, and all of them equal."""
+    for name, value in contents.odd_steps.items():
+        if value != "damaged":  # the reading of it says that
+            yield Finding(check="steps", where=f"step {name}", detail=f"it is {value}")
+    for name, step in contents.steps.items():
+        if not (step >= 1 and step % 1 == 0):
+            yield Finding(check="steps", where=f"step {name}", detail=f"it is {step:g}")
+    counted = Counter(contents.steps.values())
+    if len(counted) < 2:
+        return
+    usual = max(counted, key=lambda step: (counted[step], step))
+    for name, step in contents.steps.items():
+        if step != usual:
+            yield Finding(
+                check="steps",
+                where=f"step {name}",
+                detail=f"it is {step:g}, and {usual:g} for {counted[usual]} of "
+                f"{len(contents.steps)} parameters; right only if {name} was frozen or without "
+                "a gradient for some steps",
+            )
+
+
+def _moments(contents: Contents) -> Iterator[Finding]:
+    """Both moments for every parameter that has one or a step, each of the parameter's shape.
+
+    Only of an optimizer that has such moments: one of the family of Adam, known by its setting
+    amsgrad, has both, and of another those that occur. max_exp_avg_sq is for all or none
+    of the parameters of a group with amsgrad.
+    """
+    model = contents.named(MODEL)
+    adam = any("amsgrad" in settings for settings in contents.settings.values())
+    roles = [role for role in MOMENTS if contents.named(role) or (adam and role in MOMENTS[:2])]
+    stepped = {*contents.steps, *contents.odd_steps}
+    for name in contents.optimized():
+        if model and name not in model and not name.startswith("parameter "):
+            yield Finding(
+                check="moments", where=name, detail="it has optimizer state, and no parameter"
+            )
+        has = [role for role in roles if (role, name) in contents.items]
+        for role in roles:
+            item = contents.items.get((role, name))
+            parameter = model.get(name)
+            if item is None:
+                if _must_have(contents, name, role, has):
+                    yield Finding(check="moments", where=f"{role} {name}", detail="it is missing")
+            elif parameter is not None and item.stored.shape != parameter.stored.shape:
+                yield Finding(
+                    check="moments",
+                    where=item.label,
+                    detail=f"its shape is {list(item.stored.shape)}, its parameter's "
+                    f"{list(parameter.stored.shape)}",
+                )
+        if stepped and has and name not in stepped:
+            yield Finding(check="moments", where=f"step {name}", detail="it is missing")
+
+
+def _must_have(contents: Contents, name: str, role: str, has: list[str]) -> bool:
+    if role == "max_exp_avg_sq":
+        return contents.settings.get(name, {}).get("amsgrad") is True
+    return bool(has) or name in contents.steps
+
+
+def _unchecked(contents: Contents, bounded: int) -> dict[str, str]:
+    """The checks that nothing could fail, and why."""
+    unchecked: dict[str, str] = {}
+    if not contents.items:
+        unchecked |= dict.fromkeys(("tiling", "finite"), "no tensor was found")
+    if not contents.named("exp_avg_sq"):
+        unchecked["nonnegative"] = "no exp_avg_sq"
+    if not contents.steps and not contents.odd_steps:
+        unchecked["steps"] = "no step counts"
+    if not contents.named("exp_avg") and not contents.named("exp_avg_sq"):
+        unchecked["moments"] = unchecked["bounded"] = "no optimizer state with moments"
+    elif not bounded:
+        unchecked["bounded"] = "it needs both moments, betas and a step of a parameter"
+    return unchecked
+
+
+def _notes(contents: Contents) -> Iterator[str]:
+    optimized = set(contents.optimized())
+    members = [name for name in contents.settings if name not in optimized]
+    if optimized and members:
+        yield f"in a param group, and without state, so never stepped: {_some(members)}"
+    known = optimized | set(members)
+    left = [name for name in contents.named(MODEL) if name not in known]
+    if optimized and left:
+        yield f"unknown to the optimizer, so buffers or frozen: {_some(left)}"
+    others = list(contents.named("other"))
+    if others:
+        yield f"of unknown role, checked for values that are not finite: {_some(others)}"
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:8])
+    return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown

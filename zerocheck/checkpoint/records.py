@@ -1,0 +1,80 @@
+"""What torch.save wrote: loaded without executing anything, and held to its checksums.
+
+torch.save writes a zip archive and a CRC-32 of every record in it. torch.load does not look at
+them: a flipped bit loads in silence. So they are verified here, before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import UsageError
+from .source import Damaged
+
+_BLOCK = 1 << 20
+
+
+class Refused(UsageError):
+    """A pickle names a class that `weights_only=True` does not admit."""
+
+
+def load(data: Path | bytes, where: str) -> Any:
+    """What torch.save wrote, on the CPU; a file is mapped into memory, not read whole.
+
+    where: what is read, for messages. Raises Damaged for what is truncated or fails its
+    checksum, Refused for classes that `weights_only=True` does not admit.
+    """
+    file: Any = data if isinstance(data, Path) else io.BytesIO(data)
+    archive = zipfile.is_zipfile(file)
+    if archive:
+        _verify(file)
+    elif not isinstance(data, Path):
+        raise Damaged("these bytes are no record of torch.save")
+    if not isinstance(data, Path):
+        file.seek(0)
+    try:
+        return torch.load(
+            file, map_location="cpu", weights_only=True, mmap=archive and isinstance(data, Path)
+        )
+    except pickle.UnpicklingError as error:
+        name = re.search(r"GLOBAL (\S+)", str(error))
+        if name is None:
+            raise Damaged("its pickle is damaged") from error
+        raise Refused(
+            f"{where} holds an object of {name[1]}, which is not a tensor, number or container; "
+            "it was not loaded, since that would run its code"
+        ) from error
+    except Exception as error:  # damaged bytes lead to whatever torch stumbles over
+        raise Damaged(f"torch.load fails: {str(error).splitlines()[0][:200]}") from error
+
+
+def _verify(file: Any) -> None:
+    """Hold every record to its CRC-32; all of them 0 means that none was written.
+
+    See `torch.serialization.set_crc32_options`.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            records = archive.infolist()
+            if not any(record.CRC for record in records):
+                return
+            for record in records:
+                _verify_one(archive, record)
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError) as error:
+        raise Damaged(f"checksum: {error}") from error
+    except (RuntimeError, ValueError, UnicodeError) as error:
+        raise Damaged(f"its archive is damaged: {error}") from error
+
+
+def _verify_one(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> None:
+    with archive.open(record) as stream:  # raises at its end where the CRC-32 differs
+        while stream.read(_BLOCK):
+            pass

@@ -1,0 +1,90 @@
+"""What is said of checkpoints; `--json` writes these as they stand."""
+
+from __future__ import annotations
+
+import msgspec
+
+VERSION = 1
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is wrong, or that differs.
+
+    check: a key of CHECKS; where: the tensor with its role, or the file; detail: what is wrong
+    with it, with figures.
+    """
+
+    check: str
+    where: str
+    detail: str
+
+
+class RoleTotal(msgspec.Struct, frozen=True, kw_only=True):
+    """All tensors of one role: how many, elements, bytes, and their dtypes."""
+
+    role: str
+    tensors: int
+    elements: int
+    nbytes: int
+    dtypes: tuple[str, ...]
+
+
+class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """A param group: the names of its parameters and its settings, as text."""
+
+    parameters: tuple[str, ...]
+    settings: dict[str, str]
+
+
+class Described(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint holds.
+
+    psi: elements of the parameters with optimizer state; steps: each step count that occurs, with
+    how many parameters have it.
+    """
+
+    path: str
+    format: str
+    roles: tuple[RoleTotal, ...]
+    psi: int
+    steps: dict[str, int]
+    groups: tuple[GroupSettings, ...]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found in one checkpoint, or between two.
+
+    checked: the checks that were made; unchecked: those that could not be, and why; notes: what
+    is worth knowing and not wrong. The exit code is 1 if there are findings.
+    """
+
+    version: int = VERSION
+    checkpoints: tuple[Described, ...]
+    findings: tuple[Finding, ...]
+    checked: tuple[str, ...]
+    unchecked: dict[str, str]
+    notes: tuple[str, ...]
+
+    @property
+    def exit_code(self) -> int:
+        return 1 if self.findings else 0
+
+
+CHECKS = {
+    "files": "files that are missing, truncated, or that nothing names",
+    "tiling": "chunks do not cover a tensor exactly once",
+    "readable": "stored bytes that are damaged: checksum, shape or dtype",
+    "finite": "values that are not finite",
+    "nonnegative": "second moments below zero, or above their maximum",
+    "steps": "step counts that differ, or are no whole number from 1 on",
+    "moments": "moments that are missing or have another shape",
+    "bounded": "first moments that AdamW cannot have beside these second moments",
+    "names": "tensors in only one of the two",
+    "shapes": "shapes or dtypes that differ",
+    "values": "tensors that differ",
+    "settings": "param groups or other values that differ",
+}
+EXAMINED = (
+    "files", "tiling", "readable", "finite", "nonnegative", "steps", "moments", "bounded",
+)  # fmt: skip
+COMPARED = ("names", "shapes", "values", "steps", "settings")

@@ -1,0 +1,90 @@
+"""A report of checkpoints as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tabulate import tabulate
+
+from .result import CHECKS, COMPARED, Described, Finding, Report
+
+_SHOWN = 5
+_UNITS = ("B", "KB", "MB", "GB", "TB")
+_SETTINGS = ("lr", "betas", "eps", "weight_decay", "amsgrad")
+
+
+def render(report: Report) -> str:
+    """The report for people: what each holds, what was found, what was checked."""
+    lines: list[str] = []
+    for described in report.checkpoints:
+        lines += [*_described(described), ""]
+    two = len(report.checkpoints) > 1
+    lines += [f"note: {note}" for note in report.notes]
+    for check in dict.fromkeys(finding.check for finding in report.findings):
+        word = "DIFFERENT" if two and check in COMPARED else "WRONG"
+        lines += _found([one for one in report.findings if one.check == check], word)
+    lines += [f"not checked: {check} ({why})" for check, why in report.unchecked.items()]
+    names = ", ".join(report.checked)
+    if report.findings:
+        count = len(report.findings)
+        lines.append(f"{'different' if two else 'wrong'}: {count} finding{'s' * (count > 1)}")
+    else:
+        lines.append(f"{'equal, bit for bit' if two else 'nothing wrong'}: {names}")
+    return "\n".join(lines) + "\n"
+
+
+def _described(one: Described) -> Iterator[str]:
+    yield f"{one.path}: {one.format}"
+    if one.roles:
+        rows = [
+            (
+                role.role,
+                role.tensors,
+                f"{role.elements:,}",
+                ", ".join(role.dtypes),
+                _size(role.nbytes),
+                f"{role.nbytes / one.psi:.2f} Psi" if one.psi else "",
+            )
+            for role in one.roles
+        ]
+        total = sum(role.nbytes for role in one.roles)
+        rows.append(
+            ("total", sum(role.tensors for role in one.roles),
+             f"{sum(role.elements for role in one.roles):,}", "", _size(total),
+             f"{total / one.psi:.2f} Psi" if one.psi else "")
+        )  # fmt: skip
+        headers = ("role", "tensors", "elements", "dtype", "size", "bytes")
+        align = ("left", "right", "right", "left", "right", "right")
+        table = tabulate(rows, headers, tablefmt="simple", colalign=align, disable_numparse=True)
+        yield from (f"  {line}" for line in table.splitlines())
+    if one.psi:
+        yield (
+            f"  Psi = {one.psi:,} elements with moments; AdamW in fp32: 4 Psi of parameters and "
+            "8 Psi of moments, 12 Psi"
+        )
+    if one.steps:
+        steps = ", ".join(f"{step} ({count})" for step, count in one.steps.items())
+        yield f"  steps (parameters): {steps}"
+    for group in one.groups:
+        known = ", ".join(
+            f"{word} {group.settings[word]}" for word in _SETTINGS if word in group.settings
+        )
+        yield f"  param group of {len(group.parameters)}: {known}"
+
+
+def _found(findings: list[Finding], word: str) -> Iterator[str]:
+    check = findings[0].check
+    yield f"{word} {check}: {CHECKS[check]}"
+    for finding in findings[:_SHOWN]:
+        yield f"  {finding.where}: {finding.detail}"
+    if len(findings) > _SHOWN:
+        yield f"  and {len(findings) - _SHOWN} more"
+
+
+def _size(nbytes: int) -> str:
+    size = float(nbytes)
+    for unit in _UNITS:
+        if size < 1000 or unit == _UNITS[-1]:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    raise AssertionError

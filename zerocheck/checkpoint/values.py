@@ -1,0 +1,121 @@
+"""Checks of the values in one checkpoint: finite, second moments, first moments beside them."""
+
+from __future__ import annotations
+
+import torch
+
+from .contents import Contents, Item
+from .groups import betas
+from .moment_bound import largest
+from .places import Marked, at, blocks, wide
+from .result import Finding
+from .source import Damaged
+
+MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+
+
+class ValueChecks:
+    """Reads every tensor once and checks it, parameter by parameter.
+
+    broken: (role, name) of tensors with a gap or an overlap, which have no defined values.
+    findings: what is wrong; bounded: how many parameters had their first moment held to the bound.
+    """
+
+    def __init__(self, contents: Contents, broken: set[tuple[str, str]]) -> None:
+        self._contents = contents
+        self._broken = broken
+        self.findings: list[Finding] = []
+        self.bounded = 0
+
+    def run(self) -> None:
+        """Check all tensors."""
+        items = self._contents.items
+        done: set[tuple[str, str]] = set()
+        for name in self._contents.optimized():
+            spots = [(role, name) for role in MOMENTS if (role, name) in items]
+            done.update(spots)
+            held = {
+                spot[0]: tensor for spot in spots if (tensor := self._read(items[spot])) is not None
+            }
+            self._second(name, held)
+            self._first(name, held)
+        for spot, item in items.items():
+            if spot not in done:
+                self._read(item)
+
+    def _read(self, item: Item) -> torch.Tensor | None:
+        """A tensor with defined values, after the check that they are finite."""
+        if (item.role, item.name) in self._broken:
+            return None
+        try:
+            tensor = wide(self._contents.read(item))
+        except Damaged as error:
+            self._wrong("readable", item.label, str(error))
+            return None
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+            marked = Marked()
+            for start, (block,) in blocks(tensor):
+                marked.add(start, ~torch.isfinite(block))
+            if marked.count:
+                what = f"{marked.where(item.stored.shape)} is {at(tensor, marked.first)}"
+                self._wrong("finite", item.label, what)
+        return tensor
+
+    def _second(self, name: str, held: dict[str, torch.Tensor]) -> None:
+        for role in ("exp_avg_sq", "max_exp_avg_sq"):
+            if role in held:
+                marked = Marked()
+                for start, (block,) in blocks(held[role]):
+                    marked.add(start, block < 0)
+                if marked.count:
+                    value = at(held[role], marked.first)
+                    shape = tuple(held[role].shape)
+                    self._wrong(
+                        "nonnegative", f"{role} {name}", f"{marked.where(shape)} is {value}"
+                    )
+        v, most = held.get("exp_avg_sq"), held.get("max_exp_avg_sq")
+        if v is None or most is None or v.shape != most.shape:
+            return
+        marked = Marked()
+        for start, (one, its) in blocks(v, most):
+            marked.add(start, its < one)
+        if marked.count:
+            self._wrong(
+                "nonnegative",
+                f"max_exp_avg_sq {name}",
+                f"{marked.where(tuple(v.shape))} is {at(most, marked.first)}, below exp_avg_sq, "
+                f"{at(v, marked.first)}",
+            )
+
+    def _first(self, name: str, held: dict[str, torch.Tensor]) -> None:
+        """|exp_avg| against the bound of `moment_bound`; what is not finite is said elsewhere."""
+        m, v = held.get("exp_avg"), held.get("exp_avg_sq")
+        pair = betas(self._contents.settings.get(name, {}))
+        step = self._contents.steps.get(name)
+        if m is None or v is None or pair is None or step is None or step < 1 or step % 1:
+            return
+        if m.shape != v.shape or not (m.is_floating_point() and v.is_floating_point()):
+            return
+        coarse = m if torch.finfo(m.dtype).eps > torch.finfo(v.dtype).eps else v
+        marked, example = Marked(), ""
+        for start, (first, second) in blocks(m, v):
+            bound = largest(second.to(coarse.dtype), pair, step)
+            if bound is None:
+                return
+            fine = torch.isfinite(first) & torch.isfinite(second)
+            before = marked.count
+            marked.add(start, (first.double().abs() > bound) & fine)
+            if marked.count and not before:
+                place = marked.first - start
+                example = f"{first[place]:.9g}, at most {bound[place]:.9g}"
+        self.bounded += 1
+        if marked.count:
+            self._wrong(
+                "bounded",
+                f"exp_avg {name}",
+                f"{marked.where(tuple(m.shape))} is {example} beside its exp_avg_sq after "
+                f"{step:g} steps with betas {pair[0]:g}, {pair[1]:g}, if they never changed",
+            )
+
+    def _wrong(self, check: str, where: str, detail: str) -> None:
+        self.findings.append(Finding(check=check, where=where, detail=detail))

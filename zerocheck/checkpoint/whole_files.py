@@ -1,0 +1,118 @@
+"""Several files with whole tensors as one checkpoint, with the index of a sharded one.
+
+Files of a sharded model (`model-00001-of-00003.safetensors`) are one; others stand beside each
+other, and their names without ending (`model`, `optimizer`) come before those of their tensors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+
+from ..errors import UsageError
+from .records import Refused
+from .safetensors_file import SafetensorsFile
+from .source import Key, Opened, Source, dotted
+from .torch_save import TorchSave
+
+OPENERS: dict[str, Callable[[Path], Source]] = {
+    ".pt": TorchSave,
+    ".pth": TorchSave,
+    ".bin": TorchSave,
+    ".safetensors": SafetensorsFile,
+}
+_PART = re.compile(r"(.+)-\d+-of-\d+")
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+class WholeFiles(Opened):
+    """Opened files of whole tensors; see `Source`."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        super().__init__()
+        self._from: dict[Key, tuple[Source, Key]] = {}
+        opened: dict[Path, Source] = {}
+        refused: list[Refused] = []
+        for path in paths:
+            try:
+                opened[path] = OPENERS[path.suffix](path)
+            except Refused as error:
+                refused.append(error)
+                self.notes.append(f"not read: {error}")
+        if refused and not any(source.tensors for source in opened.values()):
+            raise refused[0]
+        self.format = " and ".join(sorted({source.format for source in opened.values()}))
+        stems = {path: _stem(path) for path in paths}
+        several = len(set(stems.values())) > 1
+        for path, source in opened.items():
+            self._take(source, (stems[path],) if several else ())
+        for directory in {path.parent for path in paths}:
+            self._indices(directory, opened)
+
+    def _take(self, source: Source, above: Key) -> None:
+        self.findings += source.findings
+        self.notes += source.notes
+        for key, stored in source.tensors.items():
+            full = above + key
+            if full in self.tensors:
+                self.wrong("tiling", dotted(full), "two files hold it")
+                continue
+            self.tensors[full] = stored
+            self._from[full] = (source, key)
+        for key, value in source.values.items():
+            self.values[above + key] = value
+
+    def _indices(self, directory: Path, opened: dict[Path, Source]) -> None:
+        for path in sorted(directory.glob("*.index.json")):
+            try:
+                index = msgspec.json.decode(path.read_bytes(), type=_Index)
+            except (msgspec.DecodeError, msgspec.ValidationError) as error:
+                self.wrong("files", path.name, f"it is damaged: {error}")
+                continue
+            self._compare(index.weight_map, path.name, {p.name: s for p, s in opened.items()})
+
+    def _compare(self, places: dict[str, str], index: str, opened: dict[str, Source]) -> None:
+        """The index of a sharded model against what its files hold."""
+        files = set(places.values())
+        for file in sorted(files - set(opened)):
+            count = sum(place == file for place in places.values())
+            self.wrong("files", file, f"it is missing, with {count} tensors ({index})")
+        held = {
+            dotted(key): file
+            for file, source in opened.items()
+            if file in files
+            for key in source.tensors
+        }
+        for name, file in places.items():
+            if file in opened and held.get(name) != file:
+                where = f"; {held[name]} holds it" if name in held else ""
+                self.wrong("files", name, f"{index} names {file}, which lacks it{where}")
+        for name in held.keys() - places.keys():
+            self.wrong("files", name, f"it is in {held[name]}, and {index} does not name it")
+
+    def read(self, key: Key) -> torch.Tensor:
+        """See `Source.read`."""
+        source, inner = self._from[key]
+        return source.read(inner)
+
+
+def _stem(path: Path) -> str:
+    part = _PART.fullmatch(path.stem)
+    return part[1] if part else path.stem
+
+
+def open_files(paths: Sequence[Path]) -> WholeFiles:
+    """Open files; raises UsageError for one that cannot be read at all."""
+    try:
+        return WholeFiles(paths)
+    except OSError as error:
+        raise UsageError(
+            f"{error.filename or paths[0]} cannot be read: {error.strerror}"
+        ) from error

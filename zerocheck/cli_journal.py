@@ -1,0 +1,117 @@
+"""What the commands do that write a journal, or read one: run, judge, report."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .cli_errors import INTERRUPTED
+
+if TYPE_CHECKING:
+    from .run.matrix.options import MatrixOptions
+    from .run.options import RunOptions
+
+
+def start_run(options: RunOptions) -> int:
+    """Run, judge, and write the reports; the exit code. Under torchrun rank 0 writes."""
+    from .report.progress import Progress
+
+    if options.ranks == "torchrun" and os.environ.get("RANK", "0") != "0":
+        return _engine(options)  # rank 0 judges and reports
+    return _recorded(
+        options.report_dir / "journal.ndjson",
+        Progress(),
+        lambda *handlers: _engine(options, *handlers),
+        _write_run,
+    )
+
+
+def _recorded(
+    path: Path, progress: Any, start: Callable[..., int], write: Callable[[Path], Path]
+) -> int:
+    """Run with a journal and progress as handlers; `write` makes the reports of the journal."""
+    from .run.journal import Journal
+
+    journal = Journal(path)
+    try:
+        code = start(journal, progress)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    finally:
+        # Also where the harness failed: what was found so far stays readable.
+        progress.close()
+        journal.close()
+        if path.stat().st_size:
+            click.echo(f"report: {write(path)}")
+        else:
+            path.unlink()  # refused before it began
+    if code == INTERRUPTED:
+        click.echo("interrupted", err=True)
+    return code
+
+
+def _engine(options: RunOptions, *handlers: Any) -> int:
+    from .run import engine
+
+    note_untested()
+    return engine.run(options, handlers)
+
+
+def note_untested() -> None:
+    """Once for a launch: rank 0 says it."""
+    from .run.environment import untested
+
+    if untested() and os.environ.get("RANK", "0") == "0":
+        note(untested())
+
+
+def _write_run(journal: Path) -> Path:
+    from .report.write import write_reports
+    from .run.journal import read
+
+    write_reports(read(journal, note=note), journal.parent)
+    return journal.parent / "report.md"
+
+
+def note(text: str) -> None:
+    """Say something beside the result."""
+    click.echo(f"note: {text}", err=True)
+
+
+def start_faults(options: MatrixOptions) -> int:
+    """Hunt the planted faults and write the kill matrix; the exit code."""
+    from .report.faults_progress import FaultsProgress
+    from .run.matrix import engine
+
+    def start(*handlers: Any) -> int:
+        note_untested()
+        return engine.run(options, handlers)
+
+    return _recorded(options.report_dir / "faults.ndjson", FaultsProgress(), start, _write_faults)
+
+
+def _write_faults(journal: Path) -> Path:
+    from .report.write import write_matrix
+    from .run.journal import read_matrix
+
+    write_matrix(read_matrix(journal, note=note), journal.parent)
+    return journal.parent / "faults.md"
+
+
+def report_matrix(journal: Path, directory: Path) -> int:
+    """Write the kill matrix of a journal again; the exit code of its run."""
+    from .report.faults_progress import FaultsProgress
+    from .report.write import write_matrix
+    from .run.journal import read_matrix
+    from .run.matrix.summary import Summary
+
+    records = read_matrix(journal, note=note)
+    summary = Summary(records)
+    FaultsProgress().show(summary)
+    write_matrix(records, directory)
+    click.echo(f"report: {directory / 'faults.md'}")
+    return summary.exit_code
