@@ -201,10 +201,11 @@ def _number(source: Source, key: Key) -> object:
 def _names_of_numbers(
     contents: Contents, states: Mapping[Key, StateKey], written: Mapping[int, str]
 ) -> dict[int, str]:
-    """Names for numbered parameters: those that are written, or the model's in order.
+    """Names for numbered parameters: those that are written, or the model's if there is one way.
 
-    Numbers follow the order of the parameters, and so do the names of a state dict, buffers
-    aside. They are matched only if there are as many of both and every shape fits.
+    With one param group, numbers have the order of the parameters, and so has a state dict,
+    buffers aside; several groups, and formats that sort, leave shapes that occur only once. There
+    must be as many numbers as names, and every shape must fit.
     """
     shapes = {
         state.parameter: contents.source.tensors[key].shape
@@ -220,12 +221,22 @@ def _names_of_numbers(
         for item in contents.named(MODEL).values()
         if item.name.rpartition(".")[2] not in _BUFFERS and item.stored.dtype.is_floating_point
     ]
-    if len(model) == len(numbers) and all(
-        shapes.get(number, item.stored.shape) == item.stored.shape
-        for number, item in zip(numbers, model, strict=True)
-    ):
+    names: dict[int, str] = {}
+    if len(model) != len(numbers):
+        pass
+    elif contents.source.ordered and len(contents.groups) < 2:
+        if all(
+            shapes.get(number, item.stored.shape) == item.stored.shape
+            for number, item in zip(numbers, model, strict=True)
+        ):
+            names = {number: item.name for number, item in zip(numbers, model, strict=True)}
+    else:
+        by_shape = {item.stored.shape: item.name for item in model}
+        if len(by_shape) == len(model) and {*shapes.values()} == by_shape.keys():
+            names = {number: by_shape[shapes[number]] for number in numbers}
+    if names:
         contents.notes.append("numbers of parameters were matched to names by order and shape")
-        return {number: item.name for number, item in zip(numbers, model, strict=True)}
+        return names
     contents.notes.append("numbers of parameters could not be matched to names")
     return {}
 

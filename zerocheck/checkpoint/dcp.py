@@ -65,7 +65,11 @@ class Dcp(Opened):
 
     def _entries(self, metadata: Metadata) -> None:
         ways = metadata.planner_data if isinstance(metadata.planner_data, dict) else {}
-        for name, entry in metadata.state_dict_metadata.items():
+        entries = metadata.state_dict_metadata
+        self.ordered = ways.keys() >= entries.keys()
+        # The planner's order is that of the state dict; the index has sharded tensors first.
+        for name in dict.fromkeys([*(way for way in ways if way in entries), *entries]):
+            entry = entries[name]
             key = _key(ways.get(name), name)
             self._names[key] = name
             if isinstance(entry, TensorStorageMetadata):

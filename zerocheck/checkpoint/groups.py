@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..contract.names import unwrapped
-from .optimizer_keys import GroupKey
+from .optimizer_keys import GroupKey, number_or_name
 
 _MEMBERS = ("params", "param_names")
 IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
@@ -33,7 +33,8 @@ def groups_of(found: Mapping[GroupKey, object]) -> list[Group]:
         if isinstance(key.of, int):
             group = numbered.setdefault((key.owner, key.of), Group())
             if key.setting == "params":
-                group.members = list(value) if isinstance(value, list | tuple) else []
+                members = value if isinstance(value, list | tuple) else []
+                group.members = [number_or_name(member) for member in members]
             elif key.setting not in _MEMBERS:
                 group.settings[key.setting] = value
         else:

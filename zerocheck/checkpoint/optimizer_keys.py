@@ -43,7 +43,7 @@ def group_key(key: Key) -> GroupKey | None:
     """The parts of a key of a param group, or None for another key."""
     for place, part in enumerate(key):
         if part == "param_groups" and len(key) == place + 3:
-            return GroupKey(key[:place], key[place + 1], str(key[place + 2]))
+            return GroupKey(key[:place], number_or_name(key[place + 1]), str(key[place + 2]))
     found = _flat(key, "param_groups")
     return found and GroupKey(*found)
 
@@ -59,7 +59,7 @@ def state_key(key: Key, known: frozenset[Key]) -> StateKey | None:
         if part == "state" and len(key) == place + 3:
             kind = str(key[place + 2])
             if key[:place] in known or kind in KINDS:
-                return StateKey(key[:place], key[place + 1], kind)
+                return StateKey(key[:place], number_or_name(key[place + 1]), kind)
     found = _flat(key, "state")
     if found is None or (found[0] not in known and found[2] not in KINDS):
         return None
@@ -75,4 +75,9 @@ def _flat(key: Key, word: str) -> tuple[Key, str | int, str] | None:
     place = parts.index(word)
     owner = (*above, *([".".join(parts[:place])] if place else []))
     name = ".".join(parts[place + 1 : -1])
-    return owner, int(name) if name.isdigit() else name, parts[-1]
+    return owner, number_or_name(name), parts[-1]
+
+
+def number_or_name(part: str | int) -> str | int:
+    """Digits are a number: torch.distributed.checkpoint writes keys of mappings as words."""
+    return int(part) if isinstance(part, str) and part.isdigit() else part

@@ -53,7 +53,9 @@ def load(data: Path | bytes, where: str) -> Any:
             "it was not loaded, since that would run its code"
         ) from error
     except Exception as error:  # damaged bytes lead to whatever torch stumbles over
-        raise Damaged(f"torch.load fails: {str(error).splitlines()[0][:200]}") from error
+        raise Damaged(
+            f"torch.load fails: {(str(error).splitlines() or [type(error).__name__])[0][:200]}"
+        ) from error
 
 
 def _verify(file: Any) -> None:

@@ -38,6 +38,7 @@ class SafetensorsFile(Opened):
 
     def __init__(self, path: Path) -> None:
         super().__init__()
+        self.ordered = False  # writers sort by dtype and name
         self._name = path.name
         self._begins: dict[Key, int] = {}
         self._map: mmap.mmap | None = None

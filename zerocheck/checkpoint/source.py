@@ -50,10 +50,11 @@ class Source(Protocol):
 
     format: its name, for people; tensors: every tensor by its key; values: every other leaf
     (numbers, words, tuples, lists of them); findings: what is wrong with its files and its index;
-    notes: what was left out and why.
+    notes: what was left out and why; ordered: whether the tensors have the order of the state dict.
     """
 
     format: str
+    ordered: bool
     tensors: dict[Key, Stored]
     values: dict[Key, object]
     findings: list[Finding]
@@ -68,6 +69,7 @@ class Opened:
     """What every format fills in as it opens a checkpoint; see `Source`."""
 
     def __init__(self) -> None:
+        self.ordered = True
         self.tensors: dict[Key, Stored] = {}
         self.values: dict[Key, object] = {}
         self.findings: list[Finding] = []

@@ -57,6 +57,7 @@ class WholeFiles(Opened):
             self._indices(directory, opened)
 
     def _take(self, source: Source, above: Key) -> None:
+        self.ordered = self.ordered and source.ordered
         self.findings += source.findings
         self.notes += source.notes
         for key, stored in source.tensors.items():

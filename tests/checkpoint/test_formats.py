@@ -1,0 +1,186 @@
+"""How a format is recognised, and how what cannot be read is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from making import WEIGHT, flip, found, plain, save_dcp, state
+from safetensors.torch import save_file
+
+from zerocheck.checkpoint.compare import compare
+from zerocheck.checkpoint.examine import examine
+from zerocheck.errors import UsageError
+
+
+def test_a_pointer_to_the_latest(tmp_path: Path) -> None:
+    save_dcp(state(), tmp_path / "generation-7")
+    save_dcp({"broken": torch.tensor([torch.nan])}, tmp_path / "generation-6")
+    (tmp_path / "latest").write_text("generation-7\n")
+    assert not examine(tmp_path).findings
+
+
+@pytest.mark.parametrize("name", ["../outside", "/", ".", "", "generation-8"])
+def test_a_pointer_to_nothing_or_outside(tmp_path: Path, name: str) -> None:
+    save_dcp(state(), tmp_path / "here" / "generation-7")
+    save_dcp(state(), tmp_path / "outside")
+    (tmp_path / "here" / "latest").write_text(name)
+    with pytest.raises(UsageError, match="which is no folder there"):
+        examine(tmp_path / "here")
+
+
+def test_what_is_missing_or_unknown(tmp_path: Path) -> None:
+    save_dcp(state(), tmp_path / "runs" / "step-100")
+    (tmp_path / "notes.txt").write_text("")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "weights.ckpt").write_text("")
+    for path, said in (
+        ("rnus", "there is no checkpoint .*; did you mean 'runs'"),
+        ("runs", "holds checkpoints in folders, name one: step-100"),
+        ("notes.txt", "no checkpoint that zerocheck reads"),
+        ("empty", "it is empty"),
+        ("other", r"found: weights.ckpt \(allowed: a directory of torch"),
+        ("runs/step-100/.metadata", "is a part of a checkpoint; give its directory"),
+        ("runs/step-100/__0_0.distcp", "is a part of a checkpoint"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            examine(tmp_path / path)
+
+
+def test_deepspeed_comes_later(tmp_path: Path) -> None:
+    folder = tmp_path / "global_step10"
+    folder.mkdir()
+    (folder / "mp_rank_00_model_states.pt").write_bytes(b"")
+    (tmp_path / "latest").write_text("global_step10")
+    for path in (tmp_path, folder):
+        with pytest.raises(UsageError, match="DeepSpeed, which comes later"):
+            examine(path)
+
+
+class Mine:
+    """Of the user."""
+
+
+def test_a_users_class_is_refused_by_name(tmp_path: Path) -> None:
+    torch.save({"model": state()["model"], "arguments": Mine()}, tmp_path / "model.pt")
+    with pytest.raises(UsageError, match=r"an object of test_formats\.Mine"):
+        examine(tmp_path / "model.pt")
+
+
+def test_beside_others_it_is_left_out_and_said(tmp_path: Path) -> None:
+    torch.save(Mine(), tmp_path / "training_args.bin")
+    torch.save(state()["model"], tmp_path / "model.bin")
+    report = examine(tmp_path)
+    assert not report.findings
+    assert any("test_formats.Mine" in note for note in report.notes)
+
+
+def test_model_and_optimizer_in_two_files(tmp_path: Path) -> None:
+    tree = plain()
+    save_file(tree["model"], tmp_path / "model.safetensors")
+    torch.save(tree["optimizer"], tmp_path / "optimizer.pt")
+    tree["other"] = tree.pop("epoch")
+    report = examine(tmp_path)
+    assert not report.findings and not report.unchecked
+    assert report.checkpoints[0].format == "safetensors and torch.save"
+    torch.save({"model": tree["model"], "optimizer": tree["optimizer"]}, tmp_path.parent / "1.pt")
+    assert not compare(tmp_path, tmp_path.parent / "1.pt").findings
+
+
+def test_the_old_form_of_torch_save(tmp_path: Path) -> None:
+    torch.save(state(), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    assert not examine(tmp_path / "old.pt").findings
+
+
+@pytest.mark.parametrize("length", [0, 10, 3000, -1])
+def test_a_truncated_file(tmp_path: Path, length: int) -> None:
+    path = tmp_path / "model.pt"
+    torch.save(state(), path)
+    path.write_bytes(path.read_bytes()[:length])
+    assert found(examine(path)) == {("readable", "model.pt")}
+
+
+def test_a_flipped_bit(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    tree = state()
+    torch.save(tree, path)
+    flip(path, path.read_bytes().index(tree["model"][WEIGHT].numpy().tobytes()) + 7)
+    assert found(examine(path)) == {("readable", "model.pt")}
+
+
+def sharded(directory: Path) -> dict[str, Any]:
+    tensors = state()["model"]
+    names = list(tensors)
+    places = {}
+    for part, chosen in enumerate((names[:6], names[6:]), 1):
+        file = f"model-0000{part}-of-00002.safetensors"
+        save_file({name: tensors[name] for name in chosen}, directory / file)
+        places |= dict.fromkeys(chosen, file)
+    index = {"metadata": {"total_size": 1}, "weight_map": places}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    return index
+
+
+def test_a_sharded_model(tmp_path: Path) -> None:
+    sharded(tmp_path)
+    assert not examine(tmp_path).findings
+    torch.save(state()["model"], tmp_path.parent / "whole.pt")
+    assert not compare(tmp_path, tmp_path.parent / "whole.pt").findings
+
+
+def test_a_sharded_model_without_a_file(tmp_path: Path) -> None:
+    sharded(tmp_path)
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    assert found(examine(tmp_path)) == {("files", "model-00002-of-00002.safetensors")}
+
+
+def test_an_index_of_a_sharded_model_that_does_not_fit(tmp_path: Path) -> None:
+    index = sharded(tmp_path)
+    places = index["weight_map"]
+    places[WEIGHT] = "model-00002-of-00002.safetensors"
+    del places["2.weight"]
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert found(examine(tmp_path)) == {("files", WEIGHT), ("files", "2.weight")}
+    (tmp_path / "model.safetensors.index.json").write_text("{")
+    assert found(examine(tmp_path)) == {("files", "model.safetensors.index.json")}
+
+
+def test_a_tensor_in_two_files(tmp_path: Path) -> None:
+    for part in (1, 2):
+        save_file({WEIGHT: torch.ones(2)}, tmp_path / f"model-0000{part}-of-00002.safetensors")
+    assert found(examine(tmp_path)) == {("tiling", WEIGHT)}
+
+
+def test_dtypes_of_safetensors(tmp_path: Path) -> None:
+    dtypes = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int64, torch.bool)
+    tree = {str(dtype): torch.ones(3).to(dtype) for dtype in dtypes}
+    tree |= {"empty": torch.zeros(0, 3), "scalar": torch.tensor(2.0)}
+    save_file(tree, tmp_path / "a.safetensors")
+    torch.save(tree, tmp_path / "a.pt")
+    assert not compare(tmp_path / "a.safetensors", tmp_path / "a.pt").findings
+    tree["torch.float8_e4m3fn"][1] = torch.nan
+    save_file(tree, tmp_path / "a.safetensors")
+    assert found(examine(tmp_path / "a.safetensors")) == {("finite", "model torch.float8_e4m3fn")}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda data: data[:-5], {("files", "b")}),
+        (lambda data: data + b"12345", {("files", "a.safetensors")}),
+        (lambda data: data[:20], {("readable", "a.safetensors")}),
+        (lambda data: b"", {("readable", "a.safetensors")}),
+        (lambda data: data.replace(b"[4]", b"[3]"), {("readable", "a")}),
+        (lambda data: data.replace(b'F32","shape":[4]', b'F99","shape":[4]'), {("readable", "a")}),
+        (lambda data: data.replace(b"[16,24]", b"[12,20]"), {("files", "b"), ("files", "a.safetensors")}),
+    ],
+)  # fmt: skip
+def test_damaged_safetensors(tmp_path: Path, change: Any, expected: set[tuple[str, str]]) -> None:
+    path = tmp_path / "a.safetensors"
+    save_file({"a": torch.ones(4), "b": torch.ones(2)}, path)
+    path.write_bytes(change(path.read_bytes()))
+    assert found(examine(path)) == expected
