@@ -44,8 +44,8 @@ ALLOWED: dict[str, set[str]] = {
     "cli_journal": {"cli_errors", "report", "run"},
     "cli_checkpoint": {"checkpoint", "errors"},
     "cli": {
-        "cli_errors", "cli_journal", "cli_checkpoint", "report", "script", "run", "judge", "faults", "case", "catalogue", "errors",
-        "zerocheck",
+        "cli_checkpoint", "cli_errors", "cli_journal", "report", "script", "run", "judge", "faults",
+        "case", "catalogue", "errors", "zerocheck",
     },
     "__main__": {"cli"},
 }  # fmt: skip

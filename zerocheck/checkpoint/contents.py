@@ -141,8 +141,9 @@ def _model(contents: Contents, keys: list[Key], states: Mapping[Key, StateKey]) 
     chosen = max(places, key=fits)
     prefix = _prefix([unwrapped(str(key[-1])) for key in places[chosen]], wanted)
     for key in keys:
-        name = unwrapped(unwrapped(str(key[-1])).removeprefix(prefix))
-        role = MODEL if key[:-1] == chosen else OTHER
+        name = unwrapped(str(key[-1]))
+        role = MODEL if key[:-1] == chosen and name.startswith(prefix) else OTHER
+        name = unwrapped(name.removeprefix(prefix))
         if role == OTHER or (MODEL, name) in contents.items:
             role, name = OTHER, dotted(key)
         _add(contents, role, name, key)

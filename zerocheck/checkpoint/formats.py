@@ -56,11 +56,12 @@ def _open_file(path: Path) -> Source:
 
 
 def _pointed(path: Path) -> Path:
-    """The folder that `latest` names: a folder of the directory, no way out of it."""
+    """The folder that `latest` names in its first line: one of the directory, no way out of it."""
     try:
-        name = (path / _POINTER).read_text(encoding="utf-8").strip()
+        text = (path / _POINTER).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{str(path / _POINTER)!r} cannot be read: {error}") from error
+    name = text.partition("\n")[0].strip()
     folders = [one.name for one in _listed(path) if one.is_dir()]
     if name not in folders:
         raise UsageError(
@@ -81,6 +82,7 @@ def _not_deepspeed(path: Path, names: set[str]) -> None:
 
 
 def _unknown(path: Path, here: Sequence[Path]) -> str:
+    name = text.partition("\n")[0].strip()
     folders = [one.name for one in here if one.is_dir() and _is_one(one)]
     if folders:
         return f"{str(path)!r} holds checkpoints in folders, name one: {_some(folders)}"
