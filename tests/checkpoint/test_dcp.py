@@ -246,6 +246,12 @@ def test_names_that_are_not_admitted(saved: Path, code: bytes) -> None:
         examine(saved)
 
 
+def test_a_memo_index_takes_no_memory(saved: Path) -> None:
+    """One flipped bit makes REDUCE a LONG_BINPUT: C's unpickler would fill 60 GB here."""
+    (saved / INDEX).write_bytes(b"\x80\x04N" + b"r\xff\xff\xff\xef" + b".")
+    assert found(examine(saved)) == {("files", INDEX)}
+
+
 @pytest.mark.parametrize("value", [3, [], {"state_dict_metadata": {}}])
 def test_another_pickle_is_damage(saved: Path, value: object) -> None:
     (saved / INDEX).write_bytes(pickle.dumps(value))

@@ -122,13 +122,12 @@ class _Comparison:
         read = []
         for item, contents in ((mine, self._one), (its, self._other)):
             torn = next(problems(item.stored), "")
-            try:
-                read.append(contents.read(item))
-            except Damaged as error:
-                torn = torn or str(error)
-                check = "readable"
-            else:
-                check = "tiling"
+            check = "tiling"
+            if not torn:
+                try:
+                    read.append(contents.read(item))
+                except Damaged as error:
+                    torn, check = str(error), "readable"
             if torn:
                 yield Finding(check=check, where=label, detail=f"in {contents.path}: {torn}")
                 return

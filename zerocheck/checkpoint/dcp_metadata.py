@@ -9,6 +9,7 @@ build a value, so a file from elsewhere can be wrong, not harmful.
 
 from __future__ import annotations
 
+import io
 import pathlib
 import pickle
 from pathlib import Path
@@ -46,9 +47,15 @@ class Broken(Exception):
     """The index is no whole pickle of the expected classes."""
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: Any, path: Path) -> None:
-        super().__init__(file)
+class _Unpickler(pickle._Unpickler):
+    """Python's own unpickler in Python, not that in C.
+
+    A flipped bit can make an index of the memo, which C keeps in an array as long as its largest
+    index: tens of gigabytes for one wrong byte. Here it is a dict.
+    """
+
+    def __init__(self, data: bytes, path: Path) -> None:
+        super().__init__(io.BytesIO(data))
         self._path = path
 
     def find_class(self, module: str, name: str) -> Any:
@@ -74,8 +81,7 @@ def read_metadata(path: Path) -> Metadata:
     that is truncated or damaged.
     """
     try:
-        with path.open("rb") as file:
-            metadata = _Unpickler(file, path).load()
+        metadata = _Unpickler(path.read_bytes(), path).load()
     except UsageError:
         raise
     except OSError as error:

@@ -82,7 +82,6 @@ def _not_deepspeed(path: Path, names: set[str]) -> None:
 
 
 def _unknown(path: Path, here: Sequence[Path]) -> str:
-    name = text.partition("\n")[0].strip()
     folders = [one.name for one in here if one.is_dir() and _is_one(one)]
     if folders:
         return f"{str(path)!r} holds checkpoints in folders, name one: {_some(folders)}"

@@ -52,7 +52,7 @@ class SafetensorsFile(Opened):
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             header.pop("__metadata__", None)
             entries = msgspec.convert(header, dict[str, _Entry])
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             self.wrong("readable", self._name, f"its header is damaged: {error}")
             return
         self._entries(entries, 8 + length, size)

@@ -74,7 +74,7 @@ class WholeFiles(Opened):
         for path in sorted(directory.glob("*.index.json")):
             try:
                 index = msgspec.json.decode(path.read_bytes(), type=_Index)
-            except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 self.wrong("files", path.name, f"it is damaged: {error}")
                 continue
             self._compare(index.weight_map, path.name, {p.name: s for p, s in opened.items()})
