@@ -38,5 +38,5 @@ def test_a_flipped_bit(tmp_path: Path, name: str) -> None:
             noticed += 1
         path.write_bytes(data)
     assert not examine(given).findings
-    # Most of a small archive is padding and names that nobody reads; values are a tenth of it.
-    assert noticed >= FLIPS / 20
+    # The rest of a small archive is padding and names that nobody reads.
+    assert noticed >= FLIPS / 3
