@@ -35,6 +35,7 @@ def local_pass(
     loss_weight: float = 1.0,
     loss_divisor: float = 1.0,
     loss_scale: float = 1.0,
+    parameters: Mapping[str, nn.Parameter] | None = None,
 ) -> LocalPass:
     """Run `loss(model)`, multiply by its weight, divide, scale, go backward, harvest.
 
@@ -45,13 +46,17 @@ def local_pass(
     runs the same (thread count and alignment of the parameters being equal). Gradients that the
     model held before are dropped, and none are left on it, whether this succeeds or not.
 
+    parameters: `dict(model.named_parameters())`, for a caller that has it already: to collect them
+    takes longer than the forward of a small model.
+
     `loss` returns a 0-d tensor that requires a gradient. ValueError otherwise, for a weight,
     divisor or scale outside (0, inf), or for a sparse gradient, which AdamW does not define.
     """
     real("loss_weight", loss_weight, low_open=True)
     real("loss_divisor", loss_divisor, low_open=True)
     real("loss_scale", loss_scale, low_open=True)
-    model.zero_grad(set_to_none=True)
+    named = dict(model.named_parameters()) if parameters is None else parameters
+    _drop_gradients(named)
     try:
         with torch.enable_grad():
             value = loss(model)
@@ -66,15 +71,20 @@ def local_pass(
             value.backward()  # type: ignore[no-untyped-call]
         gradients = {
             name: parameter.grad
-            for name, parameter in model.named_parameters()
+            for name, parameter in named.items()
             if parameter.requires_grad
         }
     finally:
-        model.zero_grad(set_to_none=True)
+        _drop_gradients(named)
     for name, gradient in gradients.items():
         if gradient is not None and gradient.layout != torch.strided:
             raise ValueError(f"the gradient of {name!r} is {gradient.layout} (allowed: dense)")
     return LocalPass(undivided, gradients)
+
+
+def _drop_gradients(named: Mapping[str, nn.Parameter]) -> None:
+    for parameter in named.values():
+        parameter.grad = None
 
 
 def _check_loss(value: object) -> None:

@@ -19,6 +19,9 @@ class _Format(NamedTuple):
     lowest: int
 
 
+_EXPONENT = 0x7FF << 52
+"""The exponent bits of float64."""
+
 _FORMATS = {
     torch.float32: _Format(24, -149),
     torch.bfloat16: _Format(8, -133),
@@ -62,13 +65,12 @@ def half_ulp(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     digits, lowest = _format(dtype)
     if not x.dtype.is_floating_point:
         raise ValueError(f"x is {x.dtype} (allowed: a real floating dtype)")
-    # Exponents are read from the bits of float64 and written back as bits. torch.ldexp will not
-    # do: it takes the power in float32, where 2**-150 is 0.
-    magnitude = x.detach().to(torch.float64).abs()
-    exponent = (magnitude.view(torch.int64) >> 52) - 1023
-    spacing = (exponent - (digits - 1)).clamp(min=lowest)
-    half = ((spacing - 1 + 1023) << 52).view(torch.float64)
-    return torch.where(magnitude.isfinite(), half, torch.nan)
+    # The exponent bits of a float64 alone are 2**e, or 0 among its subnormals. torch.ldexp will
+    # not do for what follows: it takes the power in float32, where 2**-150 is 0.
+    wide = x.detach().to(torch.float64)
+    half = (wide.view(torch.int64) & _EXPONENT).view(torch.float64)
+    half.mul_(2.0**-digits).clamp_(min=2.0 ** (lowest - 1))
+    return half.add_(wide - wide)  # 0 where x is finite, NaN elsewhere
 
 
 def round_to(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Literal, get_args, get_type_hints
 
 from ..errors import unknown
@@ -38,9 +39,13 @@ class Semantics:
     clip: Literal["min(1, c/(norm+eps))", "c/norm if norm>c"] = "min(1, c/(norm+eps))"
 
     def __post_init__(self) -> None:
-        allowed = get_type_hints(type(self))
-        for field in fields(self):
-            words = get_args(allowed[field.name])
-            given = getattr(self, field.name)
+        for name, words in _allowed(type(self)).items():
+            given = getattr(self, name)
             if given not in words:
-                raise unknown(f"Semantics.{field.name}", str(given), words)
+                raise unknown(f"Semantics.{name}", str(given), words)
+
+
+@cache
+def _allowed(semantics: type[Semantics]) -> dict[str, tuple[str, ...]]:
+    hints = get_type_hints(semantics)
+    return {field.name: get_args(hints[field.name]) for field in fields(semantics)}

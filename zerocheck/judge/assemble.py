@@ -149,6 +149,11 @@ class Observation:
             for seen, records in zip(self.seen, found, strict=True)
         ]
 
+    def manifests(self, step: int, point: Point, role: str) -> tuple[tuple[int, ...], ...]:
+        """Per rank, the numbers of the manifests that say so: equal ones have equal entries."""
+        found = self._found.get((step, point, role), [()] * len(self.seen))
+        return tuple([tuple([record.manifest for record in records]) for records in found])
+
     def held(self, step: int, point: Point, role: str) -> Held | None:
         """The whole vector of a role of the parameters' shape, or None if nobody showed it."""
         key = (step, point, role)
@@ -276,9 +281,10 @@ def _plan(manifest: tuple[Entry, ...], layout: Layout) -> Plan:
     whole = False
     if len(index) == layout.size:
         every = torch.arange(layout.size)
-        positions, order = index.sort()
-        whole = bool((positions == every).all())
-        if not whole or bool((order == every).all()):
-            order = None
+        whole = torch.equal(index, every)
+        if not whole:
+            positions, order = index.sort()
+            whole = torch.equal(positions, every)
+            order = order if whole else None
     missing = frozenset(absent - present)
     return Plan(None if whole else index, frozenset(present), missing, order)

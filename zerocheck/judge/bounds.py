@@ -14,6 +14,9 @@ are (1 + u)^k - 1 there, or 1 / (1 - u)^k - 1 in a denominator. The products of 
 left out are below (30 U) u; a rounding to nearest is at most u / (1 + u), and the u^2 between that
 and the u that is counted is 2000 times as much.
 
+What is computed on the way is changed in place where nobody else has it: on a large model, memory
+for one more float64 vector costs more than the operation.
+
 No constant here is tuned: each counts roundings on the longest path of one term, over all the
 kernels that torch has for it (for-loop, foreach, fused).
 """
@@ -68,8 +71,10 @@ class Enclosure(NamedTuple):
 
 def rounded(exact: torch.Tensor, error: torch.Tensor, format: Format = FP32) -> Enclosure:
     """The enclosure of a result that is stored in `format`, after `error` has accumulated."""
-    last = half_ulp(exact.abs() + error, format.dtype)
-    return Enclosure(exact, (error + last) * SECOND_ORDER)
+    bound = half_ulp(exact.abs() + error, format.dtype)
+    bound += error
+    bound *= SECOND_ORDER
+    return Enclosure(exact, bound)
 
 
 def gradient_roundings(
@@ -230,12 +235,17 @@ def exp_avg(
     `add_(g, alpha=1 - b1)`: u b1 |m|, and u w |g|, as torch reads alpha in bf16.
     """
     w = 1 - s.beta1
-    exact = s.beta1 * m + w * g
-    q = U * torch.maximum(3 * w * (g - m).abs(), 2 * s.beta1 * m.abs() + 2 * w * g.abs()) + (
-        2 * format.eta + w * g_error
-    )
+    exact = s.beta1 * m
+    exact += w * g
+    lerp = (g - m).abs()
+    lerp *= 3 * w
+    q = 2 * s.beta1 * m.abs()
+    q += 2 * w * g.abs()
+    q = torch.maximum(lerp, q, out=q)
+    q *= U
+    q += 2 * format.eta + w * g_error
     if format.narrow:
-        q = q + format.u * (s.beta1 * m.abs() + w * (g.abs() + g_error))
+        q += format.u * (s.beta1 * m.abs() + w * (g.abs() + g_error))
     return rounded(exact, q, format)
 
 
@@ -252,12 +262,18 @@ def exp_avg_sq(
     `_foreach_mul_` reads b2 in bf16 too (0.999 is 1 there): 2 u b2 v.
     """
     w = 1 - s.beta2
-    exact = s.beta2 * v + w * g * g
-    q = U * (2 * s.beta2 * v.abs() + 3 * w * g * g) + (
-        2 * format.eta + w * g_error * (2 * g.abs() + g_error)
-    )
+    exact = w * g
+    exact *= g
+    exact += s.beta2 * v
+    third = 3 * w * g
+    third *= g
+    q = 2 * s.beta2 * v.abs()
+    q += third
+    q *= U
+    known = isinstance(g_error, float) and g_error == 0.0
+    q += 2 * format.eta + (0.0 if known else w * g_error * (2 * g.abs() + g_error))
     if format.narrow:
-        q = q + 2 * format.u * s.beta2 * v.abs()
+        q += 2 * format.u * s.beta2 * v.abs()
     return rounded(exact, q, format)
 
 
@@ -277,17 +293,21 @@ def parameter(
     to h each.
     """
     decayed = p * (1 - s.lr * s.weight_decay)
-    denominator = (v / s.correction2).sqrt() + s.eps
-    update = s.lr / s.correction1 * m / denominator
+    denominator = (v / s.correction2).sqrt()
+    denominator += s.eps
+    update = s.lr / s.correction1 * m
+    update /= denominator
     # 0 / 0 where neither a gradient nor eps ever was: torch gives NaN there too.
-    decay_error = 2 * format.u * decayed.abs() if s.weight_decay != 0 else 0.0
-    update_error = (7 * U + s.extra) * update.abs()
+    q = (7 * U + s.extra) * update.abs()
     if format.narrow:
-        update_error = update_error + torch.maximum(
+        q += torch.maximum(
             math.expm1(-4 * math.log1p(-format.u)) * update.abs(),
             _stored(m, v, s, format) - update.abs(),
         )
-    q = update_error + decay_error + 2 * format.eta + ETA / denominator
+    if s.weight_decay != 0:
+        q += 2 * format.u * decayed.abs()
+    q += 2 * format.eta
+    q += ETA / denominator
     return rounded(decayed - update, q, format)
 
 

@@ -24,7 +24,7 @@ from . import hidden, publish, skip
 from . import loss as loss_
 from .assemble import Fetch, Held, Observation
 from .bounds import Enclosure
-from .compare import exactly
+from .compare import all_finite, exactly
 from .digest import digest_of
 from .flat import FlatBuffer, flat_buffers
 from .layout import Layout
@@ -323,10 +323,10 @@ class CaseJudge:
     def _finite(self, step: int, gradient: Held | None) -> bool | None:
         """Whether the reduced gradient is finite everywhere, as shown or as it must be."""
         if gradient is not None:
-            return all(bool(part.isfinite().all()) for part in gradient.parts)
+            return all(all_finite(part) for part in gradient.parts)
         if self.passes is None:
             return None
-        return bool(self._expected(step, self.passes).enclosure.exact.isfinite().all())
+        return all_finite(self._expected(step, self.passes).enclosure.exact)
 
     def _applied(
         self,

@@ -32,11 +32,13 @@ def compare(observed: torch.Tensor, enclosure: Enclosure) -> tuple[float, Misfit
     rounds to it, and a NaN where the exact result is NaN, are what one device gives too: inside.
     """
     exact, bound = enclosure
+    if not len(exact):
+        return 0.0, None
     error = (observed - exact).abs()
     inside = error <= bound
     if bool(inside.all()):
-        share = error / bound
-        return float(share.nan_to_num(nan=0.0, posinf=0.0).max()) if len(share) else 0.0, None
+        error /= bound
+        return float(error.nan_to_num(nan=0.0, posinf=0.0).max()), None
     inside |= _same_exception(observed, enclosure)
     outside = ~inside
     if not bool(outside.any()):
@@ -56,14 +58,17 @@ def _same_exception(observed: torch.Tensor, enclosure: Enclosure) -> torch.Tenso
     return overflow | (observed.isnan() & exact.isnan())
 
 
+def all_finite(vector: torch.Tensor) -> bool:
+    """Whether every element is. A sum that is finite has finite terms, and is quickly taken."""
+    return math.isfinite(float(vector.sum())) or bool(vector.isfinite().all())
+
+
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Equal bit for bit, NaN included. Both contiguous, of one dtype and shape."""
-    if torch.equal(left, right):
-        # 0.0 == -0.0 is let pass only if the bits agree.
-        integer = _INTEGERS.get(left.dtype)
-        return integer is None or torch.equal(left.view(integer), right.view(integer))
     integer = _INTEGERS.get(left.dtype)
-    return integer is not None and torch.equal(left.view(integer), right.view(integer))
+    if integer is None:
+        return torch.equal(left, right)
+    return torch.equal(left.view(integer), right.view(integer))
 
 
 def different_bits(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from ..contract.semantics import Semantics
 from . import bounds
 from .assemble import Held
 from .bounds import Enclosure, Format
-from .compare import compare, describe
+from .compare import all_finite, compare, describe
 from .diagnose.evidence import Evidence
 from .diagnose.gradient import causes
 from .diagnose.loss import seeded_alike
@@ -72,7 +72,9 @@ def expected(
         bound = bounds.gradient(exact, absolute, roundings, format).bound
         if scaled:
             bound = bound + format.eta * (1 + roundings / min(scales))
-        return Enclosure(exact, torch.where(exact.isfinite(), bound, 0.0))
+        if not all_finite(exact):
+            bound = torch.where(exact.isfinite(), bound, 0.0)
+        return Enclosure(exact, bound)
 
     return Expected(layout.formats.enclose(enclosure, exact, absolute), passes.used.any(0).tolist())
 

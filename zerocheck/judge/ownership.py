@@ -23,7 +23,7 @@ class Ownership:
     def __init__(self, observation: Observation) -> None:
         self._observation = observation
         self._layout = observation.layout
-        self._fine: set[tuple[str, tuple[tuple[Entry, ...], ...]]] = set()
+        self._fine: set[tuple[str, tuple[tuple[int, ...], ...]]] = set()
 
     def check(self, step: int, point: Point) -> Violation | None:
         """The first violation among all roles at this point, or None."""
@@ -32,11 +32,10 @@ class Ownership:
         else:
             roles = ("gradient",)
         for role in roles:
-            entries = self._observation.entries(step, point, role)
-            key = (role, tuple(tuple(rank) for rank in entries))
+            key = (role, self._observation.manifests(step, point, role))
             if key in self._fine:
                 continue
-            violation = self._check(step, role, entries)
+            violation = self._check(step, role, self._observation.entries(step, point, role))
             if violation is not None:
                 return violation
             self._fine.add(key)

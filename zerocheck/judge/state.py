@@ -95,7 +95,8 @@ class State:
 
     def moment(self, role: str) -> torch.Tensor:
         """The flat vector of a moment; zeros if the optimizer has none."""
-        return self.moments.get(role, torch.zeros_like(self.parameter))
+        moment = self.moments.get(role)
+        return torch.zeros_like(self.parameter) if moment is None else moment
 
 
 def _by_owner(held: Held, owners: Held | None) -> torch.Tensor:
@@ -118,7 +119,7 @@ def _own(held: Held, whole: torch.Tensor) -> list[torch.Tensor]:
     """Per rank: its own copy where it holds all, the whole otherwise; one object if bits agree."""
     own: list[torch.Tensor] = []
     for part, plan in zip(held.parts, held.plans, strict=True):
-        mine = plan.index is None and not torch.equal(part, whole)
+        mine = plan.index is None and part is not whole and not torch.equal(part, whole)
         own.append(part if mine else whole)
     return own
 
