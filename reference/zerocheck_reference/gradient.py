@@ -70,9 +70,7 @@ def local_pass(
                 value = value * loss_scale
             value.backward()  # type: ignore[no-untyped-call]
         gradients = {
-            name: parameter.grad
-            for name, parameter in named.items()
-            if parameter.requires_grad
+            name: parameter.grad for name, parameter in named.items() if parameter.requires_grad
         }
     finally:
         _drop_gradients(named)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerocheck.case.schema import Case, Group, Optimizer, Start
-from zerocheck.contract import Semantics, Shard, groups
+from zerocheck.contract import Semantics, Shard, groups, implementation
 from zerocheck.contract.groups import group_of, learning_rates
 from zerocheck.contract.loading import load
 from zerocheck.contract.names import unwrapped
@@ -93,6 +93,20 @@ def test_schedules_start_where_training_does() -> None:
     assert learning_rates(Case(), 5) == [1e-3]
     cosine = Case(optimizer=Optimizer(schedule="cosine"))
     assert learning_rates(cosine, 0)[0] > learning_rates(cosine, 4)[0] > 0
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_seed_is_that_of_torch(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether there are other devices or not, and those are seeded if there are."""
+    whole: list[int] = []
+    real = torch.manual_seed
+    monkeypatch.setattr(implementation, "_accelerated", lambda: there)
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: (whole.append(seed), real(seed)))
+    implementation.seed_all(2**32 - 5)
+    drawn = torch.rand(3)
+    real(2**32 - 5)
+    assert torch.equal(drawn, torch.rand(3))
+    assert whole == ([2**32 - 5] if there else [])
 
 
 def test_semantics_take_known_words_only() -> None:

@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from zerocheck.judge.bounds import FP32, Enclosure
-from zerocheck.judge.compare import compare, describe, different_bits, exactly, same_bits
+from zerocheck.judge.compare import (
+    all_finite,
+    compare,
+    describe,
+    different_bits,
+    exactly,
+    same_bits,
+)
 from zerocheck.judge.layout import Formats, Layout, Place
 
 LARGEST = torch.finfo(torch.float32).max
@@ -77,6 +84,23 @@ def test_bits(dtype: torch.dtype) -> None:
         assert not same_bits(left, right), "NaN elsewhere"
         assert different_bits(left, right).nonzero().tolist() == [[element]]
         assert not same_bits(left[element : element + 1], right[element : element + 1])
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_one_element_that_is_not_finite_is_seen(bad: float) -> None:
+    vector = torch.ones(1000)
+    assert all_finite(vector) and all_finite(torch.empty(0))
+    vector[777] = bad
+    assert not all_finite(vector)
+    vector[3] = -bad
+    assert not all_finite(vector)
+
+
+def test_finite_elements_whose_sum_overflows_are_finite() -> None:
+    vector = torch.full((8,), torch.finfo(torch.float32).max)
+    assert vector.sum().isinf() and all_finite(vector)
+    vector[1] = math.inf
+    assert not all_finite(vector)
 
 
 def test_bits_of_integers() -> None:

@@ -102,15 +102,21 @@ def test_local_pass_ignores_what_was_there_and_leaves_nothing() -> None:
         parameter.grad = torch.full_like(parameter, torch.nan)
     with torch.no_grad():
         again = local_pass(model, token_loss(1))
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, torch.nan)
+    named = local_pass(model, token_loss(1), parameters=dict(model.named_parameters()))
+    assert list(named.gradients) == list(first.gradients)
     for name, gradient in first.gradients.items():
         assert_same_bits(gradient, again.gradients[name])
+        assert_same_bits(gradient, named.gradients[name])
 
     def fails(model: nn.Module) -> Tensor:
         token_loss(1)(model).backward()  # type: ignore[no-untyped-call]
         raise RuntimeError("user's own")
 
-    with pytest.raises(RuntimeError, match="user's own"):
-        local_pass(model, fails)
+    for mapping in (None, dict(model.named_parameters())):
+        with pytest.raises(RuntimeError, match="user's own"):
+            local_pass(model, fails, parameters=mapping)
     assert all(p.grad is None for p in model.parameters())
 
 

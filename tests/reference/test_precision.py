@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -65,6 +66,28 @@ def test_half_ulp_between_the_numbers_and_beyond_them() -> None:
     assert half_ulp(torch.tensor(1.0)).shape == ()
     assert half_ulp(torch.empty(0)).shape == (0,)
     assert half_ulp(torch.tensor([torch.inf, torch.nan])).isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_half_ulp_at_both_ends_of_every_binade_of_float64(dtype: torch.dtype) -> None:
+    """By Python's own exponents: subnormals, infinity and NaN included, of both signs."""
+    exponents = torch.arange(0x800) << 52  # infinity and NaN are the last
+    mantissas = torch.tensor([0, 1, 2**51, 2**52 - 1])
+    signs = torch.tensor([0, -(2**63)])
+    x = (exponents[:, None, None] + mantissas[:, None] + signs).view(torch.float64)
+    digits = 1 - round(math.log2(torch.finfo(dtype).eps))
+    lowest = round(math.log2(smallest_subnormal(dtype)))
+
+    def half(value: float) -> float:
+        if not math.isfinite(value):
+            return math.nan
+        exponent = math.frexp(value)[1] - digits if value else lowest
+        return 2.0 ** (max(exponent, lowest) - 1)
+
+    expected = [half(value) for value in x.flatten().tolist()]
+    given = x.clone()
+    np.testing.assert_array_equal(half_ulp(x, dtype).flatten().numpy(), expected)
+    assert torch.equal(x.view(torch.int64), given.view(torch.int64))
 
 
 @settings(deadline=None, derandomize=True, max_examples=100)

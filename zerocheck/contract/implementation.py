@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, Literal, Protocol, get_args
 
 import torch
@@ -20,6 +21,23 @@ Extra = Literal["loss_scale", "unfreeze"]
 EXTRAS: tuple[Extra, ...] = get_args(Extra)
 """Fields of `case.training` that an implementation must say that it handles."""
 Call = Callable[..., torch.Tensor]
+
+
+def seed_all(seed: int) -> None:
+    """What `torch.manual_seed` does, for the devices that there are.
+
+    For each kind of device that there is not, that takes down the stack of its caller, for an error
+    that can never be: as long as the forward of a small model.
+    """
+    if _accelerated():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
+@cache
+def _accelerated() -> bool:
+    return torch.accelerator.is_available()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +70,7 @@ class Microbatch:
         weighted.
         """
         if self.seed is not None:
-            torch.manual_seed(self.seed)
+            seed_all(self.seed)
         if self.entered is not None:
             self.entered()
         loss = self.loss_of(call(*self.inputs), self.target)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Literal, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 from ..errors import unknown
 
@@ -46,6 +46,6 @@ class Semantics:
 
 
 @cache
-def _allowed(semantics: type[Semantics]) -> dict[str, tuple[str, ...]]:
+def _allowed(semantics: type[Any]) -> dict[str, tuple[str, ...]]:
     hints = get_type_hints(semantics)
     return {field.name: get_args(hints[field.name]) for field in fields(semantics)}

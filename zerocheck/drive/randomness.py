@@ -7,6 +7,7 @@ import hashlib
 import torch
 
 from ..case.schema import Case
+from ..contract.implementation import seed_all
 from ..models.batches import carried_seed
 
 
@@ -30,7 +31,7 @@ class CarriedRandomness:
     def start(self) -> None:
         """Seed this rank's generator, differently on every rank."""
         if self.on:
-            torch.manual_seed(self._seed)
+            seed_all(self._seed)
 
     def note(self) -> None:
         """A loss is entered now."""

@@ -136,7 +136,7 @@ class _Free:
             if carried:
                 torch.set_rng_state(self._random[rank])
             else:
-                torch.manual_seed(drawn.seed)
+                torch.default_generator.manual_seed(drawn.seed)
             value = self._loss_of(model(*drawn.inputs), drawn.target)
             if carried:
                 self._random[rank] = torch.get_rng_state()

@@ -43,7 +43,9 @@ class Vacuity:
 
     def clipped(self, before: torch.Tensor, after: torch.Tensor) -> None:
         """The gradient around clipping; NaN where there is none."""
-        if "clip" not in self._could_fail and not torch.equal(before.nan_to_num(), after.nan_to_num()):
+        if "clip" not in self._could_fail and not torch.equal(
+            before.nan_to_num(), after.nan_to_num()
+        ):
             self._could_fail.add("clip")
 
     def moved(self, before: State, after: State) -> None:
