@@ -39,7 +39,8 @@ class Semantics:
     clip: Literal["min(1, c/(norm+eps))", "c/norm if norm>c"] = "min(1, c/(norm+eps))"
 
     def __post_init__(self) -> None:
-        for name, words in _allowed(type(self)).items():
+        kind: Any = type(self)  # mypy takes a class for one of its instances here
+        for name, words in _allowed(kind).items():
             given = getattr(self, name)
             if given not in words:
                 raise unknown(f"Semantics.{name}", str(given), words)
