@@ -30,6 +30,16 @@ class Unsupported(ZerocheckError):
     """
 
 
+class CheckpointError(ZerocheckError):
+    """A checkpoint cannot be written, or there is none that is whole.
+
+    All ranks raise it. After a failed save, the older checkpoint is as it was: make room or give
+    the right to write, and save again. After a failed load, nothing was read from a damaged file:
+    copy the directory back from where it was right, or load an older one. A checkpoint that is
+    refused cannot be repaired.
+    """
+
+
 def did_you_mean(given: str, allowed: Iterable[str]) -> str:
     """`"; did you mean 'fsdp2'?"` for the nearest allowed word, or an empty string."""
     spelled = {name.casefold(): name for name in allowed}

@@ -7,7 +7,7 @@ is skipped and the scale is halved.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -49,6 +49,16 @@ class LossScaler:
         self.overflow = self.agreed(not all(bool(g.isfinite().all()) for g in gradients))
         for gradient in gradients:
             gradient.mul_(1.0 / self.scale)
+
+    def state_dict(self) -> dict[str, float] | None:
+        """What a checkpoint keeps, or None if the case does not scale."""
+        return {"scale": self.scale, "good_steps": self._good_steps} if self.enabled else None
+
+    def load_state_dict(self, state: Mapping[str, float] | None) -> None:
+        """Go on with a scale of a checkpoint; keep this one if either does not scale."""
+        if self.enabled and state is not None:
+            self.scale = state["scale"]
+            self._good_steps = int(state["good_steps"])
 
     def agreed(self, overflow: bool) -> bool:
         """Whether any rank says so."""

@@ -18,15 +18,16 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ...case.schema import Case
 from ...compat import reduce_scatter_single
-from ...contract import Implementation, Semantics, Shard, Step, StepReport
+from ...contract import Semantics, Shard, Step, StepReport
 from ...contract.implementation import EXTRAS
 from ..limits import one_axis_fp32
 from .bucket import Bucket, buckets_of
+from .checkpoint.resumable import Resumable
 from .loss_scaling import LossScaler
 from .sharded_adamw import ShardedAdamW
 
 
-class Zero1(Implementation):
+class Zero1(Resumable):
     """One rank of ZeRO-1.
 
     Gradients of all microbatches are summed locally and reduced once. A trainable parameter that
@@ -122,6 +123,10 @@ class Zero1(Implementation):
             if work is not None:
                 work.wait()
 
+    def flat_buffers(self) -> list[Bucket]:
+        """The buckets."""
+        return self.buckets
+
     def shards(self) -> Iterator[Shard]:
         """Whole parameters and buffers; slices of gradient and moments; padding."""
         for name, parameter in self.model.named_parameters():
@@ -142,6 +147,7 @@ class Zero1(Implementation):
 
     def close(self) -> None:
         """Drop gradients, moments and the flat buffers."""
+        self.end_saving()
         self.optimizer.close()
         for bucket in self.buckets:
             for parameter in bucket.parameters:

@@ -19,10 +19,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.hooks import RemovableHandle
 
 from ...case.schema import Case
-from ...contract import Implementation, Semantics, Shard, Step, StepReport
+from ...contract import Semantics, Shard, Step, StepReport
 from ...contract.implementation import EXTRAS
 from ..limits import one_axis_fp32
 from .bucket import Bucket, buckets_of
+from .checkpoint.resumable import Resumable
 from .loss_scaling import LossScaler
 from .reduction import Reduction
 from .sharded_adamw import ShardedAdamW
@@ -63,7 +64,7 @@ class GradientBucket:
         return self._whole
 
 
-class Zero2(Implementation):
+class Zero2(Resumable):
     """One rank of ZeRO-2.
 
     Every microbatch is reduced, and the results are summed in the shard: keeping whole gradients
@@ -84,17 +85,17 @@ class Zero2(Implementation):
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         self.model = model
         self.case = case
-        group = mesh.get_group()
-        self.buckets = buckets_of(model, case, group)
+        self.group = mesh.get_group()
+        self.buckets = buckets_of(model, case, self.group)
         self.gradients = [GradientBucket(bucket) for bucket in self.buckets]
         owned = [
             one
             for gradient in self.gradients
             for one in gradient.bucket.pieces_owned(gradient.shard)
         ]
-        self.optimizer = ShardedAdamW(case, owned, group, mesh.device_type)
-        self.reduction = Reduction(group)
-        self.scaler = LossScaler(case, group, mesh.device_type)
+        self.optimizer = ShardedAdamW(case, owned, self.group, mesh.device_type)
+        self.reduction = Reduction(self.group)
+        self.scaler = LossScaler(case, self.group, mesh.device_type)
         self.reduced = False
         self._next = 0
         self._hooks: list[RemovableHandle] = []
@@ -168,6 +169,10 @@ class Zero2(Implementation):
             if work is not None:
                 work.wait()
 
+    def flat_buffers(self) -> list[Bucket]:
+        """The buckets."""
+        return self.buckets
+
     def shards(self) -> Iterator[Shard]:
         """Whole parameters and buffers; slices of gradient and moments; padding."""
         for name, parameter in self.model.named_parameters():
@@ -188,6 +193,7 @@ class Zero2(Implementation):
 
     def close(self) -> None:
         """Take the hooks off the parameters, drop gradients, moments and the flat buffers."""
+        self.end_saving()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()

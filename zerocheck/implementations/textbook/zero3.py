@@ -19,7 +19,7 @@ same order. Every rank must call the same units in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -30,11 +30,12 @@ from torch.utils._pytree import tree_leaves
 
 from ...case.schema import Case
 from ...case.shapes import unfrozen
-from ...contract import Implementation, Semantics, Shard, Step, StepReport
+from ...contract import Semantics, Shard, Step, StepReport
 from ...contract.implementation import EXTRAS
 from ..limits import one_axis_fp32, same_units
 from ..units import unit_modules
 from .bucket import of_one_dtype
+from .checkpoint.resumable import Resumable
 from .flat import FlatParameter
 from .loss_scaling import LossScaler
 from .reduction import Reduction
@@ -69,7 +70,7 @@ class Unit:
             flat.release()
 
 
-class Zero3(Implementation):
+class Zero3(Resumable):
     """One rank of ZeRO-3.
 
     Every microbatch is reduced, and the results are summed in the shard. A trainable parameter
@@ -133,11 +134,10 @@ class Zero3(Implementation):
 
     def train_step(self, step: Step) -> StepReport:
         """Forward and backward with all collectives inside, clip, update of the shard."""
+        self._unfreeze(step.unfreeze)
         for flat in self.flats:
-            flat.unfreeze(step.unfreeze)
             if flat.gradient is not None:
                 flat.gradient.zero_()
-        self.optimizer.unfreeze(step.unfreeze)
         scale = self.scaler.scale
         for microbatch in step.microbatches:
             self._start()
@@ -158,6 +158,12 @@ class Zero3(Implementation):
             self.optimizer.step(step.lr)
         self.scaler.update()
         return StepReport(grad_norm=norm, skipped=self.scaler.overflow, loss_scale=scale)
+
+    def _unfreeze(self, names: Collection[str]) -> None:
+        """Let these parameters train from now on."""
+        for flat in self.flats:
+            flat.unfreeze(names)
+        self.optimizer.unfreeze(names)
 
     # The forward.
 
@@ -273,6 +279,10 @@ class Zero3(Implementation):
 
     # The state.
 
+    def flat_buffers(self) -> list[FlatParameter]:
+        """The flat parameters of all units."""
+        return self.flats
+
     def shards(self) -> Iterator[Shard]:
         """Slices of parameters, gradient and moments; whole buffers; padding."""
         for flat in self.flats:
@@ -291,6 +301,7 @@ class Zero3(Implementation):
 
     def close(self) -> None:
         """Take the hooks off the model; drop shards, gradients and moments."""
+        self.end_saving()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()

@@ -1,0 +1,229 @@
+"""How files become a checkpoint at one moment, and how damage to them is seen. No torch.
+
+A generation is written beside the one that counts, in a fresh directory. Its files are on the disk
+before `manifest.json` says their sizes and checksums; that is on the disk before the file `latest`
+is replaced, which is the one moment at which the new generation counts. Older ones are removed
+afterwards. So a writer that is killed leaves the old one or the new one, whole.
+
+One writer at a time: a second one is refused while the first holds the lock, which the system takes
+away from a process that dies.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from ....errors import CheckpointError
+
+POINTER = "latest"
+LOCK = "lock"
+MANIFEST = "manifest.json"
+PREFIX = "generation-"
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a file must be: its size in bytes and its sha256 in hex."""
+
+    size: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All files of a generation, but for the manifest itself."""
+
+    files: dict[str, Entry]
+    format: Literal[1] = 1
+
+
+class Found(msgspec.Struct, frozen=True):
+    """The generation that counts, whose manifest is right; its files are not verified yet."""
+
+    path: str
+    files: dict[str, Entry]
+
+
+# Reading.
+
+
+def verify(directory: str | os.PathLike[str]) -> Found:
+    """Check every byte of the checkpoint in a directory. Needs no process group.
+
+    Raises CheckpointError if there is none, or it is not as it was written.
+    """
+    found = find(directory)
+    verify_files(found, found.files)
+    return found
+
+
+def find(directory: str | os.PathLike[str]) -> Found:
+    """The checkpoint that counts, its pointer and its manifest verified.
+
+    Raises CheckpointError if there is none or they are damaged.
+    """
+    path, checksum = read_pointer(directory)
+    manifest = _read(path / MANIFEST)
+    if _sha256(manifest) != checksum:
+        raise CheckpointError(f"{path / MANIFEST} is damaged, or of another checkpoint")
+    files = msgspec.json.decode(manifest, type=Manifest).files
+    present = set(os.listdir(path)) - {MANIFEST}
+    if missing := sorted(files.keys() - present):
+        raise CheckpointError(f"{path} has lost {', '.join(missing)}")
+    if foreign := sorted(present - files.keys()):
+        raise CheckpointError(f"{path} has files of something else: {', '.join(foreign)}")
+    return Found(str(path), files)
+
+
+def verify_files(found: Found, names: Iterable[str]) -> None:
+    """Check the named files of a checkpoint. Raises CheckpointError for the first wrong one."""
+    for name in names:
+        path = Path(found.path, name)
+        entry = _entry(_read(path))
+        if entry.size != found.files[name].size:
+            raise CheckpointError(
+                f"{path} has {entry.size} bytes, and had {found.files[name].size} when it was saved"
+            )
+        if entry != found.files[name]:
+            raise CheckpointError(f"{path} is damaged, or of another checkpoint")
+
+
+def read_pointer(directory: str | os.PathLike[str]) -> tuple[Path, str]:
+    """The generation that counts, and the checksum of its manifest.
+
+    Raises CheckpointError if there is none, or the pointer is damaged.
+    """
+    path = Path(directory, POINTER)
+    if not path.exists():
+        raise CheckpointError(f"there is no whole checkpoint in {directory}: no file {POINTER!r}")
+    given = _read(path)
+    lines = given.decode("ascii", "replace").split("\n")
+    if len(lines) != 4 or _pointer(*lines[:2]) != given:
+        raise CheckpointError(f"{path} is damaged")
+    return Path(directory, lines[0]), lines[1]
+
+
+def _pointer(generation: str, checksum: str) -> bytes:
+    """The bytes of the pointer, which end with their own checksum."""
+    text = f"{generation}\n{checksum}\n".encode()
+    return text + f"{_sha256(text)}\n".encode()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _entry(data: bytes) -> Entry:
+    return Entry(len(data), _sha256(data))
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+# Writing.
+
+
+class Writer:
+    """Writes one generation. One rank calls `begin`, `commit` and `end`; each calls `seal`.
+
+    Raises OSError where a file cannot be written, CheckpointError where another one writes.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.directory = Path(directory)
+        self._lock: int | None = None
+        self._fresh: Path | None = None
+
+    def begin(self) -> str:
+        """Take the lock; the path of a fresh directory for the files."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.take_lock()
+        self.remove_leftovers()
+        self._fresh = self.directory / f"{PREFIX}{secrets.token_hex(8)}"
+        self._fresh.mkdir()
+        return str(self._fresh)
+
+    def take_lock(self) -> None:
+        """Be the only writer, or raise CheckpointError."""
+        self._lock = os.open(self.directory / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CheckpointError(
+                f"another training is saving into {self.directory} now: give each its own directory"
+            ) from None
+
+    def remove_leftovers(self) -> None:
+        """Free the disk of what killed writers left, if it is known what counts."""
+        with suppress(CheckpointError):
+            self.remove_all_but(read_pointer(self.directory)[0])
+
+    def seal(self, path: str, names: Collection[str]) -> dict[str, Entry]:
+        """Have the system put these files on the disk; what the manifest says of them."""
+        return {name: self.seal_file(Path(path, name)) for name in names}
+
+    def seal_file(self, path: Path) -> Entry:
+        """The same for one file."""
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            return _entry(file.read())
+
+    def commit(self, files: dict[str, Entry]) -> None:
+        """Write the manifest, then have the generation count."""
+        assert self._fresh is not None
+        manifest = msgspec.json.format(msgspec.json.encode(Manifest(files)))
+        self.write(self._fresh / MANIFEST, manifest)
+        self.sync(self._fresh)
+        self.publish(self._fresh.name, _sha256(manifest))
+        latest, self._fresh = self._fresh, None
+        self.remove_all_but(latest)
+
+    def publish(self, generation: str, checksum: str) -> None:
+        """Replace the pointer, at once: the generation counts."""
+        fresh = self.directory / f"{POINTER}.new"
+        self.write(fresh, _pointer(generation, checksum))
+        self.sync(self.directory)  # the generation is on the disk before it is named
+        os.replace(fresh, self.directory / POINTER)
+        self.sync(self.directory)
+
+    def write(self, path: Path, data: bytes) -> None:
+        """Write a file and have the system put it on the disk."""
+        with path.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def sync(self, directory: Path) -> None:
+        """Have the system put the names in a directory on the disk."""
+        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def remove_all_but(self, kept: Path) -> None:
+        """Remove all other generations. What cannot be removed is left to the next save."""
+        for path in self.directory.glob(f"{PREFIX}*"):
+            if path.name != kept.name:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def end(self) -> None:
+        """Remove the generation if it was not committed, and let others write."""
+        if self._fresh is not None:
+            shutil.rmtree(self._fresh, ignore_errors=True)
+            self._fresh = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None

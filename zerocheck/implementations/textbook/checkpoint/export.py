@@ -1,0 +1,116 @@
+"""Whole tensors from the shards of all ranks, by all-gathers of their own: no files, no chunks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ....compat import all_gather_single
+from ....contract import Implementation
+from ..partition import Partition, Piece
+from ..sharded_adamw import MOMENTS, ShardedAdamW
+
+Whole = dict[tuple[str, str], torch.Tensor]
+
+
+class Flat(Protocol):
+    """A flat buffer of parameters, of which this rank owns `shard`: a Bucket or a FlatParameter."""
+
+    partition: Partition
+    pieces: list[Piece]
+    shard: torch.Tensor
+
+
+class Exporting(Implementation):
+    """A sharder with `export`."""
+
+    model: nn.Module
+    group: dist.ProcessGroup
+    optimizer: ShardedAdamW
+
+    def flat_buffers(self) -> Sequence[Flat]:
+        """The flat buffers of this rank, in the same order on every rank."""
+        raise NotImplementedError
+
+    def replicated(self) -> list[tuple[str, nn.Parameter]]:
+        """The parameters in no flat buffer, which every rank holds whole."""
+        flat = {name for one in self.flat_buffers() for name, _ in one.partition.shapes}
+        return [pair for pair in self.model.named_parameters() if pair[0] not in flat]
+
+    def export(self) -> Mapping[tuple[str, str], torch.Tensor]:
+        """Every parameter, moment and step count as it was before sharding, on every rank.
+
+        Buffers are those of rank 0. All tensors are copies, on the device of the shards.
+        """
+        whole: Whole = {}
+        counts = self.step_counts()
+        for flat in self.flat_buffers():
+            held = {piece.name: flat.shard[piece.inside] for piece in flat.pieces}
+            whole.update(self.cut(flat, "parameter", self.gathered(flat, held)))
+            for role in self.roles():
+                whole.update(
+                    (key, tensor)
+                    for key, tensor in self.cut(
+                        flat, role, self.gathered(flat, self.owned_state(role))
+                    ).items()
+                    if key[0] in counts
+                )
+        whole.update({(name, "step"): torch.tensor(count) for name, count in counts.items()})
+        for name, parameter in self.replicated():
+            whole[name, "parameter"] = parameter.detach().clone()
+        for name, buffer in self.model.named_buffers():
+            whole[name, "buffer"] = self.of_rank_0(buffer)
+        return whole
+
+    def roles(self) -> tuple[str, ...]:
+        """The moments that AdamW keeps here, the same on every rank."""
+        amsgrad = any(group["amsgrad"] for group in self.optimizer.optimizer.param_groups)
+        return MOMENTS if amsgrad else MOMENTS[:2]
+
+    def owned_state(self, role: str) -> dict[str, torch.Tensor]:
+        """The owned ranges of one role, by name."""
+        state = self.optimizer.optimizer.state
+        return {
+            one.piece.name: state[one.parameter][role]
+            for one in self.optimizer.owned
+            if role in state.get(one.parameter, {})
+        }
+
+    def step_counts(self) -> dict[str, float]:
+        """The step count of every parameter that AdamW has stepped, from the ranks that own it."""
+        mine = {name: float(step) for name, step in self.owned_state("step").items()}
+        counts: list[dict[str, float]] = [{} for _ in range(self.group.size())]
+        dist.all_gather_object(counts, mine, self.group)
+        return {name: count for of_rank in counts for name, count in of_rank.items()}
+
+    def gathered(self, flat: Flat, held: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The whole flat buffer, 1-D, from what the ranks hold of it; 0 where none holds any."""
+        shard = torch.zeros_like(flat.shard)
+        for piece in flat.pieces:
+            if piece.name in held:
+                shard[piece.inside] = held[piece.name]
+        whole = flat.shard.new_zeros(flat.partition.numel)
+        work = all_gather_single(whole, shard, self.group)
+        if work is not None:
+            work.wait()
+        return whole
+
+    def cut(self, flat: Flat, role: str, whole: torch.Tensor) -> Whole:
+        """The tensors in a whole flat buffer, without its padding."""
+        return {
+            (name, role): whole[offset : offset + math.prod(shape)].view(shape).clone()
+            for (name, shape), offset in zip(
+                flat.partition.shapes, flat.partition.offsets, strict=True
+            )
+        }
+
+    def of_rank_0(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of what rank 0 holds."""
+        copy = tensor.detach().clone()
+        dist.broadcast(copy, dist.get_global_rank(self.group, 0), group=self.group)
+        return copy

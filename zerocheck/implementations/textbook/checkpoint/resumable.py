@@ -1,0 +1,255 @@
+"""What a textbook sharder saves and loads, cut in methods of one meaning each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+
+from ....contract.implementation import KEPT, Loader, Saving
+from ....errors import CheckpointError
+from ..loss_scaling import LossScaler
+from ..partition import Piece
+from ..sharded_adamw import MOMENTS, Owned
+from . import transfer
+from .chunk import Chunk, whole
+from .directory import Found, Writer
+from .export import Exporting
+from .training import (
+    OPTIONS,
+    Options,
+    Training,
+    check_fits,
+    decoded,
+    described,
+    encoded,
+    options,
+    random_states,
+    set_random_states,
+)
+
+
+class Resumable(Exporting):
+    """A sharder with `save` and `load`. Stages differ in `flat_buffers`, `_unfreeze`, `_publish`.
+
+    Each rank writes the ranges that it owns, as they lie in its shards, and a step count with the
+    first element of its parameter. What all ranks hold whole is written by rank 0. Buffers and
+    random states are each rank's own.
+
+    The model is as before, bit for bit, on any number of ranks and in any stage. Where it is
+    another number, rank r takes the buffers of rank r modulo the number that saved, and keeps its
+    random state.
+    """
+
+    keeps = KEPT
+    background: ClassVar[bool] = False
+    """`save` copies the state and returns, and a thread writes it. The thread has a process group
+    of its own, so that its collectives cannot be taken for those of the training."""
+    writer: ClassVar[type[Writer]] = Writer
+
+    scaler: LossScaler
+    _saving: Future[None] | None = None
+    _group_of_saving: dist.ProcessGroup | None = None
+
+    def _unfreeze(self, names: Collection[str]) -> None:
+        """Let these parameters train from now on."""
+        raise NotImplementedError
+
+    def _publish(self) -> None:
+        """After the shards have changed: give every rank what it computes with."""
+
+    # Saving.
+
+    def save(self, directory: str, loader: Loader) -> Saving | None:
+        """Write a checkpoint; see Implementation. Raises CheckpointError on every rank.
+
+        Training goes on from a checkpoint on disk: the state is copied first only if it is written
+        in the background.
+        """
+        self.wait_for_saving()
+        chunks, training = list(self.written()), encoded(self.training_facts(loader))
+        writer = self.writer(directory)
+        if not self.background:
+            transfer.write(writer, chunks, training, self.group)
+            return None
+        chunks, group = self.snapshot(chunks), self.group_of_saving()
+        return self.start_saving(lambda: transfer.write(writer, chunks, training, group))
+
+    def written(self) -> Iterator[Chunk]:
+        """All that this rank writes."""
+        rank = self.group.rank()
+        yield from self.parameter_chunks()
+        if rank == 0:
+            yield from self.replica_chunks()
+        yield from self.moment_chunks()
+        yield from self.step_chunks(one for one in self.optimizer.owned if one.piece.start == 0)
+        yield from self.buffer_chunks(rank)
+        yield from self.random_chunks(rank)
+
+    def training_facts(self, loader: Loader) -> Training:
+        """All that is no tensor."""
+        return Training(
+            world_size=self.group.size(),
+            tensors=described(self.model),
+            groups=options(self.optimizer.optimizer.param_groups),
+            loss_scaler=self.scaler.state_dict(),
+            loader=loader.state_dict(),
+        )
+
+    def snapshot(self, chunks: Iterable[Chunk]) -> list[Chunk]:
+        """The state as it is now, whatever the training does to it."""
+        return [chunk.copied() for chunk in chunks]
+
+    def start_saving(self, write: Callable[[], None]) -> Saving:
+        """Write in a thread."""
+        thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._saving = thread.submit(write)
+        thread.shutdown(wait=False)
+        return self._saving
+
+    def group_of_saving(self) -> dist.ProcessGroup:
+        """A process group of the same ranks for the thread; every rank calls this."""
+        if self._group_of_saving is None:
+            ranks = dist.get_process_group_ranks(self.group)
+            self._group_of_saving = dist.new_group(ranks, use_local_synchronization=True)
+        return self._group_of_saving
+
+    def wait_for_saving(self) -> None:
+        """Wait until the last checkpoint is written. Whoever holds its Saving gets its error."""
+        if self._saving is not None:
+            self._saving.exception()
+            self._saving = None
+
+    def end_saving(self) -> None:
+        """Wait for the last checkpoint and give back the process group."""
+        self.wait_for_saving()
+        if self._group_of_saving is not None:
+            dist.destroy_process_group(self._group_of_saving)
+            self._group_of_saving = None
+
+    # Loading.
+
+    def load(self, directory: str, loader: Loader) -> None:
+        """Take over the checkpoint; see Implementation. Raises CheckpointError on every rank.
+
+        Nothing is read before every byte was verified.
+        """
+        self.wait_for_saving()
+        found = transfer.find_verified(directory, self.group)
+        training = decoded(Path(found.path, transfer.TRAINING).read_bytes())
+        check_fits(training, self.model)
+        self.take_frozen(training)
+        self.make_room(transfer.keys(found))
+        self.take_tensors(found, training)
+        self.take_groups(training.groups)
+        self.scaler.load_state_dict(training.loss_scaler)
+        loader.load_state_dict(training.loader)
+        self._publish()
+
+    def take_frozen(self, training: Training) -> None:
+        """Unfreeze what was unfrozen before the checkpoint."""
+        frozen = [name for name, one in self.model.named_parameters() if not one.requires_grad]
+        self._unfreeze([name for name in frozen if training.tensors[name].trains])
+
+    def make_room(self, saved: Collection[str]) -> None:
+        """Have AdamW hold the state that the checkpoint has of the owned pieces, not filled yet."""
+        for one in self.optimizer.owned:
+            roles = [role for role in MOMENTS if self.key(one.piece.name, role) in saved]
+            if not roles:
+                continue
+            state = self.optimizer.optimizer.state[one.parameter]
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            for role in roles:
+                state[role] = torch.empty_like(one.parameter)
+
+    def take_tensors(self, found: Found, training: Training) -> None:
+        """Read every tensor that this rank holds, into its place."""
+        rank, source = self.group.rank(), self.source(training)
+        replicas, buffers = list(self.replica_chunks()), list(self.buffer_chunks(source))
+        same = self.group.size() == training.world_size
+        randoms = list(self.random_chunks(rank)) if same else []
+        state = [
+            *self.parameter_chunks(),
+            *self.moment_chunks(),
+            *self.step_chunks(self.optimizer.owned),
+        ]
+        transfer.read(found, [*state, *replicas, *buffers, *randoms], self.group)
+        self.take_whole((one for _, one in self.replicated()), replicas)
+        self.take_whole((one for _, one in self.model.named_buffers()), buffers)
+        self.take_random(randoms)
+
+    def source(self, training: Training) -> int:
+        """The rank whose buffers this one takes."""
+        return self.group.rank() % training.world_size
+
+    def take_whole(self, tensors: Iterable[torch.Tensor], chunks: Iterable[Chunk]) -> None:
+        """Copy what was read into tensors of any shape and stride."""
+        for tensor, chunk in zip(tensors, chunks, strict=True):
+            tensor.detach().copy_(chunk.tensor.view(tensor.shape))
+
+    def take_random(self, chunks: Iterable[Chunk]) -> None:
+        """Go on drawing where the rank stood."""
+        states = {chunk.key.rpartition(".")[2]: chunk.tensor for chunk in chunks}
+        if states:
+            set_random_states(states)
+
+    def take_groups(self, saved: Collection[Options]) -> None:
+        """Restore the options of the groups, as torch's optimizers do. A schedule sets lr anew."""
+        groups = self.optimizer.optimizer.param_groups
+        if len(saved) != len(groups):
+            raise CheckpointError(
+                f"the checkpoint has {len(saved)} parameter groups, the optimizer {len(groups)}"
+            )
+        for group, restored in zip(groups, saved, strict=True):
+            group.update({name: getattr(restored, name) for name in OPTIONS})
+
+    # What lies where: written from there, and read into it.
+
+    def key(self, name: str, role: str) -> str:
+        """What a tensor is called in the checkpoint."""
+        return f"model.{name}" if role == "parameter" else f"optimizer.state.{name}.{role}"
+
+    def parameter_chunks(self) -> Iterator[Chunk]:
+        """The owned ranges of the parameters."""
+        for flat in self.flat_buffers():
+            for piece in flat.pieces:
+                yield self.chunk(piece, "parameter", flat.shard[piece.inside])
+
+    def moment_chunks(self) -> Iterator[Chunk]:
+        """The owned ranges of the moments, as far as AdamW has any."""
+        for one in self.optimizer.owned:
+            state = self.optimizer.optimizer.state.get(one.parameter, {})
+            for role in MOMENTS:
+                if role in state:
+                    yield self.chunk(one.piece, role, state[role])
+
+    def step_chunks(self, owned: Iterable[Owned]) -> Iterator[Chunk]:
+        """The step counts of these pieces."""
+        for one in owned:
+            state = self.optimizer.optimizer.state.get(one.parameter, {})
+            if "step" in state:
+                yield whole(self.key(one.piece.name, "step"), state["step"])
+
+    def chunk(self, piece: Piece, role: str, tensor: torch.Tensor) -> Chunk:
+        """A piece, in its parameter laid flat; tensor: the piece of that role, 1-D."""
+        return Chunk(self.key(piece.name, role), tensor, piece.start, math.prod(piece.shape))
+
+    def replica_chunks(self) -> Iterator[Chunk]:
+        """Parameters in no flat buffer, which every rank holds whole."""
+        for name, parameter in self.replicated():
+            yield whole(self.key(name, "parameter"), parameter)
+
+    def buffer_chunks(self, rank: int) -> Iterator[Chunk]:
+        """The buffers, as those of a rank."""
+        for name, buffer in self.model.named_buffers():
+            yield whole(f"ranks.{rank}.buffers.{name}", buffer)
+
+    def random_chunks(self, rank: int) -> Iterator[Chunk]:
+        """The states of the random generators, as those of a rank."""
+        for device, state in random_states(self.optimizer.device).items():
+            yield whole(f"ranks.{rank}.random.{device}", state)

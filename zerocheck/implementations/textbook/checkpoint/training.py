@@ -1,0 +1,104 @@
+"""What a checkpoint says beside its tensors: `training.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import msgspec
+import torch
+from torch import nn
+
+from ....errors import CheckpointError
+
+OPTIONS = ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize")
+"""What torch's optimizers restore of a parameter group, and what makes its update."""
+
+
+class Described(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A parameter or a buffer: its global shape and dtype; whether it has gradients."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    trains: bool
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The options of a parameter group of AdamW."""
+
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    amsgrad: bool
+    maximize: bool
+
+
+class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The training that was saved.
+
+    world_size: number of ranks that saved; tensors: every parameter and buffer of the model, by
+    name; groups: in the order of the optimizer; loss_scaler: None without loss scaling; loader:
+    where the data stands.
+    """
+
+    format: Literal[1] = 1
+    world_size: int
+    tensors: dict[str, Described]
+    groups: list[Options]
+    loss_scaler: dict[str, float] | None
+    loader: dict[str, int]
+
+
+def described(model: nn.Module) -> dict[str, Described]:
+    """The parameters, tied ones once, and the buffers of a model."""
+    return {
+        name: Described(tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+    }
+
+
+def options(groups: Iterable[dict[str, Any]]) -> list[Options]:
+    """The options of a torch optimizer's groups."""
+    return [Options(**{name: group[name] for name in OPTIONS}) for group in groups]
+
+
+def decoded(data: bytes) -> Training:
+    """From the bytes of `training.json`."""
+    return msgspec.json.decode(data, type=Training)
+
+
+def encoded(training: Training) -> bytes:
+    """The bytes of `training.json`."""
+    return msgspec.json.format(msgspec.json.encode(training))
+
+
+def check_fits(training: Training, model: nn.Module) -> None:
+    """Raise CheckpointError, with the first difference, if it is the training of another model."""
+    here = described(model)
+    if lost := [name for name in here if name not in training.tensors]:
+        raise CheckpointError(f"the checkpoint is of another model: it has no {lost[0]}")
+    if more := [name for name in training.tensors if name not in here]:
+        raise CheckpointError(f"the checkpoint is of another model: this one has no {more[0]}")
+    for name, now in here.items():
+        saved = training.tensors[name]
+        if (saved.shape, saved.dtype) != (now.shape, now.dtype):
+            raise CheckpointError(
+                f"the checkpoint is of another model: {name} is {saved.dtype} {list(saved.shape)} "
+                f"in it, and {now.dtype} {list(now.shape)} here"
+            )
+
+
+def random_states(device: str) -> dict[str, torch.Tensor]:
+    """The states of this rank's generators, by device: 1-D, uint8."""
+    states = {"cpu": torch.get_rng_state()}
+    if device == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def set_random_states(states: dict[str, torch.Tensor]) -> None:
+    """Go on drawing from these states."""
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"])
