@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from zerocheck.case.schema import Case
+from zerocheck.case.shapes import unfrozen
 from zerocheck.implementations.textbook.checkpoint.resumable import Resumable
 from zerocheck.implementations.textbook.zero1 import Zero1
 from zerocheck.implementations.textbook.zero2 import Zero2
@@ -56,7 +57,7 @@ class Job:
     directory: str
 
 
-def held(sharder: Resumable, data: Data) -> Held:
+def held(sharder: Resumable, data: Data, *, export: bool = True) -> Held:
     views = [view for view in copied(sharder) if view[1] not in ("gradient", "padding")]
     rest = {
         "scaler": sharder.scaler.state_dict(),
@@ -68,14 +69,16 @@ def held(sharder: Resumable, data: Data) -> Held:
         ],
     }
     random = torch.get_rng_state()
-    return Held(views, dict(sharder.export()), random, rest)
+    return Held(views, dict(sharder.export()) if export else {}, random, rest)
 
 
 def trained(mesh: DeviceMesh, job: Job) -> Resumable:
     """A sharder after the steps of its case, with different random states on every rank."""
     sharder = job.kind(build_model(job.case), job.case, mesh)
     for index in range(job.case.training.steps):
-        sharder.train_step(step_of(job.case, index, dist.get_rank(), lambda _: None))
+        step = step_of(job.case, index, dist.get_rank(), lambda _: None)
+        names = unfrozen(job.case) if index == job.case.training.unfreeze else ()
+        sharder.train_step(replace(step, unfreeze=names))
     torch.manual_seed(1000 + dist.get_rank())
     torch.rand(3)
     return sharder
@@ -98,7 +101,7 @@ def save_all(mesh: DeviceMesh, jobs: list[Job]) -> list[Held]:
         data = Data(100 + number)
         seen.append(held(sharder, data))
         sharder.save(job.directory, data)
-        again = held(sharder, data)
+        again = held(sharder, data, export=False)
         assert all(_same(one, two) for one, two in zip(seen[-1].views, again.views, strict=True))
         sharder.close()
     return seen
@@ -112,7 +115,7 @@ def load_all(mesh: DeviceMesh, jobs: list[Job]) -> list[Held]:
         data = Data(0)
         torch.manual_seed(5)
         sharder.load(job.directory, data)
-        seen.append(held(sharder, data))
+        seen.append(held(sharder, data, export=False))
         sharder.close()
     return seen
 

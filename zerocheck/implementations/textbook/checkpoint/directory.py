@@ -186,9 +186,9 @@ class Writer:
         manifest = msgspec.json.format(msgspec.json.encode(Manifest(files)))
         self.write(self._fresh / MANIFEST, manifest)
         self.sync(self._fresh)
-        self.publish(self._fresh.name, _sha256(manifest))
-        latest, self._fresh = self._fresh, None
-        self.remove_all_but(latest)
+        fresh = self._fresh
+        self.publish(fresh.name, _sha256(manifest))
+        self.remove_all_but(fresh)
 
     def publish(self, generation: str, checksum: str) -> None:
         """Replace the pointer, at once: the generation counts."""
@@ -196,6 +196,7 @@ class Writer:
         self.write(fresh, _pointer(generation, checksum))
         self.sync(self.directory)  # the generation is on the disk before it is named
         os.replace(fresh, self.directory / POINTER)
+        self._fresh = None  # it counts from here on, whatever fails
         self.sync(self.directory)
 
     def write(self, path: Path, data: bytes) -> None:
@@ -215,9 +216,10 @@ class Writer:
 
     def remove_all_but(self, kept: Path) -> None:
         """Remove all other generations. What cannot be removed is left to the next save."""
-        for path in self.directory.glob(f"{PREFIX}*"):
-            if path.name != kept.name:
-                shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):
+            for path in self.directory.glob(f"{PREFIX}*"):
+                if path.name != kept.name:
+                    shutil.rmtree(path, ignore_errors=True)
 
     def end(self) -> None:
         """Remove the generation if it was not committed, and let others write."""

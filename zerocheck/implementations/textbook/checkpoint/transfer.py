@@ -45,8 +45,9 @@ def write(
 ) -> None:
     """Write chunks of all ranks, and what rank 0 says of the training. Every rank calls this.
 
-    On return the checkpoint is whole and counts. Raises CheckpointError on every rank if it could
-    not be written; then the older one still counts.
+    On return the checkpoint is whole, counts, and is on the disk. Raises CheckpointError on every
+    rank if it is not; then a whole one counts, the older one in all cases but the last: that the
+    disk fails after the pointer was replaced.
     """
     first = group.rank() == 0
     try:
