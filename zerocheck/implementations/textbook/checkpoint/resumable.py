@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 import torch.distributed as dist
 
+from ....case.schema import Case
 from ....contract.implementation import KEPT, Loader, Saving
 from ....errors import CheckpointError
 from ..loss_scaling import LossScaler
@@ -47,11 +48,9 @@ class Resumable(Exporting):
     """
 
     keeps = KEPT
-    background: ClassVar[bool] = False
-    """`save` copies the state and returns, and a thread writes it. The thread has a process group
-    of its own, so that its collectives cannot be taken for those of the training."""
     writer: ClassVar[type[Writer]] = Writer
 
+    case: Case
     scaler: LossScaler
     _saving: Future[None] | None = None
     _group_of_saving: dist.ProcessGroup | None = None
@@ -68,13 +67,12 @@ class Resumable(Exporting):
     def save(self, directory: str, loader: Loader) -> Saving | None:
         """Write a checkpoint; see Implementation. Raises CheckpointError on every rank.
 
-        Training goes on from a checkpoint on disk: the state is copied first only if it is written
-        in the background.
+        In the background the state is copied, and a thread writes the copy while training goes on.
         """
         self.wait_for_saving()
         chunks, training = list(self.written()), encoded(self.training_facts(loader))
         writer = self.writer(directory)
-        if not self.background:
+        if not self.in_background():
             transfer.write(writer, chunks, training, self.group)
             return None
         chunks, group = self.snapshot(chunks), self.group_of_saving()
@@ -101,6 +99,10 @@ class Resumable(Exporting):
             loader=loader.state_dict(),
         )
 
+    def in_background(self) -> bool:
+        """Whether `save` returns before the checkpoint is written: if the case says so."""
+        return bool(self.case.resume) and self.case.resume[0].background
+
     def snapshot(self, chunks: Iterable[Chunk]) -> list[Chunk]:
         """The state as it is now, whatever the training does to it."""
         return [chunk.copied() for chunk in chunks]
@@ -113,7 +115,10 @@ class Resumable(Exporting):
         return self._saving
 
     def group_of_saving(self) -> dist.ProcessGroup:
-        """A process group of the same ranks for the thread; every rank calls this."""
+        """A process group of the same ranks for the thread; every rank calls this.
+
+        In the group of the training its collectives could be taken for those of a step.
+        """
         if self._group_of_saving is None:
             ranks = dist.get_process_group_ranks(self.group)
             self._group_of_saving = dist.new_group(ranks, use_local_synchronization=True)
