@@ -120,8 +120,9 @@ class Resumable(Exporting):
         In the group of the training its collectives could be taken for those of a step.
         """
         if self._group_of_saving is None:
-            ranks = dist.get_process_group_ranks(self.group)
-            self._group_of_saving = dist.new_group(ranks, use_local_synchronization=True)
+            # With use_local_synchronization, torch gives the next group of these ranks the name of
+            # one that was destroyed, and ranks connect to addresses that are gone.
+            self._group_of_saving = dist.new_group(dist.get_process_group_ranks(self.group))
         return self._group_of_saving
 
     def wait_for_saving(self) -> None:
