@@ -8,8 +8,11 @@ from functools import cache
 
 from zerocheck.case.drawing import draw
 from zerocheck.case.features import features
+from zerocheck.case.features import features as names
+from zerocheck.case.resuming import draw_resumed
 from zerocheck.case.schema import Case
 from zerocheck.faults.catalogue import Fault
+from zerocheck.judge.verdict import RESUME
 
 MOST = 12
 """Cases until a fault must have been caught."""
@@ -50,8 +53,35 @@ def drawn(
     return [(case, frozenset(features(case))) for case in cases[1:]]
 
 
+@cache
+def resumed(world_size: int, features: tuple[str, ...], without: tuple[str, ...]) -> list[Case]:
+    """Cases with checkpoints, saved and loaded on this world size and the next two. Nothing is
+    killed or damaged unless a fault needs it."""
+    wanted = [name for name in features if name not in _TRIED]
+    tried = [name for name in features if name in _TRIED]
+    cases = draw_resumed(
+        MOST if tried else 2 * MOST,
+        seed=world_size,
+        world_sizes=(world_size, world_size + 1, world_size + 2),
+        fixed={"start": {"step": 0, "moments": "zero"}},
+        having=(*wanted, *tried),
+    )
+    has = [(case, set(names(case))) for case in cases]
+    return [
+        case
+        for case, names_ in has
+        if not names_ & set(without) and (tried or not names_ & set(_TRIED))
+    ]
+
+
+_TRIED = ("resume-killed", "resume-flip", "resume-truncate", "resume-remove", "resume-mix")
+
+
 def cases_for(fault: Fault) -> Iterator[Case]:
     """Up to MOST cases, of the smallest world size that shows it and of the next."""
+    if fault.obligation in RESUME:
+        yield from resumed(fault.world, fault.features, fault.without)[:MOST]
+        return
     queues = [
         (
             case

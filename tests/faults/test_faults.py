@@ -20,7 +20,7 @@ from cases import cases_for, repetitions
 from zerocheck.case.features import FEATURES
 from zerocheck.case.schema import Case
 from zerocheck.faults.catalogue import FAULTS, Fault
-from zerocheck.judge.verdict import EQUIVALENCE, Violation
+from zerocheck.judge.verdict import OBLIGATIONS, Violation
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.findings import independent
 from zerocheck.run.trial import TARGET, Outcome, Trial
@@ -144,7 +144,7 @@ def test_without_the_fault_all_holds(shown: dict[str, Shown], name: str) -> None
     assert any(outcome.status == "holds" for outcome in one.parent)
 
 
-@pytest.mark.parametrize("obligation", EQUIVALENCE)
+@pytest.mark.parametrize("obligation", OBLIGATIONS)
 def test_every_obligation_has_faults_that_it_flags_first(
     shown: dict[str, Shown], obligation: str
 ) -> None:
@@ -155,7 +155,7 @@ def test_every_obligation_has_faults_that_it_flags_first(
 def test_the_catalogue_names_what_exists() -> None:
     for name, fault in FAULTS.items():
         assert name == fault.name
-        assert fault.obligation is None or fault.obligation in EQUIVALENCE
-        assert set(fault.spares) <= set(EQUIVALENCE)
+        assert fault.obligation is None or fault.obligation in OBLIGATIONS
+        assert set(fault.spares) <= set(OBLIGATIONS)
         assert set(fault.features) | set(fault.without) <= set(FEATURES)
         assert fault.summary and fault.source

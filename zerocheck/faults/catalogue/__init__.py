@@ -5,6 +5,7 @@ Imports no torch: the command line lists it.
 
 from __future__ import annotations
 
+from .checkpoints import CHECKPOINTS, EXPORTS, FILES
 from .fault import Fault
 from .forwards import BROKEN, BUFFERS, FORWARDS
 from .gradients import ACCUMULATION, CLIPPING, GRADIENT, SCALING
@@ -19,7 +20,8 @@ FAULTS: dict[str, Fault] = {
     fault.name: fault
     for fault in (
         *GRADIENT, *ACCUMULATION, *SCALING, *CLIPPING, *UPDATE, *PUBLISHING, *OWNERSHIP,
-        *FORWARDS, *BUFFERS, *DTYPES, *BROKEN, *LEFT_OUT, *RESTORING, *RACES, *INJECTED,
+        *FORWARDS, *BUFFERS, *DTYPES, *BROKEN, *LEFT_OUT, *RESTORING, *RACES,
+        *CHECKPOINTS, *EXPORTS, *FILES, *INJECTED,
     )
 }  # fmt: skip
 """Name -> fault."""

@@ -146,7 +146,7 @@ class Resumable(Exporting):
         Nothing is read before every byte was verified.
         """
         self.wait_for_saving()
-        found = transfer.find_verified(directory, self.group)
+        found = self.find(directory)
         training = decoded(Path(found.path, transfer.TRAINING).read_bytes())
         check_fits(training, self.model)
         self.take_frozen(training)
@@ -156,6 +156,10 @@ class Resumable(Exporting):
         self.scaler.load_state_dict(training.loss_scaler)
         loader.load_state_dict(training.loader)
         self._publish()
+
+    def find(self, directory: str) -> Found:
+        """The checkpoint that counts, with every byte verified."""
+        return transfer.find_verified(directory, self.group)
 
     def take_frozen(self, training: Training) -> None:
         """Unfreeze what was unfrozen before the checkpoint."""

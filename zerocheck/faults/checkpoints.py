@@ -1,0 +1,229 @@
+"""Faults in what a checkpoint holds, or in what a load takes from it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
+
+import msgspec
+import torch
+
+from ..contract.groups import learning_rates
+from ..contract.implementation import Loader, Step, StepReport
+from ..implementations.textbook.checkpoint.chunk import Chunk
+from ..implementations.textbook.checkpoint.directory import Found
+from ..implementations.textbook.checkpoint.training import Options, Training
+from ..implementations.textbook.partition import Piece
+from ..implementations.textbook.zero1 import Zero1
+from ..implementations.textbook.zero2 import Zero2
+from ..implementations.textbook.zero3 import Zero3
+
+
+class StepCountLost(Zero1):
+    """The step count begins anew (DS PR#564, #5263). Flagged: step count lost."""
+
+    def take_groups(self, saved: Collection[Options]) -> None:
+        super().take_groups(saved)
+        for state in self.optimizer.optimizer.state.values():
+            state["step"].zero_()
+
+
+class GroupsCollapse(Zero1):
+    """All groups get the options of the first (MG #4705). Flagged: options of another group."""
+
+    def take_groups(self, saved: Collection[Options]) -> None:
+        first = next(iter(saved))
+        super().take_groups([first] * len(saved))
+
+
+class StateForAnotherOptimizer(Zero1):
+    """The state is loaded into an optimizer that is not the one that steps (MG #761).
+
+    Flagged: optimizer state lost.
+    """
+
+    def take_groups(self, saved: Collection[Options]) -> None:
+        super().take_groups(saved)
+        self.optimizer.optimizer.state.clear()
+
+
+class LocalRankShards(Zero3):
+    """With two ranks on each node, a rank reads what is due to its local rank (DS PR#7601).
+
+    Flagged: not named: what stands where depends on all shapes.
+    """
+
+    def load(self, directory: str, loader: Loader) -> None:
+        self.node = self.group.rank() // 2
+        super().load(directory, loader)
+
+    def chunk(self, piece: Piece, role: str, tensor: torch.Tensor) -> Chunk:
+        chunk = super().chunk(piece, role, tensor)
+        return replace(chunk, start=0) if getattr(self, "node", 0) else chunk
+
+
+class FirstBucketSaved(Zero1):
+    """The optimizer state of one bucket alone is written (DS PR#7585). Flagged: moments lost."""
+
+    def written(self) -> Iterator[Chunk]:
+        first = {name for name, _ in self.flat_buffers()[0].partition.shapes}
+        for chunk in super().written():
+            name = chunk.key.removeprefix("optimizer.state.").rpartition(".")[0]
+            if not chunk.key.startswith("optimizer") or name in first:
+                yield chunk
+
+
+class SavesComputeCopy(Zero3):
+    """Parameters pass through the dtype of compute (PT #104770). Flagged: rounded to bf16."""
+
+    def written(self) -> Iterator[Chunk]:
+        for chunk in super().written():
+            if chunk.key.startswith("model."):
+                rounded = chunk.tensor.bfloat16().to(chunk.tensor.dtype)
+                yield replace(chunk, tensor=rounded)
+            else:
+                yield chunk
+
+
+class NotPublishedAfterLoad(Zero1):
+    """Each rank loads what it updates, and nobody sends it (MG #6920)."""
+
+    loading = False
+
+    def load(self, directory: str, loader: Loader) -> None:
+        self.loading = True
+        super().load(directory, loader)
+        self.loading = False
+
+    def _publish(self) -> None:
+        if not self.loading:
+            super()._publish()
+
+
+class DataPositionOfOneRank(Zero3):
+    """The state of the loader is as if only this rank read (TT #816).
+
+    Flagged: data position of one rank.
+    """
+
+    def training_facts(self, loader: Loader) -> Training:
+        facts = super().training_facts(loader)
+        own = {name: count // self.group.size() for name, count in facts.loader.items()}
+        return msgspec.structs.replace(facts, loader=own)
+
+
+class DataPositionLost(Zero2):
+    """The loader begins anew. Flagged: data position lost."""
+
+    def training_facts(self, loader: Loader) -> Training:
+        facts = super().training_facts(loader)
+        return msgspec.structs.replace(facts, loader=dict.fromkeys(facts.loader, 0))
+
+
+class RngOneForAll(Zero1):
+    """Every rank draws what rank 0 draws (MG #6858). Flagged: random state of rank 0."""
+
+    loading = False
+
+    def take_tensors(self, found: Found, training: Training) -> None:
+        self.loading = True
+        super().take_tensors(found, training)
+        self.loading = False
+
+    def random_chunks(self, rank: int) -> Iterator[Chunk]:
+        return super().random_chunks(0 if self.loading else rank)
+
+
+class BuffersNotLoaded(Zero3):
+    """Buffers are not restored (PT #178569). Flagged: buffers not loaded."""
+
+    def buffer_chunks(self, rank: int) -> Iterator[Chunk]:
+        return iter(())
+
+    def take_whole(self, tensors: Iterable[torch.Tensor], chunks: Iterable[Chunk]) -> None:
+        if chunks := list(chunks):
+            super().take_whole(tensors, chunks)
+
+
+class BuffersCast(Zero1):
+    """All buffers pass through half precision (FS #427)."""
+
+    def buffer_chunks(self, rank: int) -> Iterator[Chunk]:
+        for chunk in super().buffer_chunks(rank):
+            yield replace(chunk, tensor=chunk.tensor.half().to(chunk.tensor.dtype))
+
+
+class LossScaleLost(Zero3):
+    """The loss scale begins anew. Flagged: loss scale begins anew."""
+
+    def training_facts(self, loader: Loader) -> Training:
+        return msgspec.structs.replace(super().training_facts(loader), loss_scaler=None)
+
+
+class MaximumLost(Zero1):
+    """The maximum of amsgrad is left out. Flagged: moments lost."""
+
+    def written(self) -> Iterator[Chunk]:
+        return (chunk for chunk in super().written() if "max_exp_avg_sq" not in chunk.key)
+
+
+class SavedMomentsSwapped(Zero3):
+    """exp_avg_sq is written as exp_avg, and the other way round. Flagged: moments swapped."""
+
+    def written(self) -> Iterator[Chunk]:
+        other = {"exp_avg": "exp_avg_sq", "exp_avg_sq": "exp_avg"}
+        for chunk in super().written():
+            head, _, role = chunk.key.rpartition(".")
+            yield replace(chunk, key=f"{head}.{other.get(role, role)}")
+
+
+class FrozenNotSaved(Zero2):
+    """Only what trains is written, and loaded. Flagged: frozen parameter not loaded."""
+
+    def replica_chunks(self) -> Iterator[Chunk]:
+        return iter(())
+
+    def take_whole(self, tensors: Iterable[torch.Tensor], chunks: Iterable[Chunk]) -> None:
+        if chunks := list(chunks):
+            super().take_whole(tensors, chunks)
+
+
+class WrittenWhileTraining(Zero3):
+    """What is written in the background is not copied first. Flagged: state of a later step."""
+
+    def snapshot(self, chunks: Iterable[Chunk]) -> list[Chunk]:
+        self.late = True
+        return list(chunks)
+
+    def start_saving(self, write):  # type: ignore[no-untyped-def]
+        return _Late(write)
+
+
+class _Late:
+    """Writes when it is waited for, as a slow disk would."""
+
+    def __init__(self, write) -> None:  # type: ignore[no-untyped-def]
+        self._write = write
+
+    def result(self) -> object:
+        return self._write()
+
+
+class ScheduleLost(Zero1):
+    """Learning rates come from a schedule that no checkpoint holds (TT #275)."""
+
+    taken = 0
+
+    def train_step(self, step: Step) -> StepReport:
+        rates = tuple(learning_rates(self.case, self.taken))
+        self.taken += 1
+        return super().train_step(replace(step, lr=rates))
+
+
+class SavingSteps(Zero2):
+    """To have a state to write, the optimizer takes a step. Flagged: changed by saving."""
+
+    def written(self) -> Iterator[Chunk]:
+        for state in self.optimizer.optimizer.state.values():
+            state["step"] += 1
+        return super().written()
