@@ -45,6 +45,7 @@ RngKind = Literal["seeded", "carried"]
 BackwardPrefetchKind = Literal["pre", "post", "none"]
 SyncKind = Literal["last", "each"]
 DamageKind = Literal["none", "flip", "truncate", "remove", "mix"]
+CheckpointKind = Literal["distributed", "full", "sharded"]
 Pattern = Annotated[str, Meta(min_length=1, max_length=256)]
 Patterns = Annotated[tuple[Pattern, ...], Meta(max_length=64)]
 
@@ -214,6 +215,9 @@ class Sharding(_Data, frozen=True, kw_only=True):
     """DDP is told that the graph is the same in every iteration."""
     optimizer_first: bool = False
     """The optimizer is made before the model is wrapped."""
+    checkpoint: CheckpointKind = "distributed"
+    """How torch's implementations write checkpoints: by torch.distributed.checkpoint and its
+    state-dict API, whole by rank 0, or (FSDP1) sharded by FSDP1's own state-dict type."""
 
 
 class Disturbance(_Data, frozen=True, kw_only=True):

@@ -16,7 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ..case.schema import Case
 from ..compat import local_index, reduces_unused
 from ..errors import Unsupported, UsageError
-from .implementation import Implementation, Step, StepReport
+from . import checkpoint
+from .implementation import Implementation, Kept, Loader, Saving, Step, StepReport
 from .names import unwrapped
 from .refusals import check_built, torch_refusals
 from .shard import Index, Role, Shard
@@ -55,19 +56,22 @@ class BuiltImplementation(Implementation):
     """An Implementation made from `build`; those that torch brings are made this way too.
 
     It weights losses by tokens where `semantics.weight` says so, scales them by `Built.scaler`, and
-    unfreezes parameters. What a subclass may do in another way: `accumulating`, `clip`,
-    `set_learning_rates`, `unfreeze`, `shards`, `restore`. `self.built` is what `build` returned,
-    `self.case` the case.
+    unfreezes parameters. Its checkpoints are those of torch.distributed.checkpoint. What a subclass
+    may do in another way: `accumulating`, `clip`, `set_learning_rates`, `unfreeze`, `shards`,
+    `restore`, `save` with `load`, `export`. `self.built` is what `build` returned, `self.case` the
+    case.
     """
 
     handles: ClassVar[Collection[str]] = ("unfreeze",)
     """Add "loss_scale" where `build` gives a scaler."""
+    keeps: ClassVar[Collection[Kept]] = ("data", "rng")
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         """Wrap the model and make its optimizer."""
         raise NotImplementedError
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        self.names = frozenset(name for name, _ in model.named_parameters())
         with torch_refusals():
             built = self.build(model, case, mesh)
         if not isinstance(built, Built):
@@ -166,6 +170,40 @@ class BuiltImplementation(Implementation):
                         moment = torch.zeros_like(parameter)
                         _local(moment).copy_(_part(full[name, role], index))
                         entry[role] = moment
+
+    def save(self, directory: str, loader: Loader) -> Saving | None:
+        """`dcp.save` of `get_state_dict`; `dcp.async_save` where the next leg wants it."""
+        built = self._checkpointed()
+        states = checkpoint.beside(loader, built.scaler)
+        return checkpoint.save(
+            built.model, built.optimizer, states, directory, background=self.background
+        )
+
+    def load(self, directory: str, loader: Loader) -> None:
+        built = self._checkpointed()
+        states = checkpoint.beside(loader, built.scaler)
+        checkpoint.load(built.model, built.optimizer, states, directory)
+        checkpoint.take_over(states, loader, built.scaler)
+
+    def export(self) -> Mapping[tuple[str, str], torch.Tensor]:
+        """`get_state_dict` of whole tensors, which rank 0 has."""
+        built = self._checkpointed()
+        rename = built.names or unwrapped
+        return checkpoint.export(built.model, built.optimizer, self.names, rename)
+
+    @property
+    def background(self) -> bool:
+        """Whether the checkpoint that comes is to be written in the background."""
+        return bool(self.case.resume) and self.case.resume[0].background
+
+    def _checkpointed(self) -> Built:
+        """What was built, if torch's state-dict API can see all of it."""
+        if self.built.states is not None:
+            raise Unsupported(
+                "torch's get_state_dict does not see the states of Built.states; save(), load() "
+                "and export() of its own are needed"
+            )
+        return self.built
 
     def close(self) -> None:
         self._places.clear()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,9 +13,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..case.schema import Case
 from ..case.shapes import sometimes_used, uncalled
-from ..contract import Built, BuiltImplementation, Semantics, groups
+from ..contract import Built, BuiltImplementation, Loader, Saving, Semantics, groups
+from ..contract.checkpoint import beside, take_over, whole
 from ..contract.implementation import EXTRAS
+from ..contract.names import unwrapped
 from ..errors import Unsupported
+from . import whole as file
 from .limits import norm_of_empties, one_axis_fp32
 from .scaling import scaler_of
 from .sync import accumulation, synchronized
@@ -30,7 +35,15 @@ class Ddp(BuiltImplementation):
     """
 
     semantics = Semantics(accumulate="local", unused="skip", buffers="rank0", weight="token")
-    options = ("bucket", "sync", "bucket_view", "find_unused", "static_graph", "optimizer_first")
+    options = (
+        "bucket",
+        "sync",
+        "bucket_view",
+        "find_unused",
+        "static_graph",
+        "optimizer_first",
+        "checkpoint",
+    )
     handles = EXTRAS
 
     @classmethod
@@ -57,6 +70,49 @@ class Ddp(BuiltImplementation):
             scaler=scaler_of(case),
             rewrap=wrap,
         )
+
+    def save(self, directory: str, loader: Loader) -> Saving | None:
+        if self.case.sharding.checkpoint != "full":
+            return super().save(directory, loader)
+        file.write(directory, self._whole_states(), beside(loader, self.built.scaler))
+        return None
+
+    def load(self, directory: str, loader: Loader) -> None:
+        if self.case.sharding.checkpoint != "full":
+            super().load(directory, loader)
+            return
+        found = file.read(directory)
+        self._inner.load_state_dict(found["model"])
+        self.built.optimizer.load_state_dict(found["optimizer"])
+        take_over(found, loader, self.built.scaler)
+
+    def export(self) -> Mapping[tuple[str, str], torch.Tensor]:
+        if self.case.sharding.checkpoint != "full":
+            return super().export()
+        return self._exported(self._whole_states())
+
+    @property
+    def _inner(self) -> nn.Module:
+        """The module that DDP wraps."""
+        inner: nn.Module = self.built.model.module
+        return inner
+
+    def _whole_states(self) -> dict[str, Any]:
+        """State dicts of the module inside and of the optimizer."""
+        return {
+            "model": self._inner.state_dict(),
+            "optimizer": self.built.optimizer.state_dict(),
+        }
+
+    def _exported(self, states: Mapping[str, Any]) -> Mapping[tuple[str, str], torch.Tensor]:
+        """Whole state dicts as {(name, role): tensor}; {} for the empty ones of another rank."""
+        if not states:
+            return {}
+        named = {p: unwrapped(name) for name, p in self._inner.named_parameters()}
+        order = [named[p] for group in self.built.optimizer.param_groups for p in group["params"]]
+        buffers = {unwrapped(name) for name, _ in self._inner.named_buffers()}
+        moments = file.by_name(states["optimizer"], order)
+        return whole(states["model"], moments, self.names, buffers, unwrapped)
 
 
 def ddp(

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from ..case.schema import Case
 from ..case.shapes import sometimes_used
-from ..contract import Built, BuiltImplementation, Semantics, groups
+from ..contract import Built, BuiltImplementation, Loader, Saving, Semantics, groups
+from ..contract.checkpoint import beside, take_over
 from ..contract.implementation import EXTRAS
 from ..errors import Unsupported
+from . import whole as file
 from .limits import dim0_sharded, norm_of_empty_shards, one_axis_fp32, one_dtype, same_units
 from .scaling import scaler_of
 from .sync import accumulation, synchronized
@@ -41,10 +49,13 @@ class Fsdp2(BuiltImplementation):
     inf-norm where a rank has an empty shard (`_foreach_norm cannot compute the infinity norm on an
     empty tensor`, while the other ranks wait). A parameter that is tied across units would be
     refused too; units.py keeps both of its users in the root.
+
+    Checkpoints (`sharding.checkpoint`): `full` is a file that rank 0 writes with torch.save, of the
+    whole state dicts, which are broadcast from it at the load.
     """
 
     semantics = Semantics(accumulate="local", unused="skip", buffers="local", weight="token")
-    options = ("wrap", "bucket", "reshard", "prefetch", "sync", "optimizer_first")
+    options = ("wrap", "bucket", "reshard", "prefetch", "sync", "optimizer_first", "checkpoint")
     handles = EXTRAS
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
@@ -73,6 +84,45 @@ class Fsdp2(BuiltImplementation):
             reduce_unused(model)
         optimizer = first or torch.optim.AdamW(groups(model, case))
         return Built(model, optimizer, accumulate=accumulation(case), scaler=scaler_of(case))
+
+    def save(self, directory: str, loader: Loader) -> Saving | None:
+        if self.case.sharding.checkpoint != "full":
+            return super().save(directory, loader)
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        held, moments = get_state_dict(self.built.model, self.built.optimizer, options=options)
+        states = beside(loader, self.built.scaler)
+        file.write(directory, {"model": held, "optimizer": moments}, states)
+        return None
+
+    def load(self, directory: str, loader: Loader) -> None:
+        if self.case.sharding.checkpoint != "full":
+            super().load(directory, loader)
+            return
+        model, optimizer = self.built.model, self.built.optimizer
+        found = file.read(directory)
+        set_model_state_dict(
+            model,
+            found["model"],
+            options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True),
+        )
+        set_optimizer_state_dict(
+            model,
+            optimizer,
+            found["optimizer"],
+            options=StateDictOptions(
+                full_state_dict=True,
+                broadcast_from_rank0=True,
+                # As torch's message says, where parameters had no gradient yet.
+                strict=len(found["optimizer"]["state"]) == _trained(optimizer),
+            ),
+        )
+        take_over(found, loader, self.built.scaler)
+
+
+def _trained(optimizer: torch.optim.Optimizer) -> int:
+    """Parameters that require gradients, in all groups."""
+    groups = cast(list[dict[str, Any]], optimizer.param_groups)
+    return sum(parameter.requires_grad for group in groups for parameter in group["params"])
 
 
 def reduce_unused(model: nn.Module, *, enable: bool = True) -> None:

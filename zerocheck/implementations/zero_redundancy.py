@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from ..case.schema import Case
 from ..case.shapes import learning, parameter_dtypes
-from ..contract import Built, groups
+from ..contract import Built, Loader, groups
+from ..contract.checkpoint import beside, take_over
+from . import whole as file
 from .ddp import Ddp, ddp
 from .scaling import scaler_of
 from .sync import accumulation
@@ -25,7 +29,11 @@ class ZeroRedundancy(Ddp):
     `sharding.bucket_view` sets parameters_as_bucket_view. With `optimizer_first` the optimizer is
     made before DDP. Refused by torch, and declared here: models without trainable parameters, and
     several dtypes.
+
+    Checkpoints: the states are consolidated on rank 0, which writes one file with torch.save.
     """
+
+    options = tuple(option for option in Ddp.options if option != "checkpoint")
 
     _optimizer: ZeroRedundancyOptimizer
 
@@ -63,6 +71,24 @@ class ZeroRedundancy(Ddp):
         own = {p for group in local.param_groups for p in group["params"]}
         local.state.update((p, s) for p, s in self._optimizer.state.items() if p in own)
         self._optimizer.state.clear()
+
+    def save(self, directory: str, loader: Loader) -> None:
+        file.write(directory, self._whole_states(), beside(loader, self.built.scaler))
+
+    def load(self, directory: str, loader: Loader) -> None:
+        found = file.read(directory)
+        self._inner.load_state_dict(found["model"])
+        self._optimizer.load_state_dict(found["optimizer"])
+        take_over(found, loader, self.built.scaler)
+
+    def export(self) -> Mapping[tuple[str, str], torch.Tensor]:
+        """The consolidated states, on rank 0."""
+        return self._exported(self._whole_states())
+
+    def _whole_states(self) -> dict[str, Any]:
+        """On rank 0; {} elsewhere."""
+        self._optimizer.consolidate_state_dict(to=0)
+        return super()._whole_states() if dist.get_rank() == 0 else {}
 
     def close(self) -> None:
         del self._optimizer

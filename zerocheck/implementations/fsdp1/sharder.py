@@ -20,11 +20,22 @@ from torch.distributed.fsdp.wrap import CustomPolicy, size_based_auto_wrap_polic
 
 from ...case.schema import Case
 from ...compat import Flat, flat_parameters, release
-from ...contract import Built, BuiltImplementation, Semantics, Shard, grouped, groups
+from ...contract import (
+    Built,
+    BuiltImplementation,
+    Loader,
+    Saving,
+    Semantics,
+    Shard,
+    grouped,
+    groups,
+)
+from ...contract.checkpoint import beside, take_over
 from ...contract.implementation import EXTRAS
 from ...contract.names import unwrapped
 from ..scaling import sharded_scaler_of
 from ..sync import accumulation, synchronized
+from . import checkpoint
 from .reading import restore, shards_of
 from .refusals import refusal, unused_become_zero, wrapped_units
 
@@ -35,6 +46,10 @@ for _expected in (
     "The `NO_SHARD` sharding strategy is deprecated",
     "Called FSDP.clip_grad_norm_.. on rank .* with no gradients",
     "An FSDP instance with no parameters",
+    "When using ``NO_SHARD`` for ``ShardingStrategy``",
+    "FSDP.state_dict_type\\(\\) and FSDP.set_state_dict_type\\(\\) are being deprecated",
+    "Please use DTensor instead",
+    "`_get_pg_default_device` will be deprecated",
 ):
     warnings.filterwarnings("ignore", message=_expected)
 
@@ -62,6 +77,8 @@ class Fsdp1(BuiltImplementation):
     Not supported, with a reason: scalar and empty parameters; parameters shared by units (`size`
     with a tied head); mixed dtypes in a unit; an optimizer made first, frozen parameters or several
     parameter groups in a unit, without `use_orig_params`.
+
+    Checkpoints (`sharding.checkpoint`): see checkpoint.py for FSDP1's own state-dict types.
     """
 
     strategy: ClassVar[ShardingStrategy] = ShardingStrategy.FULL_SHARD
@@ -75,6 +92,7 @@ class Fsdp1(BuiltImplementation):
         "sync",
         "use_orig_params",
         "optimizer_first",
+        "checkpoint",
     )
     handles = EXTRAS
 
@@ -100,9 +118,12 @@ class Fsdp1(BuiltImplementation):
         elif sharding.wrap != "whole":
             chosen = set(wrapped_units(model, sharding))
             policy = CustomPolicy(chosen.__contains__)
+        # Given a mesh, its state dicts have DTensors, else ShardedTensors.
+        by_mesh = sharding.checkpoint == "distributed"
         wrapped = FullyShardedDataParallel(
             model,
-            process_group=mesh.get_group(),
+            process_group=None if by_mesh else mesh.get_group(),
+            device_mesh=mesh if by_mesh else None,
             sharding_strategy=self.strategy,
             auto_wrap_policy=policy,
             backward_prefetch=BACKWARD_PREFETCH[sharding.backward_prefetch],
@@ -132,6 +153,30 @@ class Fsdp1(BuiltImplementation):
         with torch.no_grad():
             for flat in self.flats:
                 restore(flat, full, self.built.optimizer.state)
+
+    def save(self, directory: str, loader: Loader) -> Saving | None:
+        kind = self.case.sharding.checkpoint
+        if kind == "distributed":
+            return super().save(directory, loader)
+        write = checkpoint.save_full if kind == "full" else checkpoint.save_sharded
+        states = beside(loader, self.built.scaler)
+        write(self.built.model, self.built.optimizer, states, directory)
+        return None
+
+    def load(self, directory: str, loader: Loader) -> None:
+        kind = self.case.sharding.checkpoint
+        if kind == "distributed":
+            super().load(directory, loader)
+            return
+        read = checkpoint.load_full if kind == "full" else checkpoint.load_sharded
+        states = beside(loader, self.built.scaler)
+        read(self.built.model, self.built.optimizer, states, directory)
+        take_over(states, loader, self.built.scaler)
+
+    def export(self) -> Mapping[tuple[str, str], torch.Tensor]:
+        if self.case.sharding.checkpoint == "distributed":
+            return super().export()
+        return checkpoint.export(self.built.model, self.built.optimizer, self.names)
 
     def close(self) -> None:
         for flat in self.flats:

@@ -1,0 +1,169 @@
+"""Checkpoints of code that looks like torch: its distributed state-dict API and dcp.
+
+A checkpoint holds `model` and `optimizer` as `get_state_dict` gives them, and beside them `loader`,
+`scaler` (if losses are scaled) and `rng`, the random state of each rank under its number.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+from .implementation import Loader, Saving
+
+# A directory that holds an older checkpoint is what the contract allows.
+warnings.filterwarnings("ignore", message="Detected an existing checkpoint in")
+
+Optimizer = torch.optim.Optimizer
+Full = dict[tuple[str, str], torch.Tensor]
+Beside = dict[str, Any]
+"""What a checkpoint holds beside `model` and `optimizer`."""
+
+_groups: dict[object, dist.ProcessGroup | None] = {}
+
+
+def beside(loader: Loader, scaler: torch.amp.GradScaler | None) -> Beside:
+    """What this rank writes beside the model and the optimizer."""
+    states: Beside = {
+        "loader": dict(loader.state_dict()),
+        "rng": {str(dist.get_rank()): torch.get_rng_state()},
+    }
+    if scaler is not None:
+        states["scaler"] = scaler.state_dict()
+    return states
+
+
+def take_over(
+    states: Mapping[str, Any], loader: Loader, scaler: torch.amp.GradScaler | None
+) -> None:
+    """The counterpart of `beside`, from what was read. Without `rng`, that of this rank stays."""
+    loader.load_state_dict(states["loader"])
+    if scaler is not None:
+        scaler.load_state_dict(states["scaler"])
+    own = states.get("rng", {}).get(str(dist.get_rank()))
+    if own is not None:
+        torch.set_rng_state(own)
+
+
+def save(
+    model: nn.Module, optimizer: Optimizer, states: Beside, directory: str, *, background: bool
+) -> Saving | None:
+    """`dcp.save` of model, optimizer and `states`; `dcp.async_save` in the background."""
+    held, moments = get_state_dict(model, optimizer)
+    return write({"model": held, "optimizer": moments, **states}, directory, background=background)
+
+
+def write(states: dict[str, Any], directory: str, *, background: bool) -> Saving | None:
+    """Write with dcp, at once or in the background."""
+    if background:
+        future = dcp.async_save(states, checkpoint_id=directory, process_group=background_group())
+        return cast(Saving, future)
+    dcp.save(states, checkpoint_id=directory)
+    return None
+
+
+def load(model: nn.Module, optimizer: Optimizer, states: Beside, directory: str) -> None:
+    """`dcp.load` into model, optimizer and `states`, which must be what `beside` gives here.
+
+    torch's optimizers make the state of a parameter at its first gradient, so that a checkpoint has
+    none for a parameter that had no gradient yet. `get_state_dict` asks for one all the same, and
+    `dcp.load` refuses. As users do, what the checkpoint lacks as a whole is left out; what it lacks
+    in part is still refused.
+    """
+    reader = dcp.FileSystemReader(directory)
+    kept = reader.read_metadata().state_dict_metadata
+    held, moments = get_state_dict(model, optimizer)
+    moments = cast(Any, moments)
+    stateless = [
+        name
+        for name, state in moments["state"].items()
+        if not any(f"optimizer.state.{name}.{key}" in kept for key in state)
+    ]
+    for name in stateless:
+        del moments["state"][name]
+    fit_rng(states, kept)
+    read: dict[str, Any] = {"model": held, "optimizer": moments, **states}
+    dcp.load(read, storage_reader=reader)
+    set_model_state_dict(model, read["model"])
+    set_optimizer_state_dict(
+        model,
+        optimizer,
+        read["optimizer"],
+        options=StateDictOptions(strict=not stateless),
+    )
+    states.update((name, read[name]) for name in states)
+
+
+def fit_rng(states: Beside, kept: Collection[str]) -> None:
+    """Ask for the random state only if as many ranks wrote theirs as there are now.
+
+    kept: the names that the checkpoint has.
+    """
+    if sum(name.startswith("rng.") for name in kept) != dist.get_world_size():
+        states.pop("rng", None)
+
+
+def export(
+    model: nn.Module,
+    optimizer: Optimizer,
+    names: Collection[str],
+    rename: Callable[[str], str],
+) -> Full:
+    """The whole state on rank 0, {} elsewhere. names: of the parameters of the unwrapped model.
+
+    FSDP1 on the CPU dies if it is to offload to the CPU: it frees what it then copies. Without
+    offloading, every rank has the whole state.
+    """
+    buffers = {rename(name) for name, _ in model.named_buffers()}
+    on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
+    offload = not (on_cpu and FullyShardedDataParallel.fsdp_modules(model))
+    options = StateDictOptions(full_state_dict=True, cpu_offload=offload)
+    held, moments = get_state_dict(model, optimizer, options=options)
+    return whole(held, cast(Any, moments).get("state", {}), names, buffers, rename)
+
+
+def whole(
+    held: Mapping[str, Any],
+    moments: Mapping[str, Mapping[str, Any]],
+    names: Collection[str],
+    buffers: Collection[str],
+    rename: Callable[[str], str],
+) -> Full:
+    """{(name, role): tensor} from whole state dicts by name; a tied alias is left out."""
+    full: Full = {}
+    for given, tensor in held.items():
+        name = rename(given)
+        if name in names:
+            full[name, "parameter"] = tensor
+        elif name in buffers:
+            full[name, "buffer"] = tensor
+    for given, state in moments.items():
+        for role, value in state.items():
+            full[rename(given), role] = torch.as_tensor(value)
+    return full
+
+
+def background_group() -> dist.ProcessGroup | None:
+    """The process group of checkpoints in the background, made once per default group.
+
+    Every rank calls this at the same point: making it is a collective. It is destroyed with the
+    default group.
+    """
+    world = dist.group.WORLD
+    if world not in _groups:
+        _groups.clear()
+        _groups[world] = dist.new_group(backend="gloo")
+    return _groups[world]

@@ -1,0 +1,114 @@
+"""Checkpoints of FSDP1 by its own state-dict types.
+
+full     FULL_STATE_DICT and FSDP.optim_state_dict on rank 0, in one file; every rank reads it
+sharded  SHARDED_STATE_DICT of ShardedTensors, by torch.distributed.checkpoint; the optimizer's is
+         read by load_sharded_optimizer_state_dict
+
+Nothing is offloaded to the CPU, though that is the default for optimizers. On the CPU it makes no
+copy: FSDP1 frees the parameters that it then reads, and gathers exp_avg_sq over exp_avg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.optimizer import load_sharded_optimizer_state_dict
+from torch.distributed.fsdp import (
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    ShardedOptimStateDictConfig,
+    ShardedStateDictConfig,
+    StateDictType,
+)
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+from ...contract.checkpoint import Beside, fit_rng, whole, write
+from ...contract.names import unwrapped
+from .. import whole as file
+
+Optimizer = torch.optim.Optimizer
+
+
+@contextmanager
+def _full(model: nn.Module, *, rank0_only: bool) -> Iterator[None]:
+    with FSDP.state_dict_type(
+        model,
+        StateDictType.FULL_STATE_DICT,
+        FullStateDictConfig(offload_to_cpu=False, rank0_only=rank0_only),
+        FullOptimStateDictConfig(offload_to_cpu=False, rank0_only=rank0_only),
+    ):
+        yield
+
+
+@contextmanager
+def _sharded(model: nn.Module) -> Iterator[None]:
+    with FSDP.state_dict_type(
+        model,
+        StateDictType.SHARDED_STATE_DICT,
+        ShardedStateDictConfig(offload_to_cpu=False),
+        ShardedOptimStateDictConfig(offload_to_cpu=False),
+    ):
+        yield
+
+
+def save_full(model: nn.Module, optimizer: Optimizer, states: Beside, directory: str) -> None:
+    """One file."""
+    file.write(directory, _whole_states(model, optimizer), states)
+
+
+def load_full(model: nn.Module, optimizer: Optimizer, states: Beside, directory: str) -> None:
+    """The counterpart of `save_full`; `states` becomes what was read beside the model."""
+    found = file.read(directory)
+    with _full(model, rank0_only=False):
+        model.load_state_dict(found["model"])
+        optimizer.load_state_dict(
+            FSDP.optim_state_dict_to_load(model, optimizer, found["optimizer"])
+        )
+    states.clear()
+    states.update((name, found[name]) for name in found if name not in ("model", "optimizer"))
+
+
+def save_sharded(model: nn.Module, optimizer: Optimizer, states: Beside, directory: str) -> None:
+    """One file per rank, never in the background: `dcp.async_save` refuses ShardedTensors."""
+    with _sharded(model):
+        held = {"model": model.state_dict(), "optimizer": FSDP.optim_state_dict(model, optimizer)}
+    write({**held, **states}, directory, background=False)
+
+
+def load_sharded(model: nn.Module, optimizer: Optimizer, states: Beside, directory: str) -> None:
+    """The counterpart of `save_sharded`; `states` becomes what was read beside the model."""
+    reader = dcp.FileSystemReader(directory)
+    fit_rng(states, reader.read_metadata().state_dict_metadata)
+    with _sharded(model):
+        held = model.state_dict()
+        dcp.load({"model": held}, storage_reader=reader)
+        model.load_state_dict(held)
+        moments: Any = load_sharded_optimizer_state_dict(held, "optimizer", reader)
+        optimizer.load_state_dict(
+            FSDP.optim_state_dict_to_load(model, optimizer, moments["optimizer"])
+        )
+    dcp.load(states, storage_reader=reader)
+
+
+def export(
+    model: nn.Module, optimizer: Optimizer, names: Collection[str]
+) -> Mapping[tuple[str, str], torch.Tensor]:
+    """FULL_STATE_DICT on rank 0, {} elsewhere."""
+    states = _whole_states(model, optimizer)
+    if not states:
+        return {}
+    buffers = {unwrapped(name) for name, _ in model.named_buffers()}
+    return whole(states["model"], states["optimizer"]["state"], names, buffers, unwrapped)
+
+
+def _whole_states(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """On rank 0; {} elsewhere."""
+    with _full(model, rank0_only=True):
+        held = {"model": model.state_dict(), "optimizer": FSDP.optim_state_dict(model, optimizer)}
+    return held if dist.get_rank() == 0 else {}

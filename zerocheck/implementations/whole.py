@@ -1,0 +1,55 @@
+"""Checkpoints of one file, which rank 0 writes with torch.save and every rank reads.
+
+The file holds `model` and `optimizer`, and beside them `loader`, `scaler` (if losses are scaled)
+and `rng`: the random state of every rank, by its number.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..contract.checkpoint import Beside
+
+FILE = "checkpoint.pt"
+
+
+def write(directory: str, held: Mapping[str, Any], states: Beside) -> None:
+    """Every rank calls this with its `contract.checkpoint.beside`; held: what rank 0 writes.
+
+    The new file takes the place of an older one when it is whole. Raises RuntimeError on every
+    rank if rank 0 cannot write.
+    """
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, states["rng"])
+    said: list[str | None] = [None]
+    if dist.get_rank() == 0:
+        rng = {name: state for one in gathered for name, state in one.items()}
+        try:
+            Path(directory).mkdir(parents=True, exist_ok=True)
+            part = Path(directory, f"{FILE}.part")
+            torch.save({**held, **states, "rng": rng}, part)
+            os.replace(part, Path(directory, FILE))
+        except Exception as error:
+            said = [f"{type(error).__name__}: {error}"]
+    dist.broadcast_object_list(said)
+    if said[0] is not None:
+        raise RuntimeError(f"rank 0 could not write the checkpoint: {said[0]}")
+
+
+def read(directory: str) -> dict[str, Any]:
+    """What the file holds, on the CPU; without `rng` if another number of ranks wrote it."""
+    found: dict[str, Any] = torch.load(Path(directory, FILE), map_location="cpu", weights_only=True)
+    if len(found["rng"]) != dist.get_world_size():
+        del found["rng"]
+    return found
+
+
+def by_name(state_dict: Mapping[str, Any], names: list[str]) -> dict[str, Mapping[str, Any]]:
+    """The states of an optimizer's state dict by the names of its parameters, in their order."""
+    return {names[number]: state for number, state in state_dict["state"].items()}
