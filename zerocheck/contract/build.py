@@ -175,9 +175,10 @@ class BuiltImplementation(Implementation):
         """`dcp.save` of `get_state_dict`; `dcp.async_save` where the next leg wants it."""
         built = self._checkpointed()
         states = checkpoint.beside(loader, built.scaler)
-        return checkpoint.save(
-            built.model, built.optimizer, states, directory, background=self.background
-        )
+        with torch_refusals():
+            return checkpoint.save(
+                built.model, built.optimizer, states, directory, background=self.background
+            )
 
     def load(self, directory: str, loader: Loader) -> None:
         built = self._checkpointed()

@@ -12,8 +12,9 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,
@@ -69,9 +70,11 @@ def save(
 def write(states: dict[str, Any], directory: str, *, background: bool) -> Saving | None:
     """Write with dcp, at once or in the background."""
     if background:
-        future = dcp.async_save(states, checkpoint_id=directory, process_group=background_group())
+        future = state_dict_saver.async_save(
+            states, checkpoint_id=directory, process_group=background_group()
+        )
         return cast(Saving, future)
-    dcp.save(states, checkpoint_id=directory)
+    state_dict_saver.save(states, checkpoint_id=directory)
     return None
 
 
@@ -83,7 +86,7 @@ def load(model: nn.Module, optimizer: Optimizer, states: Beside, directory: str)
     `dcp.load` refuses. As users do, what the checkpoint lacks as a whole is left out; what it lacks
     in part is still refused.
     """
-    reader = dcp.FileSystemReader(directory)
+    reader = FileSystemReader(directory)
     kept = reader.read_metadata().state_dict_metadata
     held, moments = get_state_dict(model, optimizer)
     moments = cast(Any, moments)
@@ -96,7 +99,7 @@ def load(model: nn.Module, optimizer: Optimizer, states: Beside, directory: str)
         del moments["state"][name]
     fit_rng(states, kept)
     read: dict[str, Any] = {"model": held, "optimizer": moments, **states}
-    dcp.load(read, storage_reader=reader)
+    state_dict_loader.load(read, storage_reader=reader)
     set_model_state_dict(model, read["model"])
     set_optimizer_state_dict(
         model,

@@ -36,6 +36,8 @@ REFUSALS = (
     # torch/distributed/fsdp/_flat_param.py
     Refusal(ValueError, r"FSDP doesn't support salar parameters"),
     Refusal(ValueError, r"Must flatten tensors with uniform"),
+    # torch/distributed/_shard/sharded_tensor/api.py
+    Refusal(ValueError, r"Only torch.contiguous_format memory_format is currently supported"),
 )
 
 

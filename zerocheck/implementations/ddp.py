@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import nn
@@ -35,7 +35,7 @@ class Ddp(BuiltImplementation):
     """
 
     semantics = Semantics(accumulate="local", unused="skip", buffers="rank0", weight="token")
-    options = (
+    options: ClassVar[tuple[str, ...] | None] = (
         "bucket",
         "sync",
         "bucket_view",
@@ -94,8 +94,7 @@ class Ddp(BuiltImplementation):
     @property
     def _inner(self) -> nn.Module:
         """The module that DDP wraps."""
-        inner: nn.Module = self.built.model.module
-        return inner
+        return cast(nn.Module, self.built.model.module)
 
     def _whole_states(self) -> dict[str, Any]:
         """State dicts of the module inside and of the optimizer."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -121,8 +121,7 @@ class Fsdp2(BuiltImplementation):
 
 def _trained(optimizer: torch.optim.Optimizer) -> int:
     """Parameters that require gradients, in all groups."""
-    groups = cast(list[dict[str, Any]], optimizer.param_groups)
-    return sum(parameter.requires_grad for group in groups for parameter in group["params"])
+    return sum(p.requires_grad for group in optimizer.param_groups for p in group["params"])
 
 
 def reduce_unused(model: nn.Module, *, enable: bool = True) -> None:

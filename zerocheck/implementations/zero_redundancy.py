@@ -33,7 +33,14 @@ class ZeroRedundancy(Ddp):
     Checkpoints: the states are consolidated on rank 0, which writes one file with torch.save.
     """
 
-    options = tuple(option for option in Ddp.options if option != "checkpoint")
+    options = (
+        "bucket",
+        "sync",
+        "bucket_view",
+        "find_unused",
+        "static_graph",
+        "optimizer_first",
+    )
 
     _optimizer: ZeroRedundancyOptimizer
 

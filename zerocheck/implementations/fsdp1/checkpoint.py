@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint import state_dict_loader
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.optimizer import load_sharded_optimizer_state_dict
 from torch.distributed.fsdp import (
     FullOptimStateDictConfig,
@@ -83,17 +84,17 @@ def save_sharded(model: nn.Module, optimizer: Optimizer, states: Beside, directo
 
 def load_sharded(model: nn.Module, optimizer: Optimizer, states: Beside, directory: str) -> None:
     """The counterpart of `save_sharded`; `states` becomes what was read beside the model."""
-    reader = dcp.FileSystemReader(directory)
+    reader = FileSystemReader(directory)
     fit_rng(states, reader.read_metadata().state_dict_metadata)
     with _sharded(model):
         held = model.state_dict()
-        dcp.load({"model": held}, storage_reader=reader)
+        state_dict_loader.load({"model": held}, storage_reader=reader)
         model.load_state_dict(held)
         moments: Any = load_sharded_optimizer_state_dict(held, "optimizer", reader)
         optimizer.load_state_dict(
             FSDP.optim_state_dict_to_load(model, optimizer, moments["optimizer"])
         )
-    dcp.load(states, storage_reader=reader)
+    state_dict_loader.load(states, storage_reader=reader)
 
 
 def export(

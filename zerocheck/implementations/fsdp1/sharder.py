@@ -33,6 +33,7 @@ from ...contract import (
 from ...contract.checkpoint import beside, take_over
 from ...contract.implementation import EXTRAS
 from ...contract.names import unwrapped
+from ...contract.refusals import torch_refusals
 from ..scaling import sharded_scaler_of
 from ..sync import accumulation, synchronized
 from . import checkpoint
@@ -160,7 +161,8 @@ class Fsdp1(BuiltImplementation):
             return super().save(directory, loader)
         write = checkpoint.save_full if kind == "full" else checkpoint.save_sharded
         states = beside(loader, self.built.scaler)
-        write(self.built.model, self.built.optimizer, states, directory)
+        with torch_refusals():
+            write(self.built.model, self.built.optimizer, states, directory)
         return None
 
     def load(self, directory: str, loader: Loader) -> None:
