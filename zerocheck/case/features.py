@@ -356,6 +356,18 @@ _RESUME = _table(
     ("resume-remove", "a file is missing", lambda c: _damaged(c, "remove")),
     ("resume-mix", "a file is that of another checkpoint", lambda c: _damaged(c, "mix")),
     ("resume-into", "loaded into another stage", lambda c: any(x.into for x in c.resume)),
+    (
+        "checkpoint-full",
+        "the checkpoint is one file of whole tensors",
+        lambda c: bool(c.resume) and c.sharding.checkpoint == "full",
+        "checkpoint",
+    ),
+    (
+        "checkpoint-sharded",
+        "the checkpoint is of FSDP1's own sharded state-dict type",
+        lambda c: bool(c.resume) and c.sharding.checkpoint == "sharded",
+        "checkpoint",
+    ),
     dimension="resume",
 )
 

@@ -12,6 +12,7 @@ import msgspec
 from .drawing import draw
 from .features import features
 from .schema import Case, DamageKind, Leg
+from .values import CHECKPOINTS
 
 T = TypeVar("T")
 
@@ -53,6 +54,10 @@ def draw_resumed(
         if base is None:
             continue
         case = msgspec.structs.replace(base, resume=_legs(loading, world_sizes, into, source))
+        kind = _pick(CHECKPOINTS, source)
+        if "checkpoint" not in fixed.get("sharding", {}):
+            sharding = msgspec.structs.replace(case.sharding, checkpoint=kind)
+            case = msgspec.structs.replace(case, sharding=sharding)
         if set(having) <= set(features(case)):
             found[case] = None
     return list(found)

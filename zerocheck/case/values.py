@@ -12,6 +12,7 @@ from typing import Literal
 from .schema import (
     BackwardPrefetchKind,
     BlockKind,
+    CheckpointKind,
     KernelKind,
     MomentsKind,
     ScheduleKind,
@@ -47,6 +48,7 @@ KERNELS: tuple[KernelKind, ...] = ("foreach", "foreach", "for-loop", "fused")
 NORMS: tuple[Literal["2", "inf"], ...] = ("2", "2", "inf")
 WRAPS: tuple[WrapKind, ...] = ("whole", "block", "layer", "size")
 BACKWARD_PREFETCHES: tuple[BackwardPrefetchKind, ...] = ("pre", "pre", "post", "none")
+CHECKPOINTS: tuple[CheckpointKind, ...] = ("distributed", "distributed", "full", "sharded")
 RATES = (
     (1e-3, 0.01),
     (1e-3, 0.0),
