@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import product
 from typing import Any, TypeVar
@@ -20,6 +21,12 @@ DAMAGES: tuple[DamageKind, ...] = ("flip", "flip", "truncate", "remove", "mix")
 
 OVERDRAW = 60
 """Cases drawn for one with the features asked for, at most."""
+
+OFFERED = 4
+"""Cases drawn for each that is taken: the one with the most features that few had before."""
+
+ENOUGH = 3
+"""Cases after which a feature is none that few had."""
 
 
 def draw_resumed(
@@ -39,28 +46,41 @@ def draw_resumed(
     """
     source = random.Random(seed)  # only random() is used: its sequence is promised to stay
     pairs = _shuffled(list(product(world_sizes, repeat=2)), source)
-    tries = count * (OVERDRAW if having else 1)
+    tries = count * (OVERDRAW // OFFERED if having else 1)
     fixed = _without_unfreezing(fixed or {})
     bases: dict[int, list[Case]] = {}
     for size in dict.fromkeys(world_sizes):
-        share = -(-tries // len(pairs)) * len(world_sizes)
+        share = -(-tries // len(pairs)) * len(world_sizes) * OFFERED
         bases[size] = draw(share, seed=seed * 10_007 + size, world_sizes=(size,), fixed=fixed)
+    wanted = set(having)
+    seen: Counter[str] = Counter()
     found: dict[Case, None] = {}
     for number in range(tries):
         if len(found) == count:
             break
         saving, loading = pairs[number % len(pairs)]
-        base = bases[saving].pop() if bases[saving] else None
-        if base is None:
-            continue
-        case = msgspec.structs.replace(base, resume=_legs(loading, world_sizes, into, source))
-        kind = _pick(CHECKPOINTS, source)
-        if "checkpoint" not in fixed.get("sharding", {}):
-            sharding = msgspec.structs.replace(case.sharding, checkpoint=kind)
-            case = msgspec.structs.replace(case, sharding=sharding)
-        if set(having) <= set(features(case)):
-            found[case] = None
+        offered = {}
+        for base in bases[saving][:OFFERED]:
+            case = _resumed(base, _legs(loading, world_sizes, into, source), fixed, source)
+            has = features(case)
+            if wanted <= set(has) and case not in found:
+                offered[case] = has
+        del bases[saving][:OFFERED]
+        if offered:
+            best = max(offered, key=lambda case: sum(seen[name] < ENOUGH for name in offered[case]))
+            found[best] = None
+            seen.update(offered[best])
     return list(found)
+
+
+def _resumed(
+    base: Case, legs: tuple[Leg, ...], fixed: Mapping[str, Any], source: random.Random
+) -> Case:
+    kind = _pick(CHECKPOINTS, source)
+    sharding = base.sharding
+    if "checkpoint" not in fixed.get("sharding", {}):
+        sharding = msgspec.structs.replace(sharding, checkpoint=kind)
+    return msgspec.structs.replace(base, resume=legs, sharding=sharding)
 
 
 def _legs(
@@ -74,7 +94,7 @@ def _legs(
             mesh=(size,),
             steps=1 + int(source.random() * 2),
             into=_pick(into, source) if into and source.random() < 0.4 else "",
-            over=source.random() < 0.3,
+            over=source.random() < 0.4,
             background=source.random() < 0.25,
         )
         for size in sizes

@@ -73,6 +73,20 @@ class FirstBucketSaved(Zero1):
                 yield chunk
 
 
+class BucketsRecreated(Zero2):
+    """What is collected of a bucket forgets the buckets before (MG 9a8420c90a).
+
+    Flagged: optimizer state lost.
+    """
+
+    def written(self) -> Iterator[Chunk]:
+        last = {name for name, _ in self.flat_buffers()[-1].partition.shapes}
+        for chunk in super().written():
+            name = chunk.key.removeprefix("optimizer.state.").rpartition(".")[0]
+            if not chunk.key.startswith("optimizer") or name in last:
+                yield chunk
+
+
 class SavesComputeCopy(Zero3):
     """Parameters pass through the dtype of compute (PT #104770). Flagged: rounded to bf16."""
 

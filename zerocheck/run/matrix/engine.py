@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 from msgspec.structs import replace
 
 from ...drive.observation import Described
+from ...faults.catalogue import Fault
 from ...judge.local import as_on_a_rank
 from ..engine import open_ranks
 from ..environment import environment
@@ -63,7 +64,7 @@ class _Matrix:
         if options.implementation is not None:
             self.described(options.implementation)  # before anything is said
         started = time.perf_counter()
-        asked = options.run(options.faults[0].where)
+        asked = options.run(options.faults[0])
         self._tell(
             FaultsStarted(
                 environment=environment(),
@@ -71,7 +72,7 @@ class _Matrix:
                 profile=options.profile,
                 seed=options.seed,
                 world_sizes=asked.world_sizes,
-                obligations=asked.obligations,
+                obligations=options.obligations,
                 started=time.time(),
                 free_steps=STEPS,
                 loss_rtol=LOSS_RTOL,
@@ -93,16 +94,17 @@ class _Matrix:
         for fault in self.options.faults:
             hunt = Hunt(
                 fault,
-                plan=partial(self._plan, fault.where),
+                plan=partial(self._plan, fault),
                 fixed=partial(self._fixed, fault.where),
                 done=self._done,
             )
             self.open.append(hunt)
             yield hunt
 
-    def _plan(self, where: str) -> Plan:
+    def _plan(self, fault: Fault) -> Plan:
         ask = partial(refusals, self.ranks)
-        return Plan(self.options.run(where), {where: self.described(where)}, ask, self.drawn)
+        where = fault.where
+        return Plan(self.options.run(fault), {where: self.described(where)}, ask, self.drawn)
 
     def _fixed(self, where: str) -> dict[str, object]:
         return dict(self.described(where).fixed)

@@ -9,7 +9,7 @@ from pathlib import Path
 from ...catalogue import check_spelling
 from ...errors import UsageError, did_you_mean, unknown
 from ...faults.catalogue import FAULTS, Fault
-from ...judge.verdict import EQUIVALENCE, Obligation
+from ...judge.verdict import EQUIVALENCE, OBLIGATIONS, RESUME, Obligation
 from ..known_issues import NONE
 from ..options import RunOptions
 
@@ -29,7 +29,7 @@ class MatrixOptions:
     world_sizes: tuple[int, ...] = ()
     seed: int = 0
     max_cases: int | None = None
-    obligations: tuple[Obligation, ...] = EQUIVALENCE
+    obligations: tuple[Obligation, ...] = OBLIGATIONS
     report_dir: Path = field(default=Path("zerocheck-report"))
     faults: tuple[Fault, ...] = field(init=False, default=())
     """The rows of the matrix."""
@@ -41,17 +41,20 @@ class MatrixOptions:
         else:
             faults = _chosen(self.names)
         object.__setattr__(self, "faults", tuple(faults))
-        self.run(self.faults[0].where)  # checks the rest
+        self.run(self.faults[0])  # checks the rest
 
-    def run(self, implementation: str) -> RunOptions:
-        """Options of the run whose cases one row takes."""
+    def run(self, fault: Fault) -> RunOptions:
+        """Options of the run whose cases one row takes: with checkpoints if it is a fault of
+        these, else without."""
+        own = RESUME if fault.obligation in RESUME else EQUIVALENCE
+        chosen = tuple(one for one in self.obligations if one in own)
         return RunOptions(
-            implementations=(implementation,),
+            implementations=(fault.where,),
             profile=self.profile,
             world_sizes=self.world_sizes,
             seed=self.seed,
             max_cases=self.max_cases,
-            obligations=self.obligations,
+            obligations=chosen or self.obligations,
             report_dir=self.report_dir,
             known_issues=(NONE,),
         )
