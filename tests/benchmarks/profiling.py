@@ -112,7 +112,7 @@ def _instrument() -> None:
 _JUDGE_PARTS: tuple[tuple[object, str, str], ...] = (
     (judge_case, "judge", "the rest of the judge"),
     (judge_case, "build_model", "model and layout"),
-    (judge_case, "initial_state", "model and layout"),
+    (state, "initial_state", "model and layout"),
     (local.LocalRunner, "run", "local passes: loading, harvesting"),
     (local, "local_pass", "local passes: forward and backward"),
     (local, "batch", "local passes: drawing samples"),
