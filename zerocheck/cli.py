@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -13,6 +14,8 @@ from .cli_checkpoint import checkpoint
 from .cli_errors import Program
 from .cli_journal import note, note_untested, report_matrix, start_faults, start_run
 from .errors import UsageError
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 _report_dir = click.option(
@@ -28,13 +31,20 @@ _world_sizes = click.option(
 _seed = click.option(
     "--seed", type=int, default=0, show_default=True, help="Another seed, other cases."
 )
-_obligations = click.option(
-    "--obligations",
-    metavar="NAMES",
-    default="equivalence",
-    show_default=True,
-    help="What to check: equivalence (all), or names with commas between.",
-)
+
+
+def _obligations(default: str) -> Callable[[F], F]:
+    """The option, with what is checked if it is not given."""
+    return click.option(
+        "--obligations",
+        metavar="NAMES",
+        default=default,
+        show_default=True,
+        help="What to check, with commas between: equivalence (every step), resume (checkpoints), "
+        "or single ones.",
+    )
+
+
 _ranks = click.option(
     "--ranks",
     metavar="KIND",
@@ -67,7 +77,7 @@ def main() -> None:
 @_world_sizes
 @_seed
 @click.option("--max-cases", type=int, metavar="N", help="Cases per implementation at most.")
-@_obligations
+@_obligations("equivalence")
 @click.option(
     "--feature",
     "features",
@@ -234,7 +244,7 @@ def report(journal: Path, report_dir: Path | None) -> int:
 @_world_sizes
 @_seed
 @click.option("--max-cases", type=int, metavar="N", help="Cases per fault at most.")
-@_obligations
+@_obligations("equivalence,resume")
 @_report_dir
 def faults(
     names: tuple[str, ...],

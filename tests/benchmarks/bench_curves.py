@@ -86,7 +86,7 @@ def _ours(pool: Pool, point: Point) -> float:
 
 
 def test_curves(show: Show) -> None:
-    """Draws the picture, prints its figures, and holds the ratio of cases per second over all points.
+    """Draws the picture, prints its figures, holds the ratio of cases per second over all points.
 
     Every point is one case of either, so cases per second of all of them are to each other as the
     inverse of the summed times. The median of the points' own ratios is printed beside it: more

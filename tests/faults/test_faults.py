@@ -9,6 +9,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -159,3 +160,22 @@ def test_the_catalogue_names_what_exists() -> None:
         assert set(fault.spares) <= set(OBLIGATIONS)
         assert set(fault.features) | set(fault.without) <= set(FEATURES)
         assert fault.summary and fault.source
+
+
+def test_names_are_given_once() -> None:
+    """The catalogue is a mapping: of two faults with one name it would keep the last."""
+    lists = [
+        value
+        for module in (
+            "gradients",
+            "states",
+            "forwards",
+            "left_out",
+            "races",
+            "checkpoints",
+            "injected",
+        )
+        for value in vars(import_module(f"zerocheck.faults.catalogue.{module}")).values()
+        if isinstance(value, list) and value and isinstance(value[0], Fault)
+    ]
+    assert sum(map(len, lists)) == len(FAULTS)

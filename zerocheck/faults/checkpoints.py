@@ -28,7 +28,7 @@ class StepCountLost(Zero1):
             state["step"].zero_()
 
 
-class GroupsCollapse(Zero1):
+class GroupsCollapseOnLoad(Zero1):
     """All groups get the options of the first (MG #4705). Flagged: options of another group."""
 
     def take_groups(self, saved: Collection[Options]) -> None:
@@ -73,7 +73,7 @@ class FirstBucketSaved(Zero1):
                 yield chunk
 
 
-class BucketsRecreated(Zero2):
+class EarlierBucketsForgotten(Zero2):
     """What is collected of a bucket forgets the buckets before (MG 9a8420c90a).
 
     Flagged: optimizer state lost.

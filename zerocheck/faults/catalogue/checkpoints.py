@@ -11,7 +11,7 @@ CHECKPOINTS = [
         features=("resume",),
     ),
     fault(
-        "checkpoints:GroupsCollapse", "zero1", "continuation",
+        "checkpoints:GroupsCollapseOnLoad", "zero1", "continuation",
         "after a load all groups have the options of the first", "MG #4705",
         "options of another group", features=("resume", "groups"),
     ),
@@ -31,7 +31,7 @@ CHECKPOINTS = [
         "optimizer state lost", features=("resume", "bucket-small"),
     ),
     fault(
-        "checkpoints:BucketsRecreated", "zero2", "roundtrip",
+        "checkpoints:EarlierBucketsForgotten", "zero2", "roundtrip",
         "what is collected of a bucket forgets the buckets before", "MG 9a8420c90a",
         "optimizer state lost", features=("resume", "bucket-small"),
     ),
