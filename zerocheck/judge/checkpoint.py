@@ -114,7 +114,7 @@ def compare_saved(observation: Observation, step: int) -> Violation | None:
                     role=role,
                     tensors=tuple(names),
                     ranks=(rank,),
-                    explanation=f"saving changed the {role} that training goes on with",
+                    explanation=f"saving, or exporting, changed the {role} that training has",
                     causes=("changed by saving",),
                 )
     return None

@@ -42,7 +42,7 @@ CHECKPOINTS = [
     ),
     fault(
         "checkpoints:NotPublishedAfterLoad", "zero1", "continuation",
-        "each rank loads what it updates, and nobody sends it", "MG #6920",
+        "each rank loads what it updates, and nobody sends it", "MG #6920", "copies differ",
         features=("resume",),
     ),
     fault(
@@ -107,8 +107,9 @@ CHECKPOINTS = [
 
 EXPORTS = [
     fault(
-        "exports:ExportMutates", "zero1", "export",
-        "the exporter gathers into live memory", "DS PR#6792", features=("resume",),
+        "exports:ExportMutates", "zero1", "roundtrip",
+        "the exporter gathers into live memory", "DS PR#6792", "changed by saving",
+        features=("resume",),
     ),
     fault(
         "exports:PaddingStrippedWrong", "zero3", "export",

@@ -271,6 +271,6 @@ def export_causes(
     names = [name for name, value in candidates if torch.equal(got, value)]
     if not names and torch.equal(got.sort().values, held.sort().values):
         names = ["elements in another order"]
-    if not names and bool((got == 0).logical_or(got == held).all()):
-        names = ["part of it is 0"]
+    if bool((got == 0).logical_or(got == held).all()):
+        names.append("part of it is 0")  # all of it, where it has one part
     return tuple(dict.fromkeys(names))
