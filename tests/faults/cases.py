@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from functools import cache
 
+from msgspec.structs import replace
+
 from zerocheck.case.drawing import draw
 from zerocheck.case.features import features
 from zerocheck.case.features import features as names
@@ -56,7 +58,8 @@ def drawn(
 @cache
 def resumed(world_size: int, features: tuple[str, ...], without: tuple[str, ...]) -> list[Case]:
     """Cases with checkpoints, saved and loaded on this world size and the next two. Nothing is
-    killed or damaged unless a fault needs it."""
+    killed or damaged unless a fault needs it; writers are killed in the middle, where a fault shows
+    nearly always."""
     wanted = [name for name in features if name not in _TRIED]
     tried = [name for name in features if name in _TRIED]
     cases = draw_resumed(
@@ -66,6 +69,12 @@ def resumed(world_size: int, features: tuple[str, ...], without: tuple[str, ...]
         fixed={"start": {"step": 0, "moments": "zero"}},
         having=(*wanted, *tried),
     )
+    cases = [
+        replace(case, resume=(*case.resume[:-1], replace(case.resume[-1], killed=0.5)))
+        if case.resume[-1].killed is not None
+        else case
+        for case in cases
+    ]
     has = [(case, set(names(case))) for case in cases]
     return [
         case

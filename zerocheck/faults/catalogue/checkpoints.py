@@ -136,17 +136,17 @@ FILES = [
     fault(
         "files:OldRemovedFirst", "zero1", "durability",
         "the old checkpoint is removed before the new one is there", "none known",
-        "older checkpoint lost", features=("resume-killed", "resume-over"), sometimes=0.5,
+        "older checkpoint lost", features=("resume-killed", "resume-over"),
     ),
     fault(
         "files:WrittenInPlace", "zero2", "durability",
         "the new checkpoint is written over the old one's files", "none known",
-        "older checkpoint lost", features=("resume-killed", "resume-over"), sometimes=0.5,
+        "older checkpoint lost", features=("resume-killed", "resume-over"),
     ),
     fault(
         "files:PointerFirst", "zero3", "durability",
         "the new checkpoint is named before it is whole", "none known",
-        "older checkpoint lost", features=("resume-killed", "resume-over"), sometimes=0.5,
+        "older checkpoint lost", features=("resume-killed", "resume-over"),
     ),
     fault(
         "files:FilesNotVerified", "zero1", "damage",
