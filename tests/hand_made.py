@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from zerocheck.case.schema import Case
-from zerocheck.judge.verdict import EQUIVALENCE, Judgement, Obligation, Status, Violation
+from zerocheck.case.schema import Case, Leg
+from zerocheck.judge.verdict import (
+    EQUIVALENCE,
+    RESUME,
+    Judgement,
+    Load,
+    Obligation,
+    Status,
+    Violation,
+)
 from zerocheck.run.records import (
     CaseFinished,
     Environment,
@@ -206,4 +215,61 @@ def known() -> list[Record]:
         ),
         finding(known=KNOWN, confirmed=0, tries=0),
         finished(),
+    ]
+
+
+def loaded(
+    number: int = 0,
+    *loads: Load,
+    mesh: int = 3,
+    onto: tuple[int, ...] = (2,),
+    implementation: str = "zero2",
+    last: Mapping[str, Any] | None = None,
+    known: tuple[Obligation, ...] = (),
+    **given: Any,
+) -> CaseFinished:
+    """A resumed case that was judged, or broke. last: fields of its last leg."""
+    legs = [Leg(mesh=(size,)) for size in onto]
+    legs[-1] = msgspec.structs.replace(legs[-1], **(last or {}))
+    violated = dict.fromkeys((o for load in loads for o in load.violated), "violated")
+    fields: dict[str, Any] = {
+        "number": number,
+        "implementation": implementation,
+        "case": Case(mesh=(mesh,), resume=tuple(legs)),
+        "status": "violated" if violated else "holds",
+        "judgement": Judgement(
+            statuses={**dict.fromkeys(RESUME, "holds"), **violated},  # type: ignore[arg-type]
+            loads=loads,
+        ),
+        "known": known,
+    }
+    return CaseFinished(**{**fields, **given})
+
+
+def resumed() -> list[Record]:
+    """A run of two implementations that save and load: one holds, one has every other outcome."""
+    last = {"killed": 0.5}
+    one, two = Load(leg=1), Load(leg=2)
+    wrong = Load(leg=2, violated=("continuation",))
+    return [
+        started("zero2", "ddp", obligations=RESUME, planned=12),
+        loaded(0, one),
+        loaded(1, one, two, onto=(2, 5)),
+        loaded(2, one, Load(leg=1, gave="new"), last=last),
+        loaded(3, one, Load(leg=1, gave="older"), last={**last, "over": True}),
+        loaded(4, one, Load(leg=1, gave="none"), last={"damage": "flip"}),
+        loaded(5, one, wrong, onto=(2, 5), implementation="ddp"),
+        loaded(6, one, wrong, onto=(2, 5), implementation="ddp", known=("continuation",)),
+        loaded(
+            7,
+            one,
+            Load(leg=1, violated=("damage",), gave="wrong"),
+            implementation="ddp",
+            last={"damage": "flip"},
+        ),
+        loaded(8, implementation="ddp", status="crashed", judgement=None, begun=0),
+        loaded(9, onto=(2, 5), implementation="ddp", status="hung", judgement=None, begun=2),
+        loaded(10, implementation="ddp", status="unsupported", judgement=None),
+        loaded(11, implementation="ddp", last=last, status="crashed", judgement=None, begun=2),
+        finished(1),
     ]

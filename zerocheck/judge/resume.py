@@ -5,7 +5,7 @@ A checkpoint has no round-off: every comparison here is of bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 import torch
@@ -20,7 +20,7 @@ from .export import check_export
 from .local import as_on_a_rank
 from .state import State
 from .tried import Seen, control, tried
-from .verdict import RESUME, Judgement, Obligation, Resume, Status, Violation
+from .verdict import RESUME, Gave, Judgement, Load, Obligation, Resume, Status, Violation
 
 
 def judge_legs(
@@ -38,7 +38,9 @@ def judge_legs(
         violations: dict[Obligation, Violation] = {}
         exercised: set[Resume] = set()
         judgements: list[Judgement] = []
-        moved: set[Resume] = {"durability", "damage"}
+        moved: set[Resume] = set()
+        loads: list[Load] = []
+        spoilt = False
         checkpoint: Checkpoint | None = None
         for number, leg in enumerate(legs_of(case)):
             seen, fetch = legs[number]
@@ -46,15 +48,20 @@ def judge_legs(
                 assert checkpoint is not None
                 which, wrong = control(leg, legs[number], checkpoint)
                 exercised.add(which)
+                loads.append(_load(number, {which} if wrong or spoilt else ()))
                 if wrong is None:
-                    which, wrong = tried(case, leg, legs[number + 1], checkpoint, done)
+                    which, gave, wrong = tried(case, leg, legs[number + 1], checkpoint, done)
                     exercised.add(which)
+                    loads.append(_load(number, {which} if wrong else (), gave))
+                    if gave != "unharmed" and (which, gave) != ("damage", "new"):
+                        moved.add(which)
                 if wrong is not None:
-                    violations[which] = wrong
+                    violations.setdefault(which, wrong)
                 break
             judge = _LegJudge(leg, seen, fetch, checkpoint)
             judgement = judge.judgement(digest=digest)
             judgements.append(judgement)
+            wrong_here: set[Obligation] = {"roundtrip"} if spoilt else set()
             for violation in (*judge.found, *judgement.violations):
                 of = violation.obligation
                 if number and of not in RESUME:
@@ -62,6 +69,11 @@ def judge_legs(
                         continue  # it is wrong without a checkpoint
                     violation = _after_load(violation, number)
                 violations.setdefault(violation.obligation, violation)
+                if violation is not judge.spoilt:
+                    wrong_here.add(violation.obligation)
+            spoilt = judge.spoilt is not None
+            if number:
+                loads.append(_load(number, wrong_here & {"roundtrip", "continuation"}))
             exercised |= judge.exercised_here
             if "update" not in judgement.vacuous:
                 moved |= {"continuation"} if number else {"export", "roundtrip"}
@@ -88,7 +100,12 @@ def judge_legs(
                 *judgements[0].vacuous,
                 *(one for one in RESUME if statuses[one] == "holds" and one not in moved),
             ),
+            loads=tuple(loads),
         )
+
+
+def _load(leg: int, violated: Collection[Obligation], gave: Gave | None = None) -> Load:
+    return Load(leg=leg, violated=tuple(one for one in RESUME if one in violated), gave=gave)
 
 
 def _after_load(violation: Violation, number: int) -> Violation:
@@ -110,6 +127,8 @@ class _LegJudge(CaseJudge):
         self.loaded = loaded
         self.found: list[Violation] = []
         self.exercised_here: set[Resume] = set()
+        self.spoilt: Violation | None = None
+        """What is wrong by the save at the end: it is of the load that reads what was saved."""
 
     def judgement(self, *, digest: bool) -> Judgement:
         judgement = super().judgement(digest=digest)
@@ -117,7 +136,8 @@ class _LegJudge(CaseJudge):
             # Nothing can be put together, so nothing is compared: the load left it so.
             self.exercised_here.add("roundtrip")
         if self.case.resume and "ownership" not in self.violations:
-            self._check("roundtrip", compare_saved(self.observation, self._at))
+            self.spoilt = compare_saved(self.observation, self._at)
+            self._check("roundtrip", self.spoilt)
             if self.observation.seen[0].exports:
                 self._check(
                     "export", check_export(self.observation, self.layout, self._final(), self._at)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -14,10 +15,18 @@ from .checkpoint import Checkpoint, compare_loaded
 from .layout import Layout
 from .ownership import Ownership
 from .state import State
-from .verdict import Resume, Violation
+from .verdict import Gave, Resume, Violation
 
 Seen = tuple[Sequence[RankSeen], Fetch]
 """What all ranks of one leg observed: see `judge.case.judge`."""
+
+
+class Tried(NamedTuple):
+    """What came of a leg that only loads."""
+
+    of: Resume
+    gave: Gave
+    wrong: Violation | None = None
 
 
 def control(leg: Case, loaded: Seen, saved: Checkpoint) -> tuple[Resume, Violation | None]:
@@ -30,12 +39,11 @@ def control(leg: Case, loaded: Seen, saved: Checkpoint) -> tuple[Resume, Violati
     return "roundtrip", _compared(leg, loaded, saved)
 
 
-def tried(
-    case: Case, leg: Case, loaded: Seen, saved: Checkpoint, done: str
-) -> tuple[Resume, Violation | None]:
-    """(obligation, violation or None) of a leg that only loads.
+def tried(case: Case, leg: Case, loaded: Seen, saved: Checkpoint, done: str) -> Tried:
+    """What the load of a checkpoint gives whose writer was killed, or that was damaged.
 
-    leg: the case of the leg; saved: what the checkpoint held, or would have held; done: the damage.
+    leg: the case of the leg; saved: what the checkpoint held, or would have held; done: what was
+    done, in words, or "".
 
     A load that refuses has done its duty, except where a killed writer was to replace an older
     checkpoint: that one must still load. What is loaded must be one of the checkpoints, whole.
@@ -49,26 +57,27 @@ def tried(
         if not all(refused):
             ranks = tuple(rank for rank, text in enumerate(refused) if not text)
             text = "some ranks refused the checkpoint and others loaded it"
-            return of, _violation(of, step, ranks, text, ("ranks disagree",))
+            return Tried(of, "wrong", _violation(of, step, ranks, text, ("ranks disagree",)))
         if of == "durability" and last.over:
             text = (
                 "a writer was killed while it replaced a checkpoint, and now neither the new nor "
                 f"the old one loads: {refused[0]}"
             )
-            return of, _violation(of, step, (), text, ("older checkpoint lost",))
-        return of, None
+            return Tried(of, "lost", _violation(of, step, (), text, ("older checkpoint lost",)))
+        return Tried(of, "none")
     if not done and of == "damage":
-        return of, None  # there was nothing to damage
+        return Tried(of, "unharmed")  # there was nothing to damage
     wrong = _compared(leg, loaded, saved)
-    if wrong is not None and of == "durability" and saved.older is not None:
-        wrong = None if _compared(leg, loaded, saved.older) is None else wrong
     if wrong is None:
-        return of, None
+        return Tried(of, "new" if done else "unharmed")
+    older = saved.older if of == "durability" else None
+    if older is not None and _compared(leg, loaded, older) is None:
+        return Tried(of, "older")
     if of == "damage":
         text = f"the checkpoint was damaged ({done}), and it was loaded without a word"
-        return of, _violation(of, step, (), text, (last.damage,), wrong)
+        return Tried(of, "wrong", _violation(of, step, (), text, (last.damage,), wrong))
     text = "what was loaded after a writer was killed is neither the old nor the new checkpoint"
-    return of, _violation(of, step, (), text, ("part of a checkpoint",), wrong)
+    return Tried(of, "wrong", _violation(of, step, (), text, ("part of a checkpoint",), wrong))
 
 
 def _compared(leg: Case, loaded: Seen, saved: Checkpoint) -> Violation | None:

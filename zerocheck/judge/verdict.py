@@ -53,6 +53,23 @@ STATUSES: tuple[Status, ...] = get_args(Status)
 
 Tier = Literal["full", "state only", "parameters only"]
 
+Gave = Literal["new", "older", "none", "lost", "wrong", "unharmed"]
+"""What a load gave of a checkpoint whose writer was killed, or that was damaged: the new one whole,
+the older one whole, a refusal, a refusal though there was an older one, something else; `unharmed`:
+the writer had finished before, or there was nothing to damage."""
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of one load of a resumed case.
+
+    leg: index in `case.legs.legs_of`, from 1; violated: obligations that the load, or a step after
+    it, violates; gave: of one that only tries what was killed or damaged, else None.
+    """
+
+    leg: int
+    violated: tuple[Obligation, ...] = ()
+    gave: Gave | None = None
+
 
 class Violation(msgspec.Struct, frozen=True, kw_only=True):
     """The first place where an obligation does not hold.
@@ -99,3 +116,6 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     semantics: dict[str, str] = {}
     vacuous: tuple[Obligation, ...] = ()
     """Obligations that hold since nothing could fail in this case: see VACUOUS."""
+    loads: tuple[Load, ...] = ()
+    """The loads that were judged, in their order; empty if nothing is resumed. A leg that only
+    tries a checkpoint has two, the first of the checkpoint as it was written."""

@@ -10,7 +10,7 @@ from ..judge.verdict import STATUSES
 from ..run.journal import encode
 from ..run.records import Finding
 from ..run.tally import ImplementationTally, Tally, run_exit_code, why
-from . import coverage
+from . import coverage, resumed
 from .text import replay_line
 
 REPORT_FORMAT = 1
@@ -44,6 +44,7 @@ def as_data(counted: Tally) -> dict[str, Any]:
             name: _implementation(implementation)
             for name, implementation in counted.implementations.items()
         },
+        "loads": resumed.as_data(counted.loads),
         "findings": _findings(counted.findings),
         "known_issues": {
             "seen": _findings(counted.known),
@@ -70,6 +71,7 @@ def _implementation(implementation: ImplementationTally) -> dict[str, Any]:
             }
             for obligation, cell in implementation.cells.items()
         },
+        "loads": resumed.as_data(implementation.loads),
         "coverage": coverage.as_data(implementation),
         "unsupported": dict(implementation.refused),
         "tiers": dict(implementation.tiers),

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Sequence
 
 from tabulate import tabulate
 
+from ..run.loads import Loads
 from ..run.records import Finding
 from ..run.tally import Tally, why
 from .coverage import feature_rows, pairs_cell, refused_rows, vacuous_rows
 from .known import all_hold, left_out_lines, stale_lines
+from .resumed import TITLE, headers, rows, tried_lines
 from .text import cell_text, finding_lines, finding_title, number, one_line, printable
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&!])")
@@ -28,6 +30,7 @@ def render(counted: Tally) -> str:
         *_summary(counted),
         "## Obligations",
         _matrix(counted),
+        *_resumed(counted),
         *_findings(counted),
         *_known(counted),
         "## Coverage",
@@ -63,6 +66,30 @@ def _matrix(counted: Tally) -> str:
         for name, implementation in counted.implementations.items()
     ]
     return table(["implementation", *counted.obligations], rows)
+
+
+def _resumed(counted: Tally) -> Iterable[str]:
+    some = {escape(name): i.loads for name, i in counted.implementations.items()}
+    some = {name: loads for name, loads in some.items() if loads.pairs or loads.tried}
+    if not some:
+        return
+    yield "## Loads"
+    yield (
+        f"{TITLE}. A number alone is of loads that hold. What was killed or damaged before is "
+        "counted below each table."
+    )
+    yield from _loads(counted.loads)
+    if len(some) > 1:
+        for name, loads in some.items():
+            yield f"### {name}"
+            yield from _loads(loads)
+
+
+def _loads(loads: Loads) -> Iterable[str]:
+    if loads.pairs:
+        yield table(headers(loads), rows(loads, between=" + "))
+    if loads.tried:
+        yield "\n".join(f"- {line}" for line in tried_lines(loads))
 
 
 def _findings(counted: Tally) -> Iterable[str]:

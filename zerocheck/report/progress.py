@@ -10,10 +10,12 @@ from rich.table import Table
 from rich.text import Text
 from tabulate import tabulate
 
+from ..run.loads import Loads
 from ..run.records import CaseFinished, Finding, Record, RunFinished, RunStarted, StaleIssue
 from ..run.tally import FAILING, Cell, Tally, why
 from .coverage import coverage_lines
 from .known import all_hold, left_out_lines, stale_lines
+from .resumed import TITLE, headers, rows, tried_lines
 from .text import cell_text, finding_lines, finding_title, one_line
 
 PLAIN_SECONDS = 10.0
@@ -175,6 +177,7 @@ def print_outcome(console: Console, counted: Tally) -> None:
         headers = ["obligation", *map(one_line, counted.implementations)]
         console.print(Text(str(tabulate(rows, headers, "simple", disable_numparse=True))))
     console.print()
+    _print_loads(console, counted.loads)
     for implementation in counted.implementations.values():
         if implementation.tiers["state only"]:
             console.print(
@@ -197,3 +200,16 @@ def print_outcome(console: Console, counted: Tally) -> None:
         console.print(Text(line, style="yellow"))
     elif not reasons:
         console.print(Text(all_hold(counted), style="bold green"))
+
+
+def _print_loads(console: Console, loads: Loads) -> None:
+    """World sizes that saved and that loaded, and what was done to other checkpoints."""
+    if not (loads.pairs or loads.tried):
+        return
+    if loads.pairs:
+        given = rows(loads, between="\n")
+        console.print(Text(TITLE))
+        console.print(Text(str(tabulate(given, headers(loads), "simple", disable_numparse=True))))
+    for line in tried_lines(loads):
+        console.print(Text(line))
+    console.print()

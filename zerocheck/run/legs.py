@@ -61,15 +61,17 @@ class Legs:
     def killed(self, number: int, saved: RankSeen) -> Job | None:
         """The job of leg `number` once more, if the next leg loads what a killed writer left.
 
-        saved: what the rank that is to die told of the leg without a kill.
+        saved: what the rank that is to die told of the leg when it was not killed.
         """
         if number >= len(self.case.resume) or self.case.resume[number].killed is None:
             return None
         share = self.case.resume[number].killed
         assert share is not None and self._path is not None
+        save = self._path / f"{number}-killed"
+        shutil.rmtree(save, ignore_errors=True)
         return msgspec.structs.replace(
             self.job(number),
-            save=str(self._path / f"{number}-killed"),
+            save=str(save),
             kill=(self.victim(number), share * saved.save_seconds),
         )
 

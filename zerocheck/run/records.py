@@ -110,6 +110,8 @@ class CaseFinished(msgspec.Struct, frozen=True, kw_only=True, tag="case finished
     """Tracebacks, stacks and output of the ranks of a crash or hang."""
     causes: tuple[str, ...] = ()
     """Of a crash or hang, where collectives were traced."""
+    begun: int = 0
+    """Of a crash or hang of a resumed case, the loads that had begun: see Judgement.loads."""
     seconds: float = 0.0
     judge_seconds: float = 0.0
     known: tuple[Obligation, ...] = ()

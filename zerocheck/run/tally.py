@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ..judge.verdict import EQUIVALENCE, Obligation, Status
 from .coverage import FEW, Covered
+from .loads import Loads, together
 from .records import CaseFinished, Coverage, Finding, Record, RunFinished, RunStarted, StaleIssue
 
 FAILING: tuple[Status, ...] = ("violated", "crashed", "hung")
@@ -60,6 +61,7 @@ class ImplementationTally:
     cases: Counter[Status] = field(default_factory=Counter)
     world_sizes: Counter[int] = field(default_factory=Counter)
     covered: Covered = field(default_factory=Covered)
+    loads: Loads = field(default_factory=Loads)
     refused: Counter[str] = field(default_factory=Counter)
     """Why cases were unsupported: reason and count."""
     tiers: Counter[str] = field(default_factory=Counter)
@@ -82,6 +84,7 @@ class ImplementationTally:
         self.cases[_status_of_case(record)] += 1
         self.seconds += record.seconds
         self.covered.add(record)
+        self.loads.add(record, self.cells)
         if record.status == "unsupported":
             self.refused[record.reason or "no reason given"] += 1
         elif judgement is not None:
@@ -166,6 +169,11 @@ class Tally:
 
     def _all(self) -> list[Finding]:
         return [self._findings[number] for number in sorted(self._findings)]
+
+    @property
+    def loads(self) -> Loads:
+        """Loads of resumed cases, of all implementations together."""
+        return together(one.loads for one in self.implementations.values())
 
     @property
     def planned(self) -> int:

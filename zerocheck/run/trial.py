@@ -25,6 +25,9 @@ from .records import CaseFinished
 TARGET = "zerocheck.drive.rank:run"
 """What rank processes run."""
 
+KILLS = 4
+"""Times that a writer is killed, at most, until it is killed before it has finished."""
+
 
 class Ranks(Protocol):
     """Rank processes, wherever they live."""
@@ -54,6 +57,7 @@ class Outcome:
     title: str = ""
     detail: str = ""
     causes: tuple[str, ...] = ()
+    begun: int = 0
     seconds: float = 0.0
     judge_seconds: float = 0.0
 
@@ -124,13 +128,22 @@ class Trial:
         return Results(tuple(results), self._legs.done)
 
     def _between(self, number: int, result: JobResult) -> None:
-        """Kill the writers of a leg, or damage what it wrote, if the next leg asks for it."""
-        seen = msgspec.msgpack.decode(
-            result.payloads[self._legs.victim(number)] or b"", type=RankSeen
-        )
-        killed = self._legs.killed(number, seen)
-        if killed is not None:
-            self._ranks.wait(self._submit(killed)).release()
+        """Kill the writers of a leg, or damage what it wrote, if the next leg asks for it.
+
+        A later save is often faster than the first. Where it was over before the kill, it is killed
+        again at the same share of the time that it took.
+        """
+        victim = self._legs.victim(number)
+        for _ in range(KILLS):
+            seen = msgspec.msgpack.decode(result.payloads[victim] or b"", type=RankSeen)
+            killed = self._legs.killed(number, seen)
+            if killed is None:
+                break
+            result = self._ranks.wait(self._submit(killed))
+            result.release()
+            if _ended(result):
+                self._legs.done = f"rank {victim} was killed while it saved"
+                break
         self._legs.damage(number)
 
     def outcome(
@@ -158,7 +171,7 @@ def judged(
     try:
         for number, result in enumerate(results.legs):
             if result.outcome != "finished" or None in result.payloads:
-                return _broken(result, number)
+                return _broken(case, result, number)
         legs = [observed(result) for result in results.legs]
         for seen, _ in legs:
             if seen[0].unsupported is not None:
@@ -237,7 +250,8 @@ def refusals(
     return [reasons[number] for number in refused.of]
 
 
-def _broken(result: JobResult, leg: int) -> Outcome:
+def _broken(case: Case, result: JobResult, begun: int) -> Outcome:
+    """begun: the loads that had begun; a leg that only loads has two of them."""
     status: Status = "hung" if result.outcome == "hung" else "crashed"
     error = ""
     if result.first_failed is not None:
@@ -245,7 +259,7 @@ def _broken(result: JobResult, leg: int) -> Outcome:
         error = stood.type_name or stood.signal_name or f"exit code {stood.exit_code}"
     if status == "crashed" and not error and result.outcome == "finished":
         raise HarnessError(f"a rank gave no reply: {result.summary()}")
-    where = f"after load {leg}: " if leg else ""
+    where = f"after load {min(begun, len(case.resume))}: " if begun else ""
     return Outcome(
         status=status,
         reason=where + result.summary(stacks=False),
@@ -253,6 +267,7 @@ def _broken(result: JobResult, leg: int) -> Outcome:
         title=where + _title(status, error, result),
         detail=result.summary(stacks=True),
         causes=_causes(result),
+        begun=begun,
         seconds=result.duration_s,
     )
 
@@ -291,4 +306,10 @@ def _only(judgement: Judgement, obligations: Collection[Obligation]) -> Judgemen
         share={o: s for o, s in judgement.share.items() if o in obligations},
         violations=tuple(v for v in judgement.violations if v.obligation in obligations),
         vacuous=tuple(o for o in judgement.vacuous if o in obligations),
+        loads=tuple(
+            msgspec.structs.replace(
+                load, violated=tuple(o for o in load.violated if o in obligations)
+            )
+            for load in judgement.loads
+        ),
     )

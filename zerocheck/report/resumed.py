@@ -1,0 +1,88 @@
+"""How the loads of resumed cases read: a table of world sizes, and a line per kind of harm."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from ..judge.verdict import STATUSES, Gave, Status
+from ..run.loads import Loads, Tried
+
+TITLE = "Loads by world size: saved down, loaded across"
+
+HARM = {
+    "killed": "writers killed",
+    "flip": "bits flipped",
+    "truncate": "files cut short",
+    "remove": "files removed",
+    "mix": "files of another checkpoint put in",
+}
+"""What was done to checkpoints, in the plural, by how often it is counted."""
+
+_GAVE: dict[Gave, tuple[str, str]] = {
+    "new": ("gave the new checkpoint", "loaded right all the same"),
+    "older": ("the older one", ""),
+    "none": ("said that there is none", "refused"),
+    "lost": ("said so though there was an older one", ""),
+    "wrong": ("gave neither", "loaded wrong"),
+    "unharmed": ("had finished before", "had nothing to damage"),
+}
+"""What a load gave: of a checkpoint whose writer was killed, and of a damaged one."""
+
+
+def cell_lines(verdicts: Mapping[Status, int]) -> list[str]:
+    """`["11", "1 violated"]`: the loads that hold, and what came of others; a dash for none."""
+    holds = [str(verdicts["holds"])] if verdicts.get("holds") else []
+    others = [f"{verdicts[s]} {s}" for s in STATUSES if s != "holds" and verdicts.get(s)]
+    return [*holds, *others] or ["–"]
+
+
+def headers(loads: Loads) -> list[str]:
+    """Of the table: what the rows are, and the world sizes that loaded."""
+    return ["ranks", *map(str, loads.loaded)]
+
+
+def rows(loads: Loads, *, between: str) -> list[list[str]]:
+    """A row for each world size that saved. between: what parts the verdicts of a cell."""
+    return [
+        [str(saved)]
+        + [
+            between.join(cell_lines(loads.pairs.get((saved, loaded), Counter())))
+            for loaded in loads.loaded
+        ]
+        for saved in loads.saved
+    ]
+
+
+def tried_lines(loads: Loads) -> list[str]:
+    """One line for each thing that was done to checkpoints before they were loaded."""
+    return [_line(kind, loads.tried[kind]) for kind in HARM if kind in loads.tried]
+
+
+def _line(kind: str, tried: Tried) -> str:
+    """`57 writers killed: 31 gave the new checkpoint, 20 the older one; 1 violated`."""
+    damaged = kind != "killed"
+    gave = [
+        f"{tried.gave[one]} {words[damaged]}" for one, words in _GAVE.items() if tried.gave[one]
+    ]
+    others = [f"{n} {s}" for s in STATUSES if s != "holds" and (n := tried.verdicts[s])]
+    said = "; ".join(", ".join(part) for part in (gave, others) if part)
+    return f"{sum(tried.verdicts.values())} {HARM[kind]}: {said}"
+
+
+def as_data(loads: Loads) -> dict[str, Any]:
+    """Loads for the JSON report."""
+    return {
+        "by_world_size": [
+            {"saved": saved, "loaded": loaded, "verdicts": {s: v[s] for s in STATUSES if v[s]}}
+            for (saved, loaded), v in sorted(loads.pairs.items())
+        ],
+        "tried": {
+            kind: {
+                "verdicts": {s: tried.verdicts[s] for s in STATUSES if tried.verdicts[s]},
+                "gave": {one: tried.gave[one] for one in _GAVE if tried.gave[one]},
+            }
+            for kind, tried in loads.tried.items()
+        },
+    }
