@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -205,3 +206,16 @@ class PositionOfOneRank(Keeping):
         super().load(directory, loader)
         ranks = torch.load(f"{directory}/all.pt", weights_only=True)["ranks"]
         loader.load_state_dict({"samples": loader.state_dict()["samples"] // ranks})
+
+
+class CannotLoad(Keeping):
+    def load(self, directory: str, loader: Loader) -> None:
+        raise RuntimeError("it was written by somebody else")
+
+
+class SlowAtFirst(Keeping):
+    """The first save takes long, as where files and code are read for the first time."""
+
+    def write(self, directory: str, whole: Whole, loader: Loader) -> None:
+        time.sleep(0.02 if directory.endswith("-killed") else 0.4)
+        super().write(directory, whole, loader)

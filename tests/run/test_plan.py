@@ -13,6 +13,7 @@ from zerocheck.case.features import OF_STEPS, features
 from zerocheck.case.schema import Case
 from zerocheck.drive.observation import Described
 from zerocheck.errors import UsageError
+from zerocheck.judge.verdict import RESUME
 from zerocheck.run.options import RunOptions
 from zerocheck.run.plan import Drawn, Plan
 from zerocheck.run.records import Coverage
@@ -218,3 +219,36 @@ def test_max_cases_leaves_no_room_for_others() -> None:
     planned = plan(max_cases=10)
     run_all(planned, lambda case: True)
     assert len(planned.cases) == 10
+
+
+RESUMES = Described(restores=True, resumes=True)
+
+
+def resumed(**given: object) -> list[Case]:
+    return [item.case for item in plan(described=RESUMES, **given).cases]
+
+
+def test_resumed_cases_save_and_load_on_all_of_sixteen_world_sizes() -> None:
+    cases = resumed(obligations=RESUME, world_sizes=())
+    assert {case.world_size for case in cases} == set(range(1, 17))
+    assert {case.resume[0].mesh[0] for case in cases} == set(range(1, 17))
+    given = resumed(obligations=RESUME, world_sizes=(2, 3))
+    assert {leg.mesh[0] for case in given for leg in case.resume} == {2, 3}
+
+
+@pytest.mark.parametrize("profile", ["quick", "ci"])
+def test_some_resumed_cases_exercise_each_obligation(profile: str) -> None:
+    legs = [case.resume[-1] for case in resumed(obligations=RESUME, profile=profile)]
+    assert sum(leg.killed is not None for leg in legs) >= 3
+    assert sum(leg.damage != "none" for leg in legs) >= 3
+
+
+def test_durability_and_damage_alone_have_no_other_cases() -> None:
+    killed = resumed(obligations=("durability",), max_cases=5)
+    assert len(killed) == 5 and all(case.resume[-1].killed is not None for case in killed)
+    damaged = resumed(obligations=("damage",), max_cases=5)
+    assert all(case.resume[-1].damage != "none" for case in damaged)
+    legs = [case.resume[-1] for case in resumed(obligations=("damage", "durability"), max_cases=6)]
+    assert [leg.killed is None for leg in legs] == [True, False] * 3
+    whole = resumed(obligations=("durability", "export"), max_cases=5)
+    assert any(case.resume[-1].killed is None for case in whole)

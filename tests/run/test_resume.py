@@ -9,7 +9,7 @@ import pytest
 
 from zerocheck.case.resuming import draw_resumed
 from zerocheck.case.schema import Case, Leg, Training
-from zerocheck.judge.verdict import RESUME, Obligation, Violation
+from zerocheck.judge.verdict import RESUME, Load, Obligation, Violation
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.engine import run
 from zerocheck.run.options import RunOptions
@@ -105,6 +105,47 @@ def test_a_lost_older_checkpoint_and_an_unseen_damage_are_violations(pool: Pool)
     assert {v.obligation for v in found} >= {"damage"}
     assert {v.obligation for v in found} <= {"damage", "durability"}
     assert any("replaced by that of the checkpoint before" in v.explanation for v in found)
+
+
+def test_every_load_is_told_of(pool: Pool) -> None:
+    case = Case(mesh=(2,), resume=(Leg(mesh=(3,)), Leg(mesh=(1,), damage="remove")))
+    judgement = Trial(pool, f"{SUBJECTS}:Keeping", case).outcome().judgement
+    assert judgement is not None
+    assert judgement.loads[:2] == (Load(leg=1), Load(leg=2))
+    assert judgement.loads[2].leg == 2 and judgement.loads[2].gave is not None
+    judgement = Trial(pool, f"{SUBJECTS}:MomentsLost", case).outcome().judgement
+    assert judgement is not None
+    assert judgement.loads == tuple(Load(leg=leg, violated=("roundtrip",)) for leg in (1, 2))
+
+
+def test_a_save_that_spoils_the_state_counts_for_the_load_that_reads_it(pool: Pool) -> None:
+    case = Case(resume=(Leg(), Leg()))
+    judgement = Trial(pool, f"{SUBJECTS}:SavingSteps", case).outcome().judgement
+    assert judgement is not None
+    assert [load.leg for load in judgement.loads] == [1, 2]
+    assert all("roundtrip" in load.violated for load in judgement.loads)
+
+
+def test_only_what_was_asked_for_is_told_of_loads(pool: Pool) -> None:
+    trial = Trial(pool, f"{SUBJECTS}:MomentsLost", Case(resume=(Leg(),)))
+    judgement = trial.outcome(obligations=("export",)).judgement
+    assert judgement is not None and judgement.loads == (Load(leg=1),)
+
+
+def test_a_crash_says_how_many_loads_had_begun(pool: Pool) -> None:
+    for resume in ((Leg(),), (Leg(mesh=(3,)), Leg(mesh=(1,)))):
+        outcome = Trial(pool, f"{SUBJECTS}:CannotLoad", Case(resume=resume)).outcome()
+        assert outcome.status == "crashed" and outcome.begun == 1, outcome.reason
+        assert outcome.reason.startswith("after load 1: ")
+
+
+def test_a_writer_is_killed_before_it_has_finished(pool: Pool) -> None:
+    """Though its first save was much slower than the one that is killed."""
+    case = Case(resume=(Leg(killed=0.9),))
+    outcome = Trial(pool, f"{SUBJECTS}:SlowAtFirst", case).outcome()
+    assert outcome.judgement is not None
+    assert outcome.judgement.loads[1].gave in ("new", "none")
+    assert "durability" not in outcome.judgement.vacuous
 
 
 def test_an_implementation_without_checkpoints_says_so(pool: Pool) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import product
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -18,6 +19,13 @@ from .values import CHECKPOINTS
 T = TypeVar("T")
 
 DAMAGES: tuple[DamageKind, ...] = ("flip", "flip", "truncate", "remove", "mix")
+
+Harm = Literal["killed", "damaged"]
+HARMS: tuple[Harm, ...] = ("damaged", "killed")
+"""What is done to a checkpoint that is then only loaded."""
+
+HARMED = 7
+"""One case of so many has a harm of each kind."""
 
 OVERDRAW = 60
 """Cases drawn for one with the features asked for, at most."""
@@ -37,31 +45,35 @@ def draw_resumed(
     fixed: Mapping[str, Any] | None = None,
     into: Sequence[str] = (),
     having: Collection[str] = (),
+    harms: Sequence[Harm] = (),
 ) -> list[Case]:
     """At most `count` distinct cases with at least one checkpoint, the same for the same arguments.
 
-    All pairs of world sizes to save and to load take turns, in an order that the seed decides.
-    fixed: as in `strategies.cases`; into: implementations that can load what is saved, beside the
-    one that saved; having: features that each must have. Fewer than `count` if there are no more.
+    The pairs of world sizes to save and to load: see `_pairs`. fixed: as in `strategies.cases`;
+    into: implementations that can load what is saved, beside the one that saved; having: features
+    that each must have; harms: what each ends with, in turns; by default few do. Fewer than `count`
+    if there are no more.
     """
     source = random.Random(seed)  # only random() is used: its sequence is promised to stay
-    pairs = _shuffled(list(product(world_sizes, repeat=2)), source)
     tries = count * (OVERDRAW // OFFERED if having else 1)
+    pairs = _pairs(tries, list(dict.fromkeys(world_sizes)), source)
     fixed = _without_unfreezing(fixed or {})
-    bases: dict[int, list[Case]] = {}
-    for size in dict.fromkeys(world_sizes):
-        share = -(-tries // len(pairs)) * len(world_sizes) * OFFERED
-        bases[size] = draw(share, seed=seed * 10_007 + size, world_sizes=(size,), fixed=fixed)
+    bases = {
+        size: draw(share * OFFERED, seed=seed * 10_007 + size, world_sizes=(size,), fixed=fixed)
+        for size, share in Counter(saving for saving, _ in pairs).items()
+    }
+    harms = harms or [harm for harm, names in _FEATURES.items() if not names.isdisjoint(having)]
     wanted = set(having)
     seen: Counter[str] = Counter()
     found: dict[Case, None] = {}
-    for number in range(tries):
+    for number, (saving, loading) in enumerate(pairs):
         if len(found) == count:
             break
-        saving, loading = pairs[number % len(pairs)]
+        harm = _harm(number, harms)
         offered = {}
         for base in bases[saving][:OFFERED]:
-            case = _resumed(base, _legs(loading, world_sizes, into, source), fixed, source)
+            legs = _legs(loading, world_sizes, into, harm, source)
+            case = _resumed(base, legs, fixed, source)
             has = features(case)
             if wanted <= set(has) and case not in found:
                 offered[case] = has
@@ -83,8 +95,41 @@ def _resumed(
     return msgspec.structs.replace(base, resume=legs, sharding=sharding)
 
 
+def _pairs(count: int, sizes: Sequence[int], source: random.Random) -> list[tuple[int, int]]:
+    """`count` pairs of world sizes to save and to load.
+
+    First every size saves once and loads once. Then the pairs come by chance, (N, M) in proportion
+    to 1 / (N M): few ranks are quick, and show most. None again before all have had their turn.
+    """
+    first = list(zip(_shuffled(sizes, source), _shuffled(sizes, source), strict=True))
+    found = list(first)
+    while len(found) < count:
+        left = [p for p in product(sizes, sizes) if len(found) > len(first) or p not in first]
+        # The least of exponentially distributed times: drawn by weight, without replacement.
+        keyed = [(-math.log(1 - source.random()) * math.prod(p), n, p) for n, p in enumerate(left)]
+        found += [pair for _, _, pair in sorted(keyed)]
+    return found[:count]
+
+
+_FEATURES: dict[Harm, frozenset[str]] = {
+    "killed": frozenset(("resume-killed",)),
+    "damaged": frozenset(f"resume-{kind}" for kind in DAMAGES),
+}
+
+
+def _harm(number: int, harms: Sequence[Harm]) -> Harm | None:
+    if harms:
+        return harms[number % len(harms)]
+    left = HARMED - 1 - number % HARMED
+    return HARMS[left] if left < len(HARMS) else None
+
+
 def _legs(
-    loading: int, world_sizes: Sequence[int], into: Sequence[str], source: random.Random
+    loading: int,
+    world_sizes: Sequence[int],
+    into: Sequence[str],
+    harm: Harm | None,
+    source: random.Random,
 ) -> tuple[Leg, ...]:
     sizes = [loading]
     if source.random() < 0.25:
@@ -99,10 +144,9 @@ def _legs(
         )
         for size in sizes
     ]
-    chance = source.random()
-    if chance < 0.15:
+    if harm == "killed":
         legs[-1] = msgspec.structs.replace(legs[-1], killed=round(source.random(), 3))
-    elif chance < 0.3:
+    elif harm == "damaged":
         legs[-1] = msgspec.structs.replace(legs[-1], damage=_pick(DAMAGES, source))
     return tuple(legs)
 
@@ -113,7 +157,7 @@ def _without_unfreezing(fixed: Mapping[str, Any]) -> dict[str, Any]:
     return {**fixed, "training": {**given, "unfreeze": None}}
 
 
-def _shuffled(items: list[T], source: random.Random) -> list[T]:
+def _shuffled(items: Sequence[T], source: random.Random) -> list[T]:
     return [item for _, _, item in sorted((source.random(), n, i) for n, i in enumerate(items))]
 
 

@@ -12,7 +12,7 @@ import msgspec
 from ..case.covering import Pairs, candidates
 from ..case.drawing import draw
 from ..case.features import FEATURES, OF_RESUME, OF_STEPS, features
-from ..case.resuming import draw_resumed
+from ..case.resuming import Harm, draw_resumed
 from ..case.schema import Case
 from ..catalogue import EXCHANGING
 from ..drive.observation import Described
@@ -25,6 +25,9 @@ from .records import Coverage
 
 NEEDED: dict[Obligation, str] = {"clip": "clip", "buffers": "block-batch-norm"}
 """The feature that a case must have to exercise an obligation, where not every case does."""
+
+HARM_OF: dict[Obligation, Harm] = {"durability": "killed", "damage": "damaged"}
+"""What must be done to a checkpoint to exercise an obligation."""
 
 OFTEN_REFUSED = frozenset(
     (
@@ -159,13 +162,18 @@ class Plan:
         count = PROFILES[options.profile].resumed if described.resumes else 1
         if options.max_cases is not None:
             count = min(count, options.max_cases)
+        sizes = options.world_sizes
+        if not options.world_sizes_given:
+            sizes = PROFILES[options.profile].resumed_sizes
+        asked = {*options.obligations}.intersection(RESUME)
         return draw_resumed(
             count,
             seed=options.seed + 1,
-            world_sizes=options.world_sizes,
+            world_sizes=sizes,
             fixed=self._fixed(described),
             into=EXCHANGING if name in EXCHANGING else (),
             having=options.features,
+            harms=[HARM_OF[one] for one in sorted(asked)] if asked <= HARM_OF.keys() else (),
         )
 
     def _fixed(self, described: Described) -> dict[str, object]:

@@ -11,7 +11,7 @@ class Profile:
 
     covering: the cases begin with a covering array of all pairs of features, however many that
     takes; what is left of `cases` is drawn at random; resumed: cases with a checkpoint, where these
-    are asked for.
+    are asked for; resumed_sizes: world sizes that save and load in them.
     """
 
     name: str
@@ -19,22 +19,32 @@ class Profile:
     world_sizes: tuple[int, ...]
     summary: str
     resumed: int
+    resumed_sizes: tuple[int, ...]
     covering: bool = False
 
 
 _SIZES = (1, 2, 3, 4, 5, 8)
 _MORE_SIZES = (1, 2, 3, 4, 5, 7, 8, 16)
+_ALL_SIZES = tuple(range(1, 17))
 
 PROFILES: dict[str, Profile] = {
     profile.name: profile
     for profile in (
-        Profile(name="quick", cases=48, world_sizes=_SIZES, summary="before a commit", resumed=24),
+        Profile(
+            name="quick",
+            cases=48,
+            world_sizes=_SIZES,
+            summary="before a commit",
+            resumed=24,
+            resumed_sizes=_SIZES,
+        ),
         Profile(
             name="ci",
             cases=100,
             world_sizes=_MORE_SIZES,
             summary="on every change, in CI",
             resumed=64,
+            resumed_sizes=_ALL_SIZES,
             covering=True,
         ),
         Profile(
@@ -43,6 +53,7 @@ PROFILES: dict[str, Profile] = {
             world_sizes=_MORE_SIZES,
             summary="before a release",
             resumed=256,
+            resumed_sizes=_ALL_SIZES,
             covering=True,
         ),
     )

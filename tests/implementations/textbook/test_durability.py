@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +11,16 @@ import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from zerocheck.case.schema import Case, Model
 from zerocheck.errors import CheckpointError
 from zerocheck.implementations.textbook.checkpoint.chunk import Chunk
 from zerocheck.implementations.textbook.checkpoint.directory import Writer, verify
 from zerocheck.implementations.textbook.checkpoint.transfer import find_verified, read, write
+from zerocheck.implementations.textbook.zero3 import Zero3
 
 from ..driver import in_ranks
 from .disturbing import disturbed, fail, kill
+from .resuming import Job, save_all
 
 OLD, NEW = 1.0, 2.0
 
@@ -96,6 +100,25 @@ def test_one_of_two_ranks_killed(tmp_path: Path, rank: int) -> None:
     names = in_ranks(2, _operations, str(tmp_path / "counted"))[rank]
     values = _kills(tmp_path, 2, range(0, len(names), 8), rank)
     assert {*values} <= {OLD, NEW} and values[0] == OLD
+
+
+def test_flipped_bits_of_a_checkpoint_are_refused(tmp_path: Path) -> None:
+    """10,000 at random, in all files that two ranks wrote, in proportion to their sizes."""
+    case = Case(model=Model(inputs=3, width=2, blocks=(), outputs=2))
+    in_ranks(2, save_all, [Job(Zero3, case, str(tmp_path))])
+    files = [path for path in sorted(tmp_path.rglob("*")) if path.is_file() and path.stat().st_size]
+    sizes = [path.stat().st_size for path in files]
+    draw = random.Random(0)
+    for path in draw.choices(files, sizes, k=10_000):
+        right = path.read_bytes()
+        bit = draw.randrange(8 * len(right))
+        wrong = bytearray(right)
+        wrong[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(wrong)
+        with pytest.raises(CheckpointError):
+            verify(tmp_path)
+        path.write_bytes(right)
+    verify(tmp_path)
 
 
 class _NamesFirst(Writer):
