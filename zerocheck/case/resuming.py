@@ -27,7 +27,7 @@ HARMS: tuple[Harm, ...] = ("damaged", "killed")
 HARMED = 7
 """One case of so many has a harm of each kind."""
 
-OVERDRAW = 60
+OVERDRAW = 100
 """Cases drawn for one with the features asked for, at most."""
 
 OFFERED = 4
