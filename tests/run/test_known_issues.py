@@ -12,7 +12,7 @@ from hand_made import VIOLATION, case
 from zerocheck.case.features import features
 from zerocheck.case.schema import Case, Training
 from zerocheck.errors import UsageError
-from zerocheck.judge.verdict import EQUIVALENCE, Violation
+from zerocheck.judge.verdict import EQUIVALENCE, RESUME, Obligation, Violation
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.casefile import read as read_case
 from zerocheck.run.engine import HANGS, run
@@ -154,6 +154,56 @@ def test_a_violation_matches_by_its_fingerprint(
 ) -> None:
     (issue,) = issues_of(tmp_path, entry(fingerprint))
     assert issue.matches(*violated(*causes)) is same
+
+
+@pytest.mark.parametrize(
+    ("fingerprint", "role", "causes", "same"),
+    [
+        ("zero2 / damage / exp_avg / flip", "exp_avg", ("flip",), True),
+        ("zero2 / damage / exp_avg / flip", "checkpoint", ("flip",), True),
+        ("zero2 / damage / exp_avg / flip", "exp_avg", ("mix",), False),
+        ("zero2 / damage / exp_avg / flip", "exp_avg", (), False),
+        ("zero2 / roundtrip / exp_avg / flip", "exp_avg", ("flip",), False),
+        ("zero2 / damage / exp_avg", "exp_avg", (), True),
+        ("zero2 / damage / exp_avg", "step", (), False),
+        ("zero2 / damage / exp_avg", "exp_avg", ("flip",), False),
+        ("zero2 / damage / exp_avg", "step", ("exp_avg",), False),
+    ],
+)
+def test_what_a_checkpoint_loses_matches_by_its_cause_in_any_role(
+    tmp_path: Path, fingerprint: str, role: str, causes: tuple[str, ...], same: bool
+) -> None:
+    (issue,) = issues_of(tmp_path, entry(fingerprint))
+    finished, violation = violated(*causes)
+    damage = msgspec.structs.replace(violation, obligation="damage", role=role)
+    assert issue.matches(finished, damage) is same
+
+
+RESUMED = "{ mesh = [3], resume = [{ mesh = [2] }] }"
+
+
+@pytest.mark.parametrize(
+    ("obligations", "sizes", "tried"),
+    [
+        (EQUIVALENCE, (2, 3), 0),
+        (("gradient", "roundtrip"), (2, 3), 2),
+        (RESUME, (2, 3), 2),
+        (RESUME, (3,), 0),
+    ],
+)
+def test_a_case_with_a_checkpoint_is_tried_where_checkpoints_are_asked_for(
+    tmp_path: Path, obligations: tuple[Obligation, ...], sizes: tuple[int, ...], tried: int
+) -> None:
+    text = entry("zero2 / crashed / RuntimeError", case=RESUMED)
+    (tmp_path / "known.toml").write_text(text + entry("zero2 / roundtrip / step", case=RESUMED))
+    options = RunOptions(
+        implementations=("zero2",),
+        obligations=obligations,
+        world_sizes=sizes,
+        known_issues=("none", str(tmp_path / "known.toml")),
+    )
+    planned, _ = Ledger(options, "2.13.0").arrange([])
+    assert len(planned) == tried
 
 
 def test_features_and_words_narrow_an_entry(tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ def damage(directory: Path, kind: DamageKind, seed: int, *, older: Path) -> str:
     """Damage one file of a checkpoint; returns what was done, in words ("" if nothing can be).
 
     older: another checkpoint of the same training, from which `mix` takes a file. Empty files are
-    let be, and so are files that are equal in both checkpoints.
+    let be, and so are files that are equal in both checkpoints. Where one file is all that differs,
+    nothing can be mixed: with it in place the older checkpoint would be there, whole.
     """
     source = random.Random(seed)
-    files = sorted(path for path in directory.rglob("*") if path.is_file() and path.stat().st_size)
+    files = _files(directory)
     if kind == "mix":
         return _mix(directory, files, older, source)
     if not files:
@@ -47,14 +48,19 @@ def flip(path: Path, bit: int, name: str) -> str:
 
 def _mix(directory: Path, files: list[Path], older: Path, source: random.Random) -> str:
     """Put a file of the older checkpoint in place of the one with its name."""
-    others = {path.name: path for path in sorted(older.rglob("*")) if path.is_file()}
+    others = {path.name: path for path in _files(older)}
     fitting = [
         path
         for path in files
         if path.name in others and others[path.name].read_bytes() != path.read_bytes()
     ]
-    if not fitting:
+    if not fitting or (len(fitting) == 1 and {path.name for path in files} == set(others)):
         return ""
     path = fitting[int(source.random() * len(fitting))]
     shutil.copyfile(others[path.name], path)
     return f"{path.relative_to(directory)} replaced by that of the checkpoint before"
+
+
+def _files(directory: Path) -> list[Path]:
+    """Those that are not empty."""
+    return sorted(path for path in directory.rglob("*") if path.is_file() and path.stat().st_size)

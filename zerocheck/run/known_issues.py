@@ -23,7 +23,7 @@ from ..case.schema import Case
 from ..case.validity import check
 from ..catalogue import check_spelling, family
 from ..errors import UsageError, did_you_mean, unknown
-from ..judge.verdict import OBLIGATIONS, Obligation, Violation
+from ..judge.verdict import OBLIGATIONS, RESUME, Obligation, Violation
 from .records import CaseFinished, Known
 
 OURS = Path(__file__).with_name("known_issues.toml")
@@ -118,8 +118,14 @@ class KnownIssue:
         return same and self.says in said and self.covers(finished.case)
 
     def _names(self, violation: Violation) -> bool:
-        """The causes named here are among those that explain the violation, or both have none."""
-        start = joined(self.implementation, violation.obligation, violation.role)
+        """The causes named here are among those that explain the violation, or both have none.
+
+        What a checkpoint loses has another role from case to case, so there the cause decides.
+        """
+        role = violation.role
+        if violation.obligation in RESUME and violation.causes:
+            role = "".join(self.fingerprint.split(" / ")[2:3])
+        start = joined(self.implementation, violation.obligation, role)
         if not violation.causes or self.fingerprint == start:
             return not violation.causes and self.fingerprint == start
         named = self.fingerprint.removeprefix(f"{start} / ")

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from ..case.features import features
+from ..case.legs import legs_of
 from ..catalogue import family
-from ..judge.verdict import Status, Violation
+from ..judge.verdict import RESUME, Status, Violation
 from .findings import independent
 from .known_issues import KnownIssue
 from .options import RunOptions
@@ -19,16 +20,21 @@ from .tally import FAILING
 
 
 class Ledger:
-    """The issues that can show in this run: of its implementations, obligations and torch."""
+    """The issues that can show in this run: of its implementations, obligations and torch.
+
+    A run without an obligation of checkpoints takes none, so issues with such a case are left out.
+    """
 
     def __init__(self, options: RunOptions, torch: str) -> None:
         self._options = options
         self._torch = torch
+        resumes = bool(set(options.obligations) & set(RESUME))
         self.issues = [
             issue
             for issue in options.issues
             if any(issue.implementation in family(name) for name in options.implementations)
             and (issue.obligation is None or issue.obligation in options.obligations)
+            and (resumes or issue.case is None or not issue.case.resume)
             and issue.known_in(torch)
         ]
         self.own: dict[int, KnownIssue] = {}
@@ -55,7 +61,7 @@ class Ledger:
             if (
                 case is not None
                 and issue.implementation in self._options.implementations
-                and case.world_size in self._options.world_sizes
+                and {leg.world_size for leg in legs_of(case)} <= set(self._options.world_sizes)
                 and set(self._options.features) <= set(features(case))
             ):
                 self.own[len(kept)] = issue
