@@ -1,7 +1,9 @@
-"""torch only: loading an optimizer gives a parameter without state a step that it never took.
+"""torch only: the state-dict API counts optimizer steps that were never taken.
 
     python state_dict_invents_a_step_for_an_unused_parameter.py
 
+A checkpoint before the first step leaves AdamW with step 1, so the first update is too small; with
+eps=0 the parameters are NaN at once.
 A parameter that was never used has no state in AdamW. After export and load as a full state dict
 (`strict=False`, which torch's error message asks for) it has taken one step, with moments of 0: its
 first real update is then too small, as the bias correction believes in two steps.
@@ -53,6 +55,26 @@ class Model(nn.Module):
         return getattr(self, name)(inputs)
 
 
+def saved_before_the_first_step() -> bool:
+    """One process, nothing sharded."""
+    wrong = False
+    for save in (False, True):
+        model = nn.Linear(1, 1, bias=False)
+        before = model.weight.item()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.0)
+        if save:
+            get_optimizer_state_dict(model, optimizer)
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+        step, got = optimizer.state[model.weight]["step"].item(), before - model.weight.item()
+        wrong = wrong or step != 1
+        print(f"saved first={save}: expected step 1, update 0.1; got {step:g}, {got:.6f}")
+    model = nn.Linear(1, 1, bias=False)
+    get_optimizer_state_dict(model, torch.optim.AdamW(model.parameters(), eps=0.0))
+    print(f"saved first, eps=0: expected the parameter, got {model.weight.item()}")
+    return wrong or bool(model.weight.isnan().any())
+
+
 def check(rank: int) -> bool:
     mesh = init_device_mesh("cpu", (WORLD_SIZE,))
     wrong = False
@@ -84,4 +106,5 @@ def check(rank: int) -> bool:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         mp.start_processes(run, args=(folder,), nprocs=WORLD_SIZE, start_method="fork")
-        sys.exit(1 if os.path.exists(f"{folder}/wrong") else 0)
+        wrong = saved_before_the_first_step()
+        sys.exit(1 if wrong or os.path.exists(f"{folder}/wrong") else 0)

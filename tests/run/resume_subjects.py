@@ -169,6 +169,18 @@ class SavingSteps(Keeping):
         return None
 
 
+class SavingBegins(Keeping):
+    """A checkpoint before the first step makes the optimizer's state, with a step counted."""
+
+    def save(self, directory: str, loader: Loader) -> Saving | None:
+        super().save(directory, loader)
+        optimizer = self.built.optimizer
+        for parameter in [] if optimizer.state else optimizer.param_groups[0]["params"]:
+            moments = {role: torch.zeros_like(parameter) for role in ("exp_avg", "exp_avg_sq")}
+            optimizer.state[parameter] = {"step": torch.tensor(1.0), **moments}
+        return None
+
+
 class ExportRounded(Keeping):
     def export(self) -> Mapping[tuple[str, str], torch.Tensor]:
         return {

@@ -12,6 +12,7 @@ from zerocheck.case.schema import Case, Leg, Training
 from zerocheck.judge.verdict import RESUME, Load, Obligation, Violation
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.engine import run
+from zerocheck.run.findings import independent
 from zerocheck.run.options import RunOptions
 from zerocheck.run.records import Finding, Record
 from zerocheck.run.trial import Outcome, Trial
@@ -88,6 +89,14 @@ def test_a_broken_checkpoint_is_caught_and_named(
     assert {v.obligation for v in found} <= {*RESUME, "update"}
 
 
+def test_a_checkpoint_before_the_first_step_changes_nothing(pool: Pool) -> None:
+    for over in (False, True):
+        case = Case(resume=(Leg(over=over),))
+        found = violations([Trial(pool, f"{SUBJECTS}:SavingBegins", case).outcome()])
+        told = [(v.obligation, v.role, v.step, v.causes) for v in independent(found)]
+        assert told == [("roundtrip", "step", -1, ("changed by saving",))] * over
+
+
 def test_the_random_state_of_another_rank_is_seen_where_ranks_are_as_many(pool: Pool) -> None:
     case = Case(mesh=(2,), resume=(Leg(mesh=(2,)),))
     (violation,) = violations([Trial(pool, f"{SUBJECTS}:RandomOfRank0", case).outcome()])
@@ -99,12 +108,12 @@ def test_a_lost_older_checkpoint_and_an_unseen_damage_are_violations(pool: Pool)
     """torch.save over the only file keeps neither the old one nor a checksum."""
     found: list[Violation] = []
     for seed in range(6):
-        for leg in (Leg(over=True, killed=0.5), Leg(damage="mix")):
+        for leg in (Leg(over=True, killed=0.5), Leg(damage="flip")):
             case = Case(seed=seed, training=Training(steps=1), resume=(leg,))
             found += violations([Trial(pool, f"{SUBJECTS}:Keeping", case).outcome()])
     assert {v.obligation for v in found} >= {"damage"}
     assert {v.obligation for v in found} <= {"damage", "durability"}
-    assert any("replaced by that of the checkpoint before" in v.explanation for v in found)
+    assert any(" flipped), and it was loaded" in v.explanation for v in found)
 
 
 def test_every_load_is_told_of(pool: Pool) -> None:

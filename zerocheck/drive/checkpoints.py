@@ -93,8 +93,11 @@ class Checkpoints:
         self.samples.append(self._loader.samples)
         self.random["loaded"] = _random_state()
 
-    def save_older(self, subject: Implementation) -> None:
-        """Write the checkpoint that the next one is to replace, if there is to be one."""
+    def save_older(self, subject: Implementation, recorder: Recorder) -> None:
+        """Write the checkpoint that the next one is to replace, if there is to be one.
+
+        It is the only one that may be saved before the first step.
+        """
         directory = self.job.older or (
             self.job.save if self.case.resume and self.case.resume[0].over else ""
         )
@@ -103,6 +106,7 @@ class Checkpoints:
             saving = subject.save(directory, self._loader)
             if saving is not None:
                 saving.result()
+            recorder.take(self.case.training.first - 1, "saved", subject.shards(), STATE_ROLES)
 
     def save(self, subject: Implementation, recorder: Recorder) -> None:
         """Write the checkpoint of this leg, or begin to; record what must not change by it."""

@@ -94,7 +94,7 @@ class Driver:
             first, end = self.case.training.first, end_of(self.case)
             recorder.take(first - 1, "state", subject.shards(), STATE_ROLES)
             recorder.lay(subject.shards())
-            self.checkpoints.save_older(subject)
+            self.checkpoints.save_older(subject, recorder)
             steps: list[StepSeen] = []
             for index in range(first, end + 1):
                 if index == self.case.training.steps:

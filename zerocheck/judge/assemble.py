@@ -165,9 +165,9 @@ class Observation:
         """Drop what was put together for a step."""
         self._held = {key: held for key, held in self._held.items() if key[0] != step}
 
-    def scalars(self, step: int, role: str) -> list[dict[str, float]]:
+    def scalars(self, step: int, role: str, point: Point = "state") -> list[dict[str, float]]:
         """Per rank, 0-d values by name (role `step`)."""
-        found = self._found.get((step, "state", role), [[] for _ in self.seen])
+        found = self._found.get((step, point, role), [[] for _ in self.seen])
         result: list[dict[str, float]] = []
         for rank, records in enumerate(found):
             values: dict[str, float] = {}

@@ -49,7 +49,11 @@ class Checkpoint:
             for number in range(first, end_of(case))
             if observation.held(number, "state", "parameter") is not None
         }
-        older = cls(first, states[first], observation.buffers(first), [], before, 1.0, {})
+        older = None
+        if case.resume[0].over:
+            # What it holds is what saving it left: see compare_saved.
+            held = State.observed(observation, first, "saved")
+            older = cls(first, held, observation.buffers(first), [], before, 1.0, {})
         return cls(
             step,
             states.pop(step),
@@ -58,7 +62,7 @@ class Checkpoint:
             samples,
             _next_scale(observation, step),
             states,
-            older if case.resume[0].over else None,
+            older,
         )
 
 

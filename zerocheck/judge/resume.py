@@ -136,6 +136,9 @@ class _LegJudge(CaseJudge):
             # Nothing can be put together, so nothing is compared: the load left it so.
             self.exercised_here.add("roundtrip")
         if self.case.resume and "ownership" not in self.violations:
+            before = self.case.training.first - 1
+            if self.observation.held(before, "saved", "parameter") is not None:  # the older one
+                self._check("roundtrip", compare_saved(self.observation, before))
             self.spoilt = compare_saved(self.observation, self._at)
             self._check("roundtrip", self.spoilt)
             if self.observation.seen[0].exports:

@@ -11,6 +11,7 @@ from torch import nn
 
 from ..case.schema import Case
 from ..contract.shard import Role
+from ..drive.observation import Point
 from ..models.start import initial_state
 from .assemble import Held, Observation
 from .layout import Layout
@@ -66,15 +67,15 @@ class State:
     steps: list[float | None]
 
     @classmethod
-    def observed(cls, observation: Observation, step: int) -> State:
-        """The state after `step` (-1: before the first)."""
-        held = observation.held(step, "state", "parameter")
+    def observed(cls, observation: Observation, step: int, point: Point = "state") -> State:
+        """The state after `step` (-1: before the first); point: "saved", as saving left it."""
+        held = observation.held(step, point, "parameter")
         assert held is not None, "ownership checks that parameters are shown"
         moments: dict[str, torch.Tensor] = {}
         present: dict[str, frozenset[str]] = {}
         owners: Held | None = None
         for role in MOMENTS:
-            moment = observation.held(step, "state", role)
+            moment = observation.held(step, point, role)
             if moment is None:
                 continue
             owners = owners or moment
@@ -90,7 +91,7 @@ class State:
             own=_own(held, parameter),
             moments=moments,
             present=present,
-            steps=_steps(observation, step),
+            steps=_steps(observation, step, point),
         )
 
     def moment(self, role: str) -> torch.Tensor:
@@ -124,8 +125,8 @@ def _own(held: Held, whole: torch.Tensor) -> list[torch.Tensor]:
     return own
 
 
-def _steps(observation: Observation, step: int) -> list[float | None]:
-    ranks = observation.scalars(step, "step")
+def _steps(observation: Observation, step: int, point: Point) -> list[float | None]:
+    ranks = observation.scalars(step, "step", point)
     result: list[float | None] = []
     for place in observation.layout.places:
         values = {rank[place.name] for rank in ranks if place.name in rank}

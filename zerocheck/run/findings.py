@@ -16,9 +16,11 @@ FOLLOWS: dict[Obligation, frozenset[Obligation]] = {
     "buffers": frozenset(("loss",)),
     "publish": frozenset(("gradient", "clip", "update")),
     "loss": frozenset(("publish",)),
+    "update": frozenset(("roundtrip",)),
     "continuation": frozenset(("roundtrip",)),
 }
-"""What can follow from what: copies differ because the gradients did, and so on."""
+"""What can follow from what: copies differ because the gradients did, and so on. An update follows
+from a checkpoint before the first step, which changed the state."""
 
 IssueOf = Callable[[CaseFinished, Violation | None], KnownIssue | None]
 """The listed known issue that a failure of a case is, if it is one."""
