@@ -19,7 +19,7 @@ def test_a_page_has_its_script_and_its_line(name: str) -> None:
     text = (FINDINGS / name).read_text(encoding="utf-8")
     (script,) = re.findall(r"alone:\*\* `python (\w+\.py)`", text)
     assert (FINDINGS / script).is_file()
-    assert f"python {script}" in (FINDINGS / script).read_text(encoding="utf-8")
+    assert "torch only" in (FINDINGS / script).read_text(encoding="utf-8").splitlines()[0]
     (line,) = [line for line in INDEX.splitlines() if f"]({name})" in line]
     title = text.splitlines()[0].removeprefix("# ")
     assert line.startswith(f"| [{title}](")

@@ -104,7 +104,10 @@ def test_ours_are_there_unless_they_are_switched_off(tmp_path: Path) -> None:
     assert load((str(path),)) == (*read(path), *ours())
     assert RunOptions(known_issues=("none", str(path))).issues == read(path)
     for issue in ours():
-        assert ":" not in issue.implementation and issue.case is not None
+        assert ":" not in issue.implementation
+        assert (issue.case is None) == issue.sometimes
+        # When a writer dies depends on the clock; all else must show every time.
+        assert issue.sometimes == (issue.obligation == "durability")
         assert not issue.page or (Path(__file__).parents[2] / issue.page).is_file()
 
 
@@ -346,6 +349,14 @@ def test_what_was_not_tried_is_not_stale(
     code, records = run_listed("build", text, max_cases=1, **given)
     assert code == 0, records[-1]
     assert len(records.of(CaseFinished)) == 1
+
+
+def test_what_shows_sometimes_is_known_and_never_stale(run_listed: Run) -> None:
+    rare = entry("SUBJECT / gradient / gradient x W", features=["microbatches"], sometimes=True)
+    code, records = run_listed("build", rare)
+    assert code == 0 and not records.of(StaleIssue)
+    code, records = run_listed("not_averaged_in_microbatches", rare)
+    assert code == 0 and len(records.tally.known) == 1
 
 
 def test_an_issue_of_another_torch_is_a_finding(run_listed: Run) -> None:

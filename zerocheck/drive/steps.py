@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..case.legs import end_of
@@ -129,7 +130,7 @@ class Driver:
             subject, _ = self._built(load=False)
             try:
                 self.checkpoints.load(subject)
-            except Exception as error:
+            except (Exception, CheckpointException) as error:  # that of dcp is no Exception
                 return RankSeen(refused=f"{type(error).__name__}: {error}"[:500])
             first = self.case.training.first
             recorder.take(first - 1, "state", subject.shards(), STATE_ROLES)

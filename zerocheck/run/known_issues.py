@@ -46,6 +46,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     torch: str | list[str] = ""
     link: str = ""
     page: str = ""
+    sometimes: bool = False
     case: dict[str, Any] | None = None
 
 
@@ -53,7 +54,8 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 class KnownIssue:
     """One entry. Fields as in the file; source: which file and entry it is, for messages.
 
-    torch: the versions that have it, one of several specifiers (PEP 440); case: one that shows it.
+    torch: the versions that have it, one of several specifiers (PEP 440); sometimes: it depends on
+    the moment, so that no case shows it for sure; case: one that shows it.
     """
 
     fingerprint: str
@@ -64,6 +66,7 @@ class KnownIssue:
     torch: tuple[SpecifierSet, ...] = (SpecifierSet(),)
     link: str = ""
     page: str = ""
+    sometimes: bool = False
     case: Case | None = None
 
     @property
@@ -212,6 +215,7 @@ def _issue(raw: dict[str, Any], source: str) -> KnownIssue:
         torch=_versions(entry.torch),
         link=entry.link,
         page=entry.page,
+        sometimes=entry.sometimes,
         case=_case(entry),
     )
     if issue.hangs and not issue.features:

@@ -122,13 +122,15 @@ class Ledger:
     def unseen(self) -> list[tuple[KnownIssue, int | None]]:
         """Issues that should have been seen and were not, and the number of their own case.
 
-        Of an issue without a case of its own, one other case with its features must have run.
+        Of an issue without a case of its own, one other case with its features must have run. One
+        that shows sometimes is never missed.
         """
         numbers = {issue: number for number, issue in self.own.items()}
         return [
             (issue, numbers.get(issue))
             for issue in self.issues
             if issue not in self._shown
+            and not issue.sometimes
             and (issue in self._own_status if issue.case is not None else issue in self._looked)
         ]
 
