@@ -226,6 +226,24 @@ def test_two_dtypes_and_fewer_rows_than_ranks(tmp_path: Path) -> None:
     assert _check(2, 3, jobs, tmp_path) == len(jobs)
 
 
+def _loads_transposed(mesh: DeviceMesh, case: Case, folder: str) -> str:
+    try:
+        _loaded(mesh, Fsdp1, case, folder)
+    except Unsupported as refusal:
+        return str(refusal)
+    return ""
+
+
+def test_what_torch_refuses_to_shard_is_refused_by_the_load_too(tmp_path: Path) -> None:
+    # One rank saves whole tensors in their own layout; several make ShardedTensors of them.
+    case = Case(model=Model(blocks=(Block(kind="mlp", transposed=True),)), mesh=(1,))
+    case = _kept_as(case, "sharded")
+    in_ranks(1, _over_older, [(Fsdp1, case)], str(tmp_path))
+    case = msgspec.structs.replace(case, mesh=(2,))
+    for said in in_ranks(2, _loads_transposed, case, str(tmp_path / "0")):
+        assert "Only torch.contiguous_format memory_format" in said
+
+
 def test_the_comparison_sees_a_load_that_forgets(tmp_path: Path) -> None:
     def load(self: BuiltImplementation, directory: str, loader: Any) -> None:
         BuiltImplementation.load(self, directory, loader)

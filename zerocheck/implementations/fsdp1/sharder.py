@@ -172,7 +172,8 @@ class Fsdp1(BuiltImplementation):
             return
         read = checkpoint.load_full if kind == "full" else checkpoint.load_sharded
         states = beside(loader, self.built.scaler)
-        read(self.built.model, self.built.optimizer, states, directory)
+        with torch_refusals():
+            read(self.built.model, self.built.optimizer, states, directory)
         take_over(states, loader, self.built.scaler)
 
     def export(self) -> Mapping[tuple[str, str], torch.Tensor]:
