@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -40,6 +41,7 @@ def test_all_obligations_hold(observe: Callable, implementation: str) -> None:
     judgement = observe(implementation, CASE).judge()
     assert judgement.violations == ()
     assert judgement.statuses == dict.fromkeys(EQUIVALENCE, "holds")
+    assert judgement.tier == "full"
     assert all(share <= 1.0 for share in judgement.share.values())
     assert judgement.share["gradient"] > 0.05
     assert judgement.share["update"] > 0.3
@@ -265,8 +267,23 @@ def test_views_that_are_made_at_each_call_are_mirrored(
     assert {violation.obligation for violation in observed.judge().violations} == {"gradient"}
 
 
+def hide(observed: Any, *points: str) -> None:
+    """Nothing was shown of the gradient at these points."""
+    observed.seen = [
+        msgspec.structs.replace(
+            one,
+            records=tuple(r for r in one.records if r.role != "gradient" or r.point not in points),
+        )
+        for one in observed.seen
+    ]
+
+
+HIDDEN = [("clipped",), ("reduced", "clipped")]
+
+
+@pytest.mark.parametrize("points", HIDDEN)
 def test_a_gradient_that_was_not_clipped_is_one_finding_where_it_is_hidden(
-    observe: Callable,
+    observe: Callable, points: tuple[str, ...]
 ) -> None:
     """exp_avg took in the whole gradient, and the gradient itself is right."""
     observed = observe("ddp", CASE)
@@ -279,9 +296,23 @@ def test_a_gradient_that_was_not_clipped_is_one_finding_where_it_is_hidden(
         (after,) = [one for one in observed.records("exp_avg", "state", 0) if one[0] == rank]
         moment, gradient = observed.tensors[before], observed.tensors[rank, taken]
         observed.tensors[after].copy_(torch.lerp(moment, gradient, 1 - beta))
-    observed.seen = [
-        msgspec.structs.replace(one, records=tuple(r for r in one.records if r.role != "gradient"))
-        for one in observed.seen
-    ]
+    hide(observed, *points)
     judged = {violation.obligation for violation in observed.judge().violations}
     assert "clip" in judged and "gradient" not in judged
+
+
+@pytest.mark.parametrize("points", HIDDEN)
+def test_a_clip_that_is_hidden_could_have_failed(
+    observe: Callable, points: tuple[str, ...]
+) -> None:
+    observed = observe("ddp", CASE)
+    hide(observed, *points)
+    judgement = observed.judge()
+    assert judgement.violations == () and judgement.tier == "state only"
+    assert judgement.statuses["clip"] == "holds" and "clip" not in judgement.vacuous
+
+
+def test_buffers_that_change_in_the_only_step_could_have_failed(observe: Callable) -> None:
+    case = msgspec.structs.replace(CASE, training=Training(steps=1))
+    judgement = observe("ddp", case).judge()
+    assert judgement.statuses["buffers"] == "holds" and "buffers" not in judgement.vacuous
