@@ -69,9 +69,9 @@ def judge_legs(
                         continue  # it is wrong without a checkpoint
                     violation = _after_load(violation, number)
                 violations.setdefault(violation.obligation, violation)
-                if violation is not judge.spoilt:
+                if not any(violation is one for one in judge.spoilt):
                     wrong_here.add(violation.obligation)
-            spoilt = judge.spoilt is not None
+            spoilt = bool(judge.spoilt)
             if number:
                 loads.append(_load(number, wrong_here & {"roundtrip", "continuation"}))
             exercised |= judge.exercised_here
@@ -127,8 +127,8 @@ class _LegJudge(CaseJudge):
         self.loaded = loaded
         self.found: list[Violation] = []
         self.exercised_here: set[Resume] = set()
-        self.spoilt: Violation | None = None
-        """What is wrong by the save at the end: it is of the load that reads what was saved."""
+        self.spoilt: list[Violation] = []
+        """What is wrong by saving: it is of the load that reads what was saved."""
 
     def judgement(self, *, digest: bool) -> Judgement:
         judgement = super().judgement(digest=digest)
@@ -138,9 +138,8 @@ class _LegJudge(CaseJudge):
         if self.case.resume and "ownership" not in self.violations:
             before = self.case.training.first - 1
             if self.observation.held(before, "saved", "parameter") is not None:  # the older one
-                self._check("roundtrip", compare_saved(self.observation, before))
-            self.spoilt = compare_saved(self.observation, self._at)
-            self._check("roundtrip", self.spoilt)
+                self._check_saved(before)
+            self._check_saved(self._at)
             if self.observation.seen[0].exports:
                 self._check(
                     "export", check_export(self.observation, self.layout, self._final(), self._at)
@@ -168,6 +167,11 @@ class _LegJudge(CaseJudge):
             "roundtrip",
             compare_loaded(self.loaded, before, self.observation, self.layout, self.case),
         )
+
+    def _check_saved(self, step: int) -> None:
+        violation = compare_saved(self.observation, step)
+        self._check("roundtrip", violation)
+        self.spoilt += [] if violation is None else [violation]
 
     def _check(self, obligation: Resume, violation: Violation | None) -> None:
         self.exercised_here.add(obligation)
