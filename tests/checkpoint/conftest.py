@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from making import save_dcp, state
+from hand_made_checkpoints import save_dcp, state
 
 HERE = Path(__file__).parent
 

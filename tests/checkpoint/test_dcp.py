@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from making import BIAS, WEIGHT, detail, edit_index, flip, found, save_dcp, state
+from hand_made_checkpoints import BIAS, WEIGHT, detail, edit_index, flip, found, save_dcp, state
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 
 from zerocheck.checkpoint.examine import examine

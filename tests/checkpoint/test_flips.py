@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from making import flip, save_dcp, state
+from hand_made_checkpoints import flip, save_dcp, state
 from safetensors.torch import save_file
 
 from zerocheck.checkpoint.examine import examine

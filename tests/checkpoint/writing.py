@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
-from making import adamw, network, state
+from hand_made_checkpoints import adamw, network, state
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,

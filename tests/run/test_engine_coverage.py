@@ -39,7 +39,13 @@ def run_subject(tmp_path: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> 
         profiles.PROFILES,
         "ci",
         profiles.Profile(
-            name="ci", cases=1, world_sizes=(2,), summary="", resumed=1, covering=True
+            name="ci",
+            cases=1,
+            world_sizes=(2,),
+            summary="",
+            resumed=1,
+            resumed_sizes=(2,),
+            covering=True,
         ),
     )
 

@@ -180,8 +180,8 @@ class MaximumLost(Zero1):
     def written(self) -> Iterator[Chunk]:
         return (chunk for chunk in super().written() if "max_exp_avg_sq" not in chunk.key)
 
-    def make_room(self, saved: Collection[str]) -> None:
-        super().make_room(saved)
+    def take_groups(self, saved: Collection[Options]) -> None:
+        super().take_groups(saved)
         optimizer = self.optimizer.optimizer
         for state in optimizer.state.values() if optimizer.param_groups[0]["amsgrad"] else ():
             state["max_exp_avg_sq"] = torch.zeros_like(state["exp_avg"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from ..errors import CheckpointError
 from ..implementations.textbook.checkpoint.directory import POINTER, PREFIX, Found, Writer, find
 from ..implementations.textbook.zero1 import Zero1
 from ..implementations.textbook.zero2 import Zero2
@@ -59,7 +60,18 @@ class PointerFirst(Zero3):
 
 
 class FilesNotVerified(Zero1):
-    """Checksums are written, and never read. Flagged: flip, mix."""
+    """Checksums are written, and never read. Flagged: mix."""
 
     def find(self, directory: str) -> Found:
         return find(directory)
+
+
+class SizesAlone(Zero3):
+    """Of each file the size alone is checked. Flagged: mix."""
+
+    def find(self, directory: str) -> Found:
+        found = find(directory)
+        for name, entry in found.files.items():
+            if Path(found.path, name).stat().st_size != entry.size:
+                raise CheckpointError(f"{name} has another size than when it was saved")
+        return found

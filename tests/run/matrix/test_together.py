@@ -12,6 +12,7 @@ from zerocheck.case.schema import Case
 from zerocheck.drive.observation import Job
 from zerocheck.ranks.result import JobResult
 from zerocheck.run.matrix.together import Ask, together
+from zerocheck.run.trial import Results
 
 
 @dataclass
@@ -45,7 +46,8 @@ class Ranks:
         pass
 
 
-def answer(ask: Ask, result: JobResult) -> str:
+def answer(ask: Ask, results: Results) -> str:
+    (result,) = results.legs
     assert result.reason == ask.implementation
     return f"{ask.implementation} on {ask.case.seed}"
 

@@ -150,6 +150,10 @@ FILES = [
     ),
     fault(
         "files:FilesNotVerified", "zero1", "damage",
-        "checksums are written, and never read", "none known", features=("resume-flip",),
+        "checksums are written, and never read", "none known", "mix", features=("resume-mix",),
+    ),
+    fault(
+        "files:SizesAlone", "zero3", "damage",
+        "of each file the size alone is checked", "none known", "mix", features=("resume-mix",),
     ),
 ]  # fmt: skip

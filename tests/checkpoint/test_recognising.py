@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from making import WEIGHT, flip, found, plain, save_dcp, state
+from hand_made_checkpoints import WEIGHT, flip, found, plain, save_dcp, state
 from safetensors.torch import save_file
 
 from zerocheck.checkpoint.compare import compare

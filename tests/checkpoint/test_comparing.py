@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from making import BIAS, WEIGHT, detail, edit_index, found, plain, save_dcp, state
+from hand_made_checkpoints import BIAS, WEIGHT, detail, edit_index, found, plain, save_dcp, state
 
 from zerocheck.checkpoint.compare import compare
 

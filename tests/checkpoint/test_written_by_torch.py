@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from making import STEPS
+from hand_made_checkpoints import STEPS
 
 from zerocheck.checkpoint.compare import compare
 from zerocheck.checkpoint.examine import examine
