@@ -90,7 +90,7 @@ class Mine:
 
 def test_a_users_class_is_refused_by_name(tmp_path: Path) -> None:
     torch.save({"model": state()["model"], "arguments": Mine()}, tmp_path / "model.pt")
-    with pytest.raises(UsageError, match=r"an object of test_formats\.Mine"):
+    with pytest.raises(UsageError, match=r"an object of test_recognising\.Mine"):
         examine(tmp_path / "model.pt")
 
 
@@ -99,7 +99,7 @@ def test_beside_others_it_is_left_out_and_said(tmp_path: Path) -> None:
     torch.save(state()["model"], tmp_path / "model.bin")
     report = examine(tmp_path)
     assert not report.findings
-    assert any("test_formats.Mine" in note for note in report.notes)
+    assert any("test_recognising.Mine" in note for note in report.notes)
 
 
 def test_model_and_optimizer_in_two_files(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from collected import Collect, Run
 
 from zerocheck.case import covering
 from zerocheck.case.covering import Pairs
-from zerocheck.case.features import FEATURES, features
+from zerocheck.case.features import OF_STEPS, features
 from zerocheck.ranks.pool import Pool
 from zerocheck.run import profiles
 from zerocheck.run.engine import run
@@ -108,7 +108,7 @@ def test_what_is_refused_when_built_is_sought_elsewhere_and_then_given_up(
     assert counted.covered.refused_count == len(lost) and not counted.covered.left_out
     assert counted.covered.not_exercised == {
         name: counted.covered.not_exercised[name]
-        for name in FEATURES
+        for name in OF_STEPS
         if not counted.covered.exercised[name]
     }
     assert counted.covered.not_exercised["dropout"] == "refused: no dropout"

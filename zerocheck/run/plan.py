@@ -12,6 +12,7 @@ import msgspec
 from ..case.covering import Pairs, candidates
 from ..case.drawing import draw
 from ..case.features import FEATURES, OF_RESUME, OF_STEPS, features
+from ..case.legs import legs_of
 from ..case.resuming import Harm, draw_resumed
 from ..case.schema import Case
 from ..catalogue import EXCHANGING
@@ -166,7 +167,7 @@ class Plan:
         if not options.world_sizes_given:
             sizes = PROFILES[options.profile].resumed_sizes
         asked = {*options.obligations}.intersection(RESUME)
-        return draw_resumed(
+        cases = draw_resumed(
             count,
             seed=options.seed + 1,
             world_sizes=sizes,
@@ -175,6 +176,8 @@ class Plan:
             having=options.features,
             harms=[HARM_OF[one] for one in sorted(asked)] if asked <= HARM_OF.keys() else (),
         )
+        # Small ones first: they say most for their time.
+        return sorted(cases, key=lambda case: sum(leg.world_size for leg in legs_of(case)))
 
     def _fixed(self, described: Described) -> dict[str, object]:
         """What cases of the implementation must have: what it fixes, and nothing that it lacks."""
