@@ -249,6 +249,6 @@ def test_durability_and_damage_alone_have_no_other_cases() -> None:
     damaged = resumed(obligations=("damage",), max_cases=5)
     assert all(case.resume[-1].damage != "none" for case in damaged)
     legs = [case.resume[-1] for case in resumed(obligations=("damage", "durability"), max_cases=6)]
-    assert [leg.killed is None for leg in legs] == [True, False] * 3
+    assert sorted(leg.killed is None for leg in legs) == [False] * 3 + [True] * 3
     whole = resumed(obligations=("durability", "export"), max_cases=5)
     assert any(case.resume[-1].killed is None for case in whole)
