@@ -90,6 +90,11 @@ def test_harms_are_as_frequent_as_asked() -> None:
     assert sum(case.resume[-1].damage != "none" for case in both) == 5
 
 
+def test_one_world_size_is_enough() -> None:
+    cases = draw_resumed(5, seed=1, world_sizes=(2,))
+    assert [(case.mesh, case.resume[0].mesh) for case in cases] == [((2,), (2,))] * 5
+
+
 def test_every_kind_of_leg_is_drawn() -> None:
     drawn = {
         name

@@ -104,7 +104,9 @@ def _pairs(count: int, sizes: Sequence[int], source: random.Random) -> list[tupl
     first = list(zip(_shuffled(sizes, source), _shuffled(sizes, source), strict=True))
     found = list(first)
     while len(found) < count:
-        left = [p for p in product(sizes, sizes) if len(found) > len(first) or p not in first]
+        every = list(product(sizes, sizes))
+        # Of one size there is one pair, which has had its turn.
+        left = [p for p in every if len(found) > len(first) or p not in first] or every
         # The least of exponentially distributed times: drawn by weight, without replacement.
         keyed = [(-math.log(1 - source.random()) * math.prod(p), n, p) for n, p in enumerate(left)]
         found += [pair for _, _, pair in sorted(keyed)]
