@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from zerocheck.case.schema import Block, Case, CheckpointKind, Leg, Model, Train
 from zerocheck.contract import Built, Implementation, groups
 from zerocheck.contract.build import BuiltImplementation, from_function
 from zerocheck.contract.checkpoint import _groups
+from zerocheck.drive.checkpoints import Position
 from zerocheck.errors import Unsupported
 from zerocheck.implementations.ddp import Ddp
 from zerocheck.implementations.fsdp1 import Fsdp1, Fsdp1GradOp, Fsdp1NoShard
@@ -62,19 +62,6 @@ BF16 = Case(
 """Two dtypes, and a bias of one element, of which most ranks have nothing."""
 
 
-class _Position:
-    """A loader of which only the position matters."""
-
-    def __init__(self, samples: int) -> None:
-        self.samples = samples
-
-    def state_dict(self) -> dict[str, int]:
-        return {"samples": self.samples}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        self.samples = state["samples"]
-
-
 def _trained(mesh: DeviceMesh, kind: Kind, case: Case, steps: int | None = None) -> Any:
     model = build_model(case)
     state = initial_state(case, model)
@@ -90,7 +77,7 @@ def _loaded(mesh: DeviceMesh, kind: Kind, case: Case, folder: str) -> tuple[Any,
     model = build_model(case)
     scramble(model, case.seed)
     subject = kind(model, case, mesh)
-    position = _Position(0)
+    position = Position(0)
     subject.load(folder, position)
     return subject, position.samples
 
@@ -107,7 +94,7 @@ def _save_all(
         subject = _trained(mesh, kind, case)
         exported = {key: tensor.clone() for key, tensor in subject.export().items()}
         torch.manual_seed(dist.get_rank())
-        assert subject.save(f"{folder}/{number}", _Position(40 + number)) is None
+        assert subject.save(f"{folder}/{number}", Position(40 + number)) is None
         seen.append((copied(subject), exported, torch.get_rng_state()))
         subject.close()
     return seen
@@ -272,7 +259,7 @@ def test_states_that_torch_does_not_see_are_refused() -> None:
     subject.built = Built(model, torch.optim.AdamW(model.parameters()), states=dict)
     for call in (subject.save, subject.load):
         with pytest.raises(Unsupported, match=r"Built\.states"):
-            call("", _Position(0))
+            call("", Position(0))
     with pytest.raises(Unsupported, match=r"Built\.states"):
         subject.export()
 
@@ -282,11 +269,11 @@ def _in_background(mesh: DeviceMesh, jobs: list[Job], folder: str) -> list[list[
     for number, (kind, case) in enumerate(jobs):
         subject = _trained(mesh, kind, case, steps=1)
         # The older checkpoint is there, and is written over.
-        saving = subject.save(f"{folder}/{number}", _Position(1))
+        saving = subject.save(f"{folder}/{number}", Position(1))
         saving.result()
         subject.train_step(step_of(case, 1, dist.get_rank(), lambda _: None))
         held = copied(subject)
-        saving = subject.save(f"{folder}/{number}", _Position(2))
+        saving = subject.save(f"{folder}/{number}", Position(2))
         subject.train_step(step_of(case, 2, dist.get_rank(), lambda _: None))
         saving.result()
         seen.append(held)
@@ -314,7 +301,7 @@ def _scale(mesh: DeviceMesh, jobs: list[Job], folder: str) -> list[float]:
     for number, (kind, case) in enumerate(jobs):
         subject = _trained(mesh, kind, case)
         subject.built.scaler.update(512.0)
-        subject.save(f"{folder}/{number}", _Position(1))
+        subject.save(f"{folder}/{number}", Position(1))
         subject, _ = _loaded(mesh, kind, case, f"{folder}/{number}")
         scales.append(subject.built.scaler.get_scale())
         report = subject.train_step(step_of(case, 1, dist.get_rank(), lambda _: None))
@@ -333,7 +320,7 @@ def test_the_loss_scale_is_kept(tmp_path: Path) -> None:
 def _over_older(mesh: DeviceMesh, jobs: list[Job], folder: str) -> None:
     for number, (kind, case) in enumerate(jobs):
         subject = _trained(mesh, kind, case, steps=1)
-        subject.save(f"{folder}/{number}", _Position(1))
+        subject.save(f"{folder}/{number}", Position(1))
         subject.close()
 
 
@@ -366,7 +353,7 @@ def _unwritable(mesh: DeviceMesh, jobs: list[Job], folder: str) -> list[str]:
     for kind, case in jobs:
         subject = _trained(mesh, kind, case, steps=1)
         try:
-            subject.save(folder, _Position(0))
+            subject.save(folder, Position(0))
         except RuntimeError as error:
             said.append(str(error))
         subject.close()

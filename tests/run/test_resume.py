@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from collected import Collect
 
 from zerocheck.case.resuming import draw_resumed
 from zerocheck.case.schema import Case, Leg, Training
@@ -14,19 +14,12 @@ from zerocheck.ranks.pool import Pool
 from zerocheck.run.engine import run
 from zerocheck.run.findings import independent
 from zerocheck.run.options import RunOptions
-from zerocheck.run.records import Finding, Record
+from zerocheck.run.records import Finding
 from zerocheck.run.trial import Outcome, Trial
 
 SUBJECTS = Path(__file__).with_name("resume_subjects.py")
 SILENT = {"sharding": {"static_graph": False}}
 """DDP itself crashes where the graph is wrongly said to be static."""
-
-
-class Taking:
-    """A handler that hands records on."""
-
-    def __init__(self, take: Callable[[Record], None]) -> None:
-        self.handle = take
 
 
 def outcomes(pool: Pool, name: str, *having: str, count: int = 4) -> list[Outcome]:
@@ -172,18 +165,23 @@ def test_a_leg_on_more_ranks_is_judged_from_the_first_step_after_the_load(pool: 
     assert len(outcome.judgement.digest) == 3 * 32
 
 
-def test_one_bug_is_one_finding_with_a_small_case(tmp_path: Path, pool: Pool) -> None:
-    records: list[Record] = []
+def found_in(name: str, tmp_path: Path, pool: Pool) -> Finding:
+    """The only finding of a run that fails."""
+    records = Collect()
     options = RunOptions(
-        implementations=(f"{SUBJECTS}:MomentsLost",),
+        implementations=(f"{SUBJECTS}:{name}",),
         obligations=RESUME,
         world_sizes=(1, 2, 3),
         max_cases=10,
         report_dir=tmp_path,
     )
-    assert run(options, [Taking(records.append)], ranks=pool) == 1
-    findings = {record.number: record for record in records if isinstance(record, Finding)}
-    (finding,) = findings.values()
+    assert run(options, [records], ranks=pool) == 1
+    (finding,) = records.tally.findings
+    return finding
+
+
+def test_one_bug_is_one_finding_with_a_small_case(tmp_path: Path, pool: Pool) -> None:
+    finding = found_in("MomentsLost", tmp_path, pool)
     assert finding.causes == ("optimizer state lost",)
     assert (finding.obligation, finding.confirmed) == ("roundtrip", finding.tries)
     assert finding.size == "1 rank then 1, no blocks, 1 step"
@@ -191,15 +189,6 @@ def test_one_bug_is_one_finding_with_a_small_case(tmp_path: Path, pool: Pool) ->
 
 
 def test_a_bug_of_many_ranks_keeps_them_when_shrunk(tmp_path: Path, pool: Pool) -> None:
-    records: list[Record] = []
-    options = RunOptions(
-        implementations=(f"{SUBJECTS}:PositionOfOneRank",),
-        obligations=RESUME,
-        world_sizes=(1, 2, 3),
-        max_cases=10,
-        report_dir=tmp_path,
-    )
-    assert run(options, [Taking(records.append)], ranks=pool) == 1
-    finding = [record for record in records if isinstance(record, Finding)][-1]
+    finding = found_in("PositionOfOneRank", tmp_path, pool)
     assert "data position of one rank" in finding.causes
     assert finding.size.startswith("2 ranks then")

@@ -32,12 +32,17 @@ def legs_of(case: Case) -> list[Case]:
     return legs
 
 
+def in_background(case: Case) -> bool:
+    """Whether the checkpoint that ends a leg is to be written while training goes on."""
+    return bool(case.resume) and case.resume[0].background
+
+
 def end_of(case: Case) -> int:
     """Index after the last step that a leg's ranks take.
 
     While a checkpoint is written in the background they take one step more than it holds.
     """
-    return case.training.steps + (1 if case.resume and case.resume[0].background else 0)
+    return case.training.steps + in_background(case)
 
 
 def only_loads(case: Case, number: int) -> bool:

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from ..case.legs import in_background
 from ..case.schema import Case
 from ..compat import local_index, reduces_unused
 from ..errors import Unsupported, UsageError
@@ -177,7 +178,7 @@ class BuiltImplementation(Implementation):
         states = checkpoint.beside(loader, built.scaler)
         with torch_refusals():
             return checkpoint.save(
-                built.model, built.optimizer, states, directory, background=self.background
+                built.model, built.optimizer, states, directory, background=in_background(self.case)
             )
 
     def load(self, directory: str, loader: Loader) -> None:
@@ -191,11 +192,6 @@ class BuiltImplementation(Implementation):
         built = self._checkpointed()
         rename = built.names or unwrapped
         return checkpoint.export(built.model, built.optimizer, self.names, rename)
-
-    @property
-    def background(self) -> bool:
-        """Whether the checkpoint that comes is to be written in the background."""
-        return bool(self.case.resume) and self.case.resume[0].background
 
     def _checkpointed(self) -> Built:
         """What was built, if torch's state-dict API can see all of it."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from ..case.legs import samples_read
+from ..case.legs import in_background, samples_read
 from ..case.schema import Case
 from ..contract.implementation import KEPT, Implementation, Kept, Saving
 from ..contract.shard import Shard
@@ -122,7 +122,7 @@ class Checkpoints:
         self._arm()
         self._saving = subject.save(self.job.save, self._loader)
         recorder.take(last - 1, "saved", subject.shards(), STATE_ROLES)
-        if not self.case.resume[0].background:
+        if not in_background(self.case):
             self.finish()
 
     def finish(self) -> None:

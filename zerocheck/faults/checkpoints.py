@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
+from typing import ClassVar
 
 import msgspec
 import torch
@@ -12,6 +13,7 @@ from ..contract.groups import learning_rates
 from ..contract.implementation import Loader, Step, StepReport
 from ..implementations.textbook.checkpoint.chunk import Chunk
 from ..implementations.textbook.checkpoint.directory import Found
+from ..implementations.textbook.checkpoint.resumable import Resumable
 from ..implementations.textbook.checkpoint.training import Options, Training
 from ..implementations.textbook.partition import Piece
 from ..implementations.textbook.zero1 import Zero1
@@ -62,29 +64,32 @@ class LocalRankShards(Zero3):
         return replace(chunk, start=0) if getattr(self, "node", 0) else chunk
 
 
-class FirstBucketSaved(Zero1):
-    """The optimizer state of one bucket alone is written (DS PR#7585). Flagged: moments lost."""
+class _OneBucketSaved(Resumable):
+    """The optimizer state of one bucket alone is written."""
+
+    bucket: ClassVar[int]
 
     def written(self) -> Iterator[Chunk]:
-        first = {name for name, _ in self.flat_buffers()[0].partition.shapes}
+        kept = {name for name, _ in self.flat_buffers()[self.bucket].partition.shapes}
         for chunk in super().written():
             name = chunk.key.removeprefix("optimizer.state.").rpartition(".")[0]
-            if not chunk.key.startswith("optimizer") or name in first:
+            if not chunk.key.startswith("optimizer") or name in kept:
                 yield chunk
 
 
-class EarlierBucketsForgotten(Zero2):
+class FirstBucketSaved(_OneBucketSaved, Zero1):
+    """Only the first bucket is written (DS PR#7585). Flagged: optimizer state lost."""
+
+    bucket = 0
+
+
+class EarlierBucketsForgotten(_OneBucketSaved, Zero2):
     """What is collected of a bucket forgets the buckets before (MG 9a8420c90a).
 
     Flagged: optimizer state lost.
     """
 
-    def written(self) -> Iterator[Chunk]:
-        last = {name for name, _ in self.flat_buffers()[-1].partition.shapes}
-        for chunk in super().written():
-            name = chunk.key.removeprefix("optimizer.state.").rpartition(".")[0]
-            if not chunk.key.startswith("optimizer") or name in last:
-                yield chunk
+    bucket = -1
 
 
 class SavesComputeCopy(Zero3):
@@ -212,7 +217,6 @@ class WrittenWhileTraining(Zero3):
     """What is written in the background is not copied first. Flagged: state of a later step."""
 
     def snapshot(self, chunks: Iterable[Chunk]) -> list[Chunk]:
-        self.late = True
         return list(chunks)
 
     def start_saving(self, write):  # type: ignore[no-untyped-def]

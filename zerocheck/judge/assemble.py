@@ -167,46 +167,40 @@ class Observation:
 
     def scalars(self, step: int, role: str, point: Point = "state") -> list[dict[str, float]]:
         """Per rank, 0-d values by name (role `step`)."""
-        found = self._found.get((step, point, role), [[] for _ in self.seen])
-        result: list[dict[str, float]] = []
-        for rank, records in enumerate(found):
-            values: dict[str, float] = {}
-            for record in records:
-                names = [e.name for e in self.seen[rank].manifests[record.manifest]]
-                values.update(zip(names, self.fetch(rank, record).tolist(), strict=True))
-            result.append(values)
-        return result
+        return [
+            {entry.name: float(data) for entry, data in pieces}
+            for pieces in self._pieces(step, point, role)
+        ]
 
     def buffers(self, step: int) -> list[dict[str, torch.Tensor]]:
         """Per rank, the buffers after a step by name, each with its shape."""
-        found = self._found.get((step, "state", "buffer"), [[] for _ in self.seen])
-        result: list[dict[str, torch.Tensor]] = []
-        for rank, records in enumerate(found):
-            values: dict[str, torch.Tensor] = {}
-            for record in records:
-                data = self.fetch(rank, record)
-                offset = 0
-                for entry in self.seen[rank].manifests[record.manifest]:
-                    count = entry.stop - entry.start
-                    values[entry.name] = data[offset : offset + count].view(entry.shape)
-                    offset += count
-            result.append(values)
-        return result
+        return [
+            {entry.name: data.view(entry.shape) for entry, data in pieces}
+            for pieces in self._pieces(step, "state", "buffer")
+        ]
 
     def by_name(self, step: int, point: Point, role: str) -> list[dict[str, torch.Tensor]]:
         """Per rank, what it holds of a role at a point, by name: its shards end to end, flat."""
+        result = []
+        for pieces in self._pieces(step, point, role):
+            held: dict[str, list[torch.Tensor]] = {}
+            for entry, data in pieces:
+                held.setdefault(entry.name, []).append(data)
+            result.append({name: torch.cat(parts) for name, parts in held.items()})
+        return result
+
+    def _pieces(self, step: int, point: Point, role: str) -> list[list[tuple[Entry, torch.Tensor]]]:
+        """Per rank, every shard of a role at a point, with its data, flat."""
         found = self._found.get((step, point, role), [[] for _ in self.seen])
-        result: list[dict[str, torch.Tensor]] = []
+        result: list[list[tuple[Entry, torch.Tensor]]] = []
         for rank, records in enumerate(found):
-            pieces: dict[str, list[torch.Tensor]] = {}
+            pieces: list[tuple[Entry, torch.Tensor]] = []
             for record in records:
+                entries = self.seen[rank].manifests[record.manifest]
                 data = self.fetch(rank, record) if record.numel else torch.empty(0)
-                offset = 0
-                for entry in self.seen[rank].manifests[record.manifest]:
-                    count = entry.stop - entry.start
-                    pieces.setdefault(entry.name, []).append(data[offset : offset + count])
-                    offset += count
-            result.append({name: torch.cat(parts) for name, parts in pieces.items()})
+                sizes = [entry.stop - entry.start for entry in entries]
+                pieces += zip(entries, torch.split(data, sizes), strict=True)
+            result.append(pieces)
         return result
 
     def records(self) -> list[tuple[int, Recorded]]:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
 from ..case.legs import end_of
 from ..case.schema import Case
-from ..drive.observation import Point
 from .assemble import Observation
 from .compare import different_bits, same_bits
-from .diagnose.resume import SENTENCES, Wrong, causes, data_causes, random_causes
+from .diagnose.resume import SENTENCES, Known, Wrong, causes, data_causes, random_causes
 from .layout import Layout
 from .ownership import MOMENTS
 from .state import State
@@ -66,15 +64,6 @@ class Checkpoint:
         )
 
 
-class _Role(NamedTuple):
-    """One role as flat vectors: what was loaded and what was saved, and where they differ."""
-
-    name: str
-    loaded: torch.Tensor
-    saved: torch.Tensor
-    different: torch.Tensor
-
-
 def compare_loaded(
     saved: Checkpoint,
     loaded: State,
@@ -83,10 +72,10 @@ def compare_loaded(
     case: Case,
 ) -> Violation | None:
     """The state before the first step of a leg against the checkpoint that it was loaded from."""
-    roles = [_role("parameter", loaded.parameter, saved.state.parameter, layout)]
+    roles = [_compared("parameter", loaded.parameter, saved.state.parameter, layout)]
     for role in MOMENTS:
         if role in loaded.moments or role in saved.state.moments:
-            roles.append(_role(role, loaded.moment(role), saved.state.moment(role), layout))
+            roles.append(_compared(role, loaded.moment(role), saved.state.moment(role), layout))
     wrong_steps = _wrong_steps(loaded, saved.state, layout)
     wrong = [role for role in roles if bool(role.different.any())]
     if wrong or wrong_steps:
@@ -102,10 +91,8 @@ def compare_saved(observation: Observation, step: int) -> Violation | None:
     """The state after `save` against the state before it: saving changes nothing."""
     roles = ("parameter", *MOMENTS, "step", "buffer")
     for role in roles:
-        before, after = (
-            _data(observation, step, "state", role),
-            _data(observation, step, "saved", role),
-        )
+        before = observation.by_name(step, "state", role)
+        after = observation.by_name(step, "saved", role)
         for rank, (one, other) in enumerate(zip(before, after, strict=True)):
             names = [
                 name for name in one if name not in other or not same_bits(one[name], other[name])
@@ -124,18 +111,11 @@ def compare_saved(observation: Observation, step: int) -> Violation | None:
     return None
 
 
-def _data(
-    observation: Observation, step: int, point: Point, role: str
-) -> list[dict[str, torch.Tensor]]:
-    """Per rank, what it holds of a role, by name: all its shards end to end."""
-    return observation.by_name(step, point, role)
-
-
-def _role(name: str, loaded: torch.Tensor, saved: torch.Tensor, layout: Layout) -> _Role:
+def _compared(role: str, loaded: torch.Tensor, saved: torch.Tensor, layout: Layout) -> Wrong:
     different = different_bits(loaded, saved)
-    if name != "parameter":
+    if role != "parameter":
         different &= layout.trainable
-    return _Role(name, loaded, saved, different)
+    return Wrong(role, loaded, saved, different)
 
 
 def _wrong_steps(loaded: State, saved: State, layout: Layout) -> list[int]:
@@ -150,17 +130,17 @@ def _wrong_steps(loaded: State, saved: State, layout: Layout) -> list[int]:
 
 
 def _state_violation(
-    wrong: Sequence[_Role],
+    wrong: Sequence[Wrong],
     wrong_steps: Sequence[int],
     saved: Checkpoint,
     loaded: State,
     layout: Layout,
     case: Case,
 ) -> Violation:
-    what = [role.name for role in wrong] + (["step"] if wrong_steps else [])
-    evidence = [Wrong(role.name, role.loaded, role.saved, role.different) for role in wrong]
+    what = [one.role for one in wrong] + (["step"] if wrong_steps else [])
     steps = [(loaded.steps[n], saved.state.steps[n]) for n in wrong_steps]
-    names = causes(evidence, steps, saved.state, saved.others, saved.step, layout, case)
+    known = Known(saved.state, saved.others, saved.step, layout, case)
+    names = causes(wrong, steps, known)
     words = "".join(f"; {SENTENCES[name]}" for name in names if name in SENTENCES)
     text = f"after the load, {_listed(what)} {'is' if len(what) == 1 else 'are'} not what was saved"
     if not wrong:
@@ -184,7 +164,7 @@ def _state_violation(
     return Violation(
         obligation="roundtrip",
         step=saved.step,
-        role=first.name,
+        role=first.role,
         tensors=layout.names_of(first.different, first.different.double()),
         ranks=(),
         element=index,

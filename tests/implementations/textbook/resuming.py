@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from zerocheck.case.schema import Case
 from zerocheck.case.shapes import unfrozen
+from zerocheck.drive.checkpoints import Position
 from zerocheck.implementations.textbook.checkpoint.resumable import Resumable
 from zerocheck.implementations.textbook.zero1 import Zero1
 from zerocheck.implementations.textbook.zero2 import Zero2
@@ -23,19 +23,6 @@ from ..driver import View, assembled, copied, step_of
 
 STAGES: tuple[type[Resumable], ...] = (Zero1, Zero2, Zero3)
 STATE = ("parameter", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step")
-
-
-class Data:
-    """A loader that has read so many samples."""
-
-    def __init__(self, samples: int) -> None:
-        self.samples = samples
-
-    def state_dict(self) -> dict[str, int]:
-        return {"samples": self.samples}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        self.samples = state["samples"]
 
 
 @dataclass
@@ -57,7 +44,7 @@ class Job:
     directory: str
 
 
-def held(sharder: Resumable, data: Data, *, export: bool = True) -> Held:
+def held(sharder: Resumable, data: Position, *, export: bool = True) -> Held:
     views = [view for view in copied(sharder) if view[1] not in ("gradient", "padding")]
     rest = {
         "scaler": sharder.scaler.state_dict(),
@@ -98,7 +85,7 @@ def save_all(mesh: DeviceMesh, jobs: list[Job]) -> list[Held]:
     seen = []
     for number, job in enumerate(jobs):
         sharder = trained(mesh, job)
-        data = Data(100 + number)
+        data = Position(100 + number)
         seen.append(held(sharder, data))
         sharder.save(job.directory, data)
         again = held(sharder, data, export=False)
@@ -112,7 +99,7 @@ def load_all(mesh: DeviceMesh, jobs: list[Job]) -> list[Held]:
     seen = []
     for job in jobs:
         sharder = job.kind(scrambled(job.case), job.case, mesh)
-        data = Data(0)
+        data = Position(0)
         torch.manual_seed(5)
         sharder.load(job.directory, data)
         seen.append(held(sharder, data, export=False))

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from zerocheck.case.schema import Block, Case, Data, Leg, Model, Optimizer, Training
 from zerocheck.contract.implementation import Saving
+from zerocheck.drive.checkpoints import Position
 from zerocheck.errors import CheckpointError
 from zerocheck.implementations.textbook.checkpoint.chunk import Chunk
 from zerocheck.implementations.textbook.checkpoint.directory import Writer
@@ -36,9 +37,6 @@ from .resuming import (
     save_all,
     scrambled,
     trained,
-)
-from .resuming import (
-    Data as Samples,
 )
 
 ALL = tuple((i, j) for i in range(3) for j in range(3))
@@ -118,14 +116,14 @@ def test_any_stage_into_any_other(
 def _continued(mesh: DeviceMesh, job: Job, twin: Job) -> tuple[Held, Held]:
     """One more step after the checkpoint, and after loading it on the same ranks."""
     sharder = trained(mesh, job)
-    sharder.save(job.directory, Samples(3))
+    sharder.save(job.directory, Position(3))
     fresh = twin.kind(scrambled(twin.case), twin.case, mesh)
-    fresh.load(job.directory, Samples(0))
+    fresh.load(job.directory, Position(0))
     seen = []
     for one in (sharder, fresh):
         one.train_step(step_of(job.case, job.case.training.steps, mesh.get_rank(), lambda _: None))
         torch.manual_seed(1)
-        seen.append(held(one, Samples(3)))
+        seen.append(held(one, Position(3)))
         one.close()
     return seen[0], seen[1]
 
@@ -147,7 +145,7 @@ class _WithoutCopy(Zero3):
 def _meanwhile(mesh: DeviceMesh, job: Job) -> Held:
     """Save in the background. Nothing is written before one more step was taken."""
     sharder = trained(mesh, job)
-    seen = held(sharder, Samples(3))
+    seen = held(sharder, Position(3))
     stepped = Event()
     start = sharder.start_saving
 
@@ -155,7 +153,7 @@ def _meanwhile(mesh: DeviceMesh, job: Job) -> Held:
         return start(lambda: (stepped.wait(), write())[1])
 
     sharder.start_saving = start_late  # type: ignore[method-assign]
-    saving = sharder.save(job.directory, Samples(3))
+    saving = sharder.save(job.directory, Position(3))
     assert saving is not None
     sharder.train_step(step_of(job.case, 2, mesh.get_rank(), lambda _: None))
     stepped.set()
@@ -184,7 +182,7 @@ def _on(job: Job, world_size: int) -> Job:
 def _refused(mesh: DeviceMesh, job: Job) -> str:
     sharder = job.kind(build_model(job.case), job.case, mesh)
     with pytest.raises(CheckpointError) as error:
-        sharder.load(job.directory, Samples(0))
+        sharder.load(job.directory, Position(0))
     sharder.close()
     return str(error.value)
 

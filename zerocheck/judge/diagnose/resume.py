@@ -51,28 +51,30 @@ class Wrong(NamedTuple):
     different: torch.Tensor
 
 
+class Known(NamedTuple):
+    """What a cause may be told by.
+
+    state: what was saved, after `step`; others: {step: the state after it}; case: of the load.
+    """
+
+    state: State
+    others: Mapping[int, State]
+    step: int
+    layout: Layout
+    case: Case
+
+
 Steps = Sequence[tuple[float | None, float | None]]
 """Wrong step counts: (loaded, saved)."""
 
 
-def causes(
-    wrong: Sequence[Wrong],
-    steps: Steps,
-    state: State,
-    others: Mapping[int, State],
-    step: int,
-    layout: Layout,
-    case: Case,
-) -> tuple[str, ...]:
-    """What explains every wrong role; or, if nothing does, the first one.
-
-    state: what was saved, after `step`; others: the states after other steps.
-    """
-    by_role = [_of_role(one, state, others, step, layout, case) for one in wrong]
-    by_step = _of_steps(steps, state, others, step)
+def causes(wrong: Sequence[Wrong], steps: Steps, known: Known) -> tuple[str, ...]:
+    """What explains every wrong role; or, if nothing does, the first one."""
+    by_role = [_of_role(one, known) for one in wrong]
+    by_step = _of_steps(steps, known)
     lost: list[str] = []
     gone = "step count lost" in by_step and all("moments lost" in one for one in by_role)
-    shown = {role for role in MOMENTS[:2] if bool((state.moment(role) != 0).any())}
+    shown = {role for role in MOMENTS[:2] if bool((known.state.moment(role) != 0).any())}
     if gone and shown <= {one.role for one in wrong}:
         lost = ["optimizer state lost"]
     if steps and wrong:
@@ -86,19 +88,13 @@ def causes(
     return (*lost, *(common or (found[0] if not lost else ())))
 
 
-def _of_role(
-    wrong: Wrong,
-    state: State,
-    others: Mapping[int, State],
-    step: int,
-    layout: Layout,
-    case: Case,
-) -> list[str]:
+def _of_role(wrong: Wrong, known: Known) -> list[str]:
     moment = wrong.role in MOMENTS
     found: list[str] = []
-    for name, make in _candidates(wrong, state, others, step, layout, case):
+    for name, make in _candidates(wrong, known):
         if not bool(different_bits(make(), wrong.loaded)[wrong.different].any()):
             found.append(name)
+    layout = known.layout
     places = [p for p in layout.places if bool(wrong.different[p.start : p.stop].any())]
     if "not loaded" in found and all(not place.trainable for place in places):
         found = ["frozen parameter not loaded"]
@@ -118,16 +114,10 @@ def _told(wrong: Wrong, place: Place, moment: bool) -> torch.Tensor:
     return saved != 0 if moment else torch.ones_like(saved, dtype=torch.bool)
 
 
-def _candidates(
-    wrong: Wrong,
-    state: State,
-    others: Mapping[int, State],
-    step: int,
-    layout: Layout,
-    case: Case,
-) -> list[tuple[str, Callable[[], torch.Tensor]]]:
+def _candidates(wrong: Wrong, known: Known) -> list[tuple[str, Callable[[], torch.Tensor]]]:
     """(cause, the flat vector of the role that it gives)"""
     saved, role = wrong.saved, wrong.role
+    state, others, step, layout, case = known
     found: list[tuple[str, Callable[[], torch.Tensor]]] = []
 
     def of(other: State) -> torch.Tensor:
@@ -209,18 +199,17 @@ def _permuted(wrong: Wrong) -> bool:
     return torch.equal(loaded.sort().values, saved.sort().values)
 
 
-def _of_steps(steps: Steps, state: State, others: Mapping[int, State], step: int) -> list[str]:
-    del state
+def _of_steps(steps: Steps, known: Known) -> list[str]:
     found: list[str] = []
     if all(loaded in (None, 0.0) for loaded, _ in steps):
         found.append("step count lost")
     if all(loaded == (saved or 0.0) + 1 for loaded, saved in steps):
         found.append("optimizer stepped by the load")
-    for number, other in others.items():
+    for number, other in known.others.items():
         counts = {count for count in other.steps if count is not None}
-        if number < step and all(loaded in counts for loaded, _ in steps):
+        if number < known.step and all(loaded in counts for loaded, _ in steps):
             found.append("step count of an earlier step")
-        if number > step and all(loaded in counts for loaded, _ in steps):
+        if number > known.step and all(loaded in counts for loaded, _ in steps):
             found.append("state of a later step")
     return list(dict.fromkeys(found))
 

@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 import torch.distributed as dist
 
+from ....case.legs import in_background
 from ....case.schema import Case
 from ....contract.implementation import KEPT, Loader, Saving
 from ....errors import CheckpointError
@@ -72,7 +73,7 @@ class Resumable(Exporting):
         self.wait_for_saving()
         chunks, training = list(self.written()), encoded(self.training_facts(loader))
         writer = self.writer(directory)
-        if not self.in_background():
+        if not in_background(self.case):
             transfer.write(writer, chunks, training, self.group)
             return None
         chunks, group = self.snapshot(chunks), self.group_of_saving()
@@ -98,10 +99,6 @@ class Resumable(Exporting):
             loss_scaler=self.scaler.state_dict(),
             loader=loader.state_dict(),
         )
-
-    def in_background(self) -> bool:
-        """Whether `save` returns before the checkpoint is written: if the case says so."""
-        return bool(self.case.resume) and self.case.resume[0].background
 
     def snapshot(self, chunks: Iterable[Chunk]) -> list[Chunk]:
         """The state as it is now, whatever the training does to it."""
