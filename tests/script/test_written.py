@@ -12,7 +12,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from hand_made import HOSTILE
-from making import case_file, known, script
+from making import case_file, in_scripts, known, script
 
 from zerocheck.case.drawing import draw
 from zerocheck.case.schema import Case
@@ -58,7 +58,7 @@ def scripts_of_drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Case, str]]:
 def test_scripts_are_as_ruff_would_have_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts = [script_of(known(issue)) for issue in ours() if issue.case is not None]
+    texts = [script_of(known(issue)) for issue in in_scripts()]
     texts += [text for _, text in scripts_of_drawn(monkeypatch)]
     for number, text in enumerate(texts):
         (tmp_path / f"{number}.py").write_text(text)
@@ -86,9 +86,17 @@ def test_the_model_has_the_parameters_of_the_case(monkeypatch: pytest.MonkeyPatc
 
 
 def test_known_issues_of_torch_fit() -> None:
-    for issue in ours():
-        if issue.case is not None:
-            assert script_of(known(issue)).count("\n") <= LONGEST, issue.fingerprint
+    assert len(in_scripts()) > 20
+    for issue in in_scripts():
+        assert script_of(known(issue)).count("\n") <= LONGEST, issue.fingerprint
+
+
+def test_no_script_saves_and_loads() -> None:
+    resumed = [issue for issue in ours() if issue.case is not None and issue.case.resume]
+    assert resumed
+    for issue in resumed:
+        with pytest.raises(UsageError, match=r"cannot show|saves and loads"):
+            script_of(known(issue))
 
 
 @pytest.mark.parametrize(
@@ -100,6 +108,7 @@ def test_known_issues_of_torch_fit() -> None:
         ("ddp+gather-stale", {}, "nothing to inject gather-stale into: ddp"),
         ("ddp+rank-left-out", {"mesh": [1]}, "needs 2 ranks or more"),
         ("ddp", {"training": {"loss_scale": 2.0, "overflow": 1}}, "(training.overflow)"),
+        ("ddp", {"resume": [{"mesh": [2]}]}, "saves and loads a checkpoint (resume)"),
         ("ddp", {"disturbance": {"delay": 1.0}}, "(disturbance.delay)"),
         ("ddp", {"model": {"blocks": [{"kind": "mlp", "dtype": "bf16"}]}}, "bf16 parameters"),
         (

@@ -20,6 +20,8 @@ def reasons(name: str, case: Case, checks: tuple[Check, ...], steps: int) -> Ite
         yield "a block has bf16 parameters, whose round-off has other bounds (model.blocks.dtype)"
     if any(block.empty for block in case.model.blocks):
         yield "parameters without elements (model.blocks.empty)"
+    if case.resume:
+        yield "it saves and loads a checkpoint (resume)"
     if case.training.overflow is not None:
         yield "a step overflows on purpose (training.overflow)"
     if case.disturbance.delay:
