@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from zerocheck.contract import Loader, Saving
+from zerocheck.contract import Loader, Saving, Shard
 from zerocheck.implementations.ddp import Ddp
 
 Whole = dict[tuple[str, str], torch.Tensor]
@@ -200,6 +200,20 @@ class ScaleLost(Keeping):
         super().load(directory, loader)
         if scaler is not None and kept is not None:
             scaler.load_state_dict(kept)
+
+
+class ShardLost(Keeping):
+    """After a load no rank knows where its shards of one tensor are."""
+
+    lost = False
+
+    def load(self, directory: str, loader: Loader) -> None:
+        super().load(directory, loader)
+        self.lost = True
+
+    def shards(self) -> Iterable[Shard]:
+        first = next(iter(dict(self.built.model.module.named_parameters())))
+        return [one for one in super().shards() if not self.lost or one.name != first]
 
 
 class DecayLost(Keeping):

@@ -82,6 +82,16 @@ def test_a_broken_checkpoint_is_caught_and_named(
     assert {v.obligation for v in found} <= {*RESUME, "update"}
 
 
+def test_shards_that_are_lost_by_a_load_are_of_the_load(pool: Pool) -> None:
+    judgement = Trial(pool, f"{SUBJECTS}:ShardLost", Case(resume=(Leg(),))).outcome().judgement
+    assert judgement is not None
+    (violation,) = judgement.violations
+    assert (violation.obligation, violation.step) == ("roundtrip", 1)
+    assert violation.explanation.startswith("after load 1, ownership: ")
+    assert judgement.loads == (Load(leg=1, violated=("roundtrip",)),)
+    assert judgement.statuses["continuation"] == "not exercised"
+
+
 def test_a_checkpoint_before_the_first_step_changes_nothing(pool: Pool) -> None:
     for over in (False, True):
         case = Case(resume=(Leg(over=over),))

@@ -67,7 +67,7 @@ def judge_legs(
                 if number and of not in RESUME:
                     if any(v.obligation == of for v in judgements[0].violations):
                         continue  # it is wrong without a checkpoint
-                    violation = _after_load(violation, number)
+                    violation = _after_load(violation, number, leg.training.first)
                 violations.setdefault(violation.obligation, violation)
                 if not any(violation is one for one in judge.spoilt):
                     wrong_here.add(violation.obligation)
@@ -108,11 +108,14 @@ def _load(leg: int, violated: Collection[Obligation], gave: Gave | None = None) 
     return Load(leg=leg, violated=tuple(one for one in RESUME if one in violated), gave=gave)
 
 
-def _after_load(violation: Violation, number: int) -> Violation:
-    """A violation in a leg that was loaded, as one of `continuation`."""
+def _after_load(violation: Violation, number: int, first: int) -> Violation:
+    """A violation in a leg that was loaded, as one of `continuation`.
+
+    Before its first step it is one of `roundtrip`.
+    """
     return msgspec.structs.replace(
         violation,
-        obligation="continuation",
+        obligation="roundtrip" if violation.step < first else "continuation",
         explanation=f"after load {number}, {violation.obligation}: {violation.explanation}",
     )
 
