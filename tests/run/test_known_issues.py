@@ -10,7 +10,7 @@ from collected import Collect, Run
 from hand_made import VIOLATION, case
 
 from zerocheck.case.features import features
-from zerocheck.case.schema import Case, Training
+from zerocheck.case.schema import Case, Leg, Training
 from zerocheck.errors import UsageError
 from zerocheck.judge.verdict import EQUIVALENCE, RESUME, Obligation, Violation
 from zerocheck.ranks.pool import Pool
@@ -180,6 +180,29 @@ def test_what_a_checkpoint_loses_matches_by_its_cause_in_any_role(
     finished, violation = violated(*causes)
     damage = msgspec.structs.replace(violation, obligation="damage", role=role)
     assert issue.matches(finished, damage) is same
+
+
+@pytest.mark.parametrize(
+    ("fingerprint", "features", "same"),
+    [
+        ("zero2 / clip / norm / norm of another step", ["clip-inf"], True),
+        ("zero2 / continuation / norm / norm of another step", [], True),
+        ("zero2 / clip / norm / norm of another step", ["clip-inf", "world-3"], True),
+        ("zero2 / clip / norm / norm of another step", ["clip-inf", "world-2"], True),
+        ("zero2 / clip / norm / norm of another step", ["clip-inf", "world-4"], False),
+        ("zero2 / update / norm / norm of another step", [], False),
+        ("zero2 / clip / norm", [], False),
+    ],
+)
+def test_what_is_wrong_in_a_step_is_known_after_a_load_too(
+    tmp_path: Path, fingerprint: str, features: list[str], same: bool
+) -> None:
+    """On the ranks that loaded, if they are such that it shows there."""
+    (issue,) = issues_of(tmp_path, entry(fingerprint, features=features))
+    finished, violation = violated("norm of another step")
+    of = msgspec.structs.replace(violation, obligation="continuation", role="norm", in_step="clip")
+    resumed = Case(mesh=(2,), training=Training(clip=1.0, norm="inf"), resume=(Leg(mesh=(3,)),))
+    assert issue.matches(msgspec.structs.replace(finished, case=resumed), of) is same
 
 
 RESUMED = "{ mesh = [3], resume = [{ mesh = [2] }] }"

@@ -92,6 +92,11 @@ def test_shards_that_are_lost_by_a_load_are_of_the_load(pool: Pool) -> None:
     assert judgement.statuses["continuation"] == "not exercised"
 
 
+def test_a_violation_after_a_load_says_of_what_in_the_step(pool: Pool) -> None:
+    found = violations([Trial(pool, f"{SUBJECTS}:DecayLost", Case(resume=(Leg(),))).outcome()])
+    assert [(v.obligation, v.in_step) for v in found] == [("continuation", "update")]
+
+
 def test_a_checkpoint_before_the_first_step_changes_nothing(pool: Pool) -> None:
     for over in (False, True):
         case = Case(resume=(Leg(over=over),))

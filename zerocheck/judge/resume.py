@@ -20,7 +20,17 @@ from .export import check_export
 from .local import as_on_a_rank
 from .state import State
 from .tried import Seen, control, tried
-from .verdict import RESUME, Gave, Judgement, Load, Obligation, Resume, Status, Violation
+from .verdict import (
+    EQUIVALENCE,
+    RESUME,
+    Gave,
+    Judgement,
+    Load,
+    Obligation,
+    Resume,
+    Status,
+    Violation,
+)
 
 
 def judge_legs(
@@ -113,9 +123,12 @@ def _after_load(violation: Violation, number: int, first: int) -> Violation:
 
     Before its first step it is one of `roundtrip`.
     """
+    before = violation.step < first
+    in_step = next((one for one in EQUIVALENCE if one == violation.obligation and not before), None)
     return msgspec.structs.replace(
         violation,
-        obligation="roundtrip" if violation.step < first else "continuation",
+        obligation="roundtrip" if before else "continuation",
+        in_step=in_step,
         explanation=f"after load {number}, {violation.obligation}: {violation.explanation}",
     )
 

@@ -98,6 +98,8 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     causes: tuple[str, ...] = ()
     mild: bool = False
     """Only what is reported is wrong (a logged norm); parameters are right."""
+    in_step: Equivalence | None = None
+    """Of a violation of `continuation`: the obligation of a step that it violates."""
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):

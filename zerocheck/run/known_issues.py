@@ -19,6 +19,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from ..case.codec import merged
 from ..case.features import FEATURES, feature, features
+from ..case.legs import legs_of
 from ..case.schema import Case
 from ..case.validity import check
 from ..catalogue import check_spelling, family
@@ -108,7 +109,8 @@ class KnownIssue:
     def matches(self, finished: CaseFinished, violation: Violation | None) -> bool:
         """Whether this failure of a case is the issue. violation: None for a crash or hang.
 
-        With a fault injected into it the implementation has its issues all the same.
+        With a fault injected into it the implementation has its issues all the same. What is wrong
+        in a step shows in a step after a load too, if the ranks there are such that it does.
         """
         if self.implementation not in family(finished.implementation):
             return False
@@ -117,18 +119,21 @@ class KnownIssue:
             same = self.fingerprint == joined(self.implementation, finished.status, finished.error)
         else:
             said = violation.explanation
-            same = self._names(violation)
-        return same and self.says in said and self.covers(finished.case)
+            same = self._names(violation, violation.obligation) or (
+                violation.in_step is not None and self._names(violation, violation.in_step)
+            )
+        legs = legs_of(finished.case)
+        return same and self.says in said and any(self.covers(leg) for leg in legs)
 
-    def _names(self, violation: Violation) -> bool:
+    def _names(self, violation: Violation, obligation: Obligation) -> bool:
         """The causes named here are among those that explain the violation, or both have none.
 
         What a checkpoint loses has another role from case to case, so there the cause decides.
         """
         role = violation.role
-        if violation.obligation in RESUME and violation.causes:
+        if obligation in RESUME and violation.causes:
             role = "".join(self.fingerprint.split(" / ")[2:3])
-        start = joined(self.implementation, violation.obligation, role)
+        start = joined(self.implementation, obligation, role)
         if not violation.causes or self.fingerprint == start:
             return not violation.causes and self.fingerprint == start
         named = self.fingerprint.removeprefix(f"{start} / ")
