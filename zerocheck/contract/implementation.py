@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..case.schema import Case
+from .layout import Layout
 from .semantics import Semantics
 from .shard import Shard
 
@@ -144,9 +145,9 @@ class Implementation:
 
     Subclass it, or give a function `build(model, case, mesh) -> Built` (see contract/build.py) if
     the code looks like torch. Required: `__init__`, `train_step`, `shards`. Optional: `supports`,
-    `restore`, `close`, `save` with `load`, `export`, and the class attributes `semantics`, `fixed`,
-    `options`, `handles` and `keeps`. What an implementation means by a step may depend on the case:
-    `self.semantics` of the instance counts.
+    `restore`, `close`, `layout`, `save` with `load`, `export`, and the class attributes
+    `semantics`, `fixed`, `options`, `handles` and `keeps`. What an implementation means by a step
+    may depend on the case: `self.semantics` of the instance counts.
     """
 
     semantics: Semantics = Semantics()
@@ -169,6 +170,16 @@ class Implementation:
     @classmethod
     def supports(cls, case: Case) -> str | None:
         """None, or the reason why this case cannot be run. No process group is needed."""
+        return None
+
+    @classmethod
+    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
+        """The bytes that this rank will hold and the collectives that it will call, exactly.
+
+        model: not wrapped, possibly on the meta device, and possibly another than that of the case,
+        of which sharding, mesh, precision, optimizer and training count. It is computed from shapes
+        alone: nothing of it may be read from wrapped modules. None: it does not say.
+        """
         return None
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:

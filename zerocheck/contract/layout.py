@@ -1,0 +1,64 @@
+"""What an implementation says beforehand of its memory and its collectives: exact, per rank."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import msgspec
+
+Phase = Literal["built", "forward", "backward", "step", "closed"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+"""built: constructed, and restored if the case starts in mid-training; forward: after the forward
+of the last microbatch; backward: gradients are reduced, not clipped; step: `train_step` has
+returned; closed: after `close`. A rank's state is told of at the end of each."""
+
+Category = Literal[
+    "parameter", "gradient", "optimizer", "buffer", "bucket", "gathered", "activation", "other"
+]
+CATEGORIES: tuple[Category, ...] = get_args(Category)
+"""parameter: the shard, master weights included; gradient: what a parameter's gradient is held
+in; optimizer: moments and step counts; buffer: of the model; bucket: memory for communication;
+gathered: units that are whole for a while; activation: what the backward still needs; other: all
+else that has a holder."""
+
+
+class Line(msgspec.Struct, frozen=True, array_like=True):
+    """Bytes of one category that one rank holds at the end of one phase.
+
+    step: index of the step, -1 for `built`, that of the last step for `closed`; holder: who holds
+    them, in words (a parameter's name, a bucket, a module attribute), "" for all together.
+    """
+
+    phase: Phase
+    step: int
+    category: Category
+    bytes: int
+    holder: str = ""
+
+
+class Call(msgspec.Struct, frozen=True, array_like=True):
+    """A collective that one rank calls.
+
+    kind: all_reduce, all_gather, reduce_scatter, broadcast, reduce, barrier, send, recv; bytes: of
+    the whole tensor, that is, of what an all-gather puts out and a reduce-scatter takes in; ranks:
+    of its group; phase: in which part of the step.
+    """
+
+    kind: str
+    bytes: int
+    ranks: int
+    dtype: str
+    phase: Phase
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """The exact prediction for one rank.
+
+    lines: what is held at the end of each phase, padding included; only categories that are there.
+    calls: the collectives of one step, in their order, or None if they are not predicted.
+    peak: named terms whose sum is the most bytes held at any instant of a step, or None.
+    """
+
+    lines: tuple[Line, ...]
+    calls: tuple[Call, ...] | None = None
+    peak: dict[str, int] | None = None
