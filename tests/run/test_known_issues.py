@@ -205,6 +205,25 @@ def test_what_is_wrong_in_a_step_is_known_after_a_load_too(
     assert issue.matches(msgspec.structs.replace(finished, case=resumed), of) is same
 
 
+@pytest.mark.parametrize(
+    ("obligations", "known"),
+    [(RESUME, True), (EQUIVALENCE, True), (("roundtrip",), False), (("loss",), False)],
+)
+def test_an_issue_of_a_step_is_known_where_only_steps_after_loads_are_asked_for(
+    tmp_path: Path, obligations: tuple[Obligation, ...], known: bool
+) -> None:
+    (tmp_path / "known.toml").write_text(entry("zero2 / gradient / x W", case="{ mesh = [2] }"))
+    files = ("none", str(tmp_path / "known.toml"))
+    options = RunOptions(implementations=("zero2",), obligations=obligations, known_issues=files)
+    ledger = Ledger(options, "2.13.0")
+    planned, _ = ledger.arrange([])
+    assert len(planned) == ("gradient" in obligations)
+    finished, violation = violated("x W")
+    after = msgspec.structs.replace(violation, obligation="continuation", in_step="gradient")
+    assert ledger.listed(finished, after) is known
+    assert not ledger.unseen()
+
+
 RESUMED = "{ mesh = [3], resume = [{ mesh = [2] }] }"
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from ..case.features import features
 from ..case.legs import legs_of
 from ..catalogue import family
-from ..judge.verdict import RESUME, Status, Violation
+from ..judge.verdict import EQUIVALENCE, RESUME, Status, Violation
 from .findings import independent
 from .known_issues import KnownIssue
 from .options import RunOptions
@@ -29,14 +29,23 @@ class Ledger:
         self._options = options
         self._torch = torch
         resumes = bool(set(options.obligations) & set(RESUME))
-        self.issues = [
+        here = [
             issue
             for issue in options.issues
             if any(issue.implementation in family(name) for name in options.implementations)
-            and (issue.obligation is None or issue.obligation in options.obligations)
             and (resumes or issue.case is None or not issue.case.resume)
             and issue.known_in(torch)
         ]
+        asked = (None, *options.obligations)
+        self.issues = [issue for issue in here if issue.obligation in asked]
+        self._after_loads = [
+            issue
+            for issue in here
+            if issue not in self.issues
+            and issue.obligation in EQUIVALENCE
+            and "continuation" in options.obligations
+        ]
+        """Of steps: they can show in steps after a load, and nowhere else in this run."""
         self.own: dict[int, KnownIssue] = {}
         """Number of a case in the plan -> the issue whose own case it is."""
         self._shown: set[KnownIssue] = set()
@@ -81,13 +90,17 @@ class Ledger:
 
     def issue_of(self, finished: CaseFinished, violation: Violation | None) -> KnownIssue | None:
         """The first issue that this failure is. All that match are noted as seen."""
-        matching = [issue for issue in self.issues if issue.matches(finished, violation)]
+        matching = self._matching(finished, violation)
         self._shown.update(matching)
         return matching[0] if matching else None
 
     def listed(self, finished: CaseFinished, violation: Violation | None) -> bool:
         """Whether this failure is an issue, without a note that it was seen."""
-        return any(issue.matches(finished, violation) for issue in self.issues)
+        return bool(self._matching(finished, violation))
+
+    def _matching(self, finished: CaseFinished, violation: Violation | None) -> list[KnownIssue]:
+        able = (*self.issues, *self._after_loads)
+        return [issue for issue in able if issue.matches(finished, violation)]
 
     def marked(self, finished: CaseFinished) -> CaseFinished:
         """The record of a case with what is known of its failures.
