@@ -16,7 +16,7 @@ from zerocheck.case.schema import Case
 from zerocheck.report import faults_json, faults_markdown
 from zerocheck.report.faults_progress import FaultsProgress
 from zerocheck.report.write import MATRIX_FORMATS, write_matrix
-from zerocheck.run.matrix.records import FaultsFinished, MatrixRecord, Rivals
+from zerocheck.run.matrix.records import FaultsFinished, FaultShrunk, MatrixRecord, Rivals
 from zerocheck.run.matrix.summary import Alarms, Share, Summary
 
 ROWS = (
@@ -152,3 +152,23 @@ def test_progress_has_a_line_for_each() -> None:
     assert "1/6 a: gradient, 2 cases, 0.5 s, cause gradient x W" in said
     assert "5/6 eeeee: ESCAPED, 100 cases" in said and "escaped: eeeee" in said
     assert "it takes 2 cases and 0.5 s in the median" in said
+
+
+def test_smallest_cases_stand_in_every_format() -> None:
+    small = FaultShrunk(fault="a", case=Case(), size="2 ranks, no blocks, 1 step", tries=5)
+    large = FaultShrunk(fault="bb", case=Case(mesh=(5,)), size="5 ranks, no blocks, 1 step")
+    summary = Summary([*RECORDS[:-1], small, large, FaultShrunk(fault="ccc"), DONE])
+    assert summary.small["at most 3 ranks"] == Share(1, 2)
+    page = faults_markdown.render(summary)
+    assert " smallest case " in page and "| 5 ranks, no blocks, 1 step |" in page
+    assert page.count("| not found ") == 1
+    assert "at most 3 ranks in 1 of 2 (50 %)" in page
+    data = json.loads(faults_json.render(summary))
+    assert [one["fault"] for one in data["shrunk"]] == ["a", "bb", "ccc"]
+    assert data["summary"]["small"]["2 steps"] == {"count": 2, "of": 2}
+    assert " smallest case " not in faults_markdown.render(Summary(RECORDS))
+    console = Console(file=StringIO(), width=200)
+    progress = FaultsProgress(console)
+    for record in (*RECORDS[:-1], small, DONE):
+        progress.handle(record)
+    assert "a: smallest case 2 ranks, no blocks, 1 step" in console.file.getvalue()  # type: ignore[attr-defined]

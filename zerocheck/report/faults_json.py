@@ -34,6 +34,7 @@ def as_data(summary: Summary) -> dict[str, Any]:
             "as_expected": _share(summary.as_expected),
             "cause_named": _share(summary.named),
             "cause_named_alone": _share(summary.named_alone),
+            "small": {name: _share(share) for name, share in summary.small.items()},
             "seen": _alarms(summary.seen),
             "false_alarms": _alarms(summary.false_alarms),
             "seen_usually": _alarms(summary.seen_usually),
@@ -44,6 +45,7 @@ def as_data(summary: Summary) -> dict[str, Any]:
         },
         "first_by": {word: [row.fault for row in rows] for word, rows in summary.first_by.items()},
         "without_effect": [row.fault for row in summary.without_effect],
+        "shrunk": list(summary.shrunk.values()),
         "faults": [_row(row) for row in summary.rows],
     }
 

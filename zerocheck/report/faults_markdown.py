@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..judge.verdict import TITLES
-from ..run.matrix.records import FaultTried
+from ..run.matrix.records import FaultShrunk, FaultTried
 from ..run.matrix.summary import Summary
 from .faults_text import (
     cases_text,
@@ -14,6 +14,7 @@ from .faults_text import (
     control_text,
     loss_text,
     parameters_text,
+    smallest_text,
     summary_lines,
 )
 from .markdown import escape, table
@@ -52,7 +53,7 @@ def render(summary: Summary) -> str:
         "it, does not. Cases count in the order of the plan, unsupported ones too. Seconds are "
         "those of running and judging them, several faults side by side. The cause is what "
         "explains all failing cases, of which three or more are looked for.",
-        _faults(summary.rows),
+        _faults(summary.rows, summary.shrunk),
         "## Who flags what first",
         _first_by(summary),
         *_rivals(summary),
@@ -108,11 +109,12 @@ def _failures(summary: Summary) -> Iterable[str]:
         )
 
 
-def _faults(rows: Sequence[FaultTried]) -> str:
+def _faults(rows: Sequence[FaultTried], shrunk: Mapping[str, FaultShrunk]) -> str:
     return table(
         [
             *("fault", "parent", "flagged first by", "cases", "s", "cause named"),
             *("loss curve", "assert_close", "on the parent"),
+            *(("smallest case",) if shrunk else ()),
         ],
         [
             [
@@ -125,6 +127,7 @@ def _faults(rows: Sequence[FaultTried]) -> str:
                 escape(loss_text(row.rivals)),
                 escape(parameters_text(row.rivals)),
                 escape(control_text(row.control)),
+                *((escape(smallest_text(shrunk.get(row.fault))),) if shrunk else ()),
             ]
             for row in rows
         ],

@@ -8,9 +8,15 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from ..run.matrix.records import FaultsFinished, FaultsStarted, FaultTried, MatrixRecord
+from ..run.matrix.records import (
+    FaultsFinished,
+    FaultShrunk,
+    FaultsStarted,
+    FaultTried,
+    MatrixRecord,
+)
 from ..run.matrix.summary import Summary
-from .faults_text import cases_text, caught_text, cause_text, summary_lines
+from .faults_text import cases_text, caught_text, cause_text, smallest_text, summary_lines
 from .progress import duration
 from .text import one_line
 
@@ -34,6 +40,10 @@ class FaultsProgress:
             case FaultTried():
                 style = "" if record.caught else "bold red"
                 self._console.print(Text(self._line(record), style=style))
+            case FaultShrunk():
+                self._console.print(
+                    Text(one_line(f"{record.fault}: smallest case {smallest_text(record)}"))
+                )
             case FaultsFinished():
                 self.close()
                 self.show(Summary(self._records))

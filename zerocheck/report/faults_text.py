@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..run.matrix.records import FaultTried, Rivals
+from ..run.matrix.records import FaultShrunk, FaultTried, Rivals
 from ..run.matrix.summary import Alarms, Summary
 from .text import number
 
@@ -82,7 +82,17 @@ def summary_lines(summary: Summary) -> list[str]:
         f"false alarms on the parents in these: {_alarms(summary.usual_false_alarms)}",
         f"fault and parent told apart in these: {_alarms(summary.usually_told_apart)}",
     ]
+    if summary.shrunk:
+        sizes = ", ".join(f"{name} in {share}" for name, share in summary.small.items())
+        lines.append(f"the smallest case that shows a fault has {sizes}")
     return lines
+
+
+def smallest_text(shrunk: FaultShrunk | None) -> str:
+    """The size of the smallest case that shows a fault."""
+    if shrunk is None:
+        return "–"
+    return shrunk.size or "not found"
 
 
 def _alarms(alarms: Alarms) -> str:

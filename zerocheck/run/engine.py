@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from .ledger import Ledger
 from .options import RunOptions
 from .plan import Plan, Planned
 from .records import CaseFile, Finding, Record, RunFinished, RunStarted
-from .shrink import RUN_SECONDS, SECONDS, Limits, shrink, worth
+from .shrink import RUN_SECONDS, SECONDS, Limits, paths, shrink, worth
 from .tally import INTERRUPTED, exit_code, tally, why
 from .trial import TARGET, Outcome, Ranks, Trial, describe, judged, refusals
 
@@ -104,7 +104,7 @@ class _Run:
             name: describe(self.ranks, name, world_size=min(options.world_sizes))
             for name in options.implementations
         }
-        self.fixed = {name: _paths(described[name].fixed) for name in described}
+        self.fixed = {name: paths(described[name].fixed) for name in described}
         self.plan = Plan(options, described, self._refusals)
         self.plan.cases, left_out = self.ledger.arrange(self.plan.cases)
         self.started = time.perf_counter()
@@ -279,15 +279,6 @@ class _Run:
             f"{name}: {count} cases were left out after {HANGS} hangs"
             for name, count in self.left_out.items()
         ]
-
-
-def _paths(fixed: Mapping[str, object]) -> tuple[str, ...]:
-    """`{"training": {"clip": None}, "mesh": [2]}` as `training.clip` and `mesh`."""
-    return tuple(
-        f"{section}.{name}" if name else section
-        for section, fields in fixed.items()
-        for name in (fields if isinstance(fields, Mapping) else ("",))
-    )
 
 
 class _Collector:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -45,6 +45,15 @@ class Limits:
     kept: tuple[str, ...] = ()
     avoided: Callable[[Case], bool] = lambda case: False
     listed: Callable[[CaseFinished, Violation | None], bool] = lambda finished, violation: False
+
+
+def paths(fixed: Mapping[str, object]) -> tuple[str, ...]:
+    """`{"training": {"clip": None}, "mesh": [2]}` as `training.clip` and `mesh`."""
+    return tuple(
+        f"{section}.{name}" if name else section
+        for section, fields in fixed.items()
+        for name in (fields if isinstance(fields, Mapping) else ("",))
+    )
 
 
 def worth(bug: Bug) -> bool:

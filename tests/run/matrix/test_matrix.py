@@ -85,6 +85,19 @@ def test_a_row_says_how_soon_and_why(few: tuple[int, Collect]) -> None:
     assert "gradient x W" in row.causes
 
 
+def test_the_smallest_case_is_looked_for_where_it_is_asked_for(
+    few: tuple[int, Collect], pool: Pool
+) -> None:
+    assert not Summary(few[1]).shrunk
+    _, records = matrix(pool, "average-becomes-sum", "decay-twice", shrink=True)
+    summary = Summary(records)
+    assert list(summary.shrunk) == ["average-becomes-sum", "decay-twice"]
+    one = summary.shrunk["average-becomes-sum"]
+    assert one.case is not None and one.case.world_size == one.ranks == 2
+    assert (one.size, one.tries > 0) == ("2 ranks, no blocks, 1 step", True)
+    assert {str(share) for share in summary.small.values()} == {"2 of 2 (100 %)"}
+
+
 def test_the_rivals_see_what_they_can(few: tuple[int, Collect]) -> None:
     """A sum for an average moves AdamW's parameters by almost nothing; a shard that nobody has, and
     ranks that break, are seen by whoever looks."""

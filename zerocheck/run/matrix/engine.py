@@ -15,11 +15,12 @@ from ...judge.local import as_on_a_rank
 from ..engine import open_ranks
 from ..environment import environment
 from ..plan import Drawn, Plan
+from ..shrink import Limits, paths, shrink
 from ..tally import INTERRUPTED
 from ..trial import Ranks, Results, describe, judged, refusals
 from .hunt import Answer, Hunt
 from .options import MatrixOptions
-from .records import FaultsFinished, FaultsStarted, MatrixRecord
+from .records import FaultsFinished, FaultShrunk, FaultsStarted, MatrixRecord
 from .rivals import LOSS_RTOL, STEPS, FreeRuns
 from .summary import Summary
 from .together import Ask, together
@@ -55,6 +56,7 @@ class _Matrix:
         self.free = FreeRuns()
         self.described: Callable[[str], Described] = cache(partial(describe, ranks))
         self.open: list[Hunt] = []
+        self.caught: list[Hunt] = []
         self.records: list[MatrixRecord] = []
 
     def run(self) -> int:
@@ -82,6 +84,8 @@ class _Matrix:
         )
         try:
             together(self.ranks, (hunt.search() for hunt in self._hunts()), self._answer)
+            for hunt in self.caught if options.shrink else ():
+                self._shrink(hunt)
         except KeyboardInterrupt:
             for hunt in self.open:
                 if hunt.row.caught:  # what is known of the others is nothing
@@ -116,7 +120,28 @@ class _Matrix:
 
     def _done(self, hunt: Hunt) -> None:
         self.open.remove(hunt)
+        if hunt.row.caught:
+            self.caught.append(hunt)
         self._tell(hunt.row)
+
+    def _shrink(self, hunt: Hunt) -> None:
+        """Find the smallest case. A fault that shows sometimes is left as it is: see `shrink`."""
+        bug, fault = hunt.bug, hunt.fault
+        if bug is None or fault.sometimes < 1.0:
+            return
+        began = time.perf_counter()
+        kept = paths(self._fixed(fault.where))
+        found = shrink(bug, self.ranks, self.options.run(fault).obligations, Limits(kept=kept))
+        record = FaultShrunk(fault=fault.name, seconds=time.perf_counter() - began)
+        if found is not None:
+            record = replace(
+                record,
+                case=found.finished.case,
+                size=found.size,
+                extent=found.extent,
+                tries=found.tries,
+            )
+        self._tell(record)
 
     def _finish(self, outcome: Literal["done", "interrupted"], started: float) -> int:
         seconds = time.perf_counter() - started

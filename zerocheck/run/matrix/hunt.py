@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from ...case.schema import Case
 from ...faults.catalogue import Fault
-from ..findings import Findings
+from ..findings import Bug, Findings
 from ..plan import Plan, Planned
 from ..tally import FAILING
 from ..trial import Outcome
@@ -63,6 +63,16 @@ class Hunt:
             expected=fault.obligation,
             true_causes=fault.causes,
         )
+
+    @property
+    def fault(self) -> Fault:
+        """Which one is hunted."""
+        return self._fault
+
+    @property
+    def bug(self) -> Bug | None:
+        """The first finding, or None as long as it is not caught."""
+        return self._findings.bugs[0] if self._findings.bugs else None
 
     def search(self) -> Search[Answer]:
         """Ask for cases until the row is whole."""

@@ -19,8 +19,8 @@ class MatrixOptions:
     """Options of the kill matrix.
 
     names: faults, none for all; implementation: what faults that can be injected are injected
-    into, in place of the parents of the catalogue; the others as for RunOptions. Raises UsageError
-    for what cannot be used.
+    into, in place of the parents of the catalogue; shrink: look for the smallest case that shows
+    each, at the end; the others as for RunOptions. Raises UsageError for what cannot be used.
     """
 
     names: tuple[str, ...] = ()
@@ -31,6 +31,7 @@ class MatrixOptions:
     max_cases: int | None = None
     obligations: tuple[Obligation, ...] = OBLIGATIONS
     report_dir: Path = field(default=Path("zerocheck-report"))
+    shrink: bool = False
     faults: tuple[Fault, ...] = field(init=False, default=())
     """The rows of the matrix."""
 

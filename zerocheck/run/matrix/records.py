@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from ...case.legs import legs_of
 from ...case.schema import Case
 from ...judge.verdict import Obligation
 from ..records import Environment
@@ -131,6 +132,26 @@ class FaultTried(msgspec.Struct, frozen=True, kw_only=True, tag="fault tried"):
         return bool(self.named) and set(self.causes) == set(self.true_causes)
 
 
+class FaultShrunk(msgspec.Struct, frozen=True, kw_only=True, tag="fault shrunk"):
+    """The smallest case that shows a fault.
+
+    case: it, or None if no small case failed in fresh rank processes; size: in words; extent: how
+    far the fault reaches, one sentence; tries: cases that were run; seconds: what they took.
+    """
+
+    fault: str
+    case: Case | None = None
+    size: str = ""
+    extent: str = ""
+    tries: int = 0
+    seconds: float = 0.0
+
+    @property
+    def ranks(self) -> int:
+        """Most ranks that a leg of it has."""
+        return 0 if self.case is None else max(leg.world_size for leg in legs_of(self.case))
+
+
 class FaultsFinished(msgspec.Struct, frozen=True, kw_only=True, tag="faults finished"):
     """Last line. seconds: of the whole matrix; exit_code as of the command line."""
 
@@ -139,4 +160,4 @@ class FaultsFinished(msgspec.Struct, frozen=True, kw_only=True, tag="faults fini
     seconds: float
 
 
-MatrixRecord = FaultsStarted | FaultTried | FaultsFinished
+MatrixRecord = FaultsStarted | FaultTried | FaultShrunk | FaultsFinished

@@ -8,7 +8,7 @@ from statistics import median
 
 from ...judge.verdict import OBLIGATIONS
 from ..tally import INTERRUPTED
-from .records import FaultsFinished, FaultsStarted, FaultTried, MatrixRecord, Rivals
+from .records import FaultsFinished, FaultShrunk, FaultsStarted, FaultTried, MatrixRecord, Rivals
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,16 @@ class Summary:
         self.started: FaultsStarted | None = None
         self.finished: FaultsFinished | None = None
         rows: dict[str, FaultTried] = {}
+        self.shrunk: dict[str, FaultShrunk] = {}
+        """The smallest case of each fault for which one was looked for, by its name."""
         for record in records:
             match record:
                 case FaultsStarted():
                     self.started = record
                 case FaultTried():
                     rows[record.fault] = record
+                case FaultShrunk():
+                    self.shrunk[record.fault] = record
                 case FaultsFinished():
                     self.finished = record
         names = self.started.faults if self.started is not None else ()
@@ -115,6 +119,17 @@ class Summary:
         """Of those caught."""
         spent = [row.seconds for row in self.rows if row.caught]
         return median(spent) if spent else None
+
+    @property
+    def small(self) -> dict[str, Share]:
+        """Smallest cases that have at most 3 ranks, 1 block, 2 steps."""
+        found = [one for one in self.shrunk.values() if one.case is not None]
+        cases = [one.case for one in found if one.case is not None]
+        return {
+            "at most 3 ranks": Share(sum(one.ranks <= 3 for one in found), len(found)),
+            "1 block": Share(sum(len(case.model.blocks) <= 1 for case in cases), len(cases)),
+            "2 steps": Share(sum(case.training.steps <= 2 for case in cases), len(cases)),
+        }
 
     @property
     def as_expected(self) -> Share:
