@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import msgspec
+import torch
 from tabulate import tabulate
 
 from zerocheck.drive.observation import Job
 from zerocheck.ranks.cores import Cores
 from zerocheck.ranks.pool import Pool
+from zerocheck.run.ledger import Ledger
 from zerocheck.run.options import RunOptions
 from zerocheck.run.plan import Plan, Planned
 from zerocheck.run.trial import TARGET, Outcome, Trial, describe, judged, refusals
@@ -38,12 +40,13 @@ def planned(pool: Pool, options: RunOptions) -> list[Planned]:
     """
     described = {name: describe(pool, name) for name in options.implementations}
     cases = Plan(options, described, partial(refusals, pool)).cases
+    known = Ledger(options, torch.__version__).issues
     return [
         item
         for item in cases
         if not any(
             issue.implementation == item.implementation and issue.covers(item.case)
-            for issue in options.issues
+            for issue in known
         )
     ]
 
