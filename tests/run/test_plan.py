@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import combinations
 
 import pytest
+from benchmarks.measuring import planned
 
 from zerocheck.case import covering
 from zerocheck.case.covering import ALONE, Pairs
@@ -14,6 +16,7 @@ from zerocheck.case.schema import Case
 from zerocheck.drive.observation import Described
 from zerocheck.errors import UsageError
 from zerocheck.judge.verdict import RESUME
+from zerocheck.ranks.pool import Pool
 from zerocheck.run.options import RunOptions
 from zerocheck.run.plan import Drawn, Plan
 from zerocheck.run.records import Coverage
@@ -252,3 +255,10 @@ def test_durability_and_damage_alone_have_no_other_cases() -> None:
     assert sorted(leg.killed is None for leg in legs) == [False] * 3 + [True] * 3
     whole = resumed(obligations=("durability", "export"), max_cases=5)
     assert any(case.resume[-1].killed is None for case in whole)
+
+
+def test_benchmarks_have_cases_of_every_implementation(pool: Pool) -> None:
+    """Those of known issues are left out there, and must not be most of them."""
+    options = RunOptions(profile="quick", max_cases=8)
+    counts = Counter(item.implementation for item in planned(pool, options))
+    assert min(counts[name] for name in options.implementations) >= 4
