@@ -1,0 +1,39 @@
+"""Writes down calls, in the words of `contract.layout.Call`."""
+
+from __future__ import annotations
+
+import torch
+
+from ...case.schema import Case
+from ...contract.layout import Call, Phase
+
+SIZES = {"float32": 4, "bfloat16": 2, "float64": 8, "int32": 4, "int64": 8, "uint8": 1}
+"""Bytes of an element."""
+
+
+class Calls:
+    """The calls of one rank, which all ranks of the case take part in.
+
+    steps: their indices; step: where the next calls are, as `at` says.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self.ranks = case.world_size
+        self.steps = range(case.training.first, case.training.steps)
+        self.done: list[Call] = []
+        self.step = -1
+        self._phase: Phase = "forward"
+
+    def at(self, step: int, phase: Phase) -> None:
+        """The calls that are added from now on belong there."""
+        self.step, self._phase = step, phase
+
+    def add(self, kind: str, elements: int, dtype: str) -> None:
+        """One more call, with a whole tensor of so many elements."""
+        size = elements * SIZES[dtype]
+        self.done.append(Call(kind, size, self.ranks, dtype, self._phase, self.step))
+
+
+def dtype_of(tensor: torch.Tensor) -> str:
+    """As `Call` spells it."""
+    return str(tensor.dtype).removeprefix("torch.")
