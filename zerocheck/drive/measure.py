@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 import torch
 
 from ..case.schema import Case
+from ..compat import Allocation, AllocatorLog
 from ..contract.implementation import Implementation, Moment, Step
 from ..contract.layout import Layout, Phase
 from ..models.network import build_model
+from .census import Claims, fresh_objects, held, reducers, shown
+from .in_flight import InFlight
+from .ledger import Ledger, Place
 from .observation import Measured
 
 ALIKE = 2
@@ -47,19 +54,35 @@ class Measuring:
         self.part: Phase = "built"
         self.layout: Layout | None = implementation.layout(build_model(case), case, rank)
         self._losses = 0
+        self._subject: Implementation | None = None
+        self._samples: list[object] = []
+        self._looked: dict[Place, Claims] = {}
+        self._events: list[str | Allocation] = []
+        self._reducers: Counter[int] = Counter()
+        self._log = AllocatorLog()
+        self._in_flight = InFlight()
 
     @contextmanager
     def watching(self) -> Iterator[Measuring]:
         """All that is allocated within it is accounted for."""
-        yield self
+        with fresh_objects():
+            self._end = _caller()
+            self._log.start()
+            try:
+                with self._in_flight:
+                    yield self
+            finally:
+                self._events = self._log.stop([place.mark for place in self._looked])
 
     def built(self, subject: Implementation) -> None:
         """The implementation is constructed, and restored if the case starts in mid-training."""
-        self._over(next_part="forward")
+        self._subject = subject
+        self._over(next_part="forward", shows=True)
 
     def begun(self, index: int, step: Step) -> None:
         """A step is about to be taken."""
         self.step, self.part, self._losses = index, "forward", 0
+        self._samples = [(one.inputs, one.target) for one in step.microbatches]
 
     def entered(self) -> None:
         """A forward begins."""
@@ -76,12 +99,15 @@ class Measuring:
     def reached(self, moment: Moment) -> None:
         """Gradients are reduced, or clipped."""
         if moment == "reduced":
-            self._over(next_part="step")
+            self._over(next_part="step", shows=True)
 
     def taken(self) -> None:
         """`train_step` has returned."""
         self.part = "step"
-        self._over(next_part="closed" if self.step == self.end - 1 else "forward")
+        self._samples.clear()
+        self._over(next_part="closed" if self.step == self.end - 1 else "forward", shows=True)
+        if self.step == self.end - 1:
+            self._subject = None
 
     def closed(self) -> None:
         """`close` has returned, and nobody has the implementation any more."""
@@ -89,8 +115,29 @@ class Measuring:
 
     def measured(self) -> Measured:
         """All that was seen."""
-        return Measured(layout=self.layout, steps=self.end - self.first)
+        ledger = Ledger(self._events, self._looked, self._reducers)
+        return Measured(
+            lines=tuple(ledger.lines()), layout=self.layout, steps=self.end - self.first
+        )
 
-    def _over(self, *, next_part: Phase) -> None:
-        """The phase ends here."""
+    def _over(self, *, next_part: Phase, shows: bool = False) -> None:
+        """The phase ends here. shows: the contract lets the implementation be asked for shards."""
+        place = Place(self.step, self.part)
+        claims = held(self._subject, self._samples, _caller(), self._end)
+        if shows and self._subject is not None:
+            claims |= shown(self._subject)
+        self._reducers |= reducers()
+        self._in_flight.settle(lambda one: self._known(one, claims))
+        self._looked[place] = claims
+        self._log.mark(place.mark)
         self.part = next_part
+
+    def _known(self, storage: torch.UntypedStorage, claims: Claims) -> bool:
+        """Whether Python or a reducer of DDP holds it, so that nobody will let go of it."""
+        size = storage.nbytes()
+        return not size or storage.data_ptr() in claims or size in self._reducers
+
+
+def _caller() -> FrameType:
+    """The frame of whoever called the method that calls this."""
+    return sys._getframe(2)

@@ -234,7 +234,7 @@ class Driver:
     def measured(self) -> RankSeen:
         """The steps as `bare` takes them, and what they hold and send."""
         with Measuring(self.implementation, self.case, self.rank).watching() as measuring:
-            subject, _ = self._built()
+            subject = self._built()[0]
             measuring.built(subject)
             for index in range(measuring.first, measuring.end):
                 step = self._step(

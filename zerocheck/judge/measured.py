@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import msgspec
 
 from ..case.schema import Case
 from ..drive.observation import Measured, RankSeen
+from . import persistent, release
+from .checked import Check, Checked
 from .verdict import MEMORY, Judgement, Memory, Obligation, Status, Violation
 
-
-class Checked(NamedTuple):
-    """What came of one obligation: whether there was anything to look at, and what is wrong.
-
-    vacuous: it holds since nothing could fail.
-    """
-
-    exercised: bool
-    violation: Violation | None = None
-    vacuous: bool = False
-
-
-Check = Callable[[Case, Sequence[Measured]], Checked]
-"""check(case, what each rank measured)."""
-
-CHECKS: dict[Memory, Check] = {}
+CHECKS: dict[Memory, Check] = {"persistent": persistent.check, "release": release.check}
 """The file of each obligation."""
 
 
