@@ -8,14 +8,14 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from implementations.driver import step_of
 from torch.distributed.device_mesh import DeviceMesh
 
+from implementations.driver import step_of
 from zerocheck.case.schema import Case
 from zerocheck.case.shapes import unfrozen
 from zerocheck.contract import Implementation
-from zerocheck.contract.implementation import Step
-from zerocheck.contract.layout import Call
+from zerocheck.contract.implementation import Moment, Step
+from zerocheck.contract.layout import Call, Phase
 from zerocheck.drive.calls import CallTrace
 from zerocheck.drive.poison import deterministic
 from zerocheck.errors import Unsupported
@@ -32,7 +32,8 @@ def calls_of(mesh: DeviceMesh, kind: type[Implementation], case: Case) -> list[C
         return reason
     model = build_model(case)
     state = initial_state(case, model)
-    trace = CallTrace()
+    place = _Place()
+    trace = CallTrace(lambda: place.now)
     with trace:
         try:
             implementation = kind(model, case, mesh)
@@ -41,10 +42,10 @@ def calls_of(mesh: DeviceMesh, kind: type[Implementation], case: Case) -> list[C
         if state is not None:
             implementation.restore(state)
         for index in range(case.training.steps):
-            step = _told(trace, case, step_of(case, index, dist.get_rank(), lambda _: None))
-            trace.at(index, "forward")
+            step = _told(place, case, step_of(case, index, dist.get_rank(), lambda _: None))
+            place.now = index, "forward"
             implementation.train_step(step)
-            trace.at(index, None)
+            place.now = None
     implementation.close()
     return trace.calls
 
@@ -57,16 +58,25 @@ def calls_of_all(
     return [calls_of(mesh, kind, case) for kind, case in jobs]
 
 
-def _told(trace: CallTrace, case: Case, step: Step) -> Step:
-    """The step, which tells the trace where it is."""
+class _Place:
+    """Where the rank is."""
+
+    now: tuple[int, Phase] | None = None
+
+
+def _told(place: _Place, case: Case, step: Step) -> Step:
+    """The step, which tells where it is."""
 
     def entered() -> None:
-        trace.at(step.index, "forward")
+        place.now = step.index, "forward"
 
     def loss_of(of: Loss, *given: torch.Tensor) -> torch.Tensor:
         loss = of(*given)
-        trace.at(step.index, "backward")
+        place.now = step.index, "backward"
         return loss
+
+    def reached(_: Moment) -> None:
+        place.now = step.index, "step"
 
     return replace(
         step,
@@ -74,6 +84,6 @@ def _told(trace: CallTrace, case: Case, step: Step) -> Step:
             replace(one, entered=entered, loss_of=partial(loss_of, one.loss_of))
             for one in step.microbatches
         ],
-        reached=lambda _: trace.at(step.index, "step"),
+        reached=reached,
         unfreeze=unfrozen(case) if step.index == case.training.unfreeze else (),
     )

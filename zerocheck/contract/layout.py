@@ -41,8 +41,8 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
 
     kind: all_reduce, all_gather, reduce_scatter, broadcast, reduce, barrier, send, recv; bytes: of
     the whole tensor, that is, of what an all-gather puts out and a reduce-scatter takes in; ranks:
-    of its group; dtype: "float32", "bfloat16", ..., "" without a tensor; phase: in which part of the
-    step; step: its index, or -1 in a prediction for a call of every step.
+    of its group; dtype: "float32", "bfloat16", ..., "" without a tensor; phase: in which part of
+    the step; step: its index; -1 for every step.
     """
 
     kind: str
@@ -57,8 +57,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """The exact prediction for one rank.
 
     lines: what is held at the end of each phase, padding included; only categories that are there.
-    calls: the collectives of the steps, in their order, or None if they are not predicted. Of step
-    s are those whose step is s or -1.
+    calls: the collectives of the steps, in their order, or None if they are not predicted. A step
+    that none of them names is as the last one before it.
     peak: named terms whose sum is the most bytes held at any instant of a step, or None.
     """
 

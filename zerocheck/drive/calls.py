@@ -6,8 +6,7 @@ reducer and of FSDP's backward.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,7 +38,6 @@ _KINDS = (
 """How the names of operators begin, without a leading underscore, the longer ones first."""
 
 
-
 def kind_of(func: Any) -> str:
     """The kind of an operator, as `Call.kind`; its own name if it is none that we know."""
     name = name_of(func).lstrip("_")
@@ -47,30 +45,16 @@ def kind_of(func: Any) -> str:
 
 
 class CallTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is entered, and `at` has said in which phase, it collects calls.
+    """While it is entered, it collects calls.
 
-    calls: of this rank, in their order. Before the first `at`, and while `paused`, nothing is
-    collected: what constructors and the harness call is no part of a step.
+    where(): step and phase in which a call is made, or None for one that is no part of a step: what
+    constructors and the harness call is not collected. calls: of this rank, in their order.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, where: Callable[[], tuple[int, Phase] | None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
-        self._step = -1
-        self._phase: Phase | None = None
-
-    def at(self, step: int, phase: Phase | None) -> None:
-        """What is called from now on belongs to this phase of this step; None: to no step."""
-        self._step, self._phase = step, phase
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """What is called within belongs to no step."""
-        before, self._phase = self._phase, None
-        try:
-            yield
-        finally:
-            self._phase = before
+        self._where = where
 
     def __torch_dispatch__(
         self,
@@ -82,17 +66,21 @@ class CallTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if comes_first(types):
             return NotImplemented
         given = dict(kwargs or {})
-        if self._phase is not None and is_collective(func):
-            self.calls.append(call_of(func, args, given, self._phase, self._step))
+        if is_collective(func):
+            place = self._where()
+            if place is not None:
+                self.calls.append(call_of(func, args, given, *place))
         return func(*args, **given)
 
 
 def call_of(
-    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], phase: Phase, step: int
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], step: int, phase: Phase
 ) -> Call:
     """What a `c10d` operator is called with."""
     kind = kind_of(func)
-    named = {argument.name: one for argument, one in zip(func._schema.arguments, args, strict=False)}
+    named = {
+        argument.name: one for argument, one in zip(func._schema.arguments, args, strict=False)
+    }
     named.update(kwargs)
     ranks = _ranks(named)
     put_in = _tensors(named, ("input", "tensor"))

@@ -13,8 +13,9 @@ import torch
 from ..case.schema import Case
 from ..compat import Allocation, AllocatorLog
 from ..contract.implementation import Implementation, Moment, Step
-from ..contract.layout import Layout, Phase
+from ..contract.layout import Call, Layout, Phase
 from ..models.network import build_model
+from .calls import CallTrace
 from .census import Claims, fresh_objects, held, reducers, shown
 from .in_flight import InFlight
 from .ledger import Ledger, Place
@@ -54,6 +55,7 @@ class Measuring:
         self.part: Phase = "built"
         self.layout: Layout | None = implementation.layout(build_model(case), case, rank)
         self._losses = 0
+        self._taking = False
         self._subject: Implementation | None = None
         self._samples: list[object] = []
         self._looked: dict[Place, Claims] = {}
@@ -61,6 +63,7 @@ class Measuring:
         self._reducers: Counter[int] = Counter()
         self._log = AllocatorLog()
         self._in_flight = InFlight()
+        self._calls = CallTrace(self._within)
 
     @contextmanager
     def watching(self) -> Iterator[Measuring]:
@@ -69,7 +72,7 @@ class Measuring:
             self._end = _caller()
             self._log.start()
             try:
-                with self._in_flight:
+                with self._in_flight, self._calls:
                     yield self
             finally:
                 self._events = self._log.stop([place.mark for place in self._looked])
@@ -83,6 +86,7 @@ class Measuring:
         """A step is about to be taken."""
         self.step, self.part, self._losses = index, "forward", 0
         self._samples = [(one.inputs, one.target) for one in step.microbatches]
+        self._taking = True
 
     def entered(self) -> None:
         """A forward begins."""
@@ -103,6 +107,7 @@ class Measuring:
 
     def taken(self) -> None:
         """`train_step` has returned."""
+        self._taking = False
         self.part = "step"
         self._samples.clear()
         self._over(next_part="closed" if self.step == self.end - 1 else "forward", shows=True)
@@ -117,11 +122,22 @@ class Measuring:
         """All that was seen."""
         ledger = Ledger(self._events, self._looked, self._reducers)
         return Measured(
-            lines=tuple(ledger.lines()), layout=self.layout, steps=self.end - self.first
+            lines=tuple(ledger.lines()),
+            layout=self.layout,
+            calls=tuple(self._calls_of(step) for step in range(self.first, self.end)),
+            steps=self.end - self.first,
         )
+
+    def _within(self) -> tuple[int, Phase] | None:
+        """The phase of the step that is being taken, or None outside of `train_step`."""
+        return (self.step, self.part) if self._taking else None
+
+    def _calls_of(self, step: int) -> tuple[Call, ...]:
+        return tuple(call for call in self._calls.calls if call.step == step)
 
     def _over(self, *, next_part: Phase, shows: bool = False) -> None:
         """The phase ends here. shows: the contract lets the implementation be asked for shards."""
+        taking, self._taking = self._taking, False
         place = Place(self.step, self.part)
         claims = held(self._subject, self._samples, _caller(), self._end)
         if shows and self._subject is not None:
@@ -131,6 +147,7 @@ class Measuring:
         self._looked[place] = claims
         self._log.mark(place.mark)
         self.part = next_part
+        self._taking = taking
 
     def _known(self, storage: torch.UntypedStorage, claims: Claims) -> bool:
         """Whether Python or a reducer of DDP holds it, so that nobody will let go of it."""

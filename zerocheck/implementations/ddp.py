@@ -16,12 +16,14 @@ from ..case.shapes import sometimes_used, uncalled
 from ..contract import Built, BuiltImplementation, Loader, Saving, Semantics, groups
 from ..contract.checkpoint import beside, take_over, whole
 from ..contract.implementation import EXTRAS
+from ..contract.layout import Layout
 from ..contract.names import unwrapped
 from ..errors import Unsupported
 from . import whole as file
 from .limits import norm_of_empties, one_axis_fp32
 from .scaling import scaler_of
 from .sync import accumulation, synchronized
+from .traffic import ddp as traffic
 
 
 class Ddp(BuiltImplementation):
@@ -50,6 +52,11 @@ class Ddp(BuiltImplementation):
     def supports(cls, case: Case) -> str | None:
         """None, or the reason why this case cannot be run."""
         return one_axis_fp32(case) or norm_of_empties(case) or _changing_graph(case)
+
+    @classmethod
+    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout:
+        """What it calls; see traffic/ddp.py."""
+        return Layout(lines=(), calls=traffic.ddp(model, case))
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)

@@ -16,10 +16,12 @@ from ..case.schema import Case
 from ..case.shapes import learning, parameter_dtypes
 from ..contract import Built, Loader, groups
 from ..contract.checkpoint import beside, take_over
+from ..contract.layout import Layout
 from . import whole as file
 from .ddp import Ddp, ddp
 from .scaling import scaler_of
 from .sync import accumulation
+from .traffic import ddp as traffic
 
 
 class ZeroRedundancy(Ddp):
@@ -52,6 +54,11 @@ class ZeroRedundancy(Ddp):
         if reason is None and len({dtypes[name] for name in learning(case)}) > 1:
             return "ZeroRedundancyOptimizer wants one dtype: a block of the model is in bf16"
         return reason
+
+    @classmethod
+    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout:
+        """What it calls; see traffic/ddp.py."""
+        return Layout(lines=(), calls=traffic.zero_redundancy(model, case))
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         """Wrap the model and share out its optimizer states.

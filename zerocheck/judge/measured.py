@@ -9,11 +9,15 @@ import msgspec
 
 from ..case.schema import Case
 from ..drive.observation import Measured, RankSeen
-from . import persistent, release
+from . import communication, persistent, release
 from .checked import Check, Checked
 from .verdict import MEMORY, Judgement, Memory, Obligation, Status, Violation
 
-CHECKS: dict[Memory, Check] = {"persistent": persistent.check, "release": release.check}
+CHECKS: dict[Memory, Check] = {
+    "persistent": persistent.check,
+    "release": release.check,
+    "communication": communication.check,
+}
 """The file of each obligation."""
 
 

@@ -32,7 +32,9 @@ from ...case.schema import Case
 from ...case.shapes import unfrozen
 from ...contract import Semantics, Shard, Step, StepReport
 from ...contract.implementation import EXTRAS
+from ...contract.layout import Layout
 from ..limits import one_axis_fp32, same_units
+from ..traffic import zero3 as traffic
 from ..units import unit_modules
 from .bucket import of_one_dtype
 from .checkpoint.resumable import Resumable
@@ -87,6 +89,11 @@ class Zero3(Resumable):
     def supports(cls, case: Case) -> str | None:
         """None, or the reason why this case cannot be run."""
         return one_axis_fp32(case) or same_units(case)
+
+    @classmethod
+    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout:
+        """What it calls; see traffic/zero3.py."""
+        return Layout(lines=(), calls=traffic.zero3(model, case))
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         self.model = model

@@ -113,7 +113,7 @@ class _Reducer:
             self.calls.add("all_reduce", len(self.learns), "int32")
         elif self.reductions == self.static:  # the first of a static graph is reduced at its end
             used = [event.name for event in events if event.what == "parameter"]
-            self.arrived = [one.name for one in self.learns if one.name not in used] + used
+            self.arrived = used + [one.name for one in self.learns if one.name not in used]
         self.reductions += 1
 
     def _send(self, states: Sequence[_Tensor]) -> None:

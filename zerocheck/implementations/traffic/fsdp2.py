@@ -16,7 +16,7 @@ from ...case.shapes import learning, sometimes_used
 from ...contract.layout import Call
 from ..units import in_order_of_calls, unit_modules
 from .passage import ROOT, Event, is_of_case, passage
-from .writing import Calls, dtype_of
+from .writing import SIZES, Calls, dtype_of
 
 State = Literal["idle", "forward", "before backward", "after backward"]
 
@@ -60,18 +60,14 @@ class _Replay:
         self.root.reshards = False
         for unit in self.units:
             unit.reshards = case.sharding.reshard
-        paths = {module: path for path, module in model.named_modules()}
-        place = {path: unit for unit, path in zip(self.units, (paths[m] for m in modules), strict=True)}
-        ordered = [place[paths[m]] for m in in_order_of_calls(model, modules, case)]
+        of_module = dict(zip(modules, self.units, strict=True))
+        ordered = [of_module[module] for module in in_order_of_calls(model, modules, case)]
         prefetch = case.sharding.prefetch
         for index, unit in enumerate(ordered if prefetch else []):
             unit.ahead = ordered[index + 1 : index + 1 + prefetch]
             unit.behind = ordered[:index][::-1][:prefetch]
         # Root first, then as modules are registered.
-        registered = sorted(
-            range(len(modules)), key=lambda n: list(paths.values()).index(paths[modules[n]])
-        )
-        self.all = [self.root, *(self.units[n] for n in registered)]
+        self.all = [self.root, *(of_module[one] for one in model.modules() if one in of_module)]
         self.order: list[_Group] = []
         self.entered: _Group | None = None  # the one that counts as root of this forward
         self.learns: set[str] = set()
@@ -187,7 +183,7 @@ class _Replay:
             self.calls.add("all_gather", elements, dtypes.pop())
             return
         # Of several dtypes it sends bytes.
-        size = sum(n * (2 if unit.dtypes[name] == "bfloat16" else 4) for name, n in unit.padded.items())
+        size = sum(count * SIZES[unit.dtypes[name]] for name, count in unit.padded.items())
         self.calls.add("all_gather", size, "uint8")
 
     def _use(self, unit: _Group) -> None:
@@ -215,9 +211,7 @@ def fsdp2(model: nn.Module, case: Case) -> tuple[Call, ...] | None:
             )
         for number in range(training.microbatches):
             last = number == training.microbatches - 1
-            replay.microbatch(
-                events[over], step, reduces=last or case.sharding.sync == "each"
-            )
+            replay.microbatch(events[over], step, reduces=last or case.sharding.sync == "each")
         if case.world_size > 1:
             _scale(calls, case, replay.held)
             _clip(calls, case, replay.held)

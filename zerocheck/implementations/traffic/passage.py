@@ -127,7 +127,8 @@ def _passage(
         module.register_forward_hook(partial(leave, unit))
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(partial(arrived, name))
+            hook = partial(arrived, name)
+            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
     drawn = batch(case, step=case.training.first, rank=0, microbatch=0)
     torch.manual_seed(drawn.seed)
     loss = loss_of(case)(model(*drawn.inputs), drawn.target)

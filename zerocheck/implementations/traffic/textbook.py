@@ -34,9 +34,10 @@ def flat_of(named: Named, world_size: int) -> Flat:
 def buckets(model: nn.Module, case: Case) -> list[Flat]:
     """The buckets of ZeRO-1 and ZeRO-2, in their order."""
     later = unfrozen(case)
-    learns = [pair for pair in model.named_parameters() if pair[1].requires_grad or pair[0] in later]
+    last_first = list(model.named_parameters())[::-1]
+    learns = [pair for pair in last_first if pair[1].requires_grad or pair[0] in later]
     found = []
-    for named in of_one_dtype(learns[::-1]):
+    for named in of_one_dtype(learns):
         sizes = [math.prod(parameter.shape) for _, parameter in named]
         for part in split(sizes, case.sharding.bucket):
             found.append(flat_of([named[index] for index in part], case.world_size))

@@ -10,16 +10,24 @@ from ...contract.layout import Call, Phase
 SIZES = {"float32": 4, "bfloat16": 2, "float64": 8, "int32": 4, "int64": 8, "uint8": 1}
 """Bytes of an element."""
 
+SETTLES = 4
+"""Steps until all others are alike, after the first, one that overflows or one that unfreezes. DDP
+of a static graph takes the longest: the graph is recorded, the order of gradients is noted, buckets
+are made anew."""
+
 
 class Calls:
     """The calls of one rank, which all ranks of the case take part in.
 
-    steps: their indices; step: where the next calls are, as `at` says.
+    steps: that are predicted: those of the case, and so many that all others are as the last one;
+    step: where the next calls are, as `at` says.
     """
 
     def __init__(self, case: Case) -> None:
+        training = case.training
         self.ranks = case.world_size
-        self.steps = range(case.training.first, case.training.steps)
+        changes = max(training.first, training.unfreeze or 0, training.overflow or 0)
+        self.steps = range(training.first, max(training.steps, changes + SETTLES))
         self.done: list[Call] = []
         self.step = -1
         self._phase: Phase = "forward"

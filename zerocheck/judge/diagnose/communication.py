@@ -1,0 +1,145 @@
+"""Which known cause explains other collectives than predicted? Each is applied to the prediction.
+
+A cause is named only if it gives all that was called in the step: kinds, bytes, dtypes and how many
+of each. Their order is not compared, since a cause does not say where in it its calls come.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import prod
+
+import msgspec
+
+from ...case.schema import Case
+from ...case.shapes import Shape, learning, parameter_dtypes, parameter_shapes
+from ...contract.layout import Call
+
+Sent = Counter[tuple[str, int, str]]
+"""How many calls of each kind, bytes and dtype."""
+
+REDUCING = ("all_reduce", "reduce_scatter", "reduce")
+COPYING = ("all_gather", "broadcast")
+MOVING = (*REDUCING, *COPYING)
+SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+
+
+def causes(case: Case, calls: Sequence[Call], says: Sequence[Call]) -> tuple[str, ...]:
+    """All causes that turn what was predicted for a step into what was called in it."""
+    seen = _sent(calls)
+    found = dict.fromkeys(name for name, sent in _candidates(case, says) if sent == seen)
+    if _per_parameter(case, calls, says):
+        found["one collective per parameter"] = None
+    if not found:
+        found.update(dict.fromkeys(_surplus(seen, _sent(says))))
+    return tuple(found)
+
+
+def _sent(calls: Iterable[Call]) -> Sent:
+    return Counter((call.kind, call.bytes, call.dtype) for call in calls)
+
+
+def _candidates(case: Case, says: Sequence[Call]) -> Iterator[tuple[str, Sent]]:
+    yield "another order", _sent(says)
+    for kind in MOVING:
+        for other in MOVING:
+            if kind != other:
+                yield f"{other} in place of {kind}", _sent(_replaced(says, kind, other))
+    count = case.training.microbatches
+    if count > 1:
+        yield "reduced with each microbatch", _sent(_repeated(says, REDUCING, count, "backward"))
+    words: tuple[tuple[tuple[str, ...], str], ...] = ((COPYING, "gathered"), (REDUCING, "reduced"))
+    for kinds, word in words:
+        yield f"{word} twice", _sent(_repeated(says, kinds, 2))
+        # What was sent in the step's backward alone, or after it alone.
+        for phase in ("forward", "backward", "step"):
+            yield f"{word} twice", _sent(_repeated(says, kinds, 2, phase))
+    sorts: tuple[tuple[str, ...], ...] = (REDUCING, COPYING, MOVING)
+    for kinds in sorts:
+        for dtype in SIZES:
+            yield f"sent in {dtype}", _sent(_as_dtype(says, kinds, dtype))
+
+
+def _replaced(says: Sequence[Call], kind: str, other: str) -> Iterator[Call]:
+    for call in says:
+        yield msgspec.structs.replace(call, kind=other) if call.kind == kind else call
+
+
+def _repeated(
+    says: Sequence[Call], kinds: Sequence[str], times: int, phase: str | None = None
+) -> Iterator[Call]:
+    for call in says:
+        again = call.kind in kinds and phase in (None, call.phase)
+        yield from [call] * (times if again else 1)
+
+
+def _as_dtype(says: Sequence[Call], kinds: Sequence[str], dtype: str) -> Iterator[Call]:
+    for call in says:
+        if call.kind in kinds and call.dtype in SIZES:
+            size = call.bytes // SIZES[call.dtype] * SIZES[dtype]
+            call = msgspec.structs.replace(call, bytes=size, dtype=dtype)
+        yield call
+
+
+def _per_parameter(case: Case, calls: Sequence[Call], says: Sequence[Call]) -> bool:
+    """Whether the calls of one kind, and these alone, are each of one parameter."""
+    seen, told = _sent(calls), _sent(says)
+    more = {kind for kind, _, _ in seen - told}
+    if len(more) != 1 or any(kind not in more for kind, _, _ in told - seen):
+        return False
+    kind = more.pop()
+    sizes = Counter((size, dtype) for (name, size, dtype) in seen.elements() if name == kind)
+    if sum(told[one] for one in told if one[0] == kind) >= sizes.total():
+        return False
+    return any(_multiple(sizes, one) for one in _parameters(case))
+
+
+def _multiple(sizes: Counter[tuple[int, str]], one: Counter[tuple[int, str]]) -> bool:
+    if not one or sizes.keys() != one.keys():
+        return False
+    times = {sizes[key] / one[key] for key in one}
+    return len(times) == 1 and times.pop().is_integer()
+
+
+def _parameters(case: Case) -> Iterator[Counter[tuple[int, str]]]:
+    """Bytes of each parameter that learns, as it is, and padded in the ways that are usual."""
+    shapes, dtypes = parameter_shapes(case.model), parameter_dtypes(case.model)
+    ranks = case.world_size
+
+    def padded(elements: int) -> int:
+        return -(-elements // ranks) * ranks
+
+    def padded_rows(shape: Shape) -> int:
+        return padded(shape[0]) * prod(shape[1:]) if shape else ranks
+
+    ways: tuple[Callable[[Shape], int], ...] = (
+        prod,
+        lambda shape: padded(prod(shape)),
+        padded_rows,
+    )
+    for size in ways:
+        counted: Counter[tuple[int, str]] = Counter()
+        for name in learning(case):
+            dtype = DTYPES[dtypes[name]]
+            counted[size(shapes[name]) * SIZES[dtype], dtype] += 1
+        yield counted
+
+
+def _surplus(seen: Sent, told: Sent) -> Iterator[str]:
+    more, less = seen - told, told - seen
+    if more and not less:
+        yield "called once more" if more.total() == 1 else "further collectives"
+    elif less and not more:
+        yield "one left out" if less.total() == 1 else "collectives left out"
+    elif _bytes(seen) == _bytes(told):
+        yield "in other pieces"
+
+
+def _bytes(sent: Sent) -> Counter[tuple[str, str]]:
+    """Bytes of each kind and dtype."""
+    total: Counter[tuple[str, str]] = Counter()
+    for (kind, size, dtype), count in sent.items():
+        total[kind, dtype] += size * count
+    return total
