@@ -21,7 +21,13 @@ from cases import cases_for, repetitions
 from zerocheck.case.features import FEATURES
 from zerocheck.case.schema import Case
 from zerocheck.faults.catalogue import FAULTS, Fault
-from zerocheck.judge.verdict import OBLIGATIONS, Violation
+from zerocheck.judge.verdict import (
+    EQUIVALENCE,
+    MEMORY,
+    OBLIGATIONS,
+    Obligation,
+    Violation,
+)
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.findings import independent
 from zerocheck.run.trial import TARGET, Outcome, Trial
@@ -33,6 +39,11 @@ BROKEN = {"crashed", "hung"}
 
 ENOUGH = 2
 """Failing cases after which no more are run."""
+
+
+Obligations = tuple[Obligation, ...] | None
+_Parent = tuple[str, Case, Obligations]
+Flying = deque[tuple[Trial, Obligations, list[Outcome]]]
 
 
 @dataclass
@@ -62,45 +73,49 @@ def shown(pool: Pool) -> dict[str, Shown]:
     """All faults on their cases, a round of cases after the other, until each has failed enough."""
     found = {name: Shown(fault) for name, fault in FAULTS.items()}
     cases = {name: cases_for(fault) for name, fault in FAULTS.items()}
-    held: dict[tuple[str, Case], list[Outcome]] = {}
+    held: dict[_Parent, list[Outcome]] = {}
     open_ = list(FAULTS)
     while open_:
         round_ = [(found[name], case) for name in open_ if (case := next(cases[name], None))]
         for one, case in round_:
             one.cases.append(case)
         jobs = [
-            (one.fault.where, case, one.outcomes)
+            (one.fault.where, case, _asked(one.fault), one.outcomes)
             for one, case in round_
             for _ in range(repetitions(one.fault))
         ]
         # Faults of one parent share many cases: they are run once.
-        wanted = dict.fromkeys((one.fault.parent, case) for one, case in round_)
-        jobs += [
-            (name, case, held.setdefault((name, case), []))
-            for name, case in wanted
-            if (name, case) not in held
-        ]
+        wanted = dict.fromkeys((one.fault.parent, case, _asked(one.fault)) for one, case in round_)
+        jobs += [(*key, held.setdefault(key, [])) for key in wanted if key not in held]
         _run(pool, jobs)
         going = {one.fault.name for one, _ in round_}
         open_ = [name for name in open_ if name in going and _failed(found[name]) < ENOUGH]
     for one in found.values():
-        one.parent = [held[one.fault.parent, case][0] for case in one.cases]
+        asked = _asked(one.fault)
+        one.parent = [held[one.fault.parent, case, asked][0] for case in one.cases]
     return found
 
 
-def _run(pool: Pool, jobs: Iterable[tuple[str, Case, list[Outcome]]]) -> None:
-    flying: deque[tuple[Trial, list[Outcome]]] = deque()
-    for name, case, into in jobs:
+def _asked(fault: Fault) -> Obligations:
+    """All but MEMORY, which costs a run more; of that its own."""
+    own = [one for one in MEMORY if one == fault.obligation]
+    return (*EQUIVALENCE, *own) if own else None
+
+
+def _run(pool: Pool, jobs: Iterable[tuple[str, Case, Obligations, list[Outcome]]]) -> None:
+    flying: Flying = deque()
+    for name, case, obligations, into in jobs:
         if len(flying) == AHEAD:
             _land(flying)
-        flying.append((Trial(pool, name, case), into))
+        trial = Trial(pool, name, case, obligations=obligations)
+        flying.append((trial, obligations, into))
     while flying:
         _land(flying)
 
 
-def _land(flying: deque[tuple[Trial, list[Outcome]]]) -> None:
-    trial, into = flying.popleft()
-    into.append(trial.outcome())
+def _land(flying: Flying) -> None:
+    trial, obligations, into = flying.popleft()
+    into.append(trial.outcome(obligations=obligations))
 
 
 def _failed(one: Shown) -> int:
@@ -173,6 +188,7 @@ def test_names_are_given_once() -> None:
             "left_out",
             "races",
             "checkpoints",
+            "communication",
             "injected",
         )
         for value in vars(import_module(f"zerocheck.faults.catalogue.{module}")).values()

@@ -125,8 +125,8 @@ def _unlike_layout(
         role=at.kind,
         tensors=(),
         ranks=tuple(wrong),
-        observed=float(sum(one.bytes for one in calls)),
-        expected=float(sum(one.bytes for one in says)),
+        observed=volume(calls),
+        expected=volume(says),
         bound=0.0,
         explanation=(
             f"in the {at.phase} of step {step}, rank {rank} calls {_words(here)} as collective "
@@ -174,4 +174,4 @@ def _words(call: Call | None) -> str:
 
 def _sum(calls: Sequence[Call]) -> str:
     count = len(calls)
-    return f"{count} collective{'s' * (count != 1)} of {sum(one.bytes for one in calls):,} bytes"
+    return f"{count} collective{'s' * (count != 1)} that send{'s' * (count == 1)} {volume(calls):,.0f} bytes"

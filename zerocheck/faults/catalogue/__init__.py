@@ -6,6 +6,7 @@ Imports no torch: the command line lists it.
 from __future__ import annotations
 
 from .checkpoints import CHECKPOINTS, EXPORTS, FILES
+from .communication import COMMUNICATION
 from .fault import Fault
 from .forwards import BROKEN, BUFFERS, FORWARDS
 from .gradients import ACCUMULATION, CLIPPING, GRADIENT, SCALING
@@ -21,7 +22,7 @@ FAULTS: dict[str, Fault] = {
     for fault in (
         *GRADIENT, *ACCUMULATION, *SCALING, *CLIPPING, *UPDATE, *PUBLISHING, *OWNERSHIP,
         *FORWARDS, *BUFFERS, *DTYPES, *BROKEN, *LEFT_OUT, *RESTORING, *RACES,
-        *CHECKPOINTS, *EXPORTS, *FILES, *INJECTED,
+        *CHECKPOINTS, *EXPORTS, *FILES, *COMMUNICATION, *INJECTED,
     )
 }  # fmt: skip
 """Name -> fault."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import permutations, product
 from math import prod
 
 import msgspec
@@ -43,10 +44,8 @@ def _sent(calls: Iterable[Call]) -> Sent:
 
 def _candidates(case: Case, says: Sequence[Call]) -> Iterator[tuple[str, Sent]]:
     yield "another order", _sent(says)
-    for kind in MOVING:
-        for other in MOVING:
-            if kind != other:
-                yield f"{other} in place of {kind}", _sent(_replaced(says, kind, other))
+    for kind, other in permutations(MOVING, 2):
+        yield f"{other} in place of {kind}", _sent(_replaced(says, kind, other))
     count = case.training.microbatches
     if count > 1:
         yield "reduced with each microbatch", _sent(_repeated(says, REDUCING, count, "backward"))
@@ -57,9 +56,8 @@ def _candidates(case: Case, says: Sequence[Call]) -> Iterator[tuple[str, Sent]]:
         for phase in ("forward", "backward", "step"):
             yield f"{word} twice", _sent(_repeated(says, kinds, 2, phase))
     sorts: tuple[tuple[str, ...], ...] = (REDUCING, COPYING, MOVING)
-    for kinds in sorts:
-        for dtype in SIZES:
-            yield f"sent in {dtype}", _sent(_as_dtype(says, kinds, dtype))
+    for kinds, (dtype, other) in product(sorts, permutations(SIZES, 2)):
+        yield f"sent in {other}", _sent(_as_dtype(says, kinds, dtype, other))
 
 
 def _replaced(says: Sequence[Call], kind: str, other: str) -> Iterator[Call]:
@@ -75,25 +73,33 @@ def _repeated(
         yield from [call] * (times if again else 1)
 
 
-def _as_dtype(says: Sequence[Call], kinds: Sequence[str], dtype: str) -> Iterator[Call]:
+def _as_dtype(says: Sequence[Call], kinds: Sequence[str], dtype: str, other: str) -> Iterator[Call]:
     for call in says:
-        if call.kind in kinds and call.dtype in SIZES:
-            size = call.bytes // SIZES[call.dtype] * SIZES[dtype]
-            call = msgspec.structs.replace(call, bytes=size, dtype=dtype)
-        yield call
+        if call.kind in kinds and call.dtype == dtype:
+            size = call.bytes // SIZES[dtype] * SIZES[other]
+            yield msgspec.structs.replace(call, bytes=size, dtype=other)
+        else:
+            yield call
 
 
 def _per_parameter(case: Case, calls: Sequence[Call], says: Sequence[Call]) -> bool:
-    """Whether the calls of one kind, and these alone, are each of one parameter."""
+    """Whether each call, of the kinds of which there are other calls, is of one parameter."""
     seen, told = _sent(calls), _sent(says)
-    more = {kind for kind, _, _ in seen - told}
-    if len(more) != 1 or any(kind not in more for kind, _, _ in told - seen):
+    more, less = seen - told, told - seen
+    kinds = {kind for kind, _, _ in more}
+    if not kinds or any(kind not in kinds for kind, _, _ in less) or more.total() <= less.total():
         return False
-    kind = more.pop()
-    sizes = Counter((size, dtype) for (name, size, dtype) in seen.elements() if name == kind)
-    if sum(told[one] for one in told if one[0] == kind) >= sizes.total():
-        return False
-    return any(_multiple(sizes, one) for one in _parameters(case))
+    return all(
+        any(_multiple(_of_kind(seen, kind), one) for one in _parameters(case)) for kind in kinds
+    )
+
+
+def _of_kind(sent: Sent, kind: str) -> Counter[tuple[int, str]]:
+    found: Counter[tuple[int, str]] = Counter()
+    for (name, size, dtype), count in sent.items():
+        if name == kind:
+            found[size, dtype] += count
+    return found
 
 
 def _multiple(sizes: Counter[tuple[int, str]], one: Counter[tuple[int, str]]) -> bool:
