@@ -124,8 +124,6 @@ def held(subject: Any, harness: Iterable[Any], frame: FrameType | None, end: Fra
     for tensor in tensors:
         if isinstance(tensor, nn.Parameter):
             _claim(claims, tensor, Claim(1, "gathered", "a parameter"))
-        else:
-            _claim(claims, tensor, Claim(3, "other", ""))
     return claims
 
 

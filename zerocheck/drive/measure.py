@@ -17,7 +17,7 @@ from ..contract.layout import Layout, Phase
 from ..models.network import build_model
 from .census import Claims, fresh_objects, held, reducers, shown
 from .in_flight import InFlight
-from .ledger import Ledger, Place
+from .ledger import GONE, MARK, Ledger, Place
 from .observation import Measured
 
 ALIKE = 2
@@ -60,7 +60,7 @@ class Measuring:
         self._events: list[str | Allocation] = []
         self._reducers: Counter[int] = Counter()
         self._log = AllocatorLog()
-        self._in_flight = InFlight()
+        self._in_flight = InFlight(lambda address: self._log.mark(f"{GONE}{address}"))
 
     @contextmanager
     def watching(self) -> Iterator[Measuring]:
@@ -72,7 +72,7 @@ class Measuring:
                 with self._in_flight:
                     yield self
             finally:
-                self._events = self._log.stop([place.mark for place in self._looked])
+                self._events = self._log.stop(MARK)
 
     def built(self, subject: Implementation) -> None:
         """The implementation is constructed, and restored if the case starts in mid-training."""
