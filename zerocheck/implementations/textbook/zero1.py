@@ -20,8 +20,10 @@ from ...case.schema import Case
 from ...compat import reduce_scatter_single
 from ...contract import Semantics, Shard, Step, StepReport
 from ...contract.implementation import EXTRAS
+from ...contract.layout import Layout
 from ..limits import one_axis_fp32
 from .bucket import Bucket, buckets_of
+from .bytes import bucket_layout
 from .checkpoint.resumable import Resumable
 from .loss_scaling import LossScaler
 from .sharded_adamw import ShardedAdamW
@@ -44,6 +46,11 @@ class Zero1(Resumable):
     def supports(cls, case: Case) -> str | None:
         """None, or the reason why this case cannot be run."""
         return one_axis_fp32(case)
+
+    @classmethod
+    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout:
+        """What this rank holds; exact for every case."""
+        return bucket_layout(model, case, rank, whole_gradients=True)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         self.model = model

@@ -21,8 +21,10 @@ from torch.utils.hooks import RemovableHandle
 from ...case.schema import Case
 from ...contract import Semantics, Shard, Step, StepReport
 from ...contract.implementation import EXTRAS
+from ...contract.layout import Layout
 from ..limits import one_axis_fp32
 from .bucket import Bucket, buckets_of
+from .bytes import bucket_layout
 from .checkpoint.resumable import Resumable
 from .loss_scaling import LossScaler
 from .reduction import Reduction
@@ -81,6 +83,11 @@ class Zero2(Resumable):
     def supports(cls, case: Case) -> str | None:
         """None, or the reason why this case cannot be run."""
         return one_axis_fp32(case)
+
+    @classmethod
+    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout:
+        """What this rank holds; exact for every case."""
+        return bucket_layout(model, case, rank, whole_gradients=False)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         self.model = model
