@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -259,8 +259,8 @@ class AllocatorLog:
         with torch.profiler.record_function(name):
             pass
 
-    def stop(self, marks: Collection[str]) -> list[str | Allocation]:
-        """All that happened, in its order; `marks`: names that were given to `mark`."""
+    def stop(self, marks: str) -> list[str | Allocation]:
+        """All that happened, in its order; marks: how the names begin that were given to `mark`."""
         autograd: Any = torch._C._autograd
         tree = autograd._disable_profiler().experimental_event_tree()
         found: list[tuple[int, int, str | Allocation]] = []
@@ -273,7 +273,7 @@ class AllocatorLog:
                 found.append((event.start_time_ns, len(found), one))
                 continue
             name = event.name
-            if name in marks:
+            if name.startswith(marks):
                 found.append((event.start_time_ns, len(found), name))
             # A dispatch mode has each operator appear twice, with its own name between.
             if name != "PythonDispatchMode" and operators[-1:] != (name,):

@@ -57,6 +57,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """The exact prediction for one rank.
 
     lines: what is held at the end of each phase, padding included; only categories that are there.
+    A step that it does not tell of is as the last one before it that it tells of; a phase that it
+    never tells of is not predicted. Activations and local variables are no part of it.
     calls: the collectives of the steps, in their order, or None if they are not predicted. A step
     that none of them names is as the last one before it.
     peak: named terms whose sum is the most bytes held at any instant of a step, or None.

@@ -113,8 +113,11 @@ def held(subject: Any, harness: Iterable[Any], frame: FrameType | None, end: Fra
                 _claim(claims, whole, Claim(1, "gathered", "a flat parameter"))
     if subject is not None:
         for path, tensor in _tensors([subject], type(subject).__name__):
-            category: Category = "gathered" if isinstance(tensor, nn.Parameter) else "other"
-            _claim(claims, tensor, Claim(1 if category == "gathered" else 2, category, path))
+            if isinstance(tensor, nn.Parameter):
+                _claim(claims, tensor, Claim(1, "gathered", path))
+            else:  # a rank that owns nothing but padding shows no gradient
+                named: Category = "gradient" if "grad" in path.lower() else "other"
+                _claim(claims, tensor, Claim(2, named, path))
     while frame is not None and frame is not end:
         for name, value in frame.f_locals.items():
             for _, tensor in _tensors([value], name, deep=False):
@@ -124,8 +127,6 @@ def held(subject: Any, harness: Iterable[Any], frame: FrameType | None, end: Fra
     for tensor in tensors:
         if isinstance(tensor, nn.Parameter):
             _claim(claims, tensor, Claim(1, "gathered", "a parameter"))
-        else:
-            _claim(claims, tensor, Claim(3, "other", ""))
     return claims
 
 

@@ -7,6 +7,7 @@ too, and let go of when nobody else has it.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -28,8 +29,11 @@ class InFlight(TorchDispatchMode):  # type: ignore[no-untyped-call]
     That is before the next operator, so that no memory seems to be held for longer than it is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, gone: Callable[[int], None]) -> None:
+        """gone(address): the memory there is given back now."""
+        self._gone = gone
         super().__init__()  # type: ignore[no-untyped-call]
+        self._thread = threading.get_ident()
         self._held: dict[int, torch.UntypedStorage] = {}
 
     def __torch_dispatch__(
@@ -41,6 +45,8 @@ class InFlight(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if comes_first(types):
             return NotImplemented
+        if threading.get_ident() != self._thread:
+            return func(*args, **(kwargs or {}))  # torch has its threads take modes over
         self._let_go()
         result = func(*args, **(kwargs or {}))
         if is_collective(func):
@@ -58,7 +64,9 @@ class InFlight(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _let_go(self, known: Callable[[torch.UntypedStorage], bool] | None = None) -> int:
         """Drop what nobody else has; how many others are left that are not known."""
         for key in [key for key, storage in self._held.items() if users_of(storage) == 1]:
-            del self._held[key]
+            storage = self._held.pop(key, None)
+            if storage is not None and storage.nbytes():
+                self._gone(storage.data_ptr())
         if known is None:
             return len(self._held)
         return sum(not known(storage) for storage in self._held.values())

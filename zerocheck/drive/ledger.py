@@ -27,6 +27,10 @@ from ..compat import Allocation
 from ..contract.layout import Category, Line, Phase
 from .census import Claim, Claims
 
+MARK = "zerocheck: "
+"""How our marks among the allocator's events begin."""
+GONE = f"{MARK}gone "
+"""Before the address of what is given back now, whether the allocator tells of it or not."""
 UNEXPLAINED = "unexplained"
 """Holder of what nobody holds."""
 
@@ -47,7 +51,7 @@ class Place(NamedTuple):
     @property
     def mark(self) -> str:
         """Its name among the allocator's events."""
-        return f"zerocheck: {self.step} {self.phase}"
+        return f"{MARK}{self.step} {self.phase}"
 
 
 @dataclass(eq=False)
@@ -84,7 +88,9 @@ class Ledger:
         places = iter(looked)
         now = next(places)
         for event in events:
-            if isinstance(event, str):
+            if isinstance(event, str) and event.startswith(GONE):
+                alive.pop(int(event.removeprefix(GONE)), None)
+            elif isinstance(event, str):
                 self._look(marks[event], alive, looked[marks[event]])
                 now = next(places, now)
             elif event.bytes > 0:
@@ -111,11 +117,11 @@ class Ledger:
 
     def _explained(self, block: Block) -> tuple[Category, str]:
         claim = block.best
-        if claim is not None and (claim.holder or claim.category != "other"):
+        if claim is not None:
             return claim.category, claim.holder
         operators = tuple(name for name in block.operators if name != DDP_FORWARD)
         if operators in MAKING_BUCKETS and block.bytes in self._buckets:
             return "bucket", "a reducer of DDP"
         if block.born.phase == "forward":
             return "activation", operators[0] if operators else "a number"
-        return "other", " in ".join((UNEXPLAINED, *operators[-1:]))
+        return "other", " in ".join((UNEXPLAINED, *operators, str(block.born), str(block.claims)))

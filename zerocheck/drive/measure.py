@@ -18,7 +18,7 @@ from ..models.network import build_model
 from .calls import CallTrace
 from .census import Claims, fresh_objects, held, reducers, shown
 from .in_flight import InFlight
-from .ledger import Ledger, Place
+from .ledger import GONE, MARK, Ledger, Place
 from .observation import Measured
 
 ALIKE = 2
@@ -62,7 +62,7 @@ class Measuring:
         self._events: list[str | Allocation] = []
         self._reducers: Counter[int] = Counter()
         self._log = AllocatorLog()
-        self._in_flight = InFlight()
+        self._in_flight = InFlight(lambda address: self._log.mark(f"{GONE}{address}"))
         self._calls = CallTrace(self._within)
 
     @contextmanager
@@ -75,7 +75,7 @@ class Measuring:
                 with self._in_flight, self._calls:
                     yield self
             finally:
-                self._events = self._log.stop([place.mark for place in self._looked])
+                self._events = self._log.stop(MARK)
 
     def built(self, subject: Implementation) -> None:
         """The implementation is constructed, and restored if the case starts in mid-training."""

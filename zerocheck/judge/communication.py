@@ -173,5 +173,5 @@ def _words(call: Call | None) -> str:
 
 
 def _sum(calls: Sequence[Call]) -> str:
-    count = len(calls)
-    return f"{count} collective{'s' * (count != 1)} that send{'s' * (count == 1)} {volume(calls):,.0f} bytes"
+    few = f"{len(calls)} collectives that send" if len(calls) != 1 else "1 collective that sends"
+    return f"{few} {volume(calls):,.0f} bytes"

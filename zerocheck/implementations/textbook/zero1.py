@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -24,6 +25,7 @@ from ...contract.layout import Layout
 from ..limits import one_axis_fp32
 from ..traffic import textbook as traffic
 from .bucket import Bucket, buckets_of
+from .bytes import bucket_layout
 from .checkpoint.resumable import Resumable
 from .loss_scaling import LossScaler
 from .sharded_adamw import ShardedAdamW
@@ -49,8 +51,9 @@ class Zero1(Resumable):
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout:
-        """What it calls; see traffic/textbook.py."""
-        return Layout(lines=(), calls=traffic.zero1(model, case))
+        """What this rank holds and calls; exact for every case."""
+        held = bucket_layout(model, case, rank, whole_gradients=True)
+        return replace(held, calls=traffic.zero1(model, case))
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         self.model = model

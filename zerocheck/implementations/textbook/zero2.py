@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.hooks import RemovableHandle
@@ -25,6 +26,7 @@ from ...contract.layout import Layout
 from ..limits import one_axis_fp32
 from ..traffic import textbook as traffic
 from .bucket import Bucket, buckets_of
+from .bytes import bucket_layout
 from .checkpoint.resumable import Resumable
 from .loss_scaling import LossScaler
 from .reduction import Reduction
@@ -86,8 +88,9 @@ class Zero2(Resumable):
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout:
-        """What it calls; see traffic/textbook.py."""
-        return Layout(lines=(), calls=traffic.zero2(model, case))
+        """What this rank holds and calls; exact for every case."""
+        held = bucket_layout(model, case, rank, whole_gradients=False)
+        return replace(held, calls=traffic.zero2(model, case))
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         self.model = model
