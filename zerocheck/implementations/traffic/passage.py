@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
 
 from ...case.schema import Case
 from ...case.shapes import parameter_shapes, unfrozen
@@ -64,12 +65,13 @@ def passage(
     *,
     step: int,
     marked: bool = False,
+    watched: bool = False,
     at_base: bool = False,
 ) -> list[Event]:
     """What happens in a microbatch of step `step`, which decides what is frozen.
 
-    units(model): the modules that are units, of which none is within another. marked: each unit's
-    inputs pass through one more node of the graph, which "inputs" needs. at_base: "output" comes
+    units(model): the modules that are units. "inputs" is noted with marked, where each unit's inputs
+    pass through one more node of the graph, or with watched, where they have hooks. at_base: "output" comes
     with the gradient of the tensor that an output is a view of.
 
     The model is that of the case, on the CPU. Where some ranks use other parameters than others,
@@ -77,7 +79,7 @@ def passage(
     state is left as it was.
     """
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        return _passage(case, units, step, marked, at_base)
+        return _passage(case, units, step, marked, watched, at_base)
 
 
 def _passage(
@@ -85,6 +87,7 @@ def _passage(
     units: Callable[[nn.Module], Sequence[nn.Module]],
     step: int,
     marked: bool,
+    watched: bool,
     at_base: bool,
 ) -> list[Event]:
     model = build_model(case)
@@ -95,12 +98,17 @@ def _passage(
 
     def enter(unit: int, _: nn.Module, inputs: tuple[Any, ...]) -> Any:
         events.append(Event("enter", unit, again=backward))
-        if not marked or unit == ROOT:
-            return None
         tensors = [one for one in inputs if isinstance(one, torch.Tensor) and one.requires_grad]
-        if not tensors:
+        if unit == ROOT or not tensors or not (marked or watched):
             return None
-        done = iter(_Marked.apply(lambda: events.append(Event("inputs", unit)), *tensors))  # type: ignore[no-untyped-call]
+
+        def over(*_: Any) -> None:
+            events.append(Event("inputs", unit))
+
+        if watched:
+            register_multi_grad_hook(tensors, over)
+            return None
+        done = iter(_Marked.apply(over, *tensors))  # type: ignore[no-untyped-call]
         chosen = {id(one) for one in tensors}
         return tuple(next(done) if id(one) in chosen else one for one in inputs)
 
