@@ -32,10 +32,12 @@ from ...contract import (
 )
 from ...contract.checkpoint import beside, take_over
 from ...contract.implementation import EXTRAS
+from ...contract.layout import Layout
 from ...contract.names import unwrapped
 from ...contract.refusals import torch_refusals
 from ..scaling import sharded_scaler_of
 from ..sync import accumulation, synchronized
+from ..traffic import fsdp1 as traffic
 from . import checkpoint
 from .reading import restore, shards_of
 from .refusals import refusal, unused_become_zero, wrapped_units
@@ -101,6 +103,11 @@ class Fsdp1(BuiltImplementation):
     def supports(cls, case: Case) -> str | None:
         """None, or the reason why this case cannot be run."""
         return refusal(case)
+
+    @classmethod
+    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout:
+        """What it calls; see traffic/fsdp1.py."""
+        return Layout(lines=(), calls=traffic.fsdp1(model, case, cls.strategy))
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)

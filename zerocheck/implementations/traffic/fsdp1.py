@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from torch import nn
+from torch.distributed.fsdp import ShardingStrategy
 
 from ...case.schema import Case
 from ...case.shapes import learning
@@ -25,13 +26,18 @@ from ..units import members
 from .passage import ROOT, Event, is_of_case, passage
 from .writing import SIZES, Calls, dtype_of
 
-Strategy = Literal["full", "gradients", "none"]
-"""What is cut: parameters too, gradients and optimizer states, nothing."""
+FULL_SHARD = ShardingStrategy.FULL_SHARD
+SHARD_GRAD_OP = ShardingStrategy.SHARD_GRAD_OP
+NO_SHARD = ShardingStrategy.NO_SHARD
 
 State = Literal["idle", "forward", "before backward", "after backward"]
 
 ALIGNMENT = 16
 """Bytes at which parameters begin, with `use_orig_params`."""
+
+
+UNMADE = (-1, 0)
+"""Of a flat parameter whose views are not made yet; else (event, number within the forward)."""
 
 
 class _Handle:
@@ -59,15 +65,15 @@ class _Handle:
         self.left: int | None = None  # place in the order of this forward
         self.watched = False
         self.missing: set[str] = set()
-        self.made = -1
+        self.made = UNMADE
 
 
 class _Replay:
     """The states of all handles, without tensors."""
 
-    def __init__(self, model: nn.Module, case: Case, strategy: Strategy) -> None:
+    def __init__(self, model: nn.Module, case: Case, strategy: ShardingStrategy) -> None:
         self.case = case
-        self.strategy: Strategy = strategy if case.world_size > 1 else "none"
+        self.strategy = strategy if case.world_size > 1 else NO_SHARD
         self.calls = Calls(case)
         units = wrapped_units(model, case.sharding)
         paths = {module: path for path, module in model.named_modules()}
@@ -77,7 +83,7 @@ class _Replay:
             for path, names in members(model, units).items()
         }
         self.units = [handles[paths[unit]] for unit in units]
-        self.root = handles.get("")
+        self.root: _Handle | None = handles.get("")
         self.all = list(handles.values())
         self.ahead = case.sharding.prefetch > 0
         self.behind = case.sharding.backward_prefetch
@@ -85,21 +91,23 @@ class _Replay:
         self.left: list[_Handle] = []
         self.iterations = 0
         self.learns: set[str] = set()
-        self.now = 0
+        self.now = self.views = 0
         self.reduces = True
 
     def microbatch(self, events: Sequence[Event], step: int, *, reduces: bool) -> None:
         """One forward and backward."""
         self.reduces = reduces
         used = {event.name for event in events if event.what == "parameter"}
-        for handle in self.all:
-            handle.missing = used & set(handle.names)
+        for one in self.all:
+            one.missing = used & set(one.names)
         self.complete: list[_Handle] = []
         left_at: dict[tuple[int, int], int] = {}
         backward = begun = False
         self.calls.at(step, "forward")
         for self.now, event in enumerate(events):
-            handle = self.root if event.unit == ROOT else self.units[event.unit]
+            handle: _Handle | None = self.root
+            if event.unit != ROOT:
+                handle = self.units[event.unit]
             match event.what:
                 case "enter":
                     if event.unit == ROOT and self.ahead:
@@ -155,7 +163,7 @@ class _Replay:
         if not handle.left:  # torch asks for its truth, and the first place is 0
             handle.left = len(self.left)
         self.left.append(handle)
-        self._reshard(handle, free=self.strategy == "full" and handle is not self.root)
+        self._reshard(handle, free=self.strategy == FULL_SHARD and handle is not self.root)
         handle.for_backward, handle.ran = learns, False
         handle.state = "idle"
 
@@ -187,8 +195,8 @@ class _Replay:
 
     def _complete(self, *, made_after: int) -> None:
         """Those whose gradients are all there, and whose views were made after an event."""
-        for handle in sorted(self.complete, key=lambda one: -one.made):
-            if handle.made > made_after:
+        for handle in sorted(self.complete, key=lambda one: one.made, reverse=True):
+            if handle.made[0] > made_after:
                 self.complete.remove(handle)
                 self._after_backward(handle)
 
@@ -197,7 +205,7 @@ class _Replay:
         self._reshard_in_backward(handle)
         if not self.reduces:
             return
-        if self.strategy == "none":
+        if self.strategy == NO_SHARD:
             self.calls.add("all_reduce", handle.elements, handle.dtype)
         else:
             self.calls.add("reduce_scatter", handle.padded, handle.dtype)
@@ -208,7 +216,7 @@ class _Replay:
             self._gather_behind(handle)
 
     def _frees(self) -> bool:
-        return self.strategy == "full" or (self.strategy == "gradients" and self.reduces)
+        return self.strategy == FULL_SHARD or (self.strategy == SHARD_GRAD_OP and self.reduces)
 
     def _end(self) -> None:
         self.iterations += 1
@@ -217,19 +225,20 @@ class _Replay:
             if not handle.local or handle.skipped:
                 self._reshard(handle, free=self._frees())
             handle.watched = handle.ran = handle.for_backward = handle.prefetched = False
-            handle.left, handle.made = None, -1
+            handle.left, handle.made = None, UNMADE
             handle.state = "idle"
 
     def _gather(self, handle: _Handle) -> None:
         handle.local = False
-        if handle.made < 0:
-            handle.made = self.now
-        if self.strategy != "none" and not handle.whole:
+        if handle.made == UNMADE:
+            self.views += 1
+            handle.made = self.now, self.views
+        if self.strategy != NO_SHARD and not handle.whole:
             handle.whole = True
             self.calls.add("all_gather", handle.padded, handle.dtype)
 
     def _reshard(self, handle: _Handle, *, free: bool) -> None:
-        kept = self.strategy == "gradients" and handle.state == "forward"
+        kept = self.strategy == SHARD_GRAD_OP and handle.state == "forward"
         handle.skipped = kept and self.case.sharding.use_orig_params
         handle.local, handle.prefetched = True, False
         if free:
@@ -239,22 +248,13 @@ class _Replay:
         return any(name in self.learns for name in handle.names)
 
 
-def fsdp1(model: nn.Module, case: Case) -> tuple[Call, ...] | None:
-    """Calls of all steps with FULL_SHARD. None for another model than that of the case."""
-    return _calls(model, case, "full")
+def fsdp1(model: nn.Module, case: Case, strategy: ShardingStrategy) -> tuple[Call, ...] | None:
+    """Calls of all steps, with FULL_SHARD, SHARD_GRAD_OP or NO_SHARD.
 
-
-def grad_op(model: nn.Module, case: Case) -> tuple[Call, ...] | None:
-    """The same with SHARD_GRAD_OP: what is gathered in the forward is kept for the backward."""
-    return _calls(model, case, "gradients")
-
-
-def no_shard(model: nn.Module, case: Case) -> tuple[Call, ...] | None:
-    """The same with NO_SHARD: each flat gradient is all-reduced, and nothing is gathered."""
-    return _calls(model, case, "none")
-
-
-def _calls(model: nn.Module, case: Case, strategy: Strategy) -> tuple[Call, ...] | None:
+    SHARD_GRAD_OP keeps for the backward what was gathered in the forward. NO_SHARD, which torch
+    takes for one rank too, all-reduces flat gradients and gathers nothing. None for another model
+    than that of the case.
+    """
     if not is_of_case(model, case):
         return None
     replay = _Replay(model, case, strategy)
@@ -275,6 +275,6 @@ def _calls(model: nn.Module, case: Case, strategy: Strategy) -> tuple[Call, ...]
         if training.loss_scale is not None:
             calls.add("all_reduce", 1, "float32")
         calls.at(step, "step")
-        if training.clip is not None and replay.strategy != "none":
+        if training.clip is not None and replay.strategy != NO_SHARD:
             calls.add("all_reduce", 1, "float32")
     return tuple(calls.done)

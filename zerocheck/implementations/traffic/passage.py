@@ -70,9 +70,9 @@ def passage(
 ) -> list[Event]:
     """What happens in a microbatch of step `step`, which decides what is frozen.
 
-    units(model): the modules that are units. "inputs" is noted with marked, where each unit's inputs
-    pass through one more node of the graph, or with watched, where they have hooks. at_base: "output" comes
-    with the gradient of the tensor that an output is a view of.
+    units(model): the modules that are units. "inputs" is noted with marked, where each unit's
+    inputs pass through one more node of the graph, or with watched, where they have hooks. at_base:
+    "output" comes with the gradient of the tensor that an output is a view of.
 
     The model is that of the case, on the CPU. Where some ranks use other parameters than others,
     this is rank 0's first microbatch: "parameter" is then not the same on all. The global random
