@@ -21,8 +21,10 @@ from ..case.shapes import sometimes_used
 from ..contract import Built, BuiltImplementation, Loader, Saving, Semantics, groups
 from ..contract.checkpoint import beside, take_over
 from ..contract.implementation import EXTRAS
+from ..contract.layout import Layout
 from ..errors import Unsupported
 from . import whole as file
+from .fsdp2_bytes import fsdp2_layout
 from .limits import dim0_sharded, norm_of_empty_shards, one_axis_fp32, one_dtype, same_units
 from .scaling import scaler_of
 from .sync import accumulation, synchronized
@@ -67,6 +69,11 @@ class Fsdp2(BuiltImplementation):
         """None, or the reason why this case cannot be run."""
         reason = one_axis_fp32(case) or dim0_sharded(case) or same_units(case)
         return reason or one_dtype(case, wrap=case.sharding.wrap) or norm_of_empty_shards(case)
+
+    @classmethod
+    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
+        """What this rank holds, or None: see `fsdp2_layout`."""
+        return fsdp2_layout(model, case, rank)
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         """Shard the model in place, then make the optimizer over its sharded parameters.
