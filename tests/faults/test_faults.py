@@ -21,13 +21,7 @@ from cases import cases_for, repetitions
 from zerocheck.case.features import FEATURES
 from zerocheck.case.schema import Case
 from zerocheck.faults.catalogue import FAULTS, Fault
-from zerocheck.judge.verdict import (
-    EQUIVALENCE,
-    MEMORY,
-    OBLIGATIONS,
-    Obligation,
-    Violation,
-)
+from zerocheck.judge.verdict import MEMORY, OBLIGATIONS, Violation
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.findings import independent
 from zerocheck.run.trial import TARGET, Outcome, Trial
@@ -39,11 +33,6 @@ BROKEN = {"crashed", "hung"}
 
 ENOUGH = 2
 """Failing cases after which no more are run."""
-
-
-Obligations = tuple[Obligation, ...] | None
-_Parent = tuple[str, Case, Obligations]
-Flying = deque[tuple[Trial, Obligations, list[Outcome]]]
 
 
 @dataclass
@@ -73,49 +62,50 @@ def shown(pool: Pool) -> dict[str, Shown]:
     """All faults on their cases, a round of cases after the other, until each has failed enough."""
     found = {name: Shown(fault) for name, fault in FAULTS.items()}
     cases = {name: cases_for(fault) for name, fault in FAULTS.items()}
-    held: dict[_Parent, list[Outcome]] = {}
+    held: dict[tuple[str, Case, bool], list[Outcome]] = {}
     open_ = list(FAULTS)
     while open_:
         round_ = [(found[name], case) for name in open_ if (case := next(cases[name], None))]
         for one, case in round_:
             one.cases.append(case)
         jobs = [
-            (one.fault.where, case, _asked(one.fault), one.outcomes)
+            (one.fault.where, case, _measured(one.fault), one.outcomes)
             for one, case in round_
             for _ in range(repetitions(one.fault))
         ]
         # Faults of one parent share many cases: they are run once.
-        wanted = dict.fromkeys((one.fault.parent, case, _asked(one.fault)) for one, case in round_)
+        wanted = dict.fromkeys(
+            (one.fault.parent, case, _measured(one.fault)) for one, case in round_
+        )
         jobs += [(*key, held.setdefault(key, [])) for key in wanted if key not in held]
         _run(pool, jobs)
         going = {one.fault.name for one, _ in round_}
         open_ = [name for name in open_ if name in going and _failed(found[name]) < ENOUGH]
     for one in found.values():
-        asked = _asked(one.fault)
-        one.parent = [held[one.fault.parent, case, asked][0] for case in one.cases]
+        measured = _measured(one.fault)
+        one.parent = [held[one.fault.parent, case, measured][0] for case in one.cases]
     return found
 
 
-def _asked(fault: Fault) -> Obligations:
-    """All but MEMORY, which costs a run more; of that its own."""
-    own = [one for one in MEMORY if one == fault.obligation]
-    return (*EQUIVALENCE, *own) if own else None
+def _measured(fault: Fault) -> bool:
+    """Whether only a run that is measured shows it."""
+    return fault.obligation in MEMORY
 
 
-def _run(pool: Pool, jobs: Iterable[tuple[str, Case, Obligations, list[Outcome]]]) -> None:
-    flying: Flying = deque()
-    for name, case, obligations, into in jobs:
+def _run(pool: Pool, jobs: Iterable[tuple[str, Case, bool, list[Outcome]]]) -> None:
+    flying: deque[tuple[Trial, list[Outcome]]] = deque()
+    for name, case, measured, into in jobs:
         if len(flying) == AHEAD:
             _land(flying)
-        trial = Trial(pool, name, case, obligations=obligations)
-        flying.append((trial, obligations, into))
+        trial = Trial(pool, name, case, obligations=OBLIGATIONS if measured else None)
+        flying.append((trial, into))
     while flying:
         _land(flying)
 
 
-def _land(flying: Flying) -> None:
-    trial, obligations, into = flying.popleft()
-    into.append(trial.outcome(obligations=obligations))
+def _land(flying: deque[tuple[Trial, list[Outcome]]]) -> None:
+    trial, into = flying.popleft()
+    into.append(trial.outcome())
 
 
 def _failed(one: Shown) -> int:
@@ -189,6 +179,7 @@ def test_names_are_given_once() -> None:
             "races",
             "checkpoints",
             "communication",
+            "memory",
             "injected",
         )
         for value in vars(import_module(f"zerocheck.faults.catalogue.{module}")).values()

@@ -116,7 +116,7 @@ def held(subject: Any, harness: Iterable[Any], frame: FrameType | None, end: Fra
             if isinstance(tensor, nn.Parameter):
                 _claim(claims, tensor, Claim(1, "gathered", path))
             else:  # a rank that owns nothing but padding shows no gradient
-                named: Category = "gradient" if "grad" in path.lower() else "other"
+                named: Category = "gradient" if "grad" in _inside(path) else "other"
                 _claim(claims, tensor, Claim(2, named, path))
     while frame is not None and frame is not end:
         for name, value in frame.f_locals.items():
@@ -137,6 +137,11 @@ def reducers() -> Counter[int]:
         if issubclass(type(one), DistributedDataParallel) and "reducer" in vars(one):
             found += reducer_bytes(one)
     return found
+
+
+def _inside(path: str) -> str:
+    """The path without the name of the class where it begins."""
+    return path.partition(".")[2].lower()
 
 
 def _claim(claims: Claims, tensor: Any, claim: Claim) -> None:

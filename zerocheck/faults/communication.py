@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from dataclasses import replace
-
 import torch
 import torch.distributed as dist
 from msgspec.structs import replace as changed
@@ -14,21 +11,23 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..case.schema import Case
 from ..compat import reduce_scatter_single
 from ..contract import Built, Step, StepReport
-from ..implementations.fsdp2 import Fsdp2
+from ..implementations.ddp import Ddp
 from ..implementations.textbook.reduction import Reduction
 from ..implementations.textbook.zero1 import Zero1
 from ..implementations.textbook.zero2 import Zero2
 from ..implementations.textbook.zero3 import Zero3
+from .parts import telling
 
 
-class OneCollectivePerParameter(Zero1):
+class OneCollectivePerParameter(Ddp):
     """A bucket counts as full from the first parameter on (DS #7418).
 
     Flagged: one collective per parameter.
     """
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, changed(case, sharding=changed(case.sharding, bucket=1)), mesh)
+    def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
+        one_each = changed(case, sharding=changed(case.sharding, bucket=1))
+        return super().build(model, one_each, mesh)
 
 
 class _AllReduces(Reduction):
@@ -66,15 +65,24 @@ class GatheredTwice(Zero2):
         super()._publish()
 
 
-class ReducedWithEachMicrobatch(Fsdp2):
-    """Gradients are reduced with each microbatch, though only the last one is to be reduced.
+class ReducedWithEachMicrobatch(Zero1):
+    """What was accumulated so far is reduced with each microbatch, and used after the last.
 
     Flagged: reduced with each microbatch.
     """
 
-    def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
-        built = super().build(model, case, mesh)
-        return replace(built, accumulate=lambda last: nullcontext())
+    def train_step(self, step: Step) -> StepReport:
+        self._begun = False
+        return super().train_step(telling(step, self._reduce_copies))
+
+    def _reduce_copies(self) -> None:
+        if self._begun:
+            for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
+                whole = gradients.clone()
+                work = reduce_scatter_single(self._own(bucket, whole), whole, self.group)
+                if work is not None:
+                    work.wait()
+        self._begun = True
 
 
 class SentInFp32(Zero1):

@@ -99,7 +99,7 @@ class Account:
         """Bytes that torch's GradScaler holds: its scale and growth tracker, from the first scaled
         loss on; and between unscaling and the update what it found."""
         training = self.case.training
-        if training.loss_scale is None:
+        if training.loss_scale is None or phase == "built":
             return 0
         begun = step > training.first or phase != "forward" or training.microbatches > 1
         return 8 * begun + 4 * (phase == "backward")

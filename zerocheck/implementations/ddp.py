@@ -20,10 +20,12 @@ from ..contract.layout import Layout
 from ..contract.names import unwrapped
 from ..errors import Unsupported
 from . import whole as file
+from .ddp_bytes import ddp_layout, replicated_states
 from .limits import norm_of_empties, one_axis_fp32
 from .scaling import scaler_of
 from .sync import accumulation, synchronized
 from .traffic import ddp as traffic
+from .traffic.writing import with_calls
 
 
 class Ddp(BuiltImplementation):
@@ -54,9 +56,12 @@ class Ddp(BuiltImplementation):
         return one_axis_fp32(case) or norm_of_empties(case) or _changing_graph(case)
 
     @classmethod
-    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout:
-        """What it calls; see traffic/ddp.py."""
-        return Layout(lines=(), calls=traffic.ddp(model, case))
+    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
+        """What this rank holds, if it is known (see `ddp_layout`), and what it calls."""
+        held = ddp_layout(
+            model, case, gradient_views=case.sharding.bucket_view, states=replicated_states
+        )
+        return with_calls(held, traffic.ddp(model, case))
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)

@@ -24,10 +24,12 @@ from ..contract.implementation import EXTRAS
 from ..contract.layout import Layout
 from ..errors import Unsupported
 from . import whole as file
+from .fsdp2_bytes import fsdp2_layout
 from .limits import dim0_sharded, norm_of_empty_shards, one_axis_fp32, one_dtype, same_units
 from .scaling import scaler_of
 from .sync import accumulation, synchronized
 from .traffic import fsdp2 as traffic
+from .traffic.writing import with_calls
 from .units import in_order_of_calls, unit_modules
 
 # Our models write to no output in place; the warning would come for every Linear of every case.
@@ -71,9 +73,10 @@ class Fsdp2(BuiltImplementation):
         return reason or one_dtype(case, wrap=case.sharding.wrap) or norm_of_empty_shards(case)
 
     @classmethod
-    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout:
-        """What it calls; see traffic/fsdp2.py."""
-        return Layout(lines=(), calls=traffic.fsdp2(model, case))
+    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
+        """What this rank holds, if it is known (see `fsdp2_layout`), and what it calls."""
+        held = fsdp2_layout(model, case, rank)
+        return with_calls(held, traffic.fsdp2(model, case))
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         """Shard the model in place, then make the optimizer over its sharded parameters.

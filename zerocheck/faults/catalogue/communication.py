@@ -6,9 +6,10 @@ from .fault import fault
 
 COMMUNICATION = [
     fault(
-        "communication:OneCollectivePerParameter", "zero1", "communication",
+        "communication:OneCollectivePerParameter", "ddp", "communication",
         "buckets count as full from the first parameter on", "DS #7418",
-        "one collective per parameter", without=("bucket-small", "parameter-empty"),
+        "one collective per parameter", features=("find-unused",),
+        without=("bucket-small", "parameter-empty", "static-graph"),
     ),
     fault(
         "communication:AllReduceForReduceScatter", "zero2", "communication",
@@ -25,9 +26,9 @@ COMMUNICATION = [
         "updated parameters are gathered twice", "seen often", "gathered twice",
     ),
     fault(
-        "communication:ReducedWithEachMicrobatch", "fsdp2", "communication",
+        "communication:ReducedWithEachMicrobatch", "zero1", "communication",
         "gradients are reduced with each microbatch, not with the last one", "seen often",
-        "reduced with each microbatch", microbatches=2, without=("sync-each",),
+        "reduced with each microbatch", microbatches=2,
     ),
     fault(
         "communication:SentInFp32", "zero1", "communication",

@@ -38,7 +38,9 @@ from ...contract.refusals import torch_refusals
 from ..scaling import sharded_scaler_of
 from ..sync import accumulation, synchronized
 from ..traffic import fsdp1 as traffic
+from ..traffic.writing import with_calls
 from . import checkpoint
+from .bytes import fsdp1_layout
 from .reading import restore, shards_of
 from .refusals import refusal, unused_become_zero, wrapped_units
 
@@ -105,9 +107,12 @@ class Fsdp1(BuiltImplementation):
         return refusal(case)
 
     @classmethod
-    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout:
-        """What it calls; see traffic/fsdp1.py."""
-        return Layout(lines=(), calls=traffic.fsdp1(model, case, cls.strategy))
+    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
+        """What this rank holds, if it is known (see `fsdp1_layout`), and what it calls."""
+        shards = cls.strategy != ShardingStrategy.NO_SHARD
+        keeps = cls.strategy == ShardingStrategy.SHARD_GRAD_OP
+        held = fsdp1_layout(model, case, rank, shards=shards, keeps=keeps)
+        return with_calls(held, traffic.fsdp1(model, case, cls.strategy))
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)

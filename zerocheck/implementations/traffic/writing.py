@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import torch
 
 from ...case.schema import Case
-from ...contract.layout import Call, Phase
+from ...contract.layout import Call, Layout, Phase
 
 SIZES = {"float32": 4, "bfloat16": 2, "float64": 8, "int32": 4, "int64": 8, "uint8": 1}
 """Bytes of an element."""
@@ -45,3 +46,10 @@ class Calls:
 def dtype_of(tensor: torch.Tensor) -> str:
     """As `Call` spells it."""
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def with_calls(held: Layout | None, calls: tuple[Call, ...] | None) -> Layout | None:
+    """A layout that tells of what is held, and of calls; None if nothing is known of either."""
+    if held is None:
+        return None if calls is None else Layout(lines=(), calls=calls)
+    return msgspec.structs.replace(held, calls=calls)

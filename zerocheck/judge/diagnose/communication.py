@@ -47,8 +47,8 @@ def _candidates(case: Case, says: Sequence[Call]) -> Iterator[tuple[str, Sent]]:
     for kind, other in permutations(MOVING, 2):
         yield f"{other} in place of {kind}", _sent(_replaced(says, kind, other))
     count = case.training.microbatches
-    if count > 1:
-        yield "reduced with each microbatch", _sent(_repeated(says, REDUCING, count, "backward"))
+    for kinds in (REDUCING, *((kind,) for kind in REDUCING)) if count > 1 else ():
+        yield "reduced with each microbatch", _sent(_repeated(says, kinds, count, "backward"))
     words: tuple[tuple[tuple[str, ...], str], ...] = ((COPYING, "gathered"), (REDUCING, "reduced"))
     for kinds, word in words:
         yield f"{word} twice", _sent(_repeated(says, kinds, 2))
@@ -86,30 +86,34 @@ def _per_parameter(case: Case, calls: Sequence[Call], says: Sequence[Call]) -> b
     """Whether each call, of the kinds of which there are other calls, is of one parameter."""
     seen, told = _sent(calls), _sent(says)
     more, less = seen - told, told - seen
-    kinds = {kind for kind, _, _ in more}
-    if not kinds or any(kind not in kinds for kind, _, _ in less) or more.total() <= less.total():
+    sorts = {(kind, dtype) for kind, _, dtype in more}
+    if not sorts or any((kind, dtype) not in sorts for kind, _, dtype in less):
+        return False
+    if more.total() <= less.total():
         return False
     return all(
-        any(_multiple(_of_kind(seen, kind), one) for one in _parameters(case)) for kind in kinds
+        any(_multiple(_of(seen, *sort), _of(one, "", sort[1])) for one in _parameters(case))
+        for sort in sorts
     )
 
 
-def _of_kind(sent: Sent, kind: str) -> Counter[tuple[int, str]]:
-    found: Counter[tuple[int, str]] = Counter()
-    for (name, size, dtype), count in sent.items():
-        if name == kind:
-            found[size, dtype] += count
+def _of(sent: Sent, kind: str, dtype: str) -> Counter[int]:
+    """How many of each number of bytes there are, of one kind and dtype."""
+    found: Counter[int] = Counter()
+    for (name, size, its), count in sent.items():
+        if (name, its) == (kind, dtype):
+            found[size] += count
     return found
 
 
-def _multiple(sizes: Counter[tuple[int, str]], one: Counter[tuple[int, str]]) -> bool:
+def _multiple(sizes: Counter[int], one: Counter[int]) -> bool:
     if not one or sizes.keys() != one.keys():
         return False
     times = {sizes[key] / one[key] for key in one}
     return len(times) == 1 and times.pop().is_integer()
 
 
-def _parameters(case: Case) -> Iterator[Counter[tuple[int, str]]]:
+def _parameters(case: Case) -> Iterator[Sent]:
     """Bytes of each parameter that learns, as it is, and padded in the ways that are usual."""
     shapes, dtypes = parameter_shapes(case.model), parameter_dtypes(case.model)
     ranks = case.world_size
@@ -126,10 +130,10 @@ def _parameters(case: Case) -> Iterator[Counter[tuple[int, str]]]:
         padded_rows,
     )
     for size in ways:
-        counted: Counter[tuple[int, str]] = Counter()
+        counted: Sent = Counter()
         for name in learning(case):
             dtype = DTYPES[dtypes[name]]
-            counted[size(shapes[name]) * SIZES[dtype], dtype] += 1
+            counted["", size(shapes[name]) * SIZES[dtype], dtype] += 1
         yield counted
 
 
