@@ -14,7 +14,7 @@ from math import prod
 import msgspec
 
 from ...case.schema import Case
-from ...case.shapes import Shape, learning, parameter_dtypes, parameter_shapes
+from ...case.shapes import Shape, learning, parameter_dtypes, parameter_shapes, trainable
 from ...contract.layout import Call
 
 Sent = Counter[tuple[str, int, str]]
@@ -129,9 +129,9 @@ def _parameters(case: Case) -> Iterator[Sent]:
         lambda shape: padded(prod(shape)),
         padded_rows,
     )
-    for size in ways:
+    for names, size in product((trainable(case.model), learning(case)), ways):
         counted: Sent = Counter()
-        for name in learning(case):
+        for name in names:
             dtype = DTYPES[dtypes[name]]
             counted["", size(shapes[name]) * SIZES[dtype], dtype] += 1
         yield counted
