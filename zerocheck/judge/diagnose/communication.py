@@ -29,12 +29,14 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 def causes(case: Case, calls: Sequence[Call], says: Sequence[Call]) -> tuple[str, ...]:
     """All causes that turn what was predicted for a step into what was called in it."""
-    seen = _sent(calls)
+    seen, told = _sent(calls), _sent(says)
+    if seen == told:
+        return ("another order",)
     found = dict.fromkeys(name for name, sent in _candidates(case, says) if sent == seen)
     if _per_parameter(case, calls, says):
         found["one collective per parameter"] = None
     if not found:
-        found.update(dict.fromkeys(_surplus(seen, _sent(says))))
+        found.update(dict.fromkeys(_surplus(seen, told)))
     return tuple(found)
 
 
@@ -43,7 +45,6 @@ def _sent(calls: Iterable[Call]) -> Sent:
 
 
 def _candidates(case: Case, says: Sequence[Call]) -> Iterator[tuple[str, Sent]]:
-    yield "another order", _sent(says)
     for kind, other in permutations(MOVING, 2):
         yield f"{other} in place of {kind}", _sent(_replaced(says, kind, other))
     count = case.training.microbatches
