@@ -100,9 +100,9 @@ def held(subject: Any, harness: Iterable[Any], frame: FrameType | None, end: Fra
     tensors = [one for one in objects if issubclass(type(one), torch.Tensor)]
     for tensor in tensors:
         # Whether a view in a graph is a leaf is not asked: for some of them torch raises.
-        if not (tensor.requires_grad and tensor._is_view()) and tensor.is_leaf:
-            if tensor.grad is not None:
-                _claim(claims, tensor.grad, Claim(1, "gradient", "a .grad"))
+        leaf = not (tensor.requires_grad and tensor._is_view()) and tensor.is_leaf
+        if leaf and tensor.grad is not None:
+            _claim(claims, tensor.grad, Claim(1, "gradient", "a .grad"))
     for one in objects:
         if issubclass(type(one), torch.optim.Optimizer):
             for state in one.state.values():

@@ -124,4 +124,4 @@ class Ledger:
             return "bucket", "a reducer of DDP"
         if block.born.phase == "forward":
             return "activation", operators[0] if operators else "a number"
-        return "other", " in ".join((UNEXPLAINED, *operators, str(block.born), str(block.claims)))
+        return "other", " in ".join((UNEXPLAINED, *operators[-1:]))
