@@ -286,14 +286,18 @@ def reducer_bytes(model: torch.nn.parallel.DistributedDataParallel) -> Counter[i
     """{bytes: how many} of what DDP's reducer holds in C++, by its own account.
 
     Its buckets, as they are now, and its two maps of the parameters that were used, of 4 bytes for
-    each.
+    each. It makes copies of the buckets to tell of them.
     """
-    account: Any = model._get_ddp_logging_data
-    told = account()
-    sizes = told.get("rebuilt_bucket_sizes") or told["bucket_sizes"]
-    held = Counter(int(size) for size in str(sizes).split(",") if size.strip())
-    held[4 * int(told["num_parameter_tensors"])] += 2
+    reducer: Any = model.reducer
+    buckets = reducer._get_zeros_like_grad_buckets()
+    held = Counter(int(bucket.buffer().untyped_storage().nbytes()) for bucket in buckets)
+    trained = sum(parameter.requires_grad for parameter in model.module.parameters())
+    held[MAP_ITEM_BYTES * trained] += 2
     return held
+
+
+MAP_ITEM_BYTES = 4
+"""Of each parameter in a map of used parameters: int32."""
 
 
 def gathered_by_fsdp1(parameter: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -99,9 +99,10 @@ def held(subject: Any, harness: Iterable[Any], frame: FrameType | None, end: Fra
         _claim(claims, tensor, Claim(1, "other", HARNESS))
     tensors = [one for one in objects if issubclass(type(one), torch.Tensor)]
     for tensor in tensors:
-        grad = tensor.grad if tensor.is_leaf else None
-        if grad is not None:
-            _claim(claims, grad, Claim(1, "gradient", "a .grad"))
+        # Whether a view in a graph is a leaf is not asked: for some of them torch raises.
+        leaf = not (tensor.requires_grad and tensor._is_view()) and tensor.is_leaf
+        if leaf and tensor.grad is not None:
+            _claim(claims, tensor.grad, Claim(1, "gradient", "a .grad"))
     for one in objects:
         if issubclass(type(one), torch.optim.Optimizer):
             for state in one.state.values():

@@ -16,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..compat import comes_first, users_of
+from .census import address
 from .collectives import is_collective
 
 PATIENCE_S = 2.0
@@ -51,8 +52,9 @@ class InFlight(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         if is_collective(func):
             for tensor in _tensors((args, result)):
-                storage = tensor.untyped_storage()
-                self._held[storage._cdata] = storage
+                if address(tensor):  # a wrapper has none
+                    storage = tensor.untyped_storage()
+                    self._held[storage._cdata] = storage
         return result
 
     def settle(self, known: Callable[[torch.UntypedStorage], bool]) -> None:

@@ -35,9 +35,13 @@ UNEXPLAINED = "unexplained"
 """Holder of what nobody holds."""
 
 
-DDP_FORWARD = "DistributedDataParallel.forward"
-MAKING_BUCKETS = (("aten::empty",), ("aten::zeros", "aten::empty"))
-"""Operators under which DDP's reducer allocates."""
+MAKING_BUCKETS = (
+    ("aten::empty",),
+    ("aten::zeros", "aten::empty"),
+    ("DistributedDataParallel.forward", "aten::empty"),
+)
+"""Operators under which DDP's reducer allocates: where it is made, and where it makes its buckets
+anew, before the second forward."""
 BACKEND = ("c10d::", "gloo:")
 """How operators begin within which a backend allocates what is its own."""
 
@@ -119,9 +123,9 @@ class Ledger:
         claim = block.best
         if claim is not None:
             return claim.category, claim.holder
-        operators = tuple(name for name in block.operators if name != DDP_FORWARD)
+        operators = block.operators
         if operators in MAKING_BUCKETS and block.bytes in self._buckets:
             return "bucket", "a reducer of DDP"
         if block.born.phase == "forward":
             return "activation", operators[0] if operators else "a number"
-        return "other", " in ".join((UNEXPLAINED, *operators, str(block.born), str(block.claims)))
+        return "other", " in ".join((UNEXPLAINED, *operators[-1:]))

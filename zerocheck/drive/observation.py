@@ -116,15 +116,13 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
     lines: bytes held at the end of each phase of each step, by category and holder; layout: what
     the implementation says beforehand, or None; calls: the collectives of each step, in the order
-    in which they were called; steps: that were taken, at least as many as the case has; peak: the
-    most bytes held at any instant of a step, by category, one for each step.
+    in which they were called; steps: that were taken, at least as many as the case has.
     """
 
     lines: tuple[Line, ...] = ()
     layout: Layout | None = None
     calls: tuple[tuple[Call, ...], ...] = ()
     steps: int = 0
-    peak: tuple[dict[str, int], ...] = ()
 
 
 class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
