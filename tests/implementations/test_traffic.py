@@ -54,7 +54,7 @@ def test_calls_are_those_of_the_layout(name: str, world_size: int) -> None:
         if layout is None or layout.calls is None:
             continue
         for step in range(case.training.first, case.training.steps):
-            wanted = [_there(call) for call in predicted(layout.calls, step)]
+            wanted = [_there(call) for call in predicted(layout, step)]
             assert [_there(call) for call in seen[0] if call.step == step] == wanted, case
         compared += 1
     assert compared >= len(cases) * 0.8
@@ -92,7 +92,7 @@ def test_the_volume_is_that_of_the_paper(name: str, psi: int) -> None:
     )
     layout = load(name).layout(build_model(case), case, 0)
     assert layout is not None and layout.calls is not None
-    calls = [call for call in predicted(layout.calls, 99) if call.dtype == "float32"]
+    calls = [call for call in predicted(layout, 99) if call.dtype == "float32"]
     assert in_psi(case, calls) == pytest.approx(psi, rel=0.15)
     if name in ("ddp", "zero-redundancy", "fsdp1-no-shard"):
         assert in_psi(case, calls) == psi

@@ -38,7 +38,7 @@ STEP = (
 def _violation(
     *ranks: Sequence[Call], says: Sequence[Call] | None = STEP, case: Case = CASE
 ) -> Violation | None:
-    layout = None if says is None else Layout(lines=(), calls=tuple(says))
+    layout = None if says is None else Layout(lines=(), calls=tuple(says), last=0)
     measured = [Measured(calls=(tuple(calls),), steps=1, layout=layout) for calls in ranks]
     checked = check(case, measured)
     assert checked.exercised
@@ -71,7 +71,7 @@ def test_messages_between_two_ranks_may_differ() -> None:
 
 
 def test_only_ranks_unlike_their_layout_are_blamed() -> None:
-    layout, other = Layout(lines=(), calls=STEP), Layout(lines=(), calls=STEP[1:])
+    layout, other = (Layout(lines=(), calls=calls, last=0) for calls in (STEP, STEP[1:]))
     measured = [Measured(calls=(STEP,), steps=1, layout=one) for one in (layout, other)]
     violation = check(CASE, measured).violation
     assert violation is not None and violation.ranks == (1,)
@@ -148,10 +148,13 @@ def test_steps_that_are_not_told_of_are_as_the_last_one() -> None:
     calls = tuple(
         Call("all_reduce", size, 2, "float32", "backward", step) for step, size in ((0, 8), (2, 12))
     )
-    assert [predicted(calls, step)[0].bytes for step in range(5)] == [8, 8, 12, 12, 12]
+    layout = Layout(lines=(), calls=calls, last=2)
+    told = [[call.bytes for call in predicted(layout, step)] for step in range(5)]
+    assert told == [[8], [], [12], [12], [12]]
+    quiet = Layout(lines=(), calls=calls[:1], last=1)
+    assert predicted(quiet, 0) and not predicted(quiet, 1) and not predicted(quiet, 9)
     always = (Call("all_reduce", 8, 2, "float32", "backward"),)
-    assert predicted(always, 0) == predicted(always, 7) == always
-    assert predicted((), 0) == ()
+    assert predicted(Layout(lines=(), calls=always), 7) == always
 
 
 def test_the_step_of_a_violation() -> None:

@@ -59,11 +59,12 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     lines: what is held at the end of each phase, padding included; only categories that are there.
     A step that it does not tell of is as the last one before it that it tells of; a phase that it
     never tells of is not predicted. Activations and local variables are no part of it.
-    calls: the collectives of the steps, in their order, or None if they are not predicted. A step
-    that none of them names is as the last one before it.
+    calls: the collectives of the steps, in their order, or None if they are not predicted. They
+    tell of each step up to `last`, and a later one is as that; with -1 each step is as they say.
     peak: named terms whose sum is the most bytes held at any instant of a step, or None.
     """
 
     lines: tuple[Line, ...]
     calls: tuple[Call, ...] | None = None
+    last: int = -1
     peak: dict[str, int] | None = None

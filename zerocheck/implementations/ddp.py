@@ -61,7 +61,7 @@ class Ddp(BuiltImplementation):
         held = ddp_layout(
             model, case, gradient_views=case.sharding.bucket_view, states=replicated_states
         )
-        return with_calls(held, traffic.ddp(model, case))
+        return with_calls(held, traffic.ddp(model, case), case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)

@@ -76,7 +76,7 @@ class Fsdp2(BuiltImplementation):
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
         """What this rank holds, if it is known (see `fsdp2_layout`), and what it calls."""
         held = fsdp2_layout(model, case, rank)
-        return with_calls(held, traffic.fsdp2(model, case))
+        return with_calls(held, traffic.fsdp2(model, case), case)
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         """Shard the model in place, then make the optimizer over its sharded parameters.

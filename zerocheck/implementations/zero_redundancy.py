@@ -63,7 +63,7 @@ class ZeroRedundancy(Ddp):
         held = ddp_layout(
             model, case, gradient_views=False, states=shared_states(rank), beside=dummies
         )
-        return with_calls(held, traffic.zero_redundancy(model, case))
+        return with_calls(held, traffic.zero_redundancy(model, case), case)
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         """Wrap the model and share out its optimizer states.

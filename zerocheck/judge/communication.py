@@ -16,7 +16,7 @@ from math import prod
 
 from ..case.schema import Case
 from ..case.shapes import learning, parameter_dtypes, parameter_shapes
-from ..contract.layout import Call
+from ..contract.layout import Call, Layout
 from ..drive.observation import Measured
 from .checked import Checked
 from .diagnose.communication import causes
@@ -62,10 +62,10 @@ def trained_bytes(case: Case) -> int:
     return sum(prod(shapes[name]) * ITEMSIZE[dtypes[name]] for name in learning(case))
 
 
-def predicted(calls: Sequence[Call], step: int) -> tuple[Call, ...]:
-    """Those of one step; one that is not told of is as the last one before."""
-    told = max((call.step for call in calls if call.step <= step), default=step)
-    return tuple(call for call in calls if call.step == told)
+def predicted(layout: Layout, step: int) -> tuple[Call, ...]:
+    """Those of one step; a step after the last that is told of is as that one."""
+    told = min(step, layout.last)
+    return tuple(call for call in layout.calls or () if call.step in (told, -1))
 
 
 def _apart(seen: Sequence[Sequence[Call]], step: int) -> Violation | None:
@@ -142,7 +142,7 @@ def _unlike_layout(
 def _told(measured: Measured, step: int) -> tuple[Call, ...] | None:
     if measured.layout is None or measured.layout.calls is None:
         return None
-    return predicted(measured.layout.calls, step)
+    return predicted(measured.layout, step)
 
 
 def _key(call: Call) -> tuple[object, ...]:

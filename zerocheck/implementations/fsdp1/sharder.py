@@ -112,7 +112,7 @@ class Fsdp1(BuiltImplementation):
         shards = cls.strategy != ShardingStrategy.NO_SHARD
         keeps = cls.strategy == ShardingStrategy.SHARD_GRAD_OP
         held = fsdp1_layout(model, case, rank, shards=shards, keeps=keeps)
-        return with_calls(held, traffic.fsdp1(model, case, cls.strategy))
+        return with_calls(held, traffic.fsdp1(model, case, cls.strategy), case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 import torch
-from msgspec.structs import replace
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -24,6 +23,7 @@ from ...contract.implementation import EXTRAS
 from ...contract.layout import Layout
 from ..limits import one_axis_fp32
 from ..traffic import textbook as traffic
+from ..traffic.writing import with_calls
 from .bucket import Bucket, buckets_of
 from .bytes import bucket_layout
 from .checkpoint.resumable import Resumable
@@ -50,10 +50,10 @@ class Zero1(Resumable):
         return one_axis_fp32(case)
 
     @classmethod
-    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout:
+    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
         """What this rank holds and calls; exact for every case."""
         held = bucket_layout(model, case, rank, whole_gradients=True)
-        return replace(held, calls=traffic.zero1(model, case))
+        return with_calls(held, traffic.zero1(model, case), case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         self.model = model

@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 
 import torch
-from msgspec.structs import replace
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.hooks import RemovableHandle
@@ -25,6 +24,7 @@ from ...contract.implementation import EXTRAS
 from ...contract.layout import Layout
 from ..limits import one_axis_fp32
 from ..traffic import textbook as traffic
+from ..traffic.writing import with_calls
 from .bucket import Bucket, buckets_of
 from .bytes import bucket_layout
 from .checkpoint.resumable import Resumable
@@ -87,10 +87,10 @@ class Zero2(Resumable):
         return one_axis_fp32(case)
 
     @classmethod
-    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout:
+    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
         """What this rank holds and calls; exact for every case."""
         held = bucket_layout(model, case, rank, whole_gradients=False)
-        return replace(held, calls=traffic.zero2(model, case))
+        return with_calls(held, traffic.zero2(model, case), case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         self.model = model

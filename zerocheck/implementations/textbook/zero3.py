@@ -24,7 +24,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from msgspec.structs import replace
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_leaves
@@ -36,6 +35,7 @@ from ...contract.implementation import EXTRAS
 from ...contract.layout import Layout
 from ..limits import one_axis_fp32, same_units
 from ..traffic import zero3 as traffic
+from ..traffic.writing import with_calls
 from ..units import unit_modules
 from .bucket import Named, of_one_dtype
 from .bytes import zero3_layout
@@ -122,11 +122,11 @@ class Zero3(Resumable):
         return one_axis_fp32(case) or same_units(case)
 
     @classmethod
-    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout:
+    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
         """What this rank holds and calls; exact for every case."""
         modules = unit_modules(model, case.sharding)
         held = zero3_layout(model, case, rank, modules, unit_parts(model, case, modules))
-        return replace(held, calls=traffic.zero3(model, case))
+        return with_calls(held, traffic.zero3(model, case), case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         self.model = model

@@ -27,8 +27,7 @@ class Calls:
     def __init__(self, case: Case) -> None:
         training = case.training
         self.ranks = case.world_size
-        changes = max(training.first, training.unfreeze or 0, training.overflow or 0)
-        self.steps = range(training.first, max(training.steps, changes + SETTLES))
+        self.steps = range(training.first, last_step(case) + 1)
         self.done: list[Call] = []
         self.step = -1
         self._phase: Phase = "forward"
@@ -48,8 +47,16 @@ def dtype_of(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def with_calls(held: Layout | None, calls: tuple[Call, ...] | None) -> Layout | None:
+def last_step(case: Case) -> int:
+    """Index of the last step that is predicted; all later ones are as this."""
+    training = case.training
+    changes = max(training.first, training.unfreeze or 0, training.overflow or 0)
+    return max(training.steps, changes + SETTLES) - 1
+
+
+def with_calls(held: Layout | None, calls: tuple[Call, ...] | None, case: Case) -> Layout | None:
     """A layout that tells of what is held, and of calls; None if nothing is known of either."""
-    if held is None:
-        return None if calls is None else Layout(lines=(), calls=calls)
-    return msgspec.structs.replace(held, calls=calls)
+    if calls is None:
+        return held
+    held = held or Layout(lines=())
+    return msgspec.structs.replace(held, calls=calls, last=last_step(case))
