@@ -41,7 +41,7 @@ def _obligations(default: str) -> Callable[[F], F]:
         default=default,
         show_default=True,
         help="What to check, with commas between: equivalence (every step), resume (checkpoints), "
-        "or single ones.",
+        "memory (bytes and collectives), or single ones.",
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -203,3 +205,110 @@ def size_based_units(model: torch.nn.Module, least: int) -> list[torch.nn.Module
         only_wrap_children=True,
     )
     return found
+
+
+class Allocation(NamedTuple):
+    """Memory that the allocator gave out, or took back.
+
+    address: where it begins; bytes: of it, negative where it was taken back; operators: those that
+    were running, the outermost first.
+    """
+
+    address: int
+    bytes: int
+    operators: tuple[str, ...]
+
+
+class AllocatorLog:
+    """What torch's CPU allocator does on this thread, from `start` to `stop`.
+
+    By the events of torch's profiler, which see what C++ allocates and what `resize_` of a storage
+    does too. It cannot run beside another profile.
+    """
+
+    def __init__(self) -> None:
+        # The profiler writes two lines to stderr each time, but for this.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+
+    def start(self) -> None:
+        """From now on everything is noted."""
+        from torch._C._profiler import (
+            ProfilerActivity,
+            ProfilerConfig,
+            ProfilerState,
+            RecordScope,
+            _ExperimentalConfig,
+        )
+
+        config = ProfilerConfig(
+            ProfilerState.KINETO,
+            False,  # no shapes
+            True,  # memory
+            False,  # no stacks
+            False,  # no flops
+            False,  # no modules
+            _ExperimentalConfig(),
+        )
+        autograd: Any = torch._C._autograd
+        autograd._prepare_profiler(config, {ProfilerActivity.CPU})
+        scopes = {RecordScope.FUNCTION, RecordScope.USER_SCOPE}
+        autograd._enable_profiler(config, {ProfilerActivity.CPU}, scopes)
+
+    def mark(self, name: str) -> None:
+        """Put a name between what was noted so far and what comes."""
+        with torch.profiler.record_function(name):
+            pass
+
+    def stop(self, marks: str) -> list[str | Allocation]:
+        """All that happened, in its order; marks: how the names begin that were given to `mark`."""
+        autograd: Any = torch._C._autograd
+        tree = autograd._disable_profiler().experimental_event_tree()
+        found: list[tuple[int, int, str | Allocation]] = []
+        open_: list[tuple[Any, tuple[str, ...]]] = [(event, ()) for event in reversed(tree)]
+        while open_:
+            event, operators = open_.pop()
+            fields = event.extra_fields
+            if isinstance(fields, torch._C._profiler._ExtraFields_Allocation):
+                one = Allocation(fields.ptr, fields.alloc_size, operators)
+                found.append((event.start_time_ns, len(found), one))
+                continue
+            name = event.name
+            if name.startswith(marks):
+                found.append((event.start_time_ns, len(found), name))
+            # A dispatch mode has each operator appear twice, with its own name between.
+            if name != "PythonDispatchMode" and operators[-1:] != (name,):
+                operators = (*operators, name)
+            open_ += [(child, operators) for child in reversed(event.children)]
+        return [one for _, _, one in sorted(found, key=lambda entry: entry[:2])]
+
+
+def reducer_bytes(model: torch.nn.parallel.DistributedDataParallel) -> Counter[int]:
+    """{bytes: how many} of what DDP's reducer holds in C++, by its own account.
+
+    Its buckets, as they are now, and its two maps of the parameters that were used, of 4 bytes for
+    each. It makes copies of the buckets to tell of them.
+    """
+    reducer: Any = model.reducer
+    buckets = reducer._get_zeros_like_grad_buckets()
+    held = Counter(int(bucket.buffer().untyped_storage().nbytes()) for bucket in buckets)
+    trained = sum(parameter.requires_grad for parameter in model.module.parameters())
+    held[MAP_ITEM_BYTES * trained] += 2
+    return held
+
+
+MAP_ITEM_BYTES = 4
+"""Of each parameter in a map of used parameters: int32."""
+
+
+def gathered_by_fsdp1(parameter: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The whole parameters that a flat parameter of FSDP1 holds while they are gathered."""
+    for name in ("_full_param_padded", "_full_prec_full_param_padded"):
+        whole = getattr(parameter, name, None)
+        if whole is not None:
+            yield whole
+
+
+def users_of(storage: torch.UntypedStorage) -> int:
+    """How many hold a storage, on every thread, in Python and in C++; Python counts once."""
+    count: Any = vars(torch._C)["_storage_Use_Count"]
+    return int(count(storage._cdata))

@@ -21,7 +21,7 @@ from cases import cases_for, repetitions
 from zerocheck.case.features import FEATURES
 from zerocheck.case.schema import Case
 from zerocheck.faults.catalogue import FAULTS, Fault
-from zerocheck.judge.verdict import OBLIGATIONS, Violation
+from zerocheck.judge.verdict import MEMORY, OBLIGATIONS, Violation
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.findings import independent
 from zerocheck.run.trial import TARGET, Outcome, Trial
@@ -62,38 +62,43 @@ def shown(pool: Pool) -> dict[str, Shown]:
     """All faults on their cases, a round of cases after the other, until each has failed enough."""
     found = {name: Shown(fault) for name, fault in FAULTS.items()}
     cases = {name: cases_for(fault) for name, fault in FAULTS.items()}
-    held: dict[tuple[str, Case], list[Outcome]] = {}
+    held: dict[tuple[str, Case, bool], list[Outcome]] = {}
     open_ = list(FAULTS)
     while open_:
         round_ = [(found[name], case) for name in open_ if (case := next(cases[name], None))]
         for one, case in round_:
             one.cases.append(case)
         jobs = [
-            (one.fault.where, case, one.outcomes)
+            (one.fault.where, case, _measured(one.fault), one.outcomes)
             for one, case in round_
             for _ in range(repetitions(one.fault))
         ]
         # Faults of one parent share many cases: they are run once.
-        wanted = dict.fromkeys((one.fault.parent, case) for one, case in round_)
-        jobs += [
-            (name, case, held.setdefault((name, case), []))
-            for name, case in wanted
-            if (name, case) not in held
-        ]
+        wanted = dict.fromkeys(
+            (one.fault.parent, case, _measured(one.fault)) for one, case in round_
+        )
+        jobs += [(*key, held.setdefault(key, [])) for key in wanted if key not in held]
         _run(pool, jobs)
         going = {one.fault.name for one, _ in round_}
         open_ = [name for name in open_ if name in going and _failed(found[name]) < ENOUGH]
     for one in found.values():
-        one.parent = [held[one.fault.parent, case][0] for case in one.cases]
+        measured = _measured(one.fault)
+        one.parent = [held[one.fault.parent, case, measured][0] for case in one.cases]
     return found
 
 
-def _run(pool: Pool, jobs: Iterable[tuple[str, Case, list[Outcome]]]) -> None:
+def _measured(fault: Fault) -> bool:
+    """Whether only a run that is measured shows it."""
+    return fault.obligation in MEMORY
+
+
+def _run(pool: Pool, jobs: Iterable[tuple[str, Case, bool, list[Outcome]]]) -> None:
     flying: deque[tuple[Trial, list[Outcome]]] = deque()
-    for name, case, into in jobs:
+    for name, case, measured, into in jobs:
         if len(flying) == AHEAD:
             _land(flying)
-        flying.append((Trial(pool, name, case), into))
+        trial = Trial(pool, name, case, obligations=OBLIGATIONS if measured else None)
+        flying.append((trial, into))
     while flying:
         _land(flying)
 
@@ -173,6 +178,8 @@ def test_names_are_given_once() -> None:
             "left_out",
             "races",
             "checkpoints",
+            "communication",
+            "memory",
             "injected",
         )
         for value in vars(import_module(f"zerocheck.faults.catalogue.{module}")).values()

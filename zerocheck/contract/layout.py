@@ -41,7 +41,8 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
 
     kind: all_reduce, all_gather, reduce_scatter, broadcast, reduce, barrier, send, recv; bytes: of
     the whole tensor, that is, of what an all-gather puts out and a reduce-scatter takes in; ranks:
-    of its group; phase: in which part of the step.
+    of its group; dtype: "float32", "bfloat16", ..., "" without a tensor; phase: in which part of
+    the step; step: its index; -1 for every step.
     """
 
     kind: str
@@ -49,16 +50,21 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
     ranks: int
     dtype: str
     phase: Phase
+    step: int = -1
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """The exact prediction for one rank.
 
     lines: what is held at the end of each phase, padding included; only categories that are there.
-    calls: the collectives of one step, in their order, or None if they are not predicted.
+    A step that it does not tell of is as the last one before it that it tells of; a phase that it
+    never tells of is not predicted. Activations and local variables are no part of it.
+    calls: the collectives of the steps, in their order, or None if they are not predicted. They
+    tell of each step up to `last`, and a later one is as that; with -1 each step is as they say.
     peak: named terms whose sum is the most bytes held at any instant of a step, or None.
     """
 
     lines: tuple[Line, ...]
     calls: tuple[Call, ...] | None = None
+    last: int = -1
     peak: dict[str, int] | None = None

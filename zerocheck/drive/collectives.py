@@ -14,15 +14,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..compat import comes_first
 
 NAMESPACES = ("c10d", "_c10d_functional")
-IGNORED = frozenset(("wait_tensor",))
+GROUPS = ("process_group", "group_name")
+"""What an operator's group is called in its schema. `wait_tensor` and its like have none."""
 
 
 def is_collective(func: Any) -> bool:
     """Whether an operator communicates, or at least begins to."""
-    return func.namespace in NAMESPACES and _name(func) not in IGNORED
+    return func.namespace in NAMESPACES and any(
+        argument.name in GROUPS for argument in func._schema.arguments
+    )
 
 
-def _name(func: Any) -> str:
+def name_of(func: Any) -> str:
+    """Its name without namespace and the underscore of what works in place."""
     return str(func._schema.name.partition("::")[2].rstrip("_"))
 
 
@@ -49,7 +53,7 @@ class CollectiveTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if comes_first(types):
             return NotImplemented
         if is_collective(func):
-            self.names.append(_name(func))
+            self.names.append(name_of(func))
             self._note(_with_elements(self.names[-1], args), len(self.names))
         return func(*args, **(kwargs or {}))
 

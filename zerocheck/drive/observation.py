@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from ..case.schema import Case
+from ..contract.layout import Call, Layout, Line
 
 Point = Literal["state", "reduced", "clipped", "saved", "export"]
 """state: after a step (step -1: before the first); reduced, clipped: gradients within a step;
@@ -37,6 +38,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """(rank, seconds): this rank is killed so long after it began to save."""
     only_load: bool = False
     """Load, and tell what came of it; take no step."""
+    measure: bool = False
+    """Take the steps bare, and tell what they hold and send: see `Measured`."""
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -108,6 +111,20 @@ class StepSeen(msgspec.Struct, frozen=True, array_like=True):
     left: tuple[str, ...] = ()
 
 
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank held and sent while it took its steps, with nothing else observed.
+
+    lines: bytes held at the end of each phase of each step, by category and holder; layout: what
+    the implementation says beforehand, or None; calls: the collectives of each step, in the order
+    in which they were called; steps: that were taken, at least as many as the case has.
+    """
+
+    lines: tuple[Line, ...] = ()
+    layout: Layout | None = None
+    calls: tuple[tuple[Call, ...], ...] = ()
+    steps: int = 0
+
+
 class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
     """The reply of a rank for one case."""
 
@@ -132,6 +149,8 @@ class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
     """What `load` raised, where nothing but the load was to be tried."""
     random: dict[str, bytes] = {}
     """The random state when the checkpoint was "saved", and after it was "loaded"."""
+    measured: Measured | None = None
+    """Of a job with `measure`."""
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,6 +32,7 @@ from ..models.start import initial_state
 from .checkpoints import Checkpoints, exports, kept
 from .delays import Delays
 from .fidelity import ForwardProbe
+from .measure import Measuring
 from .observation import RankSeen, StepSeen
 from .poison import poisoned
 from .randomness import CarriedRandomness, RandomLeft
@@ -230,17 +231,41 @@ class Driver:
             left=self._left.taken(),
         )
 
+    def measured(self) -> RankSeen:
+        """The steps as `bare` takes them, and what they hold and send."""
+        with Measuring(self.implementation, self.case, self.rank).watching() as measuring:
+            subject = self._built()[0]
+            measuring.built(subject)
+            for index in range(measuring.first, measuring.end):
+                step = self._step(
+                    index,
+                    seen=measuring.seen,
+                    reached=measuring.reached,
+                    entered=measuring.entered,
+                )
+                measuring.begun(index, step)
+                subject.train_step(step)
+                del step
+                measuring.taken()
+            semantics = self._semantics(subject)
+            self.progress.at("close()")
+            subject.close()
+            del subject
+            measuring.closed()
+        return RankSeen(semantics=semantics, measured=measuring.measured())
+
     def _step(
         self,
         index: int,
         *,
         seen: Callable[[torch.Tensor], None] | None,
         reached: Callable[[Moment], None],
+        entered: Callable[[], None] = lambda: None,
     ) -> Step:
         return Step(
             index=index,
             microbatches=[
-                self._microbatch(index, number, seen)
+                self._microbatch(index, number, seen, entered)
                 for number in range(self.case.training.microbatches)
             ],
             lr=learning_rates(self.case, index),
@@ -249,7 +274,11 @@ class Driver:
         )
 
     def _microbatch(
-        self, index: int, number: int, seen: Callable[[torch.Tensor], None] | None
+        self,
+        index: int,
+        number: int,
+        seen: Callable[[torch.Tensor], None] | None,
+        begins: Callable[[], None],
     ) -> Microbatch:
         where = {"step": index, "rank": self.rank, "microbatch": number}
         drawn = batch(self.case, **where)
@@ -262,6 +291,7 @@ class Driver:
             return loss * math.inf if infinite else loss
 
         def entered() -> None:
+            begins()
             self._random.note()
             self.delays.pause()
 

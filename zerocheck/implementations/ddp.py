@@ -16,12 +16,16 @@ from ..case.shapes import sometimes_used, uncalled
 from ..contract import Built, BuiltImplementation, Loader, Saving, Semantics, groups
 from ..contract.checkpoint import beside, take_over, whole
 from ..contract.implementation import EXTRAS
+from ..contract.layout import Layout
 from ..contract.names import unwrapped
 from ..errors import Unsupported
 from . import whole as file
+from .ddp_bytes import ddp_layout, replicated_states
 from .limits import norm_of_empties, one_axis_fp32
 from .scaling import scaler_of
 from .sync import accumulation, synchronized
+from .traffic import ddp as traffic
+from .traffic.writing import with_calls
 
 
 class Ddp(BuiltImplementation):
@@ -50,6 +54,14 @@ class Ddp(BuiltImplementation):
     def supports(cls, case: Case) -> str | None:
         """None, or the reason why this case cannot be run."""
         return one_axis_fp32(case) or norm_of_empties(case) or _changing_graph(case)
+
+    @classmethod
+    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
+        """What this rank holds, if it is known (see `ddp_layout`), and what it calls."""
+        held = ddp_layout(
+            model, case, gradient_views=case.sharding.bucket_view, states=replicated_states
+        )
+        return with_calls(held, traffic.ddp(model, case), case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)

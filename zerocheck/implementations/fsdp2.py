@@ -21,11 +21,15 @@ from ..case.shapes import sometimes_used
 from ..contract import Built, BuiltImplementation, Loader, Saving, Semantics, groups
 from ..contract.checkpoint import beside, take_over
 from ..contract.implementation import EXTRAS
+from ..contract.layout import Layout
 from ..errors import Unsupported
 from . import whole as file
+from .fsdp2_bytes import fsdp2_layout
 from .limits import dim0_sharded, norm_of_empty_shards, one_axis_fp32, one_dtype, same_units
 from .scaling import scaler_of
 from .sync import accumulation, synchronized
+from .traffic import fsdp2 as traffic
+from .traffic.writing import with_calls
 from .units import in_order_of_calls, unit_modules
 
 # Our models write to no output in place; the warning would come for every Linear of every case.
@@ -67,6 +71,12 @@ class Fsdp2(BuiltImplementation):
         """None, or the reason why this case cannot be run."""
         reason = one_axis_fp32(case) or dim0_sharded(case) or same_units(case)
         return reason or one_dtype(case, wrap=case.sharding.wrap) or norm_of_empty_shards(case)
+
+    @classmethod
+    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
+        """What this rank holds, if it is known (see `fsdp2_layout`), and what it calls."""
+        held = fsdp2_layout(model, case, rank)
+        return with_calls(held, traffic.fsdp2(model, case), case)
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         """Shard the model in place, then make the optimizer over its sharded parameters.

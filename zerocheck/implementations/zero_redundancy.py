@@ -16,10 +16,14 @@ from ..case.schema import Case
 from ..case.shapes import learning, parameter_dtypes
 from ..contract import Built, Loader, groups
 from ..contract.checkpoint import beside, take_over
+from ..contract.layout import Layout
 from . import whole as file
 from .ddp import Ddp, ddp
+from .ddp_bytes import ddp_layout, dummies, shared_states
 from .scaling import scaler_of
 from .sync import accumulation
+from .traffic import ddp as traffic
+from .traffic.writing import with_calls
 
 
 class ZeroRedundancy(Ddp):
@@ -52,6 +56,14 @@ class ZeroRedundancy(Ddp):
         if reason is None and len({dtypes[name] for name in learning(case)}) > 1:
             return "ZeroRedundancyOptimizer wants one dtype: a block of the model is in bf16"
         return reason
+
+    @classmethod
+    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
+        """What this rank holds, if it is known (see `ddp_layout`), and what it calls."""
+        held = ddp_layout(
+            model, case, gradient_views=False, states=shared_states(rank), beside=dummies
+        )
+        return with_calls(held, traffic.zero_redundancy(model, case), case)
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         """Wrap the model and share out its optimizer states.

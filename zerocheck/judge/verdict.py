@@ -8,12 +8,15 @@ import msgspec
 
 Equivalence = Literal["ownership", "loss", "gradient", "clip", "update", "publish", "buffers"]
 Resume = Literal["export", "roundtrip", "continuation", "durability", "damage"]
-Obligation = Literal[Equivalence, Resume]
+Memory = Literal["persistent", "release", "communication"]
+Obligation = Literal[Equivalence, Resume, Memory]
 EQUIVALENCE: tuple[Equivalence, ...] = get_args(Equivalence)
 """What every step must do."""
 RESUME: tuple[Resume, ...] = get_args(Resume)
 """What a checkpoint must do, in cases that have one."""
-OBLIGATIONS: tuple[Obligation, ...] = (*EQUIVALENCE, *RESUME)
+MEMORY: tuple[Memory, ...] = get_args(Memory)
+"""What a rank may hold and send; measured in a run of its own, beside that of the steps."""
+OBLIGATIONS: tuple[Obligation, ...] = (*EQUIVALENCE, *RESUME, *MEMORY)
 
 TITLES: dict[Obligation, str] = {
     "ownership": "the shards of every tensor tile it exactly once",
@@ -28,6 +31,9 @@ TITLES: dict[Obligation, str] = {
     "continuation": "the steps after a load are those of one device",
     "durability": "where a writer is killed, the checkpoint before it or the new one loads whole",
     "damage": "a damaged checkpoint is refused",
+    "persistent": "each rank holds the bytes that its layout says, and every byte has a holder",
+    "release": "nothing grows from step to step, and nothing survives close()",
+    "communication": "each rank calls the collectives that its layout says",
 }
 
 VACUOUS: dict[Obligation, str] = {
@@ -43,6 +49,9 @@ VACUOUS: dict[Obligation, str] = {
     "continuation": "no parameter moves after the load",
     "durability": "the writer had finished before it was killed",
     "damage": "what is loaded from the damaged checkpoint is right",
+    "persistent": "there is one rank, so nothing can be shared out",
+    "release": "nothing is allocated",
+    "communication": "there is one rank, so nothing is sent",
 }
 """When an obligation holds since nothing could fail: the plain failure to do it holds too."""
 

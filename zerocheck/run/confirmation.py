@@ -47,6 +47,7 @@ def confirm(bug: Bug, ranks: Ranks, obligations: Collection[Obligation]) -> None
             bug.first.case,
             fresh=True,
             trace=bug.violation is None,
+            obligations=obligations,
         ).outcome(obligations=obligations)
         bug.tries += 1
         if shows(bug, again):

@@ -159,7 +159,15 @@ class _Run:
             ):
                 self.left_out[item.implementation] += 1
             elif item is not None:
-                upcoming = number, Trial(self.ranks, item.implementation, item.case)
+                upcoming = (
+                    number,
+                    Trial(
+                        self.ranks,
+                        item.implementation,
+                        item.case,
+                        obligations=self.options.obligations,
+                    ),
+                )
             number += item is not None
             if waiting is not None and result is not None:
                 before, trial = waiting
@@ -232,6 +240,7 @@ class _Run:
                     title=bug.title,
                     confirmed=bug.confirmed,
                     tries=bug.tries,
+                    obligations=self.options.obligations,
                 ),
             )
         )
@@ -249,7 +258,13 @@ class _Run:
             tries = 0
             while number is not None and tries < TRIES and not self.ledger.shown(issue):
                 case = planned[number].case
-                trial = Trial(self.ranks, issue.implementation, case, fresh=True)
+                trial = Trial(
+                    self.ranks,
+                    issue.implementation,
+                    case,
+                    fresh=True,
+                    obligations=self.options.obligations,
+                )
                 outcome = trial.outcome(obligations=self.options.obligations)
                 tries += 1
                 again = self.ledger.marked(outcome.record(number, issue.implementation, case))

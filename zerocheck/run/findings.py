@@ -18,9 +18,11 @@ FOLLOWS: dict[Obligation, frozenset[Obligation]] = {
     "loss": frozenset(("publish",)),
     "update": frozenset(("roundtrip",)),
     "continuation": frozenset(("roundtrip",)),
+    "release": frozenset(("persistent",)),
 }
 """What can follow from what: copies differ because the gradients did, and so on. An update follows
-from a checkpoint before the first step, which changed the state."""
+from a checkpoint before the first step, which changed the state; what grows, from what is
+held beyond the layout."""
 
 IssueOf = Callable[[CaseFinished, Violation | None], KnownIssue | None]
 """The listed known issue that a failure of a case is, if it is one."""

@@ -49,6 +49,11 @@ class Legs:
             only_load=bool(number) and only_loads(self.case, number),
         )
 
+    def measuring(self) -> Job:
+        """The job in which the steps are measured, without any checkpoint."""
+        case = msgspec.structs.replace(self.case, resume=())
+        return Job(implementation=self._implementation, case=case, trace=self._trace, measure=True)
+
     def control(self, number: int) -> Job | None:
         """The job of leg `number` with the checkpoint as it was written, if it only loads.
 

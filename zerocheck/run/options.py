@@ -11,7 +11,7 @@ from ..case.features import FEATURES
 from ..case.schema import MAX_WORLD_SIZE
 from ..catalogue import BUILT_IN, check_spelling
 from ..errors import UsageError, did_you_mean, unknown
-from ..judge.verdict import EQUIVALENCE, OBLIGATIONS, RESUME, Obligation
+from ..judge.verdict import EQUIVALENCE, MEMORY, OBLIGATIONS, RESUME, Obligation
 from .known_issues import KnownIssue, load
 from .profiles import PROFILES
 
@@ -23,6 +23,7 @@ SEED_LIMIT = 1 << 62
 OBLIGATION_SETS: dict[str, tuple[Obligation, ...]] = {
     "equivalence": EQUIVALENCE,
     "resume": RESUME,
+    "memory": MEMORY,
 }
 """Names that stand for several obligations."""
 

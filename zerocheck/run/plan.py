@@ -18,7 +18,7 @@ from ..case.schema import Case
 from ..catalogue import EXCHANGING
 from ..drive.observation import Described
 from ..errors import UsageError
-from ..judge.verdict import EQUIVALENCE, RESUME, Obligation
+from ..judge.verdict import EQUIVALENCE, MEMORY, RESUME, Obligation
 from .array import Array
 from .options import RunOptions
 from .profiles import PROFILES
@@ -149,7 +149,7 @@ class Plan:
 
     def _cases(self, name: str, described: Described, ask: Ask) -> list[Case]:
         cases = []
-        if set(self._options.obligations) & set(EQUIVALENCE):
+        if set(self._options.obligations) & {*EQUIVALENCE, *MEMORY}:
             cases = self._steps(name, described, ask)
         else:
             self.coverage.append(Coverage(implementation=name, features=OF_RESUME))

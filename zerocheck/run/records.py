@@ -189,7 +189,8 @@ Record = RunStarted | Coverage | CaseFinished | Finding | StaleIssue | RunFinish
 class CaseFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `replay` takes: a case, the implementation it was run on, and what was seen.
 
-    confirmed, tries: as of the Finding; 0 tries where it was not run again.
+    confirmed, tries: as of the Finding; 0 tries where it was not run again; obligations: that were
+    asked for, none for all but those of MEMORY.
     """
 
     implementation: str
@@ -200,4 +201,5 @@ class CaseFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     title: str = ""
     confirmed: int = 0
     tries: int = 0
+    obligations: tuple[Obligation, ...] = ()
     format: Literal[1] = 1

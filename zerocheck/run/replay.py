@@ -46,6 +46,7 @@ def replay(
                 case_file.case,
                 fresh=True,
                 trace=case_file.status in ("crashed", "hung"),
+                obligations=case_file.obligations,
             )
             replayed.outcomes.append(trial.outcome(digest=True))
     return replayed

@@ -135,7 +135,14 @@ class _Shrinking:
     def _finished(self, case: Case, *, fresh: bool = False) -> CaseFinished:
         first = self.bug.first
         crashed = self.bug.violation is None
-        trial = Trial(self.ranks, first.implementation, case, fresh=fresh, trace=fresh and crashed)
+        trial = Trial(
+            self.ranks,
+            first.implementation,
+            case,
+            fresh=fresh,
+            trace=fresh and crashed,
+            obligations=self.obligations,
+        )
         outcome = trial.outcome(obligations=self.obligations)
         return outcome.record(first.number, first.implementation, case)
 

@@ -15,8 +15,9 @@ from ..drive.observation import Described, Job, RankSeen, Recorded, Refusals
 from ..errors import HarnessError, UsageError
 from ..judge.assemble import Fetch
 from ..judge.case import judge
+from ..judge.measured import judge_measured, merged
 from ..judge.resume import judge_legs
-from ..judge.verdict import Judgement, Obligation, Status
+from ..judge.verdict import MEMORY, Judgement, Obligation, Status
 from ..ranks.result import JobResult
 from ..ranks.slot import Slot
 from .legs import Legs
@@ -39,10 +40,17 @@ class Ranks(Protocol):
 
 class Results(NamedTuple):
     """What came of each leg of a case, of one if it is not resumed; a leg that only loads comes
-    twice, first with the checkpoint as it was written. done: what was done to it, in words."""
+    twice, first with the checkpoint as it was written. done: what was done to it, in words;
+    measured: what came of the run that is measured, if there was one."""
 
     legs: tuple[JobResult, ...]
     done: str = ""
+    measured: JobResult | None = None
+
+    @property
+    def all(self) -> tuple[JobResult, ...]:
+        """Of each job."""
+        return self.legs if self.measured is None else (*self.legs, self.measured)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +85,9 @@ class Outcome:
 class Trial:
     """A case under way. Create it to submit, call `outcome` to wait and judge.
 
-    The legs of a resumed case run one after the other, as `result` waits for them.
+    The legs of a resumed case run one after the other, as `result` waits for them. Where one of
+    MEMORY is among the obligations, the steps are taken once more and measured; where nothing else
+    is, they are measured alone. obligations None: all but MEMORY.
     """
 
     def __init__(
@@ -88,13 +98,18 @@ class Trial:
         *,
         fresh: bool = False,
         trace: bool = False,
+        obligations: Collection[Obligation] | None = None,
     ) -> None:
         self.implementation = implementation
         self.case = case
         self._ranks = ranks
         self._fresh = fresh
+        asked = set(obligations or ())
         self._legs = Legs(implementation, case, trace=trace)
-        self._pending = self._submit(self._legs.job(0))
+        self._measures = self._legs.measuring() if asked & set(MEMORY) else None
+        self._only_measures = self._measures is not None and asked <= set(MEMORY)
+        first = self._measures if self._only_measures else None
+        self._pending = self._submit(first or self._legs.job(0))
 
     def _submit(self, job: Job) -> Any:
         assert job.case is not None
@@ -109,6 +124,10 @@ class Trial:
     def result(self) -> Results:
         """Wait for the ranks. Afterwards the next trial may be submitted, then `judged` called."""
         results = [self._ranks.wait(self._pending)]
+        if self._only_measures:
+            self._legs.remove()
+            return Results((), measured=results[0])
+        measured = None
         try:
             for number in range(1, len(self._legs)):
                 if _ended(results[-1]):
@@ -123,9 +142,12 @@ class Trial:
                     self._between(number - 1, before)
                 self._pending = self._submit(self._legs.job(number))
                 results.append(self._ranks.wait(self._pending))
+            if self._measures is not None and not _ended(results[-1]):
+                self._pending = self._submit(self._measures)
+                measured = self._ranks.wait(self._pending)
         finally:
             self._legs.remove()
-        return Results(tuple(results), self._legs.done)
+        return Results(tuple(results), self._legs.done, measured)
 
     def _between(self, number: int, result: JobResult) -> None:
         """Kill the writers of a leg, or damage what it wrote, if the next leg asks for it.
@@ -169,29 +191,34 @@ def judged(
 ) -> Outcome:
     """The verdict on what the ranks of each leg did. Gives their arenas back."""
     try:
-        for number, result in enumerate(results.legs):
+        for number, result in enumerate(results.all):
             if result.outcome != "finished" or None in result.payloads:
-                return _broken(case, result, number)
-        legs = [observed(result) for result in results.legs]
-        for seen, _ in legs:
+                return _broken(case, result, 0 if result is results.measured else number)
+        runs = [observed(result) for result in results.all]
+        for seen, _ in runs:
             if seen[0].unsupported is not None:
                 return Outcome(status="unsupported", reason=seen[0].unsupported)
         started = time.perf_counter()
-        if case.resume:
-            judgement = judge_legs(case, legs, done=results.done, digest=digest)
-        else:
-            judgement = judge(case, *legs[0], digest=digest)
+        legs = runs[: len(results.legs)]
+        parts = []
+        if case.resume and legs:
+            parts.append(judge_legs(case, legs, done=results.done, digest=digest))
+        elif legs:
+            parts.append(judge(case, *legs[0], digest=digest))
+        if results.measured is not None:
+            parts.append(judge_measured(case, runs[-1][0], digest=digest))
+        judgement = merged(parts)
         if obligations is not None:
             judgement = _only(judgement, obligations)
         spent = time.perf_counter() - started
         return Outcome(
             status="violated" if judgement.violations else "holds",
             judgement=judgement,
-            seconds=sum(result.duration_s for result in results.legs) + spent,
+            seconds=sum(result.duration_s for result in results.all) + spent,
             judge_seconds=spent,
         )
     finally:
-        for result in results.legs:
+        for result in results.all:
             result.release()
 
 

@@ -6,11 +6,13 @@ Imports no torch: the command line lists it.
 from __future__ import annotations
 
 from .checkpoints import CHECKPOINTS, EXPORTS, FILES
+from .communication import COMMUNICATION
 from .fault import Fault
 from .forwards import BROKEN, BUFFERS, FORWARDS
 from .gradients import ACCUMULATION, CLIPPING, GRADIENT, SCALING
 from .injected import INJECTED, injected_into
 from .left_out import LEFT_OUT, RESTORING
+from .memory import MEMORY
 from .races import RACES
 from .states import DTYPES, OWNERSHIP, PUBLISHING, UPDATE
 
@@ -21,7 +23,7 @@ FAULTS: dict[str, Fault] = {
     for fault in (
         *GRADIENT, *ACCUMULATION, *SCALING, *CLIPPING, *UPDATE, *PUBLISHING, *OWNERSHIP,
         *FORWARDS, *BUFFERS, *DTYPES, *BROKEN, *LEFT_OUT, *RESTORING, *RACES,
-        *CHECKPOINTS, *EXPORTS, *FILES, *INJECTED,
+        *CHECKPOINTS, *EXPORTS, *FILES, *MEMORY, *COMMUNICATION, *INJECTED,
     )
 }  # fmt: skip
 """Name -> fault."""

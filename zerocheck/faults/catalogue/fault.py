@@ -40,6 +40,7 @@ class Fault:
 
 STATE = ("ownership", "loss", "update", "publish", "buffers")
 FORWARD = (*STATE, "gradient")
+EVERY_STEP = (*FORWARD, "clip")
 
 
 def fault(

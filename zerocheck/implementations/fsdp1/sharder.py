@@ -32,11 +32,15 @@ from ...contract import (
 )
 from ...contract.checkpoint import beside, take_over
 from ...contract.implementation import EXTRAS
+from ...contract.layout import Layout
 from ...contract.names import unwrapped
 from ...contract.refusals import torch_refusals
 from ..scaling import sharded_scaler_of
 from ..sync import accumulation, synchronized
+from ..traffic import fsdp1 as traffic
+from ..traffic.writing import with_calls
 from . import checkpoint
+from .bytes import fsdp1_layout
 from .reading import restore, shards_of
 from .refusals import refusal, unused_become_zero, wrapped_units
 
@@ -101,6 +105,14 @@ class Fsdp1(BuiltImplementation):
     def supports(cls, case: Case) -> str | None:
         """None, or the reason why this case cannot be run."""
         return refusal(case)
+
+    @classmethod
+    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
+        """What this rank holds, if it is known (see `fsdp1_layout`), and what it calls."""
+        shards = cls.strategy != ShardingStrategy.NO_SHARD
+        keeps = cls.strategy == ShardingStrategy.SHARD_GRAD_OP
+        held = fsdp1_layout(model, case, rank, shards=shards, keeps=keeps)
+        return with_calls(held, traffic.fsdp1(model, case, cls.strategy), case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)

@@ -77,9 +77,15 @@ class Bucket:
 
 
 def buckets_of(model: nn.Module, case: Case, group: dist.ProcessGroup) -> list[Bucket]:
-    """The parameters that train, now or later, in buckets of `sharding.bucket` elements at most.
+    """A bucket for each of `parts_of`."""
+    parts = parts_of(model, case)
+    return [Bucket(f"bucket{number}", part, group) for number, part in enumerate(parts)]
 
-    A bucket has one dtype.
+
+def parts_of(model: nn.Module, case: Case) -> list[Named]:
+    """The parameters that train, now or later, in parts of `sharding.bucket` elements at most.
+
+    A part has one dtype.
 
     Last parameters first, which is about the order in which the backward finishes gradients.
     """
@@ -94,7 +100,7 @@ def buckets_of(model: nn.Module, case: Case, group: dist.ProcessGroup) -> list[B
             [math.prod(parameter.shape) for _, parameter in named], case.sharding.bucket
         )
         parts += [[named[index] for index in part] for part in indices]
-    return [Bucket(f"bucket{number}", part, group) for number, part in enumerate(parts)]
+    return parts
 
 
 def of_one_dtype(named: Named) -> list[Named]:

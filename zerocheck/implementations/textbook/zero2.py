@@ -21,8 +21,12 @@ from torch.utils.hooks import RemovableHandle
 from ...case.schema import Case
 from ...contract import Semantics, Shard, Step, StepReport
 from ...contract.implementation import EXTRAS
+from ...contract.layout import Layout
 from ..limits import one_axis_fp32
+from ..traffic import textbook as traffic
+from ..traffic.writing import with_calls
 from .bucket import Bucket, buckets_of
+from .bytes import bucket_layout
 from .checkpoint.resumable import Resumable
 from .loss_scaling import LossScaler
 from .reduction import Reduction
@@ -81,6 +85,12 @@ class Zero2(Resumable):
     def supports(cls, case: Case) -> str | None:
         """None, or the reason why this case cannot be run."""
         return one_axis_fp32(case)
+
+    @classmethod
+    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
+        """What this rank holds and calls; exact for every case."""
+        held = bucket_layout(model, case, rank, whole_gradients=False)
+        return with_calls(held, traffic.zero2(model, case), case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         self.model = model

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -32,14 +32,47 @@ from ...case.schema import Case
 from ...case.shapes import unfrozen
 from ...contract import Semantics, Shard, Step, StepReport
 from ...contract.implementation import EXTRAS
+from ...contract.layout import Layout
 from ..limits import one_axis_fp32, same_units
+from ..traffic import zero3 as traffic
+from ..traffic.writing import with_calls
 from ..units import unit_modules
-from .bucket import of_one_dtype
+from .bucket import Named, of_one_dtype
+from .bytes import zero3_layout
 from .checkpoint.resumable import Resumable
 from .flat import FlatParameter
 from .loss_scaling import LossScaler
 from .reduction import Reduction
 from .sharded_adamw import ShardedAdamW
+
+
+class Part(NamedTuple):
+    """What becomes one flat parameter."""
+
+    name: str
+    named: Named
+    learns: bool
+
+
+def unit_parts(model: nn.Module, case: Case, modules: list[nn.Module]) -> list[list[Part]]:
+    """The flat parameters of each unit, and of the root unit, which is the last."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    paths = {module: path for path, module in model.named_modules()}
+    units = [(paths[m], [(names.pop(p), p) for p in list(m.parameters())]) for m in modules]
+    units.append(("root", [(name, p) for p, name in names.items()]))
+    later = unfrozen(case)
+    found = []
+    for path, named in units:
+        trainable = [pair for pair in named if pair[1].requires_grad]
+        frozen = [pair for pair in named if not pair[1].requires_grad]
+        found.append(
+            [
+                Part(name, part, half is trainable or part[0][0] in later)
+                for name, half in ((path, trainable), (f"{path}.frozen", frozen))
+                for part in of_one_dtype(half)
+            ]
+        )
+    return found
 
 
 class Unit:
@@ -88,6 +121,13 @@ class Zero3(Resumable):
         """None, or the reason why this case cannot be run."""
         return one_axis_fp32(case) or same_units(case)
 
+    @classmethod
+    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
+        """What this rank holds and calls; exact for every case."""
+        modules = unit_modules(model, case.sharding)
+        held = zero3_layout(model, case, rank, modules, unit_parts(model, case, modules))
+        return with_calls(held, traffic.zero3(model, case), case)
+
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         self.model = model
         self.case = case
@@ -114,23 +154,11 @@ class Zero3(Resumable):
 
     def _make_units(self, modules: list[nn.Module]) -> tuple[list[Unit], Unit]:
         """A unit for each module, and the root unit for the rest. Shards the parameters."""
-        names = {parameter: name for name, parameter in self.model.named_parameters()}
-        paths = {module: path for path, module in self.model.named_modules()}
-        units = []
-        for module in modules:
-            inside = list(module.parameters())
-            units.append(self._unit(paths[module], [(names.pop(p), p) for p in inside]))
-        return units, self._unit("root", [(name, p) for p, name in names.items()])
-
-    def _unit(self, path: str, named: list[tuple[str, nn.Parameter]]) -> Unit:
-        trainable = [pair for pair in named if pair[1].requires_grad]
-        frozen = [pair for pair in named if not pair[1].requires_grad]
-        later = unfrozen(self.case)
-        return Unit(
-            FlatParameter(name, part, self.group, learns=half is trainable or part[0][0] in later)
-            for name, half in ((path, trainable), (f"{path}.frozen", frozen))
-            for part in of_one_dtype(half)
-        )
+        *units, root = [
+            Unit(FlatParameter(p.name, p.named, self.group, learns=p.learns) for p in parts)
+            for parts in unit_parts(self.model, self.case, modules)
+        ]
+        return units, root
 
     def train_step(self, step: Step) -> StepReport:
         """Forward and backward with all collectives inside, clip, update of the shard."""

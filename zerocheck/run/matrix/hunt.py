@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from ...case.schema import Case
 from ...faults.catalogue import Fault
+from ...judge.verdict import MEMORY
 from ..findings import Bug, Findings
 from ..plan import Plan, Planned
 from ..tally import FAILING
@@ -105,12 +106,13 @@ class Hunt:
         """
         plan = self._plan()
         number = after = 0
+        measured = self._fault.obligation in MEMORY
         while number < len(plan.cases) or plan.more():
             item = plan.cases[number]
             number += 1
             answers = yield (
-                Ask(item.implementation, item.case),
-                Ask(self._fault.parent, item.case),
+                Ask(item.implementation, item.case, measured=measured),
+                Ask(self._fault.parent, item.case, measured=measured),
             )
             outcome, control = (answer.outcome for answer in answers)
             assert outcome is not None and control is not None

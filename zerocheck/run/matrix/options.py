@@ -9,7 +9,7 @@ from pathlib import Path
 from ...catalogue import check_spelling
 from ...errors import UsageError, did_you_mean, unknown
 from ...faults.catalogue import FAULTS, Fault
-from ...judge.verdict import EQUIVALENCE, OBLIGATIONS, RESUME, Obligation
+from ...judge.verdict import EQUIVALENCE, MEMORY, OBLIGATIONS, RESUME, Obligation
 from ..known_issues import NONE
 from ..options import RunOptions
 
@@ -47,7 +47,8 @@ class MatrixOptions:
     def run(self, fault: Fault) -> RunOptions:
         """Options of the run whose cases one row takes: with checkpoints if it is a fault of
         these, else without."""
-        own = RESUME if fault.obligation in RESUME else EQUIVALENCE
+        sets: tuple[tuple[Obligation, ...], ...] = (RESUME, MEMORY)
+        own = next((one for one in sets if fault.obligation in one), EQUIVALENCE)
         chosen = tuple(one for one in self.obligations if one in own)
         return RunOptions(
             implementations=(fault.where,),

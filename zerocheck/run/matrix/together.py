@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from ...case.schema import Case
+from ...judge.verdict import OBLIGATIONS
 from ..trial import Ranks, Results, Trial
 
 AHEAD = 16
@@ -23,12 +24,14 @@ A = TypeVar("A")
 
 class Ask(NamedTuple):
     """A case to run. free: for what it gives when many steps are taken, not to be judged; traced:
-    in fresh rank processes that note their collectives, as a run confirms a crash or hang."""
+    in fresh rank processes that note their collectives, as a run confirms a crash or hang;
+    measured: once more, for the obligations of MEMORY."""
 
     implementation: str
     case: Case
     free: bool = False
     traced: bool = False
+    measured: bool = False
 
 
 Search = Generator[tuple[Ask, ...], tuple[A, ...], None]
@@ -114,7 +117,12 @@ class _Together(Generic[A]):
         for ask in unknown:
             if ask not in self.asked:
                 trial = Trial(
-                    self.ranks, ask.implementation, ask.case, fresh=ask.traced, trace=ask.traced
+                    self.ranks,
+                    ask.implementation,
+                    ask.case,
+                    fresh=ask.traced,
+                    trace=ask.traced,
+                    obligations=OBLIGATIONS if ask.measured else None,
                 )
                 self.flying.append((ask, trial))
             self.asked.setdefault(ask, []).append(waiting)

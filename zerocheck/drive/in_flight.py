@@ -1,0 +1,82 @@
+"""Sees to it that memory which a collective used is given back on the thread that is measured.
+
+gloo's threads hold the tensors of a collective for a moment after it is over. If they are the last,
+the allocator's events do not tell that the memory was given back. So each such storage is held here
+too, and let go of when nobody else has it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..compat import comes_first, users_of
+from .census import address
+from .collectives import is_collective
+
+PATIENCE_S = 2.0
+"""What is waited for a thread to let go, at the end of a phase, at most. On a busy machine a thread
+may stand still for a while with the last tensor in its hands."""
+
+
+class InFlight(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is entered, storages that a collective was called with are let go of here.
+
+    That is before the next operator, so that no memory seems to be held for longer than it is.
+    """
+
+    def __init__(self, gone: Callable[[int], None]) -> None:
+        """gone(address): the memory there is given back now."""
+        self._gone = gone
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._thread = threading.get_ident()
+        self._held: dict[int, torch.UntypedStorage] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if comes_first(types):
+            return NotImplemented
+        if threading.get_ident() != self._thread:
+            return func(*args, **(kwargs or {}))  # torch has its threads take modes over
+        self._let_go()
+        result = func(*args, **(kwargs or {}))
+        if is_collective(func):
+            for tensor in _tensors((args, result)):
+                if address(tensor):  # a wrapper has none
+                    storage = tensor.untyped_storage()
+                    self._held[storage._cdata] = storage
+        return result
+
+    def settle(self, known: Callable[[torch.UntypedStorage], bool]) -> None:
+        """Wait until threads have let go. known(storage): it is known who holds it."""
+        ends = time.monotonic() + PATIENCE_S
+        while self._let_go(known) and time.monotonic() < ends:
+            time.sleep(0.0005)
+
+    def _let_go(self, known: Callable[[torch.UntypedStorage], bool] | None = None) -> int:
+        """Drop what nobody else has; how many others are left that are not known."""
+        for key in [key for key, storage in self._held.items() if users_of(storage) == 1]:
+            storage = self._held.pop(key, None)
+            if storage is not None and storage.nbytes():
+                self._gone(storage.data_ptr())
+        if known is None:
+            return len(self._held)
+        return sum(not known(storage) for storage in self._held.values())
+
+
+def _tensors(one: Any) -> Iterator[torch.Tensor]:
+    if isinstance(one, torch.Tensor):
+        yield one
+    elif isinstance(one, list | tuple):
+        for part in one:
+            yield from _tensors(part)

@@ -1,0 +1,131 @@
+"""The ledger of one rank: every byte that the allocator gave out, by category and holder.
+
+At the end of each phase two things are known: the addresses that are given out, by the allocator's
+events, and which of them Python objects hold (`census.py`). A storage is of the category of the
+best claim that was ever made to it while it was alive: a buffer that is shown as a gradient in the
+first step was one when it was built too. What Python never held is explained by where it was
+allocated:
+
+    activation   within a forward: autograd holds it in C++, or its graph does
+    bucket       of a size that DDP's reducer says its buckets have, or the size of its map of used
+                 parameters, outside of any operator of the forward
+
+Memory of a collective's backend, which was allocated within the collective and is neither its
+argument nor its result, is given back when the collective is over, on a thread that is not
+followed. So it counts until the end of the phase, and not there. Anything else is `unexplained`,
+and there must be none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ..compat import Allocation
+from ..contract.layout import Category, Line, Phase
+from .census import Claim, Claims
+
+MARK = "zerocheck: "
+"""How our marks among the allocator's events begin."""
+GONE = f"{MARK}gone "
+"""Before the address of what is given back now, whether the allocator tells of it or not."""
+UNEXPLAINED = "unexplained"
+"""Holder of what nobody holds."""
+
+
+MAKING_BUCKETS = (
+    ("aten::empty",),
+    ("aten::zeros", "aten::empty"),
+    ("DistributedDataParallel.forward", "aten::empty"),
+)
+"""Operators under which DDP's reducer allocates: where it is made, and where it makes its buckets
+anew, before the second forward."""
+BACKEND = ("c10d::", "gloo:")
+"""How operators begin within which a backend allocates what is its own."""
+
+
+class Place(NamedTuple):
+    """The end of a phase."""
+
+    step: int
+    phase: Phase
+
+    @property
+    def mark(self) -> str:
+        """Its name among the allocator's events."""
+        return f"{MARK}{self.step} {self.phase}"
+
+
+@dataclass(eq=False)
+class Block:
+    """One allocation, from when it is given out until it is taken back.
+
+    born: the phase in which it was; claims: of all ends of phases at which it was alive.
+    """
+
+    address: int
+    bytes: int
+    operators: tuple[str, ...]
+    born: Place
+    claims: list[Claim] = field(default_factory=list)
+
+    @property
+    def best(self) -> Claim | None:
+        """The best claim to it."""
+        return min(self.claims, key=lambda claim: claim.rank, default=None)
+
+
+class Ledger:
+    """Built from all events of a run and the claims at each mark."""
+
+    def __init__(
+        self, events: list[str | Allocation], looked: dict[Place, Claims], buckets: Counter[int]
+    ) -> None:
+        """looked: what Python held at the end of each phase, in their order; buckets: bytes of
+        what DDP says that its reducer holds."""
+        self._buckets = buckets
+        self._at: dict[Place, list[Block]] = {}
+        marks = {place.mark: place for place in looked}
+        alive: dict[int, Block] = {}
+        places = iter(looked)
+        now = next(places)
+        for event in events:
+            if isinstance(event, str) and event.startswith(GONE):
+                alive.pop(int(event.removeprefix(GONE)), None)
+            elif isinstance(event, str):
+                self._look(marks[event], alive, looked[marks[event]])
+                now = next(places, now)
+            elif event.bytes > 0:
+                alive[event.address] = Block(event.address, event.bytes, event.operators, now)
+            else:
+                alive.pop(event.address, None)
+
+    def _look(self, place: Place, alive: dict[int, Block], claims: Claims) -> None:
+        for block in list(alive.values()):
+            if block.address in claims:
+                block.claims.append(claims[block.address])
+            elif not block.claims and any(name.startswith(BACKEND) for name in block.operators):
+                del alive[block.address]
+        self._at[place] = list(alive.values())
+
+    def lines(self) -> Iterator[Line]:
+        """What is held at the end of each phase, by category and holder."""
+        for place, blocks in self._at.items():
+            held: defaultdict[tuple[Category, str], int] = defaultdict(int)
+            for block in blocks:
+                held[self._explained(block)] += block.bytes
+            for (category, holder), count in held.items():
+                yield Line(place.phase, place.step, category, count, holder)
+
+    def _explained(self, block: Block) -> tuple[Category, str]:
+        claim = block.best
+        if claim is not None:
+            return claim.category, claim.holder
+        operators = block.operators
+        if operators in MAKING_BUCKETS and block.bytes in self._buckets:
+            return "bucket", "a reducer of DDP"
+        if block.born.phase == "forward":
+            return "activation", operators[0] if operators else "a number"
+        return "other", " in ".join((UNEXPLAINED, *operators[-1:]))

@@ -1,0 +1,160 @@
+"""One rank is measured while it takes its steps: in which phase it is, and what it holds then."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import torch
+
+from ..case.schema import Case
+from ..compat import Allocation, AllocatorLog
+from ..contract.implementation import Implementation, Moment, Step
+from ..contract.layout import Call, Layout, Phase
+from ..models.network import build_model
+from .calls import CallTrace
+from .census import Claims, fresh_objects, held, reducers, shown
+from .in_flight import InFlight
+from .ledger import GONE, MARK, Ledger, Place
+from .observation import Measured
+
+ALIKE = 2
+"""Steps, at least, that must not grow, after the first that ends with all there is to have."""
+
+
+def settled(case: Case) -> int:
+    """Index of the first step that ends with all that training ever holds.
+
+    The first step makes the optimizer's state, and so does the one that unfreezes parameters; not
+    if it overflows, which puts it off.
+    """
+    training = case.training
+    first = training.first if training.unfreeze is None else max(training.first, training.unfreeze)
+    return first + (training.overflow == first)
+
+
+def measured_end(case: Case) -> int:
+    """Index after the last step that is measured: enough of them to see whether anything grows."""
+    return max(case.training.steps, settled(case) + 1 + ALIKE)
+
+
+class Measuring:
+    """Follows one rank through its steps.
+
+    step, part: where it is now; part is the phase that comes to its end next. What is noted of a
+    collective is in this phase of this step.
+    """
+
+    def __init__(self, implementation: type[Implementation], case: Case, rank: int) -> None:
+        self.case = case
+        self.first, self.end = case.training.first, measured_end(case)
+        self.step = self.first - 1
+        self.part: Phase = "built"
+        self.layout: Layout | None = implementation.layout(build_model(case), case, rank)
+        self._losses = 0
+        self._taking = False
+        self._subject: Implementation | None = None
+        self._samples: list[object] = []
+        self._looked: dict[Place, Claims] = {}
+        self._events: list[str | Allocation] = []
+        self._reducers: Counter[int] = Counter()
+        self._log = AllocatorLog()
+        self._in_flight = InFlight(lambda address: self._log.mark(f"{GONE}{address}"))
+        self._calls = CallTrace(self._within)
+
+    @contextmanager
+    def watching(self) -> Iterator[Measuring]:
+        """All that is allocated within it is accounted for."""
+        with fresh_objects():
+            self._end = _caller()
+            self._log.start()
+            try:
+                with self._in_flight, self._calls:
+                    yield self
+            finally:
+                self._events = self._log.stop(MARK)
+
+    def built(self, subject: Implementation) -> None:
+        """The implementation is constructed, and restored if the case starts in mid-training."""
+        self._subject = subject
+        self._over(next_part="forward", shows=True)
+
+    def begun(self, index: int, step: Step) -> None:
+        """A step is about to be taken."""
+        self.step, self.part, self._losses = index, "forward", 0
+        self._samples = [(one.inputs, one.target) for one in step.microbatches]
+        self._taking = True
+
+    def entered(self) -> None:
+        """A forward begins."""
+        self.part = "forward"
+
+    def seen(self, loss: torch.Tensor) -> None:
+        """A forward is over."""
+        self._losses += 1
+        if self._losses == self.case.training.microbatches:
+            self._over(next_part="backward")
+        else:
+            self.part = "backward"
+
+    def reached(self, moment: Moment) -> None:
+        """Gradients are reduced, or clipped."""
+        if moment == "reduced":
+            self._over(next_part="step", shows=True)
+
+    def taken(self) -> None:
+        """`train_step` has returned."""
+        self._taking = False
+        self.part = "step"
+        self._samples.clear()
+        self._over(next_part="closed" if self.step == self.end - 1 else "forward", shows=True)
+        if self.step == self.end - 1:
+            self._subject = None
+
+    def closed(self) -> None:
+        """`close` has returned, and nobody has the implementation any more."""
+        self._over(next_part="closed")
+
+    def measured(self) -> Measured:
+        """All that was seen."""
+        ledger = Ledger(self._events, self._looked, self._reducers)
+        return Measured(
+            lines=tuple(ledger.lines()),
+            layout=self.layout,
+            calls=tuple(self._calls_of(step) for step in range(self.first, self.end)),
+            steps=self.end - self.first,
+        )
+
+    def _within(self) -> tuple[int, Phase] | None:
+        """The phase of the step that is being taken, or None outside of `train_step`."""
+        return (self.step, self.part) if self._taking else None
+
+    def _calls_of(self, step: int) -> tuple[Call, ...]:
+        return tuple(call for call in self._calls.calls if call.step == step)
+
+    def _over(self, *, next_part: Phase, shows: bool = False) -> None:
+        """The phase ends here. shows: the contract lets the implementation be asked for shards."""
+        taking, self._taking = self._taking, False
+        place = Place(self.step, self.part)
+        claims = held(self._subject, self._samples, _caller(), self._end)
+        if shows and self._subject is not None:
+            claims |= shown(self._subject)
+        self._reducers |= reducers()
+        self._in_flight.settle(lambda one: self._known(one, claims))
+        self._looked[place] = claims
+        self._log.mark(place.mark)
+        self.part = next_part
+        self._taking = taking
+
+    def _known(self, storage: torch.UntypedStorage, claims: Claims) -> bool:
+        """Whether Python or a reducer of DDP holds it, so that nobody will let go of it."""
+        size = storage.nbytes()
+        return not size or storage.data_ptr() in claims or size in self._reducers
+
+
+def _caller() -> FrameType:
+    """The frame of whoever called the method that calls this."""
+    return sys._getframe(2)

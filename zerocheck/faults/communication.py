@@ -1,0 +1,109 @@
+"""Faults in what is sent: the numbers are right, and more travels than must."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from msgspec.structs import replace as changed
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..case.schema import Case
+from ..compat import reduce_scatter_single
+from ..contract import Built, Step, StepReport
+from ..implementations.ddp import Ddp
+from ..implementations.textbook.reduction import Reduction
+from ..implementations.textbook.zero1 import Zero1
+from ..implementations.textbook.zero2 import Zero2
+from ..implementations.textbook.zero3 import Zero3
+from .parts import telling
+
+
+class OneCollectivePerParameter(Ddp):
+    """A bucket counts as full from the first parameter on (DS #7418).
+
+    Flagged: one collective per parameter.
+    """
+
+    def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
+        one_each = changed(case, sharding=changed(case.sharding, bucket=1))
+        return super().build(model, one_each, mesh)
+
+
+class _AllReduces(Reduction):
+    def launch(self, whole: torch.Tensor, mine: slice, into: torch.Tensor) -> None:
+        while len(self._flying) >= self.depth:
+            self._land()
+        work = dist.all_reduce(whole, group=self.group, async_op=True)
+        self._flying.append((work, whole[mine], into))
+
+
+class AllReduceForReduceScatter(Zero2):
+    """Buckets are all-reduced, and all but the rank's own shard is thrown away (DS #4946).
+
+    Flagged: all_reduce in place of reduce_scatter.
+    """
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        self.reduction = _AllReduces(self.group)
+
+
+class AllReduceForReduceScatterOfUnits(Zero3):
+    """The same of the units of ZeRO-3. Flagged: all_reduce in place of reduce_scatter."""
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        self.reduction = _AllReduces(self.group)
+
+
+class GatheredTwice(Zero2):
+    """Updated parameters are gathered after the update, and once more. Flagged: gathered twice."""
+
+    def _publish(self) -> None:
+        super()._publish()
+        super()._publish()
+
+
+class ReducedWithEachMicrobatch(Zero1):
+    """What was accumulated so far is reduced with each microbatch, and used after the last.
+
+    Flagged: reduced with each microbatch.
+    """
+
+    def train_step(self, step: Step) -> StepReport:
+        self._begun = False
+        return super().train_step(telling(step, self._reduce_copies))
+
+    def _reduce_copies(self) -> None:
+        if self._begun:
+            for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
+                whole = gradients.clone()
+                work = reduce_scatter_single(self._own(bucket, whole), whole, self.group)
+                if work is not None:
+                    work.wait()
+        self._begun = True
+
+
+class SentInFp32(Zero1):
+    """Gradients in bf16 are sent in fp32. Flagged: sent in float32."""
+
+    def _reduce(self) -> None:
+        for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
+            mine = self._own(bucket, gradients)
+            whole = gradients.float()
+            part = whole[bucket.partition.shard(bucket.rank)]
+            work = reduce_scatter_single(part, whole, self.group)
+            if work is not None:
+                work.wait()
+            mine.copy_(part.div_(self.world_size))
+        self.reduced = True
+
+
+class BarrierInEachStep(Zero2):
+    """Ranks wait for each other at the end of each step. Flagged: called once more."""
+
+    def train_step(self, step: Step) -> StepReport:
+        report = super().train_step(step)
+        dist.barrier(group=self.group)
+        return report

@@ -1,0 +1,149 @@
+"""Faults of memory: every number is right, and a rank holds more than it should."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import torch
+from msgspec.structs import replace
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..case.schema import Case
+from ..contract import Step, StepReport
+from ..implementations.ddp import Ddp
+from ..implementations.textbook.flat import FlatParameter
+from ..implementations.textbook.sharded_adamw import MOMENTS
+from ..implementations.textbook.zero1 import Zero1
+from ..implementations.textbook.zero2 import Zero2
+from ..implementations.textbook.zero3 import Zero3
+
+
+class LeakByReference(Zero2):
+    """A list of what was reduced keeps one flat gradient of each step (DS #3306, #3903; MG #6230).
+
+    Flagged: memory that its layout has not, one buffer more after each step.
+    """
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        self.sent: list[torch.Tensor] = []
+
+    def train_step(self, step: Step) -> StepReport:
+        report = super().train_step(step)
+        self.sent += [gradient.shard.clone() for gradient in self.gradients[:1]]
+        return report
+
+
+class StateReplicated(Zero1):
+    """Every rank allocates the moments of whole buckets, and uses those of its shard.
+
+    Flagged: optimizer state replicated.
+    """
+
+    def train_step(self, step: Step) -> StepReport:
+        report = super().train_step(step)
+        for bucket in self.buckets:
+            mine = bucket.partition.shard(bucket.rank)
+            inside = {piece.name: piece.inside for piece in bucket.pieces}
+            for role in MOMENTS:
+                whole = torch.zeros_like(bucket.flat)
+                for one in self.optimizer.owned:
+                    state = self.optimizer.optimizer.state.get(one.parameter, {})
+                    if one.piece.name in inside and role in state:
+                        part = whole[mine][inside[one.piece.name]]
+                        state[role] = part.copy_(state[role])
+        return report
+
+
+class GradientsNotReleased(Zero2):
+    """Whole gradients stay after they were reduced, until those of the next step replace them.
+
+    Flagged: whole gradients kept.
+    """
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        self.whole_gradients: dict[int, torch.Tensor] = {}
+
+    def _launch(self) -> None:
+        number = self._next
+        self.whole_gradients[number] = self.gradients[number]._buffer()
+        super()._launch()
+
+
+class NotResharded(Zero3):
+    """Units stay gathered after the forward, though the case reshards.
+
+    Flagged: gathered parameters kept.
+    """
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        self.case = replace(case, sharding=replace(case.sharding, reshard=False))
+
+
+class RootNotReleased(Zero3):
+    """The root stays gathered from one step to the next. Flagged: gathered parameters kept."""
+
+    def _finish(self) -> None:
+        for unit in (*self._close_calls(-1, []), self.root):
+            self._reduce(unit)
+        self.reduction.finish()
+
+
+class _Kept(FlatParameter):
+    def release(self) -> None:
+        if self.parameters[0].requires_grad:
+            super().release()
+
+
+class FrozenNotResharded(Zero3):
+    """What is frozen stays gathered, since a hook on gradients was to release it (PT #101982).
+
+    Flagged: gathered parameters kept.
+    """
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        for flat in self.flats:
+            if not flat.parameters[0].requires_grad:
+                flat.__class__ = _Kept
+
+
+class CopyKept(Zero1):
+    """The buckets are copied as master weights, which nobody needs in fp32. Flagged: held twice."""
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        self.master = [bucket.flat.clone() for bucket in self.buckets]
+
+
+class AliveAfterClose(Zero1):
+    """A registry of the class keeps the optimizer states of the last one that was closed.
+
+    Flagged: alive after close.
+    """
+
+    last: ClassVar[list[Any]] = []
+
+    def close(self) -> None:
+        type(self).last = [dict(state) for state in self.optimizer.optimizer.state.values()]
+        super().close()
+
+
+@lru_cache(maxsize=64)
+def _is_matrix(parameter: torch.Tensor) -> bool:
+    return parameter.dim() > 1
+
+
+class CachedByParameter(Ddp):
+    """A cached function of parameters keeps those that it was called with.
+
+    DeepSpeed's stage 3 keeps a destroyed engine by an lru_cache. Flagged: alive after close.
+    """
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        self.matrices = sum(_is_matrix(one) for one in model.parameters())

@@ -1,0 +1,132 @@
+"""The arithmetic that all layouts share: who has a gradient and a state at which end of a phase.
+
+Nothing here knows how anything is cut: an implementation gives the bytes, this says when they are
+there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from torch import nn
+
+from ..case.schema import Case
+from ..case.shapes import uncalled, unfrozen
+from ..contract.layout import Category, Layout, Line, Phase
+
+STEP_BYTES = 4
+"""AdamW's step count of a parameter: a 0-d fp32 tensor."""
+
+STEP_PHASES: tuple[Phase, ...] = ("forward", "backward", "step")
+
+
+class Tensor(NamedTuple):
+    """A parameter. itemsize: bytes of an element; trains: from the start."""
+
+    shape: tuple[int, ...]
+    numel: int
+    itemsize: int
+    trains: bool
+
+    @property
+    def bytes(self) -> int:
+        """Of all of it."""
+        return self.numel * self.itemsize
+
+
+class Account:
+    """The parameters of a model, and what a case does to them step by step."""
+
+    def __init__(self, model: nn.Module, case: Case) -> None:
+        self.case = case
+        self.parameters = {
+            name: Tensor(tuple(p.shape), p.numel(), p.element_size(), p.requires_grad)
+            for name, p in model.named_parameters()
+        }
+        self.buffers = sum(b.numel() * b.element_size() for b in model.buffers())
+        self._later = set(unfrozen(case))
+        self._idle = uncalled(case.model)
+
+    def steps(self) -> range:
+        """The steps that differ from the one before, and one more."""
+        training = self.case.training
+        last = max(training.first, training.unfreeze or 0, training.overflow or 0)
+        return range(training.first, last + 3)
+
+    def learning(self, step: int) -> list[str]:
+        """Names of what requires gradients in a step."""
+        starts = self.case.training.unfreeze
+        late = self._later if starts is not None and starts <= step else set()
+        return [name for name, one in self.parameters.items() if one.trains or name in late]
+
+    def ever(self) -> list[str]:
+        """Names of what requires gradients, from the start or later."""
+        return [n for n, one in self.parameters.items() if one.trains or n in self._later]
+
+    def used(self, names: Iterable[str]) -> list[str]:
+        """Those of the names that the forward uses."""
+        return [name for name in names if not name.startswith(self._idle)]
+
+    def skips(self, step: int) -> bool:
+        """Whether the step overflows, and makes no update."""
+        return self.case.training.overflow == step
+
+    @property
+    def restored(self) -> bool:
+        """Whether the case starts in mid-training, with a state of all that trains."""
+        return self.case.start.step > 0
+
+    def stateful(
+        self, step: int, phase: Phase, graded: Callable[[int], Collection[str]]
+    ) -> set[str]:
+        """Names of what has an optimizer state at the end of a phase.
+
+        graded(step): names of what has a gradient when that step updates.
+        """
+        names = {n for n, one in self.parameters.items() if one.trains and self.restored}
+        first = self.case.training.first
+        for before in range(first, step + (phase == "step")):
+            if not self.skips(before):
+                names.update(graded(before))
+        return names
+
+    def moments(self, numel: int, itemsize: int) -> int:
+        """Bytes of AdamW's state of so many elements of a parameter, the step count included."""
+        return (2 + self.case.optimizer.amsgrad) * numel * itemsize + STEP_BYTES
+
+    def scaler(self, step: int, phase: Phase) -> int:
+        """Bytes that torch's GradScaler holds: its scale and growth tracker, from the first scaled
+        loss on; and between unscaling and the update what it found."""
+        training = self.case.training
+        if training.loss_scale is None or phase == "built":
+            return 0
+        begun = step > training.first or phase != "forward" or training.microbatches > 1
+        return 8 * begun + 4 * (phase == "backward")
+
+
+Told = Mapping[Category, int]
+"""Bytes by category."""
+
+
+def layout_of(account: Account, told: Callable[[int, Phase], Told | None]) -> Layout:
+    """A layout from told(step, phase), for `built` (step first - 1) and the phases of the steps.
+
+    None: that phase is not predicted.
+    """
+    return Layout(lines=tuple(_lines(account, told)))
+
+
+def _lines(account: Account, told: Callable[[int, Phase], Told | None]) -> Iterator[Line]:
+    steps = account.steps()
+    places: list[tuple[int, Phase]] = [(steps.start - 1, "built")]
+    places += [(step, phase) for step in steps for phase in STEP_PHASES]
+    for step, phase in places:
+        held = told(step, phase)
+        if held is None:
+            continue
+        # A line of 0 bytes says that a phase is predicted of which all is 0.
+        yield Line(phase, step, "parameter", held.get("parameter", 0))
+        for category, count in held.items():
+            if count and category != "parameter":
+                yield Line(phase, step, category, count)

@@ -1,0 +1,90 @@
+"""The layout of FSDP2, from shapes alone: dim 0 of each parameter in chunks of one size."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from torch import nn
+
+from ..case.schema import Case
+from ..case.shapes import sometimes_used, uncalled
+from ..contract.layout import Layout, Phase
+from .account import Account, Tensor, Told, layout_of
+from .units import members, unit_modules
+
+
+def fsdp2_layout(model: nn.Module, case: Case, rank: int) -> Layout | None:
+    """Each rank holds a chunk of ceil(rows / W) rows of each parameter, the last ones padded to
+    it, and the gradients in one buffer of such chunks for each unit. AdamW's states are not padded.
+
+    After the forward the root is gathered, in whole chunks, and all units that were called where
+    the case does not reshard. Without a reduction until the last microbatch, whole gradients of
+    those before are held after the forward.
+
+    None where batches use parameters of their own, since the data say which gradients there are;
+    and where the optimizer was made first, which then trains nothing.
+    """
+    if sometimes_used(case.model) or case.sharding.optimizer_first:
+        return None
+    account = Account(model, case)
+    ranks = case.world_size
+    units = members(model, unit_modules(model, case.sharding))
+    stays = {""} if case.sharding.reshard else set(units)
+    idle = uncalled(case.model)
+    gathered = sum(
+        padded(account.parameters[name], ranks) * ranks
+        for path, names in units.items()
+        for name in names
+        if path in stays and not f"{path}.".startswith(idle)
+    )
+    prefetches = case.sharding.prefetch > 0 and case.model.calls is not None
+
+    def told(step: int, phase: Phase) -> Told | None:
+        training = case.training
+        learning = account.learning(step)
+        graded = account.used(learning)
+        if phase == "forward" and prefetches:
+            return None
+        gradient = 0
+        kept = not training.set_to_none and step > training.first
+        if phase in ("backward", "step") or (phase == "forward" and kept):
+            gradient = sum(padded(account.parameters[name], ranks) for name in graded)
+        if phase == "forward" and training.microbatches > 1:
+            if case.sharding.sync == "each":
+                gradient = sum(padded(account.parameters[name], ranks) for name in graded)
+            else:
+                gradient += sum(account.parameters[name].bytes for name in graded)
+        return {
+            "parameter": sum(padded(one, ranks) for one in account.parameters.values()),
+            "gradient": gradient,
+            "optimizer": _states(account, rank, step, phase),
+            "buffer": account.buffers,
+            "gathered": gathered if phase == "forward" else 0,
+            "other": account.scaler(step, phase),
+        }
+
+    return layout_of(account, told)
+
+
+def padded(one: Tensor, ranks: int) -> int:
+    """Bytes of a rank's chunk of a parameter, padding included."""
+    rows = one.shape[0]
+    return -(-rows // ranks) * (one.numel // rows) * one.itemsize
+
+
+def own_elements(one: Tensor, rank: int, ranks: int) -> int:
+    """Elements of a parameter that are a rank's."""
+    rows = one.shape[0]
+    chunk = -(-rows // ranks)
+    return max(0, min(chunk, rows - rank * chunk)) * (one.numel // rows)
+
+
+def _states(account: Account, rank: int, step: int, phase: Phase) -> int:
+    def graded(at: int) -> Collection[str]:
+        return account.used(account.learning(at))
+
+    ranks = account.case.world_size
+    return sum(
+        account.moments(own_elements(one, rank, ranks), one.itemsize)
+        for one in map(account.parameters.__getitem__, account.stateful(step, phase, graded))
+    )

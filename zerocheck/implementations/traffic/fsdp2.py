@@ -1,0 +1,242 @@
+"""What torch's FSDP2 calls: its rules over the order of things in the bare model.
+
+As read in torch/distributed/fsdp/_fully_shard (`_fsdp_state`, `_fsdp_param_group`) of torch 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from typing import Literal
+
+from torch import nn
+
+from ...case.schema import Case
+from ...case.shapes import learning, sometimes_used
+from ...contract.layout import Call
+from ..units import in_order_of_calls, unit_modules
+from .passage import ROOT, Event, is_of_case, passage
+from .writing import SIZES, Calls, dtype_of
+
+State = Literal["idle", "forward", "before backward", "after backward"]
+
+
+class _Group:
+    """A unit's parameters, and what FSDP2 notes of them."""
+
+    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], world_size: int) -> None:
+        self.padded: dict[str, int] = {}
+        """Elements of each parameter, with its dim 0 padded to a multiple of the ranks."""
+        self.dtypes: dict[str, str] = {}
+        for name, parameter in named:
+            rows, rest = parameter.shape[0], prod(parameter.shape[1:])
+            self.padded[name] = -(-rows // world_size) * world_size * rest
+            self.dtypes[name] = dtype_of(parameter)
+        self.state: State = "idle"  # of the module
+        self.group: State = "idle"  # of its parameters
+        self.whole = False
+        self.pending = False  # gathered ahead, not used yet
+        self.ever = False  # has been whole
+        self.reshards = True  # after the forward
+        self.places: list[int] = []  # in the order of forwards that are over
+        self.gradients: set[str] = set()
+        self.ahead: list[_Group] = []
+        self.behind: list[_Group] = []
+
+
+class _Replay:
+    """The states of all units, without tensors."""
+
+    def __init__(self, model: nn.Module, case: Case) -> None:
+        self.case = case
+        self.calls = Calls(case)
+        modules = unit_modules(model, case.sharding)
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        self.units = [
+            _Group([(names.pop(p), p) for p in module.parameters()], case.world_size)
+            for module in modules
+        ]
+        self.root = _Group([(name, p) for p, name in names.items()], case.world_size)
+        self.root.reshards = False
+        for unit in self.units:
+            unit.reshards = case.sharding.reshard
+        of_module = dict(zip(modules, self.units, strict=True))
+        ordered = [of_module[module] for module in in_order_of_calls(model, modules, case)]
+        prefetch = case.sharding.prefetch
+        for index, unit in enumerate(ordered if prefetch else []):
+            unit.ahead = ordered[index + 1 : index + 1 + prefetch]
+            unit.behind = ordered[:index][::-1][:prefetch]
+        # Root first, then as modules are registered.
+        self.all = [self.root, *(of_module[one] for one in model.modules() if one in of_module)]
+        self.order: list[_Group] = []
+        self.entered: _Group | None = None  # the one that counts as root of this forward
+        self.learns: set[str] = set()
+        self.zeros = bool(sometimes_used(case.model))
+        self.reduces = True
+        self.held: dict[str, str] = {}
+        """Parameters that have a sharded gradient, with its dtype."""
+
+    def microbatch(self, events: Sequence[Event], step: int, *, reduces: bool) -> None:
+        """One forward and backward."""
+        self.reduces = reduces
+        self.calls.at(step, "forward")
+        begun = False
+        for event in events:
+            unit = self.root if event.unit == ROOT else self.units[event.unit]
+            match event.what:
+                case "enter":
+                    self._enter(unit)
+                case "leave":
+                    self._leave(unit, again=event.again)
+                case "loss":
+                    self.calls.at(step, "backward")
+                case "output":
+                    begun = True
+                    self._before_backward(unit)
+                case "inputs":
+                    self._after_backward(unit)
+                case "parameter":
+                    self._holder(event.name).gradients.add(event.name)
+        if begun:
+            self._end()
+
+    def _holder(self, name: str) -> _Group:
+        return next(unit for unit in self.all if name in unit.padded)
+
+    def _enter(self, unit: _Group) -> None:
+        if unit.state == "before backward":
+            if not unit.whole:
+                self._gather(unit)
+                self._use(unit)
+            return
+        first = unit.state != "forward"
+        unit.state = "forward"
+        if first and self.entered is None:
+            self.entered = unit
+        unit.group = "forward"
+        self._gather(unit)
+        self._use(unit)
+        if first:
+            for other in unit.ahead:
+                self._gather(other)
+
+    def _leave(self, unit: _Group, *, again: bool) -> None:
+        if unit.state == "before backward":
+            return
+        if not again:
+            if unit.reshards:
+                unit.whole = False
+            unit.places.append(len(self.order))
+            self.order.append(unit)
+        unit.group = unit.state = "idle"
+        if self.entered is unit:
+            self.entered = None
+
+    def _before_backward(self, unit: _Group) -> None:
+        unit.state = "before backward"
+        if unit.padded and unit.group != "before backward":
+            unit.group = "before backward"
+            self._gather(unit)
+            self._use(unit)
+            if not unit.behind and unit.places:
+                place = unit.places.pop()
+                if place > 0:
+                    self._gather(self.order[place - 1])
+        for other in unit.behind:
+            self._gather(other)
+
+    def _after_backward(self, unit: _Group) -> None:
+        unit.group = "after backward"
+        if not self.reduces:
+            unit.whole = False
+            return
+        names = list(unit.gradients)
+        if self.zeros and unit.ever:
+            names = [name for name in unit.padded if name in self.learns]
+        unit.gradients.clear()
+        unit.whole = False
+        self.held.update((name, unit.dtypes[name]) for name in names)
+        if names and self.case.world_size > 1:
+            self.calls.add(
+                "reduce_scatter", sum(unit.padded[n] for n in names), unit.dtypes[names[0]]
+            )
+
+    def _end(self) -> None:
+        self.entered = None
+        for unit in self.all:
+            if unit.group != "after backward":
+                self._after_backward(unit)
+            unit.group = unit.state = "idle"
+            unit.pending = False
+            unit.places.clear()
+        self.order.clear()
+
+    def _gather(self, unit: _Group) -> None:
+        if unit.pending or unit.whole or not unit.padded:
+            return
+        unit.pending = True
+        if self.case.world_size == 1:
+            return
+        elements = sum(unit.padded.values())
+        dtypes = set(unit.dtypes.values())
+        if len(dtypes) == 1:
+            self.calls.add("all_gather", elements, dtypes.pop())
+            return
+        # Of several dtypes it sends bytes.
+        size = sum(count * SIZES[unit.dtypes[name]] for name, count in unit.padded.items())
+        self.calls.add("all_gather", size, "uint8")
+
+    def _use(self, unit: _Group) -> None:
+        if unit.pending:
+            unit.pending, unit.whole, unit.ever = False, True, True
+
+
+def fsdp2(model: nn.Module, case: Case) -> tuple[Call, ...] | None:
+    """Calls of all steps. None for another model than that of the case."""
+    if not is_of_case(model, case):
+        return None
+    replay = _Replay(model, case)
+    calls, training = replay.calls, case.training
+    late = training.unfreeze
+    events: dict[bool, list[Event]] = {}
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    for step in calls.steps:
+        over = late is not None and step >= late
+        replay.learns = set(learning(case)) if over else trained
+        if training.set_to_none:
+            replay.held.clear()
+        if over not in events:
+            events[over] = passage(
+                case, lambda bare: unit_modules(bare, case.sharding), step=step, marked=True
+            )
+        for number in range(training.microbatches):
+            last = number == training.microbatches - 1
+            replay.microbatch(events[over], step, reduces=last or case.sharding.sync == "each")
+        if case.world_size > 1:
+            _scale(calls, case, replay.held)
+            _clip(calls, case, replay.held)
+    return tuple(calls.done)
+
+
+def _scale(calls: Calls, case: Case, held: Mapping[str, str]) -> None:
+    """The scaler unscales the gradients of each dtype apart, and agrees on what it found."""
+    if case.training.loss_scale is not None:
+        for _ in set(held.values()):
+            calls.add("all_reduce", 1, "float32")
+
+
+def _clip(calls: Calls, case: Case, held: Mapping[str, str]) -> None:
+    """clip_grad_norm_ takes the norm of each parameter, then that of them all.
+
+    The norms of one 2-norm are reduced before they are added up. The one inf-norm is reduced where
+    it is used: for the factor, and to be returned.
+    """
+    if case.training.clip is None or not held:
+        return
+    calls.at(calls.step, "step")
+    dtype = "float32" if "float32" in held.values() else "bfloat16"
+    if case.training.norm == "2":
+        calls.add("all_reduce", len(held), dtype)
+    else:
+        calls.add("all_reduce", 1, dtype)
+        calls.add("all_reduce", 1, dtype)

@@ -1,0 +1,158 @@
+"""The order of things in one microbatch of the bare model: forward, then backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
+
+from ...case.schema import Case
+from ...case.shapes import parameter_shapes, unfrozen
+from ...models.batches import batch, loss_of
+from ...models.network import build_model
+
+What = Literal["enter", "leave", "loss", "output", "inputs", "parameter"]
+
+ROOT = -1
+"""The unit of an event of the whole model."""
+
+
+class Event(NamedTuple):
+    """enter, leave: a unit is called, or returns; loss: the forward is over; output, inputs: the
+    gradient of a unit's output, or of all of its inputs, is there; parameter: the gradient of
+    parameter `name` is there.
+
+    unit: its index, or ROOT; number: of "leave" and "output", of the call of a unit in this
+    forward, from 0 (ROOT: -1); learns: of "leave", whether the output needs a gradient; again: the
+    backward runs the forward once more.
+    """
+
+    what: What
+    unit: int = ROOT
+    number: int = -1
+    name: str = ""
+    learns: bool = False
+    again: bool = False
+
+
+class _Marked(torch.autograd.Function):
+    """The identity, which tells when the gradients of all its inputs are there."""
+
+    @staticmethod
+    def forward(ctx: Any, tell: Callable[[], None], *inputs: torch.Tensor) -> Any:
+        ctx.tell = tell
+        return inputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        ctx.tell()
+        return None, *gradients
+
+
+def is_of_case(model: nn.Module, case: Case) -> bool:
+    """Whether it is the model of the case. In which order another one is run is not known."""
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    return shapes == parameter_shapes(case.model)
+
+
+def passage(
+    case: Case,
+    units: Callable[[nn.Module], Sequence[nn.Module]],
+    *,
+    step: int,
+    marked: bool = False,
+    watched: bool = False,
+    at_base: bool = False,
+) -> list[Event]:
+    """What happens in a microbatch of step `step`, which decides what is frozen.
+
+    units(model): the modules that are units. "inputs" is noted with marked, where each unit's
+    inputs pass through one more node of the graph, or with watched, where they have hooks. at_base:
+    "output" comes with the gradient of the tensor that an output is a view of.
+
+    The model is that of the case, on the CPU. Where some ranks use other parameters than others,
+    this is rank 0's first microbatch: "parameter" is then not the same on all. The global random
+    state is left as it was.
+    """
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        return _passage(case, units, step, marked, watched, at_base)
+
+
+def _passage(
+    case: Case,
+    units: Callable[[nn.Module], Sequence[nn.Module]],
+    step: int,
+    marked: bool,
+    watched: bool,
+    at_base: bool,
+) -> list[Event]:
+    model = build_model(case)
+    _unfreeze(model, frozenset(unfrozen(case)) if _over(case, step) else frozenset())
+    events: list[Event] = []
+    backward = False
+    calls = 0
+
+    def enter(unit: int, _: nn.Module, inputs: tuple[Any, ...]) -> Any:
+        events.append(Event("enter", unit, again=backward))
+        tensors = [one for one in inputs if isinstance(one, torch.Tensor) and one.requires_grad]
+        if unit == ROOT or not tensors or not (marked or watched):
+            return None
+
+        def over(*_: Any) -> None:
+            events.append(Event("inputs", unit))
+
+        if watched:
+            register_multi_grad_hook(tensors, over)
+            return None
+        done = iter(_Marked.apply(over, *tensors))  # type: ignore[no-untyped-call]
+        chosen = {id(one) for one in tensors}
+        return tuple(next(done) if id(one) in chosen else one for one in inputs)
+
+    def leave(unit: int, _: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        nonlocal calls
+        number = ROOT
+        if unit != ROOT and not backward:
+            number, calls = calls, calls + 1
+        learns = output.requires_grad
+        events.append(Event("leave", unit, number, learns=learns, again=backward))
+        if learns and not backward:
+            base = output._base
+            source = base if at_base and base is not None and base.requires_grad else output
+            source.register_hook(partial(reached, unit, number))  # type: ignore[no-untyped-call]
+
+    def reached(unit: int, number: int, _: torch.Tensor) -> None:
+        events.append(Event("output", unit, number))
+
+    def arrived(name: str, _: torch.Tensor) -> None:
+        events.append(Event("parameter", name=name))
+
+    for unit, module in [(ROOT, model), *enumerate(units(model))]:
+        module.register_forward_pre_hook(partial(enter, unit))
+        module.register_forward_hook(partial(leave, unit))
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            hook = partial(arrived, name)
+            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    drawn = batch(case, step=case.training.first, rank=0, microbatch=0)
+    torch.manual_seed(drawn.seed)
+    loss = loss_of(case)(model(*drawn.inputs), drawn.target)
+    events.append(Event("loss", learns=loss.requires_grad))
+    backward = True
+    if loss.requires_grad:
+        loss.backward()  # type: ignore[no-untyped-call]
+    return events
+
+
+def _over(case: Case, step: int) -> bool:
+    """Whether the parameters that are frozen at first learn in this step."""
+    return case.training.unfreeze is not None and step >= case.training.unfreeze
+
+
+def _unfreeze(model: nn.Module, names: Collection[str]) -> None:
+    for name, parameter in model.named_parameters():
+        if name in names:
+            parameter.requires_grad_(True)

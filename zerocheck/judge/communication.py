@@ -1,0 +1,177 @@
+"""Obligation: each rank calls the collectives that its layout says, and all ranks call the same.
+
+There is no tolerance: kinds, bytes, dtypes and sizes of groups are compared one by one, in the
+order in which they are called, and with the layout their phases too. Messages between two ranks
+(send, recv) differ from rank to rank, and are compared with the layout alone.
+
+A figure for reports is the volume in units of Psi, the bytes of what is trained: Rajbhandari et
+al., "ZeRO" (arXiv 1910.02054), section 7, has 2 for plain data parallelism, ZeRO-1 and ZeRO-2, and
+3 for ZeRO-3, with an all-reduce as a reduce-scatter and an all-gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from ..case.schema import Case
+from ..case.shapes import learning, parameter_dtypes, parameter_shapes
+from ..contract.layout import Call, Layout
+from ..drive.observation import Measured
+from .checked import Checked
+from .diagnose.communication import causes
+from .verdict import Violation
+
+ITEMSIZE = {"fp32": 4, "bf16": 2}
+"""Bytes of an element of a parameter."""
+
+
+def check(case: Case, measured: Sequence[Measured]) -> Checked:
+    """The first step in which ranks call other collectives than each other, or than predicted."""
+    called = any(calls for one in measured for calls in one.calls)
+    violation = None
+    for number in range(max((len(one.calls) for one in measured), default=0)):
+        step = case.training.first + number
+        seen = [one.calls[number] if number < len(one.calls) else () for one in measured]
+        violation = _apart(seen, step) or _unlike_layout(case, measured, seen, step)
+        if violation is not None:
+            break
+    steps = any(one.steps for one in measured)
+    return Checked(steps, violation, vacuous=case.world_size == 1 or not called)
+
+
+def volume(calls: Sequence[Call]) -> float:
+    """Bytes that a rank sends, by rings: for each call (n - 1) / n of its tensor over n ranks, for
+    an all-reduce twice that."""
+    return sum(
+        (2 if call.kind == "all_reduce" else 1) * call.bytes * (call.ranks - 1) / call.ranks
+        for call in calls
+        if call.ranks > 1
+    )
+
+
+def in_psi(case: Case, calls: Sequence[Call]) -> float:
+    """The volume of one step in units of Psi (N - 1) / N: the bytes of what is trained."""
+    psi = trained_bytes(case) * (case.world_size - 1) / case.world_size
+    return volume(calls) / psi if psi else 0.0
+
+
+def trained_bytes(case: Case) -> int:
+    """Bytes of the parameters that are trained, from the start or later."""
+    shapes, dtypes = parameter_shapes(case.model), parameter_dtypes(case.model)
+    return sum(prod(shapes[name]) * ITEMSIZE[dtypes[name]] for name in learning(case))
+
+
+def predicted(layout: Layout, step: int) -> tuple[Call, ...]:
+    """Those of one step; a step after the last that is told of is as that one."""
+    told = min(step, layout.last)
+    return tuple(call for call in layout.calls or () if call.step in (told, -1))
+
+
+def _apart(seen: Sequence[Sequence[Call]], step: int) -> Violation | None:
+    """The first call in which a rank differs from rank 0."""
+    together = [[call for call in calls if call.kind not in ("send", "recv")] for calls in seen]
+    first = together[0]
+    for rank, calls in enumerate(together):
+        place = _first_difference([_key(one) for one in first], [_key(one) for one in calls])
+        if place is None:
+            continue
+        here, there = _at(calls, place), _at(first, place)
+        at = here or there
+        assert at is not None
+        return Violation(
+            obligation="communication",
+            step=step,
+            role=at.kind,
+            tensors=(),
+            ranks=(0, rank),
+            observed=float(here.bytes if here else 0),
+            expected=float(there.bytes if there else 0),
+            bound=0.0,
+            explanation=(
+                f"in the {at.phase} of step {step}, rank {rank} calls {_words(here)} as collective "
+                f"{place + 1} of the step, and rank 0 {_words(there)}"
+            ),
+            wrong=len(calls),
+            total=len(first),
+            causes=("ranks call other collectives",),
+        )
+    return None
+
+
+def _unlike_layout(
+    case: Case, measured: Sequence[Measured], seen: Sequence[Sequence[Call]], step: int
+) -> Violation | None:
+    """The first call that is not the predicted one, on all ranks where this is so."""
+    told = [_told(one, step) for one in measured]
+    wrong = [
+        rank
+        for rank, (calls, says) in enumerate(zip(seen, told, strict=True))
+        if says is not None and [_place(one) for one in calls] != [_place(one) for one in says]
+    ]
+    if not wrong:
+        return None
+    rank = wrong[0]
+    calls, says = seen[rank], told[rank]
+    assert says is not None
+    place = _first_difference([_place(one) for one in says], [_place(one) for one in calls])
+    assert place is not None
+    here, there = _at(calls, place), _at(says, place)
+    at = here or there
+    assert at is not None
+    return Violation(
+        obligation="communication",
+        step=step,
+        role=at.kind,
+        tensors=(),
+        ranks=tuple(wrong),
+        observed=volume(calls),
+        expected=volume(says),
+        bound=0.0,
+        explanation=(
+            f"in the {at.phase} of step {step}, rank {rank} calls {_words(here)} as collective "
+            f"{place + 1} of the step, where its layout has {_words(there)}; in all "
+            f"{_sum(calls)}, where it has {_sum(says)}"
+        ),
+        wrong=len(calls),
+        total=len(says),
+        causes=causes(case, calls, says),
+    )
+
+
+def _told(measured: Measured, step: int) -> tuple[Call, ...] | None:
+    if measured.layout is None or measured.layout.calls is None:
+        return None
+    return predicted(measured.layout, step)
+
+
+def _key(call: Call) -> tuple[object, ...]:
+    return call.kind, call.bytes, call.ranks, call.dtype
+
+
+def _place(call: Call) -> tuple[object, ...]:
+    return *_key(call), call.phase
+
+
+def _first_difference(one: Sequence[object], other: Sequence[object]) -> int | None:
+    for place in range(max(len(one), len(other))):
+        if one[place : place + 1] != other[place : place + 1]:
+            return place
+    return None
+
+
+def _at(calls: Sequence[Call], place: int) -> Call | None:
+    return calls[place] if place < len(calls) else None
+
+
+def _words(call: Call | None) -> str:
+    if call is None:
+        return "nothing"
+    return (
+        f"{call.kind} of {call.bytes:,} bytes ({call.dtype or 'no tensor'}) over {call.ranks} ranks"
+    )
+
+
+def _sum(calls: Sequence[Call]) -> str:
+    few = f"{len(calls)} collectives that send" if len(calls) != 1 else "1 collective that sends"
+    return f"{few} {volume(calls):,.0f} bytes"

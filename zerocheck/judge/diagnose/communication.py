@@ -1,0 +1,156 @@
+"""Which known cause explains other collectives than predicted? Each is applied to the prediction.
+
+A cause is named only if it gives all that was called in the step: kinds, bytes, dtypes and how many
+of each. Their order is not compared, since a cause does not say where in it its calls come.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import permutations, product
+from math import prod
+
+import msgspec
+
+from ...case.schema import Case
+from ...case.shapes import Shape, learning, parameter_dtypes, parameter_shapes, trainable
+from ...contract.layout import Call
+
+Sent = Counter[tuple[str, int, str]]
+"""How many calls of each kind, bytes and dtype."""
+
+REDUCING = ("all_reduce", "reduce_scatter", "reduce")
+COPYING = ("all_gather", "broadcast")
+MOVING = (*REDUCING, *COPYING)
+SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+
+
+def causes(case: Case, calls: Sequence[Call], says: Sequence[Call]) -> tuple[str, ...]:
+    """All causes that turn what was predicted for a step into what was called in it."""
+    seen, told = _sent(calls), _sent(says)
+    if seen == told:
+        return ("another order",)
+    found = dict.fromkeys(name for name, sent in _candidates(case, says) if sent == seen)
+    if _per_parameter(case, calls, says):
+        found["one collective per parameter"] = None
+    if not found:
+        found.update(dict.fromkeys(_surplus(seen, told)))
+    return tuple(found)
+
+
+def _sent(calls: Iterable[Call]) -> Sent:
+    return Counter((call.kind, call.bytes, call.dtype) for call in calls)
+
+
+def _candidates(case: Case, says: Sequence[Call]) -> Iterator[tuple[str, Sent]]:
+    for kind, other in permutations(MOVING, 2):
+        yield f"{other} in place of {kind}", _sent(_replaced(says, kind, other))
+    count = case.training.microbatches
+    for kinds in (REDUCING, *((kind,) for kind in REDUCING)) if count > 1 else ():
+        yield "reduced with each microbatch", _sent(_repeated(says, kinds, count, "backward"))
+    words: tuple[tuple[tuple[str, ...], str], ...] = ((COPYING, "gathered"), (REDUCING, "reduced"))
+    for kinds, word in words:
+        yield f"{word} twice", _sent(_repeated(says, kinds, 2))
+        # What was sent in the step's backward alone, or after it alone.
+        for phase in ("forward", "backward", "step"):
+            yield f"{word} twice", _sent(_repeated(says, kinds, 2, phase))
+    sorts: tuple[tuple[str, ...], ...] = (REDUCING, COPYING, MOVING)
+    for kinds, (dtype, other) in product(sorts, permutations(SIZES, 2)):
+        yield f"sent in {other}", _sent(_as_dtype(says, kinds, dtype, other))
+
+
+def _replaced(says: Sequence[Call], kind: str, other: str) -> Iterator[Call]:
+    for call in says:
+        yield msgspec.structs.replace(call, kind=other) if call.kind == kind else call
+
+
+def _repeated(
+    says: Sequence[Call], kinds: Sequence[str], times: int, phase: str | None = None
+) -> Iterator[Call]:
+    for call in says:
+        again = call.kind in kinds and phase in (None, call.phase)
+        yield from [call] * (times if again else 1)
+
+
+def _as_dtype(says: Sequence[Call], kinds: Sequence[str], dtype: str, other: str) -> Iterator[Call]:
+    for call in says:
+        if call.kind in kinds and call.dtype == dtype:
+            size = call.bytes // SIZES[dtype] * SIZES[other]
+            yield msgspec.structs.replace(call, bytes=size, dtype=other)
+        else:
+            yield call
+
+
+def _per_parameter(case: Case, calls: Sequence[Call], says: Sequence[Call]) -> bool:
+    """Whether each call, of the kinds of which there are other calls, is of one parameter."""
+    seen, told = _sent(calls), _sent(says)
+    more, less = seen - told, told - seen
+    sorts = {(kind, dtype) for kind, _, dtype in more}
+    if not sorts or any((kind, dtype) not in sorts for kind, _, dtype in less):
+        return False
+    if more.total() <= less.total():
+        return False
+    return all(
+        any(_multiple(_of(seen, *sort), _of(one, "", sort[1])) for one in _parameters(case))
+        for sort in sorts
+    )
+
+
+def _of(sent: Sent, kind: str, dtype: str) -> Counter[int]:
+    """How many of each number of bytes there are, of one kind and dtype."""
+    found: Counter[int] = Counter()
+    for (name, size, its), count in sent.items():
+        if (name, its) == (kind, dtype):
+            found[size] += count
+    return found
+
+
+def _multiple(sizes: Counter[int], one: Counter[int]) -> bool:
+    if not one or sizes.keys() != one.keys():
+        return False
+    times = {sizes[key] / one[key] for key in one}
+    return len(times) == 1 and times.pop().is_integer()
+
+
+def _parameters(case: Case) -> Iterator[Sent]:
+    """Bytes of each parameter that learns, as it is, and padded in the ways that are usual."""
+    shapes, dtypes = parameter_shapes(case.model), parameter_dtypes(case.model)
+    ranks = case.world_size
+
+    def padded(elements: int) -> int:
+        return -(-elements // ranks) * ranks
+
+    def padded_rows(shape: Shape) -> int:
+        return padded(shape[0]) * prod(shape[1:]) if shape else ranks
+
+    ways: tuple[Callable[[Shape], int], ...] = (
+        prod,
+        lambda shape: padded(prod(shape)),
+        padded_rows,
+    )
+    for names, size in product((trainable(case.model), learning(case)), ways):
+        counted: Sent = Counter()
+        for name in names:
+            dtype = DTYPES[dtypes[name]]
+            counted["", size(shapes[name]) * SIZES[dtype], dtype] += 1
+        yield counted
+
+
+def _surplus(seen: Sent, told: Sent) -> Iterator[str]:
+    more, less = seen - told, told - seen
+    if more and not less:
+        yield "called once more" if more.total() == 1 else "further collectives"
+    elif less and not more:
+        yield "one left out" if less.total() == 1 else "collectives left out"
+    elif _bytes(seen) == _bytes(told):
+        yield "in other pieces"
+
+
+def _bytes(sent: Sent) -> Counter[tuple[str, str]]:
+    """Bytes of each kind and dtype."""
+    total: Counter[tuple[str, str]] = Counter()
+    for (kind, size, dtype), count in sent.items():
+        total[kind, dtype] += size * count
+    return total

@@ -1,0 +1,70 @@
+"""The obligations of MEMORY, from what the ranks of one case held and sent."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import msgspec
+
+from ..case.schema import Case
+from ..drive.observation import Measured, RankSeen
+from . import communication, persistent, release
+from .checked import Check, Checked
+from .verdict import MEMORY, Judgement, Memory, Obligation, Status, Violation
+
+CHECKS: dict[Memory, Check] = {
+    "persistent": persistent.check,
+    "release": release.check,
+    "communication": communication.check,
+}
+"""The file of each obligation."""
+
+
+def judge_measured(case: Case, seen: Sequence[RankSeen], *, digest: bool = False) -> Judgement:
+    """Judge what the ranks of a case measured. seen[r]: the reply of rank r.
+
+    With `digest`, or if anything is violated, the hash of all that was measured is taken.
+    """
+    measured = [rank.measured or Measured() for rank in seen]
+    statuses: dict[Obligation, Status] = {}
+    violations: list[Violation] = []
+    vacuous: list[Obligation] = []
+    for obligation in MEMORY:
+        check = CHECKS.get(obligation)
+        checked = Checked(False) if check is None else check(case, measured)
+        statuses[obligation] = (
+            "violated" if checked.violation else "holds" if checked.exercised else "not exercised"
+        )
+        if checked.violation is not None:
+            violations.append(checked.violation)
+        elif checked.exercised and checked.vacuous:
+            vacuous.append(obligation)
+    return Judgement(
+        statuses=statuses,
+        violations=tuple(sorted(violations, key=lambda one: one.step)),
+        digest=_digest(measured) if digest or violations else "",
+        semantics=seen[0].semantics,
+        vacuous=tuple(vacuous),
+    )
+
+
+def _digest(measured: Sequence[Measured]) -> str:
+    return hashlib.blake2b(msgspec.msgpack.encode(measured), digest_size=16).hexdigest()
+
+
+def merged(parts: Sequence[Judgement]) -> Judgement:
+    """What is said of one case by several judgements of different obligations, as one."""
+    first, *others = parts
+    for other in others:
+        first = msgspec.structs.replace(
+            first,
+            statuses={**first.statuses, **other.statuses},
+            share={**first.share, **other.share},
+            violations=tuple(
+                sorted((*first.violations, *other.violations), key=lambda one: one.step)
+            ),
+            digest=first.digest + other.digest,
+            vacuous=(*first.vacuous, *other.vacuous),
+        )
+    return first

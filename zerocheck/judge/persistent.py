@@ -1,0 +1,178 @@
+"""Obligation: each rank holds the bytes that its layout says, and every byte has a holder.
+
+There is no tolerance. The layout is exact, padding included, for each rank, category and end of a
+phase; a phase that it does not tell of is not compared, and a step that it does not tell of is as
+the last one before. Not compared are activations, the samples of the harness, and what only local
+variables of a running function hold. Without a layout the ledger must close all the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from math import prod
+
+from ..case.schema import Case
+from ..case.shapes import learning, parameter_dtypes, parameter_shapes
+from ..contract.layout import CATEGORIES, PHASES, Category, Line, Phase
+from ..drive.census import HARNESS, LOCAL
+from ..drive.ledger import UNEXPLAINED
+from ..drive.observation import Measured
+from .checked import Checked
+from .verdict import Violation
+
+At = tuple[int, Phase]
+"""(step, phase)"""
+
+Held = dict[At, dict[Category, Counter[str]]]
+"""Bytes by holder, of each category, at the end of each phase."""
+
+
+def held_by(lines: Sequence[Line]) -> Held:
+    """The lines that are compared, in the order of time."""
+    held: Held = {}
+    for line in lines:
+        of = held.setdefault((line.step, line.phase), {})
+        if line.category == "activation" or line.holder == HARNESS or line.holder.startswith(LOCAL):
+            continue
+        of.setdefault(line.category, Counter())[line.holder] += line.bytes
+    return held
+
+
+def check(case: Case, measured: Sequence[Measured]) -> Checked:
+    """The first place where a rank holds other bytes, and all ranks that do so there."""
+    held = [held_by(one.lines) for one in measured]
+    violation = _unexplained(held) or _first(case, held, [_Expected(one) for one in measured])
+    return Checked(any(held), violation, vacuous=case.world_size == 1)
+
+
+def _unexplained(held: Sequence[Held]) -> Violation | None:
+    for at in held[0]:
+        counts = {
+            rank: sum(
+                count
+                for holders in one.get(at, {}).values()
+                for holder, count in holders.items()
+                if holder.startswith(UNEXPLAINED)
+            )
+            for rank, one in enumerate(held)
+        }
+        ranks = [rank for rank, count in counts.items() if count]
+        if ranks:
+            first = ranks[0]
+            return Violation(
+                obligation="persistent",
+                step=at[0],
+                role=UNEXPLAINED,
+                tensors=(),
+                ranks=tuple(ranks),
+                observed=float(counts[first]),
+                expected=0.0,
+                bound=0.0,
+                explanation=(
+                    f"the allocator counts {counts[first]:,} bytes on rank {first} {words(at)} "
+                    "that nobody holds"
+                ),
+                causes=("the ledger does not close",),
+            )
+    return None
+
+
+class _Expected:
+    """What the layout of one rank says of any phase."""
+
+    def __init__(self, measured: Measured) -> None:
+        self._told: dict[Phase, dict[int, Counter[Category]]] = {phase: {} for phase in PHASES}
+        for line in measured.layout.lines if measured.layout is not None else ():
+            steps = self._told[line.phase].setdefault(line.step, Counter())
+            steps[line.category] += line.bytes
+
+    def at(self, at: At) -> Counter[Category] | None:
+        """Bytes by category, or None where it does not say."""
+        step, phase = at
+        told = [one for one in self._told[phase] if one <= step]
+        return self._told[phase][max(told)] if told else None
+
+
+def _first(case: Case, held: Sequence[Held], expected: Sequence[_Expected]) -> Violation | None:
+    for at in held[0]:
+        told = [one.at(at) for one in expected]
+        for category in CATEGORIES:
+            wrong = [
+                rank
+                for rank, says in enumerate(told)
+                if says is not None
+                and at in held[rank]
+                and held[rank][at].get(category, Counter()).total() != says[category]
+            ]
+            if wrong and category != "activation":
+                return _violation(case, held, told, at, category, wrong)
+    return None
+
+
+def _violation(
+    case: Case,
+    held: Sequence[Held],
+    told: Sequence[Counter[Category] | None],
+    at: At,
+    category: Category,
+    wrong: Sequence[int],
+) -> Violation:
+    rank = wrong[0]
+    holders = held[rank][at].get(category, Counter())
+    says = told[rank]
+    assert says is not None
+    observed, expected = holders.total(), says[category]
+    names = tuple(name for name, _ in holders.most_common() if name)
+    difference = abs(observed - expected)
+    by = f", held by {', '.join(names[:3])}" if names and observed > expected else ""
+    return Violation(
+        obligation="persistent",
+        step=at[0],
+        role=category,
+        tensors=names,
+        ranks=tuple(wrong),
+        observed=float(observed),
+        expected=float(expected),
+        bound=0.0,
+        explanation=(
+            f"{words(at)} rank {rank} holds {observed:,} bytes of {category}, "
+            f"{difference:,} {'more' if observed > expected else 'less'} than the "
+            f"{expected:,} of its layout{by}"
+        ),
+        causes=tuple(_causes(case, category, observed, expected)),
+    )
+
+
+def words(at: At) -> str:
+    """The end of a phase, in words."""
+    step, phase = at
+    if phase == "built":
+        return "after it was built"
+    if phase == "closed":
+        return "after close()"
+    return f"after the {phase} of step {step}"
+
+
+def _causes(case: Case, category: Category, observed: int, expected: int) -> Iterator[str]:
+    """What would account for the bytes: by the sizes of what training does without sharding."""
+    itemsize = {"fp32": 4, "bf16": 2}
+    dtypes = parameter_dtypes(case.model)
+    sizes = {
+        name: prod(shape) * itemsize[dtypes[name]]
+        for name, shape in parameter_shapes(case.model).items()
+    }
+    learns = sum(sizes[name] for name in learning(case))
+    surplus = observed - expected
+    if surplus < 0:
+        yield "held by nobody"
+        return
+    moments = 2 + case.optimizer.amsgrad
+    if category == "optimizer" and expected < moments * learns <= observed:
+        yield "optimizer state replicated"
+    if category == "gradient" and surplus >= learns > 0:
+        yield "whole gradients kept"
+    if category in ("parameter", "gathered") and 0 < surplus <= sum(sizes.values()) * 2:
+        yield "gathered parameters kept"
+    if observed == 2 * expected > 0:
+        yield "held twice"

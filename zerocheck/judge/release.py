@@ -1,0 +1,101 @@
+"""Obligation: nothing grows from step to step, and nothing survives close().
+
+The first step, and one that unfreezes parameters, make what the optimizer keeps; so the steps after
+that are compared, each with the one before, at the end of the same phase. Gradients and optimizer
+states are left out of that where some batches use other parameters than others, and activations
+always, since routing is by the data.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ..case.schema import Case
+from ..case.shapes import sometimes_used
+from ..contract.layout import CATEGORIES, Category
+from ..drive.measure import settled
+from ..drive.observation import Measured
+from .checked import Checked
+from .persistent import At, Held, held_by, words
+from .verdict import Violation
+
+BY_DATA: tuple[Category, ...] = ("gradient", "optimizer")
+"""What depends on the batch, where parameters are used sometimes."""
+
+
+def check(case: Case, measured: Sequence[Measured]) -> Checked:
+    """The first growth, or what is left in the end."""
+    held = [held_by(one.lines) for one in measured]
+    violation = _growth(case, held) or _left(held)
+    return Checked(any(held), violation)
+
+
+def _growth(case: Case, held: Sequence[Held]) -> Violation | None:
+    omitted = BY_DATA if sometimes_used(case.model) else ()
+    first = settled(case) + 1
+    for at in held[0]:
+        step, phase = at
+        if phase not in ("forward", "backward", "step") or step <= first:
+            continue
+        before: At = (step - 1, phase)
+        for category in CATEGORIES:
+            if category in omitted:
+                continue
+            grown = [
+                rank
+                for rank, one in enumerate(held)
+                if _bytes(one, at, category) > _bytes(one, before, category)
+            ]
+            if grown:
+                rank = grown[0]
+                now, was = (_bytes(held[rank], one, category) for one in (at, before))
+                text = (
+                    f"{words(at)} rank {rank} holds {now:,} bytes of {category}, "
+                    f"{now - was:,} more than a step before"
+                )
+                names = held[rank][at].get(category, Counter())
+                return _violation(at, category, grown, now, was, text, "grows", names)
+    return None
+
+
+def _left(held: Sequence[Held]) -> Violation | None:
+    places = {at: None for one in held for at in one if at[1] == "closed"}
+    for at in places:
+        for category in CATEGORIES:
+            alive = [rank for rank, one in enumerate(held) if _bytes(one, at, category)]
+            if alive:
+                rank = alive[0]
+                count = _bytes(held[rank], at, category)
+                text = f"after close() rank {rank} still holds {count:,} bytes of {category}"
+                names = held[rank][at].get(category, Counter())
+                return _violation(at, category, alive, count, 0, text, "alive after close", names)
+    return None
+
+
+def _bytes(held: Held, at: At, category: Category) -> int:
+    return held.get(at, {}).get(category, Counter()).total()
+
+
+def _violation(
+    at: At,
+    category: Category,
+    ranks: Sequence[int],
+    observed: int,
+    expected: int,
+    text: str,
+    cause: str,
+    holders: Counter[str],
+) -> Violation:
+    return Violation(
+        obligation="release",
+        step=at[0],
+        role=category,
+        tensors=tuple(name for name, _ in holders.most_common() if name),
+        ranks=tuple(ranks),
+        observed=float(observed),
+        expected=float(expected),
+        bound=0.0,
+        explanation=text,
+        causes=(cause,),
+    )
