@@ -8,7 +8,7 @@ allocated:
 
     activation   within a forward: autograd holds it in C++, or its graph does
     bucket       of a size that DDP's reducer says its buckets have, or the size of its map of used
-                 parameters, outside of any operator of the forward
+                 parameters, outside of any operator of the forward, and there between steps
 
 Memory of a collective's backend, which was allocated within the collective and is neither its
 argument nor its result, is given back when the collective is over, on a thread that is not
@@ -62,7 +62,8 @@ class Place(NamedTuple):
 class Block:
     """One allocation, from when it is given out until it is taken back.
 
-    born: the phase in which it was; claims: of all ends of phases at which it was alive.
+    born: the phase in which it was; claims: of all ends of phases at which it was alive; stays:
+    whether it was alive between two steps.
     """
 
     address: int
@@ -70,6 +71,7 @@ class Block:
     operators: tuple[str, ...]
     born: Place
     claims: list[Claim] = field(default_factory=list)
+    stays: bool = False
 
     @property
     def best(self) -> Claim | None:
@@ -104,6 +106,7 @@ class Ledger:
 
     def _look(self, place: Place, alive: dict[int, Block], claims: Claims) -> None:
         for block in list(alive.values()):
+            block.stays |= place.phase in ("built", "step")
             if block.address in claims:
                 block.claims.append(claims[block.address])
             elif not block.claims and any(name.startswith(BACKEND) for name in block.operators):
@@ -124,7 +127,7 @@ class Ledger:
         if claim is not None:
             return claim.category, claim.holder
         operators = block.operators
-        if operators in MAKING_BUCKETS and block.bytes in self._buckets:
+        if block.stays and operators in MAKING_BUCKETS and block.bytes in self._buckets:
             return "bucket", "a reducer of DDP"
         if block.born.phase == "forward":
             return "activation", operators[0] if operators else "a number"

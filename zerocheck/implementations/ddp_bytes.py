@@ -35,10 +35,15 @@ def ddp_layout(
     None where batches use parameters of their own, since then the data say which gradients there
     are; and where gradients that are views outlive the bucket that they are views of, which depends
     on when DDP rebuilds its buckets (`bucket_view` without `set_to_none`); and where a bucket
-    that is viewed may have no gradient at all (`bucket_view` with parameters that are never used).
+    that is viewed may have no gradient at all (`bucket_view` with parameters that are never used,
+    or with a reduction of each microbatch, where the first buckets go before a step is over).
     """
     sharding, training = case.sharding, case.training
-    views = gradient_views and (not training.set_to_none or bool(uncalled(case.model)))
+    views = gradient_views and (
+        not training.set_to_none
+        or bool(uncalled(case.model))
+        or (sharding.sync == "each" and training.microbatches > 1)
+    )
     if sometimes_used(case.model) or views:
         return None
     account = Account(model, case)

@@ -1,0 +1,137 @@
+"""What each implementation says beforehand of its bytes, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from zerocheck.case.schema import Block, Case, Data, Model, Optimizer, Sharding, Start, Training
+from zerocheck.contract.implementation import Implementation
+from zerocheck.contract.layout import Layout
+from zerocheck.implementations.ddp import Ddp
+from zerocheck.implementations.fsdp1 import Fsdp1, Fsdp1NoShard
+from zerocheck.implementations.fsdp2 import Fsdp2
+from zerocheck.implementations.textbook.zero1 import Zero1
+from zerocheck.implementations.textbook.zero2 import Zero2
+from zerocheck.implementations.textbook.zero3 import Zero3
+from zerocheck.implementations.units import skeleton
+from zerocheck.implementations.zero_redundancy import ZeroRedundancy
+from zerocheck.models.network import build_model
+
+# stem.weight (3, 2), stem.bias (3,), head.weight (5, 3), head.bias (5,): 6 + 3 + 15 + 5 elements.
+MODEL = Model(inputs=2, width=3, outputs=5)
+CASE = Case(mesh=(2,), model=MODEL, sharding=Sharding(prefetch=0))
+ELEMENTS = 29
+STEPS = 4 * 4
+"""Bytes of the step counts of four parameters."""
+
+
+def told(
+    kind: type[Implementation], case: Case, rank: int, step: int, phase: str
+) -> dict[str, int]:
+    layout = kind.layout(build_model(case), case, rank)
+    assert layout is not None
+    return at(layout, step, phase)
+
+
+def at(layout: Layout, step: int, phase: str) -> dict[str, int]:
+    lines = [one for one in layout.lines if (one.step, one.phase) == (step, phase)]
+    return {one.category: one.bytes for one in lines if one.bytes}
+
+
+def test_ddp_holds_everything_and_a_bucket() -> None:
+    whole = 4 * ELEMENTS
+    assert told(Ddp, CASE, 0, -1, "built") == {"parameter": whole, "bucket": whole}
+    assert told(Ddp, CASE, 1, 0, "backward") == {
+        "parameter": whole, "bucket": whole, "gradient": whole,
+    }  # fmt: skip
+    assert told(Ddp, CASE, 1, 0, "step")["optimizer"] == 2 * whole + STEPS
+    amsgrad = Case(mesh=(2,), model=MODEL, optimizer=Optimizer(amsgrad=True))
+    assert told(Ddp, amsgrad, 1, 0, "step")["optimizer"] == 3 * whole + STEPS
+
+
+def test_zero_redundancy_gives_whole_parameters_to_ranks() -> None:
+    # head.weight (15) to rank 0, then stem.weight (6), head.bias (5) and stem.bias (3) to rank 1.
+    assert told(ZeroRedundancy, CASE, 0, 0, "step")["optimizer"] == 2 * 4 * 15 + 4
+    assert told(ZeroRedundancy, CASE, 1, 0, "step")["optimizer"] == 2 * 4 * 14 + 12
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_textbook_stages_cut_a_flat_buffer(rank: int) -> None:
+    # Each parameter begins at a multiple of 16: head.bias 0, head.weight 16, stem.bias 32,
+    # stem.weight 48 to 54; two shards of 27.
+    flat, shard = 4 * 54, 4 * 27
+    assert told(Zero1, CASE, rank, -1, "built") == {"parameter": flat, "gradient": flat}
+    assert told(Zero2, CASE, rank, -1, "built") == {"parameter": flat, "gradient": shard}
+    # Rank 0 owns head.bias (5) and 11 of head.weight; rank 1 the other 4, and the stem (9).
+    own, pieces = [(16, 2), (13, 3)][rank]
+    for kind in (Zero1, Zero2):
+        assert told(kind, CASE, rank, 0, "step")["optimizer"] == 2 * 4 * own + 4 * pieces
+    # In the order of the model: stem.weight 0, stem.bias 16, head.weight 32, head.bias 48 to 53.
+    assert told(Zero3, CASE, rank, -1, "built") == {"parameter": shard, "gradient": shard}
+    assert told(Zero3, CASE, rank, 0, "forward")["gathered"] == flat
+
+
+def test_fsdp2_pads_the_rows_of_each_parameter() -> None:
+    # Of 3 rows 2 and 1, of 5 rows 3 and 2; both ranks hold 2 and 3.
+    padded = 4 * (2 * 2 + 2 + 3 * 3 + 3)
+    for rank, own in enumerate((4 + 2 + 9 + 3, 2 + 1 + 6 + 2)):
+        assert told(Fsdp2, CASE, rank, -1, "built") == {"parameter": padded}
+        assert told(Fsdp2, CASE, rank, 0, "step") == {
+            "parameter": padded, "gradient": padded, "optimizer": 2 * 4 * own + STEPS,
+        }  # fmt: skip
+        assert told(Fsdp2, CASE, rank, 0, "forward")["gathered"] == 2 * padded
+
+
+def test_fsdp1_aligns_parameters_and_pads_the_end() -> None:
+    # 16 bytes are 4 elements: 0 to 6, 8 to 11, 12 to 27, 28 to 33; two chunks of 17.
+    assert told(Fsdp1, CASE, 0, -1, "built") == {"parameter": 4 * 17}
+    # Rank 0 has 6 + 3 + 5 elements, rank 1 10 + 5: of three parameters, and of two.
+    assert told(Fsdp1, CASE, 0, 0, "step")["optimizer"] == 2 * 4 * 14 + 12
+    assert told(Fsdp1, CASE, 1, 0, "step")["optimizer"] == 2 * 4 * 15 + 8
+    assert told(Fsdp1NoShard, CASE, 1, -1, "built") == {"parameter": 4 * 34}
+    flat = Case(mesh=(2,), model=MODEL, sharding=Sharding(use_orig_params=False))
+    assert told(Fsdp1, flat, 1, 0, "step") == {
+        "parameter": 4 * 15, "gradient": 4 * 15, "optimizer": 2 * 4 * 15 + 4,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [Ddp, ZeroRedundancy, Zero1, Zero3, Fsdp1, Fsdp2])
+def test_a_state_of_mid_training_is_there_from_the_start(kind: type[Implementation]) -> None:
+    case = Case(mesh=(2,), model=MODEL, start=Start(step=5, moments="typical"))
+    built = told(kind, case, 0, -1, "built")["optimizer"]
+    assert built == told(kind, case, 0, 0, "step")["optimizer"] > 0
+
+
+@pytest.mark.parametrize("kind", [Ddp, ZeroRedundancy, Zero2, Zero3, Fsdp1, Fsdp2])
+def test_a_step_that_overflows_makes_no_state(kind: type[Implementation]) -> None:
+    case = Case(mesh=(2,), model=MODEL, training=Training(steps=2, loss_scale=2.0, overflow=0))
+    assert "optimizer" not in told(kind, case, 0, 0, "step")
+    assert told(kind, case, 0, 1, "step")["optimizer"] > 0
+
+
+@pytest.mark.parametrize("kind", [Ddp, Zero1, Zero3, Fsdp1, Fsdp2])
+def test_what_is_unfrozen_later_has_a_state_from_then_on(kind: type[Implementation]) -> None:
+    model = Model(inputs=2, width=3, outputs=5, frozen=("head.*",))
+    case = Case(mesh=(1,), model=model, training=Training(steps=3, unfreeze=1))
+    before, after = (told(kind, case, 0, step, "step")["optimizer"] for step in (0, 1))
+    assert after - before == 2 * 4 * 20 + 8
+
+
+@pytest.mark.parametrize("kind", [Ddp, ZeroRedundancy, Fsdp1, Fsdp1NoShard, Fsdp2])
+def test_what_depends_on_the_data_is_not_told(kind: type[Implementation]) -> None:
+    experts = Model(blocks=(Block(kind="experts"),))
+    for model in (experts, Model(side=True)):
+        case = Case(mesh=(2,), model=model, data=Data())
+        assert kind.layout(build_model(case), case, 0) is None
+        assert Zero3.layout(build_model(case), case, 0) is not None
+
+
+@pytest.mark.parametrize("kind", [Ddp, ZeroRedundancy, Zero1, Zero2, Zero3, Fsdp1, Fsdp2])
+def test_a_model_without_memory_gives_the_same(kind: type[Implementation]) -> None:
+    blocks = (Block(kind="mlp", transposed=True), Block(kind="batch_norm"))
+    case = Case(mesh=(3,), model=Model(blocks=blocks))
+    model: nn.Module = skeleton(case)
+    assert next(model.parameters()).device == torch.device("meta")
+    assert kind.layout(model, case, 1) == kind.layout(build_model(case), case, 1)

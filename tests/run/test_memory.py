@@ -1,0 +1,98 @@
+"""The obligations of MEMORY on real ranks: cases that are measured, from the run to the replay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from zerocheck.case.schema import Block, Case, Model, Sharding, Training
+from zerocheck.catalogue import BUILT_IN
+from zerocheck.drive.ledger import UNEXPLAINED
+from zerocheck.drive.observation import RankSeen
+from zerocheck.judge.verdict import MEMORY
+from zerocheck.ranks.pool import Pool
+from zerocheck.run.casefile import write
+from zerocheck.run.environment import environment
+from zerocheck.run.records import CaseFile
+from zerocheck.run.replay import replay
+from zerocheck.run.trial import Trial
+
+MODEL = Model(blocks=(Block(kind="mlp", hidden=5), Block(kind="batch_norm")), width=7)
+CASES = {
+    "plain": Case(mesh=(3,), model=MODEL, sharding=Sharding(wrap="layer", prefetch=0)),
+    "accumulated": Case(
+        mesh=(2,),
+        model=MODEL,
+        training=Training(microbatches=2, clip=1.0, set_to_none=False),
+        sharding=Sharding(bucket=16, reshard=False),
+    ),
+    "scaled": Case(
+        mesh=(2,),
+        model=msgspec.structs.replace(MODEL, frozen=("stem.*",)),
+        training=Training(steps=3, loss_scale=2.0, overflow=1, unfreeze=2),
+    ),
+}
+FAULT = "zerocheck.faults.memory:CopyKept"
+ASKED = ("persistent", "release")
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_implementation_holds_what_its_layout_says(pool: Pool, name: str) -> None:
+    held = 0
+    for case in CASES.values():
+        outcome = Trial(pool, name, case, obligations=ASKED).outcome(obligations=ASKED)
+        if outcome.status == "unsupported":
+            continue
+        assert outcome.judgement is not None, outcome.reason
+        assert outcome.judgement.statuses == dict.fromkeys(ASKED, "holds"), outcome.judgement
+        held += 1
+    assert held
+
+
+def test_what_is_measured_closes_and_tells_every_phase(pool: Pool) -> None:
+    result = Trial(pool, "ddp", CASES["plain"], obligations=ASKED).result()
+    assert not result.legs and result.measured is not None
+    seen = [msgspec.msgpack.decode(one or b"", type=RankSeen) for one in result.measured.payloads]
+    result.measured.release()
+    for rank in seen:
+        assert rank.measured is not None and rank.measured.layout is not None
+        lines = rank.measured.lines
+        assert not any(line.holder.startswith(UNEXPLAINED) for line in lines)
+        assert {(line.step, line.phase) for line in lines} == {
+            (-1, "built"),
+            *((step, phase) for step in range(3) for phase in ("forward", "backward", "step")),
+        }
+        assert any(line.category == "activation" for line in lines)
+
+
+def test_with_other_obligations_the_steps_are_run_too(pool: Pool) -> None:
+    result = Trial(pool, "zero1", CASES["plain"], obligations=("update", "release")).result()
+    assert len(result.legs) == 1 and len(result.all) == 2
+    for one in result.all:
+        one.release()
+    plain = Trial(pool, "zero1", CASES["plain"]).result()
+    assert plain.measured is None
+    for one in plain.all:
+        one.release()
+    both = Trial(pool, FAULT, CASES["plain"], obligations=("update", *MEMORY)).outcome()
+    assert both.judgement is not None
+    assert both.judgement.statuses["update"] == "holds"
+    assert [one.obligation for one in both.judgement.violations] == ["persistent"]
+
+
+def test_a_finding_of_memory_is_replayed_bit_for_bit(pool: Pool, tmp_path: Path) -> None:
+    outcome = Trial(pool, FAULT, CASES["plain"], obligations=ASKED).outcome(obligations=ASKED)
+    assert outcome.status == "violated"
+    file = CaseFile(
+        implementation=FAULT,
+        case=CASES["plain"],
+        status="violated",
+        judgement=outcome.judgement,
+        environment=environment(),
+        obligations=ASKED,
+    )
+    replayed = replay(write(tmp_path, "memory", file), implementation=FAULT)
+    assert replayed is not None and replayed.exit_code == 1
+    assert replayed.verdict.startswith("reproduced bit for bit")
