@@ -165,6 +165,15 @@ def test_shards_are_put_together() -> None:
     assert found.covered() is not None and bool(found.covered().all())  # type: ignore[union-attr]
 
 
+def test_what_each_rank_holds_by_name() -> None:
+    halves = Entry("b", (2, 2), 0, 1), Entry("b", (2, 2), 2, 4)
+    first, second = _seen([halves[0], A, halves[1]], [C]).by_name(0, "state", "parameter")
+    assert list(first) == ["b", "a"]
+    assert first["b"].tolist() == [20, 40, 50] and first["a"].tolist() == [0, 10]
+    assert {name: data.tolist() for name, data in second.items()} == {"c": [61]}
+    assert _seen([A], [C]).by_name(0, "saved", "parameter") == [{}, {}]
+
+
 def test_the_lowest_rank_counts_and_the_rest_is_nan() -> None:
     found = _seen([A], [A, C], [C, Entry("b", (2, 2), 1, 3)]).held(0, "state", "parameter")
     assert found is not None
