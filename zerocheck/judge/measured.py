@@ -10,7 +10,7 @@ import msgspec
 from ..case.schema import Case
 from ..drive.observation import Measured, RankSeen
 from . import communication, persistent, release
-from .checked import Check, Checked
+from .checked import Check
 from .verdict import MEMORY, Judgement, Memory, Obligation, Status, Violation
 
 CHECKS: dict[Memory, Check] = {
@@ -31,8 +31,7 @@ def judge_measured(case: Case, seen: Sequence[RankSeen], *, digest: bool = False
     violations: list[Violation] = []
     vacuous: list[Obligation] = []
     for obligation in MEMORY:
-        check = CHECKS.get(obligation)
-        checked = Checked(False) if check is None else check(case, measured)
+        checked = CHECKS[obligation](case, measured)
         statuses[obligation] = (
             "violated" if checked.violation else "holds" if checked.exercised else "not exercised"
         )
