@@ -179,7 +179,8 @@ class Layout:
 
     def _split(self, wanted: tuple[tuple[int, int, Format], ...]) -> list[Part]:
         result: list[Part] = []
-        for group, key, format in sorted(set(wanted), key=lambda w: (w[0], w[1], w[2].u)):
+        distinct = dict.fromkeys(wanted)  # in an order of its own, which a set has not
+        for group, key, format in sorted(distinct, key=lambda w: (w[0], w[1], w[2].u)):
             if group < 0 or key < 0:
                 continue
             mask = self.spread([one == (group, key, format) for one in wanted])
