@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -203,3 +204,62 @@ def size_based_units(model: torch.nn.Module, least: int) -> list[torch.nn.Module
         only_wrap_children=True,
     )
     return found
+
+
+@contextmanager
+def fake_ranks(world_size: int, rank: int) -> Iterator[None]:
+    """A default process group of torch's `fake` backend, which moves no data: one rank of many.
+
+    Raises RuntimeError where there is a process group already.
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():
+        raise RuntimeError("this process is a rank already")
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def fake_mode() -> Any:
+    """A mode in which operators compute shapes and dtypes only. Tensors without it are converted.
+
+    Tensors say that they are on the CPU, and have storages with a size and no memory.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def active_fake_mode() -> Any:
+    """The innermost `fake_mode` that is on, or None: DTensor has one of its own for a moment."""
+    from torch._guards import active_fake_mode as active
+
+    return active()
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """The same for all tensors that share memory, while it is there."""
+    return tensor.untyped_storage()._cdata
+
+
+@contextmanager
+def on_resize(seen: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+    """Call `seen` after each `UntypedStorage.resize_` from Python, by which FSDP frees memory.
+
+    No dispatch mode sees it.
+    """
+    original: Any = torch.UntypedStorage.resize_
+
+    def resize(storage: torch.UntypedStorage, size: int) -> Any:
+        result = original(storage, size)
+        seen(storage)
+        return result
+
+    torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        torch.UntypedStorage.resize_ = original  # type: ignore[method-assign]

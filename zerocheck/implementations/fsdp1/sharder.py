@@ -34,6 +34,7 @@ from ...contract.checkpoint import beside, take_over
 from ...contract.implementation import EXTRAS
 from ...contract.names import unwrapped
 from ...contract.refusals import torch_refusals
+from ..casting import fsdp1_policy
 from ..scaling import sharded_scaler_of
 from ..sync import accumulation, synchronized
 from . import checkpoint
@@ -131,6 +132,7 @@ class Fsdp1(BuiltImplementation):
             forward_prefetch=sharding.prefetch > 0,
             device_id=torch.device("cpu"),
             use_orig_params=sharding.use_orig_params,
+            mixed_precision=fsdp1_policy(case),
         )
         optimizer = first or torch.optim.AdamW(_groups(wrapped, case))
 
