@@ -263,3 +263,44 @@ def on_resize(seen: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
         yield
     finally:
         torch.UntypedStorage.resize_ = original  # type: ignore[method-assign]
+
+
+@contextmanager
+def shapes_only() -> Iterator[Callable[[], bool]]:
+    """Let DTensor and DDP work under `fake_mode`. Gives a function: is DTensor asking for shapes?
+
+    DTensor runs operators on whole shapes to learn the shape of a result, in the fake mode that is
+    on: they are no allocations. DDP's constructor compares the shapes of all ranks by reading data,
+    which there is none of.
+    """
+    from torch.distributed.tensor import _sharding_prop
+    from torch.nn.parallel import distributed as ddp
+
+    depth = 0
+    kind: Any = _sharding_prop.ShardingPropagator
+    asked: Any = kind._propagate_tensor_meta_non_cached
+    verified: Any = vars(ddp)["_verify_param_shape_across_processes"]
+
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        nonlocal depth
+        depth += 1
+        try:
+            return asked(*args, **kwargs)
+        finally:
+            depth -= 1
+
+    kind._propagate_tensor_meta_non_cached = ask
+    vars(ddp)["_verify_param_shape_across_processes"] = lambda *_, **__: None
+    try:
+        yield lambda: depth > 0
+    finally:
+        kind._propagate_tensor_meta_non_cached = asked
+        vars(ddp)["_verify_param_shape_across_processes"] = verified
+
+
+def with_data(call: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """What `call` gives, with data, though a `fake_mode` is on."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    with unset_fake_temporarily():
+        return call()

@@ -15,7 +15,7 @@ Not seen: what a kernel allocates and frees inside of itself.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ from torch.nn.modules.module import (
 from torch.utils._pytree import tree_leaves
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..compat import active_fake_mode, comes_first, on_resize, storage_key
+from ..compat import active_fake_mode, comes_first, on_resize, shapes_only, storage_key, with_data, work_from_future
 from ..contract import Shard
 from ..contract.layout import Category, Phase
 
@@ -99,6 +99,7 @@ class Census(TorchDispatchMode):
         self._scope: list[int] | None = None
         self._hooked: weakref.ref[torch.Tensor] | None = None
         self._open = ExitStack()
+        self._asking: Callable[[], bool] = lambda: False
 
     # What the simulation says.
 
@@ -108,6 +109,7 @@ class Census(TorchDispatchMode):
         self._open.callback(before.remove)
         self._open.callback(after.remove)
         self._open.enter_context(on_resize(self._resized))
+        self._asking = self._open.enter_context(shapes_only())
         super().__enter__()
         return self
 
@@ -162,9 +164,13 @@ class Census(TorchDispatchMode):
         if self.fake is not None and func is torch.ops.aten._local_scalar_dense.default:
             # There is no data to read, of the optimizer's step count for example.
             return 1.0 if args[0].dtype.is_floating_point else 1
+        if self.fake is not None and self._for_indices(func, kwargs):
+            return with_data(lambda: func(*args, **kwargs))
         result = func(*args, **(kwargs or {}))
-        if active_fake_mode() is not self.fake:
-            return result  # DTensor asks for shapes
+        if self.fake is not None and func is torch.ops.c10d.allreduce_.default:
+            result = args[0], _over(args[0])
+        if self._asking() or active_fake_mode() is not self.fake:
+            return result  # DTensor wants to know a shape
         name = str(func)
         if name.startswith("prim.") or name.startswith("profiler."):
             return result
@@ -172,6 +178,13 @@ class Census(TorchDispatchMode):
         if name.startswith(("c10d.", "fsdp.", "_c10d_functional.")):
             self._evidence(name, args, kwargs or {}, result)
         return result
+
+    def _for_indices(self, func: Any, kwargs: Any) -> bool:
+        """Whether DDP's reducer asks for the int32 tensor in which it sends the order of its
+        buckets, before its second forward: it reads and writes that itself."""
+        if func is not torch.ops.aten.empty.memory_format or len(self._stack) != 1:
+            return False
+        return bool((kwargs or {}).get("dtype") == torch.int32)
 
     def _look(self, operator: str, tensors: list[torch.Tensor]) -> None:
         """Note new storages, and changed sizes of known ones, as of one call of an operator."""
@@ -286,6 +299,14 @@ class Census(TorchDispatchMode):
             if storage.alive and not storage.held and not storage.evidence:
                 storage.kind, storage.evidence = "activation", 1
         self._scope = None
+
+
+def _over(tensors: list[torch.Tensor]) -> Any:
+    """The Work of an all-reduce that is over. That of the fake group has no result, and DDP reads
+    its bucket from there."""
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result(list(tensors))
+    return work_from_future(future)
 
 
 def _counts(tensor: torch.Tensor) -> bool:
