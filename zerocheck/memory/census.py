@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.autograd.profiler import record_function
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
@@ -45,6 +46,9 @@ ROLES: dict[str, Category] = {
     "buffer": "buffer",
 }
 """The category of what `Implementation.shards` shows."""
+
+MARK = "zerocheck"
+"""Begins the names of the profiler's records that phases leave."""
 
 
 class Moment(NamedTuple):
@@ -125,6 +129,9 @@ class Census(TorchDispatchMode):
     def enter(self, phase: Phase, step: int) -> None:
         """A phase begins."""
         self.phase, self.step = phase, step
+        with record_function(f"{MARK} {phase} {step}"):
+            pass  # for whoever profiles
+        self._moment("")  # what is freed from here on is freed in this phase
         self._backward = ""
         if phase == "forward":
             self._scope = []
@@ -167,7 +174,7 @@ class Census(TorchDispatchMode):
         if self.fake is not None and self._for_indices(func, kwargs):
             return with_data(lambda: func(*args, **kwargs))
         result = func(*args, **(kwargs or {}))
-        if self.fake is not None and func is torch.ops.c10d.allreduce_.default:
+        if func is torch.ops.c10d.allreduce_.default:
             result = args[0], _over(args[0])
         if self._asking() or active_fake_mode() is not self.fake:
             return result  # DTensor wants to know a shape

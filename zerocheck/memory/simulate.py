@@ -55,8 +55,11 @@ class _Watched(Microbatch):
         return loss
 
 
-def simulate(setup: Setup, source: Source, blocks: int | None = None) -> Run:
-    """Build, and take two steps. blocks: with the first blocks of the model only.
+def simulate(
+    setup: Setup, source: Source, blocks: int | None = None, *, data: bool = False
+) -> Run:
+    """Build, and take two steps. blocks: with the first blocks of the model only; data: on tensors
+    that have some, as the allocator counts them, with the same collectives that move nothing.
 
     Raises UsageError where the implementation or the model's code fails: it says how.
     """
@@ -71,25 +74,28 @@ def simulate(setup: Setup, source: Source, blocks: int | None = None) -> Run:
     if not isinstance(getattr(model, "blocks", None), nn.ModuleList):
         model.blocks = list(inside)  # not registered: for whoever makes units of blocks
     case = setup.case(len(inside))
-    fake = fake_mode()
+    fake = None if data else fake_mode()
     census = Census(fake)
+    on = fake or nullcontext()
     with fake_ranks(setup.world_size, setup.rank):
         mesh = init_device_mesh("cpu", (setup.world_size,))
         with _said(setup):
             kind = load(setup.implementation)
-            implementation, wrapped = built(kind, model, case, mesh, fake, census)
+            census.enter("built", -1)
+            implementation, wrapped = built(kind, model, case, mesh, on, census)
             names = [(_path(path), module) for path, module in wrapped.named_modules()]
             census.name(names)
-            with fake, census:
+            with on, census:
                 census.claim(implementation.shards())
                 _steps(setup, implementation, census)
+                census.enter("closed", STEPS - 1)
             implementation.close()
     return Run(census.log, path, sizes)
 
 
 def built(
-    kind: type[Implementation], model: nn.Module, case: Case, mesh: DeviceMesh, fake: Any,
-    census: Census,
+    kind: type[Implementation], model: nn.Module, case: Case, mesh: DeviceMesh,
+    on: AbstractContextManager[Any], census: Census,
 ) -> tuple[Implementation, nn.Module]:  # fmt: skip
     """The implementation with its memory, and the wrapped model where there is one.
 
@@ -98,12 +104,12 @@ def built(
     """
     if issubclass(kind, Fsdp2):
         sharder = kind(model, case, mesh)
-        with fake, census:
+        with on, census:
             materialize(model)
             optimizer = torch.optim.AdamW(groups(model, case))
         sharder.built = replace(sharder.built, optimizer=optimizer)
         return sharder, model
-    with fake, census:
+    with on, census:
         materialize(model)
         implementation = kind(model, case, mesh)
     wrapped = implementation.built.model if hasattr(implementation, "built") else model

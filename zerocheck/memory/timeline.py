@@ -165,6 +165,8 @@ def timeline(log: _Log, blocks: str) -> Timeline:
             events.append(_event(log.moments[current[0]], block, allocated, freed))
 
     for moment, number, more in log.changes:
+        if log.moments[moment].phase == "closed":
+            break
         if current is None or moment != current[0]:
             close()
             current = moment, 0
