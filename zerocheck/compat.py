@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -258,28 +259,26 @@ def on_resize(seen: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
         seen(storage)
         return result
 
-    torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
-    try:
+    with mock.patch.object(torch.UntypedStorage, "resize_", resize):
         yield
-    finally:
-        torch.UntypedStorage.resize_ = original  # type: ignore[method-assign]
 
 
 @contextmanager
 def shapes_only() -> Iterator[Callable[[], bool]]:
-    """Let DTensor and DDP work under `fake_mode`. Gives a function: is DTensor asking for shapes?
+    """Let DTensor, DDP and FSDP1 work under `fake_mode`. Gives a function: does DTensor ask for a
+    shape?
 
     DTensor runs operators on whole shapes to learn the shape of a result, in the fake mode that is
     on: they are no allocations. DDP's constructor compares the shapes of all ranks by reading data,
-    which there is none of.
+    which there is none of. FSDP1 looks at addresses.
     """
+    from torch.distributed.fsdp import _flat_param
     from torch.distributed.tensor import _sharding_prop
     from torch.nn.parallel import distributed as ddp
 
     depth = 0
     kind: Any = _sharding_prop.ShardingPropagator
     asked: Any = kind._propagate_tensor_meta_non_cached
-    verified: Any = vars(ddp)["_verify_param_shape_across_processes"]
 
     def ask(*args: Any, **kwargs: Any) -> Any:
         nonlocal depth
@@ -289,13 +288,19 @@ def shapes_only() -> Iterator[Callable[[], bool]]:
         finally:
             depth -= 1
 
-    kind._propagate_tensor_meta_non_cached = ask
-    vars(ddp)["_verify_param_shape_across_processes"] = lambda *_, **__: None
-    try:
+    def allocated(tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage().nbytes() > 0
+
+    def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+        return storage_key(one) == storage_key(other)
+
+    with (
+        mock.patch.object(kind, "_propagate_tensor_meta_non_cached", ask),
+        mock.patch.object(ddp, "_verify_param_shape_across_processes", lambda *_, **__: None),
+        mock.patch.object(_flat_param, "_data_ptr_allocated", allocated),
+        mock.patch.object(_flat_param, "_same_storage", same),
+    ):
         yield lambda: depth > 0
-    finally:
-        kind._propagate_tensor_meta_non_cached = asked
-        vars(ddp)["_verify_param_shape_across_processes"] = verified
 
 
 def with_data(call: Callable[[], torch.Tensor]) -> torch.Tensor:

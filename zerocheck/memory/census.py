@@ -66,13 +66,15 @@ class Moment(NamedTuple):
 class Storage:
     """A storage: what it was found to be (`kind`), and who holds it.
 
-    held: claimed by the implementation's shards, which no operator's evidence overrules.
+    held: claimed by the implementation's shards, which no operator's evidence overrules; counts: a
+    step count.
     """
 
     size: int
     kind: Category = "other"
     holder: str = ""
     held: bool = False
+    counts: bool = False
     alive: bool = True
     evidence: int = 0
 
@@ -149,11 +151,8 @@ class Census(TorchDispatchMode):
             number = self._number(shard.tensor)
             storage = self.log.storages[number]
             if not storage.held:
-                storage.kind, storage.holder, storage.held = (
-                    ROLES[shard.role],
-                    shard.name,
-                    True,
-                )
+                storage.kind, storage.holder = ROLES[shard.role], shard.name
+                storage.held, storage.counts = True, shard.role == "step"
 
     def claim_rest(self, tensors: Iterable[torch.Tensor], holder: str) -> None:
         """Note what we hold ourselves, inputs for example."""

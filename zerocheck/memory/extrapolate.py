@@ -40,6 +40,14 @@ class _Part:
     runs: list[list[Event]]
 
 
+def refuse_early(few: Timeline, more: Timeline) -> None:
+    """Raise NotUniform where the first two timelines, of TRIED, show it."""
+    for one, other in zip(_parts(few, TRIED[0]), _parts(more, TRIED[1]), strict=False):
+        if one.sweep != other.sweep or (not one.sweep and len(one.runs[0]) != len(other.runs[0])):
+            at = one.runs[0][0]
+            raise NotUniform(f"in step {at.step}, {at.phase}, events do not grow by equal blocks")
+
+
 def extrapolate(given: Sequence[Timeline], blocks: str, wanted: int) -> Timeline:
     """The timeline with `wanted` blocks, from those with TRIED of them.
 
