@@ -243,7 +243,7 @@ def active_fake_mode() -> Any:
 
 def storage_key(tensor: torch.Tensor) -> int:
     """The same for all tensors that share memory, while it is there."""
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 @contextmanager
@@ -296,7 +296,7 @@ def shapes_only() -> Iterator[Callable[[], bool]]:
 
     with (
         mock.patch.object(kind, "_propagate_tensor_meta_non_cached", ask),
-        mock.patch.object(ddp, "_verify_param_shape_across_processes", lambda *_, **__: None),
+        mock.patch.object(ddp, "_verify_param_shape_across_processes", return_value=None),
         mock.patch.object(_flat_param, "_data_ptr_allocated", allocated),
         mock.patch.object(_flat_param, "_same_storage", same),
     ):

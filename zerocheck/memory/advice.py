@@ -1,4 +1,4 @@
-"""What would make it fit: each alternative is simulated before it is said. Imports no torch."""
+"""What would make it fit: each alternative is simulated before it is said."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ MOST_RANKS = 1024
 DOUBLINGS = 4
 
 
-def advise(
-    setup: Setup, limit: int, peak_of: Callable[[Setup], int]
-) -> tuple[Tried, ...]:
+def advise(setup: Setup, limit: int, peak_of: Callable[[Setup], int]) -> tuple[Tried, ...]:
     """One change at a time; if none is enough, one after the other on top of what came before.
 
     limit: bytes; peak_of: simulates, and gives the most bytes held in a step. A change that grows
@@ -41,9 +39,7 @@ def _first_that_fits(
     return last
 
 
-def _tried(
-    words: str, other: Setup, limit: int, peak_of: Callable[[Setup], int]
-) -> Tried | None:
+def _tried(words: str, other: Setup, limit: int, peak_of: Callable[[Setup], int]) -> Tried | None:
     try:
         peak = peak_of(other)
     except UsageError:
@@ -59,9 +55,7 @@ def _changes(setup: Setup) -> Iterator[Iterator[Change]]:
     yield _more_ranks(setup)
 
 
-def _together(
-    setup: Setup, limit: int, peak_of: Callable[[Setup], int]
-) -> Iterator[Tried]:
+def _together(setup: Setup, limit: int, peak_of: Callable[[Setup], int]) -> Iterator[Tried]:
     """Everything that costs no more machines first."""
     words: list[str] = []
     for change in (_highest, _checkpointed, _smallest, _finer, _more_ranks):

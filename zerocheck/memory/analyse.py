@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from .advice import advise
 from .extrapolate import TRIED, NotUniform, extrapolate, refuse_early
 from .formulas import STAGES, recipe, total
-from .result import Between, Device, Report, Row
+from .result import Between, Device, Report, Row, Tried
 from .setup import Setup
 from .simulate import STEPS, Run, simulate
 from .source import Source, alike, block_list, source
@@ -102,7 +102,9 @@ def _whole(setup: Setup, given: Source, reason: str = "") -> Simulated:
 
 
 def _counts(one: Run) -> int:
-    return sum(storage.size for storage in one.log.storages if storage.counts)
+    """Bytes of step counts. Storages are gone by now, so it is what was allocated for them."""
+    storages = one.log.storages
+    return sum(more for _, number, more in one.log.changes if more > 0 and storages[number].counts)
 
 
 def _between(setup: Setup, elements: int, done: Simulated) -> Between:
@@ -165,7 +167,7 @@ def _device(
     }
     asks = next((stage for stage in STAGES if stages[stage] <= limit), None)
     over = line.first_over(limit)
-    tried = ()
+    tried: tuple[Tried, ...] = ()
     if over is not None:
 
         def peak_of(other: Setup) -> int:

@@ -2,9 +2,9 @@
 
 A dispatch mode notes the storages that operators put out; a weak reference tells of their end,
 and `UntypedStorage.resize_`, which no mode sees, is noted too. Buckets that DDP makes in C++ come
-through the dispatcher like all others. torch's own MemTracker was not taken: it knows FSDP2 alone by
-hooks into its internals, files DDP's bucket and FSDP2's padding as activation, and counts the first
-optimizer step wrongly.
+through the dispatcher like all others. torch's own MemTracker was not taken: it knows FSDP2 alone,
+by hooks into its internals, files DDP's bucket and FSDP2's padding as activation, and counts the
+first optimizer step wrongly.
 
 What a storage is for is known late: a gradient when somebody holds it, an activation when the
 forward is over. So the log holds numbers of storages, and categories are asked for at the end.
@@ -17,8 +17,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,12 +26,21 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
-from torch.utils._pytree import tree_leaves
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from ..compat import active_fake_mode, comes_first, on_resize, shapes_only, storage_key, with_data, work_from_future
+from ..compat import (
+    active_fake_mode,
+    comes_first,
+    on_resize,
+    shapes_only,
+    storage_key,
+    with_data,
+    work_from_future,
+)
 from ..contract import Shard
 from ..contract.layout import Category, Phase
+from .log import Log, Moment, Storage
 
 ROLES: dict[str, Category] = {
     "parameter": "parameter",
@@ -51,48 +59,11 @@ MARK = "zerocheck"
 """Begins the names of the profiler's records that phases leave."""
 
 
-class Moment(NamedTuple):
-    """Where an operator was called. module: the innermost one, "" for none; again: in a forward
-    that runs once more for activation checkpointing."""
-
-    step: int
-    phase: Phase
-    module: str
-    operator: str
-    again: bool
-
-
-@dataclass(slots=True)
-class Storage:
-    """A storage: what it was found to be (`kind`), and who holds it.
-
-    held: claimed by the implementation's shards, which no operator's evidence overrules; counts: a
-    step count.
-    """
-
-    size: int
-    kind: Category = "other"
-    holder: str = ""
-    held: bool = False
-    counts: bool = False
-    alive: bool = True
-    evidence: int = 0
-
-
-@dataclass(slots=True)
-class Log:
-    """What happened: changes are (index of the moment, number of the storage, bytes more)."""
-
-    moments: list[Moment] = field(default_factory=list)
-    storages: list[Storage] = field(default_factory=list)
-    changes: list[tuple[int, int, int]] = field(default_factory=list)
-
-
 class Census(TorchDispatchMode):
     """Counts within `with`. fake: the mode whose tensors count, None for real ones."""
 
     def __init__(self, fake: Any = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.fake = fake
         self.log = Log()
         self.step = -1
@@ -116,11 +87,11 @@ class Census(TorchDispatchMode):
         self._open.callback(after.remove)
         self._open.enter_context(on_resize(self._resized))
         self._asking = self._open.enter_context(shapes_only())
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._open.close()
 
     def name(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
@@ -162,9 +133,7 @@ class Census(TorchDispatchMode):
 
     # What operators do.
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if comes_first(types):
             return NotImplemented
         if self.fake is not None and func is torch.ops.aten._local_scalar_dense.default:

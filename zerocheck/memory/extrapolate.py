@@ -1,4 +1,4 @@
-"""From a model with a few blocks to one with many: the events of a block in the middle are repeated.
+"""From a model with a few blocks to one with many: the events of a block in the middle repeat.
 
 A timeline is cut where the block changes. What belongs to no block must have as many events for
 every number of blocks, with bytes that grow by a constant (an optimizer's kernel over all
@@ -6,8 +6,6 @@ parameters). What goes through the blocks, up or down, must have the very same e
 but the outermost EDGE ones, whose events must not depend on the number of blocks. That is demanded
 of three timelines, with k, k + 1 and k + 2 blocks. Then with each block more, the same events are
 put in at the same places, so the timeline with L blocks is known, event by event.
-
-Imports no torch.
 """
 
 from __future__ import annotations
@@ -117,9 +115,7 @@ def _plain(event: Event, blocks: str) -> Event:
     return replace(event, module=module, block=0)
 
 
-def _affine(
-    few: list[Event], more: list[Event], most: list[Event], wanted: int
-) -> list[Event]:
+def _affine(few: list[Event], more: list[Event], most: list[Event], wanted: int) -> list[Event]:
     if not len(few) == len(more) == len(most):
         at = few[0]
         raise NotUniform(

@@ -76,7 +76,9 @@ def persistent(
     if stage not in STAGES:
         raise unknown("stage", str(stage), map(str, STAGES))
     if ranks < 1 or elements < 0:
-        raise UsageError(f"{elements} elements on {ranks} ranks: needed are 0 or more, on 1 or more")
+        raise UsageError(
+            f"{elements} elements on {ranks} ranks: needed are 0 or more, on 1 or more"
+        )
     cut = Fraction(1, ranks)
     return {
         "parameter": elements * kind.parameter * (cut if stage >= 3 else Fraction(1)),

@@ -35,7 +35,7 @@ def measure(setup: Setup, source: Source, blocks: int | None = None) -> Measured
     """Run it, with the profiler on. What kernels allocate inside of themselves is in it."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run = simulate(setup, source, blocks, data=True)
-    tree: Any = profiler.profiler.kineto_results.experimental_event_tree()  # type: ignore[union-attr]
+    tree: Any = profiler.profiler.kineto_results.experimental_event_tree()
     ends: dict[tuple[int, str], int] = {}
     peaks: dict[tuple[int, str], int] = {}
     held, key = 0, (-1, "")
@@ -61,6 +61,3 @@ def _flat(events: Any) -> Iterator[Any]:
     for event in events:
         yield event
         yield from _flat(event.children)
-
-
-

@@ -1,8 +1,8 @@
 """Known models as data: their shapes, and how many parameters they have. Imports no torch.
 
 Shapes: GPT-2 from Radford et al. 2019 (Table 2; the sizes are those of the published weights, with
-tied embeddings), GPT-3 from Brown et al. 2020 (Table 2.1), Llama 7B and 13B from Touvron et al. 2023
-(Table 2), Llama 8B, 70B and 405B from Grattafiori et al. 2024 (Table 3) with the intermediate sizes
+tied embeddings), GPT-3 from Brown et al. 2020 (Table 2.1), Llama 7B and 13B from Touvron et al.
+2023 (Table 2), Llama 8B, 70B and 405B from Grattafiori et al. 2024 (Table 3) with the intermediate sizes
 of the published weights. Rajbhandari et al. 2020 give their 7.5B by its number of parameters only:
 the shape of `zero-7.5b` is ours, the nearest of width 4096.
 """
@@ -67,8 +67,14 @@ def _llama_block(shape: Architecture) -> int:
 
 
 def _gpt_shape(
-    blocks: int, width: int, heads: int, *, positions: int = 1024, tied: bool = True,
-    published: int | None = None, source: str = "",
+    blocks: int,
+    width: int,
+    heads: int,
+    *,
+    positions: int = 1024,
+    tied: bool = True,
+    published: int | None = None,
+    source: str = "",
 ) -> Architecture:
     return Architecture(
         family="gpt", blocks=blocks, width=width, heads=heads, key_value_heads=heads,
@@ -78,8 +84,15 @@ def _gpt_shape(
 
 
 def _llama_shape(
-    blocks: int, width: int, heads: int, key_value_heads: int, hidden: int, vocabulary: int,
-    positions: int, published: int, source: str,
+    blocks: int,
+    width: int,
+    heads: int,
+    key_value_heads: int,
+    hidden: int,
+    vocabulary: int,
+    positions: int,
+    published: int,
+    source: str,
 ) -> Architecture:
     return Architecture(
         family="llama", blocks=blocks, width=width, heads=heads, key_value_heads=key_value_heads,

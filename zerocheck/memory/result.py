@@ -1,4 +1,4 @@
-"""What a simulation says, as data: `zerocheck memory --json` writes it. Imports no torch."""
+"""What a simulation says, as data: `zerocheck memory --json` writes it."""
 
 from __future__ import annotations
 

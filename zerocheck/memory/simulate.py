@@ -20,7 +20,8 @@ from ..contract.loading import load
 from ..contract.names import unwrapped
 from ..errors import UsageError, ZerocheckError
 from ..implementations.fsdp2 import Fsdp2
-from .census import Census, Log
+from .census import Census
+from .log import Log
 from .setup import OWN_PRECISION, Setup
 from .source import Source, block_list
 
@@ -31,14 +32,10 @@ that follow."""
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a simulation saw: the log, the path of the blocks, and the parameters as they are.
-
-    sizes: elements of each parameter of the unwrapped model, ties once.
-    """
+    """What a simulation saw: the log, and the path of the list of blocks."""
 
     log: Log
     blocks: str
-    sizes: dict[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,16 +52,13 @@ class _Watched(Microbatch):
         return loss
 
 
-def simulate(
-    setup: Setup, source: Source, blocks: int | None = None, *, data: bool = False
-) -> Run:
+def simulate(setup: Setup, source: Source, blocks: int | None = None, *, data: bool = False) -> Run:
     """Build, and take two steps. blocks: with the first blocks of the model only; data: on tensors
     that have some, as the allocator counts them, with the same collectives that move nothing.
 
     Raises UsageError where the implementation or the model's code fails: it says how.
     """
     model = source.build(blocks)
-    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     found = block_list(model)
     path, inside = found if found is not None else ("", nn.ModuleList())
     if setup.checkpoint:
@@ -72,7 +66,7 @@ def simulate(
             raise UsageError(f"{setup.model} has no list of blocks to checkpoint")
         _checkpoint(inside)
     if not isinstance(getattr(model, "blocks", None), nn.ModuleList):
-        model.blocks = list(inside)  # not registered: for whoever makes units of blocks
+        vars(model)["blocks"] = list(inside)  # not registered: for whoever makes units of blocks
     case = setup.case(len(inside))
     fake = None if data else fake_mode()
     census = Census(fake)
@@ -90,7 +84,7 @@ def simulate(
                 _steps(setup, implementation, census)
                 census.enter("closed", STEPS - 1)
             implementation.close()
-    return Run(census.log, path, sizes)
+    return Run(census.log, path)
 
 
 def built(

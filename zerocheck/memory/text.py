@@ -1,4 +1,4 @@
-"""The report of a simulated rank, in words and tables. Imports no torch."""
+"""The report of a simulated rank, in words and tables."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from tabulate import tabulate
 
-from ..contract.layout import CATEGORIES
+from ..contract.layout import CATEGORIES, Category
 from .result import Device, Report
+from .setup import OWN_PRECISION
 from .sizes import binary
 from .timeline import Held, terms
 
@@ -16,14 +17,21 @@ NOT_IN_IT = (
     "collectives' library, and what kernels allocate inside; operators are those of torch's CPU"
 )
 
+AUTOCAST = (
+    "torch.autocast casts here; the bf16 copy of a weight, which it keeps for the backward, counts as "
+    "an activation"
+)
+
 
 def render(report: Report) -> str:
     """All of it, for a terminal."""
     parts = [_head(report), _ledger(report), _between(report), _peak(report)]
     if report.device is not None:
         parts.append(_device(report.device))
-    parts.append(NOT_IN_IT)
-    return "\n\n".join("\n".join(lines) for lines in map(list, parts[:-1])) + f"\n\n{NOT_IN_IT}\n"
+    notes = [NOT_IN_IT]
+    if report.precision == "mixed" and report.implementation not in OWN_PRECISION:
+        notes.append(AUTOCAST)
+    return "\n\n".join("\n".join(lines) for lines in (*parts, notes)) + "\n"
 
 
 def _head(report: Report) -> Iterator[str]:
@@ -54,9 +62,7 @@ def _ledger(report: Report) -> Iterator[str]:
     for step, phase in ends:
         held = report.at_end(phase, step)
         name = phase if step < 0 else f"{phase}, step {step}"
-        rows.append(
-            [name, *(_short(held.get(c, 0)) for c in used), _short(sum(held.values()))]
-        )
+        rows.append([name, *(_short(held.get(c, 0)) for c in used), _short(sum(held.values()))])
     yield tabulate(
         rows,
         headers=["held at the end of", *used, "total"],
@@ -109,7 +115,7 @@ def _peak(report: Report) -> Iterator[str]:
     )
 
 
-def _main(held: Held) -> list[tuple[str, int]]:
+def _main(held: Held) -> list[tuple[Category, int]]:
     return sorted(held.bytes.items(), key=lambda one: -one[1])[:3]
 
 
@@ -120,7 +126,8 @@ def _device(device: Device) -> Iterator[str]:
         over = device.over
         yield f"OUT OF MEMORY at {binary(device.limit)}: {where(over)}"
         before = over.total - over.asked
-        yield f"  it asks for {binary(over.asked)} while {binary(before)} are held; with it:"
+        if over.phase != "built":
+            yield f"  it asks for {binary(over.asked)} while {binary(before)} are held; with it:"
         for category, size in terms(over.bytes):
             yield f"  {_named(category):<18}{_short(size):>12}"
     yield ""
@@ -156,6 +163,8 @@ def asked(device: Device) -> str:
 
 def where(held: Held) -> str:
     """Step, phase, module and operator."""
+    if held.phase == "built":
+        return "while the model is built"
     inside = f" in {held.module}" if held.module else ", outside of modules"
     again = ", in the forward that runs again" if held.recomputed else ""
     return f"in step {held.step}, {held.phase}, at {held.operator}{inside}{again}"

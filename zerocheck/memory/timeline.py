@@ -1,37 +1,14 @@
-"""From the log of a run to what was held when: events, peaks, and the bytes at the end of a phase.
-
-Imports no torch.
-"""
+"""From the log of a run to what was held when: events, peaks, and the bytes at the end of a phase."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import msgspec
 
 from ..contract.layout import CATEGORIES, PHASES, Category, Line, Phase
-
-
-class _Moment(Protocol):
-    step: int
-    phase: Phase
-    module: str
-    operator: str
-    again: bool
-
-
-class _Storage(Protocol):
-    kind: Category
-    holder: str
-
-
-class _Log(Protocol):
-    moments: list[_Moment]
-    storages: list[_Storage]
-    changes: list[tuple[int, int, int]]
-
+from .log import Log, Moment
 
 Bytes = tuple[int, ...]
 """Bytes of each category, in the order of CATEGORIES."""
@@ -149,27 +126,27 @@ def held_at(event: Event, held: Sequence[int]) -> Held:
     )
 
 
-def timeline(log: _Log, blocks: str) -> Timeline:
+def timeline(log: Log, blocks: str) -> Timeline:
     """Events of a log. blocks: path of the list of blocks.
 
     All that happens while the implementation is built is one event.
     """
     events: list[Event] = []
-    current: tuple[int, int] | None = None
+    current: int | None = None
     allocated, freed = list(NOTHING), list(NOTHING)
     block = -1
     place = {category: index for index, category in enumerate(CATEGORIES)}
 
     def close() -> None:
         if current is not None:
-            events.append(_event(log.moments[current[0]], block, allocated, freed))
+            events.append(_event(log.moments[current], block, allocated, freed))
 
     for moment, number, more in log.changes:
         if log.moments[moment].phase == "closed":
             break
-        if current is None or moment != current[0]:
+        if current is None or moment != current:
             close()
-            current = moment, 0
+            current = moment
             allocated, freed = list(NOTHING), list(NOTHING)
             block = _block(log.moments[moment].module, blocks)
         storage = log.storages[number]
@@ -183,7 +160,7 @@ def timeline(log: _Log, blocks: str) -> Timeline:
     return Timeline(_built_as_one(events))
 
 
-def _event(moment: _Moment, block: int, allocated: Sequence[int], freed: Sequence[int]) -> Event:
+def _event(moment: Moment, block: int, allocated: Sequence[int], freed: Sequence[int]) -> Event:
     return Event(
         moment.step,
         moment.phase,
@@ -201,9 +178,7 @@ def _built_as_one(events: Sequence[Event]) -> list[Event]:
     rest = [event for event in events if event.phase != PHASES[0]]
     if not first:
         return rest
-    net = [
-        sum(e.allocated[i] - e.freed[i] for e in first) for i in range(len(CATEGORIES))
-    ]
+    net = [sum(e.allocated[i] - e.freed[i] for e in first) for i in range(len(CATEGORIES))]
     one = replace(
         first[0],
         module="",
