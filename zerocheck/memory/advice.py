@@ -30,12 +30,17 @@ def advise(setup: Setup, limit: int, peak_of: Callable[[Setup], int]) -> tuple[T
 def _first_that_fits(
     steps: list[Change], limit: int, peak_of: Callable[[Setup], int]
 ) -> Tried | None:
-    """The first of growing steps that fits, or the last one."""
-    last = None
-    for words, other in steps:
-        last = _tried(words, other, limit, peak_of)
-        if last is not None and last.fits:
-            break
+    """The first of growing steps that fits, or the last one, which is tried first: it says whether
+    the others are worth it."""
+    if not steps:
+        return None
+    last = _tried(*steps[-1], limit, peak_of)
+    if last is None or not last.fits:
+        return last
+    for words, other in steps[:-1]:
+        found = _tried(words, other, limit, peak_of)
+        if found is not None and found.fits:
+            return found
     return last
 
 

@@ -74,8 +74,8 @@ def _tables() -> Iterator[str]:
     yield from ("", f"## Formula, simulated and measured: {SMALL.elements():,} parameters", "")
     yield (
         f"On {SMALL_RANKS} ranks, rank 0, in fp32, bytes at the end of the second step: all that "
-        "is held. Measured is torch's allocator on the CPU, with data. The formula has no padding, no "
-        "step counts and no buckets."
+        "is held. Measured is torch's allocator on the CPU, with data. The formula has no "
+        "padding, no step counts and no buckets."
     )
     yield ""
     yield measured_table()

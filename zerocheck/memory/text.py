@@ -18,8 +18,8 @@ NOT_IN_IT = (
 )
 
 AUTOCAST = (
-    "torch.autocast casts here; the bf16 copy of a weight, which it keeps for the backward, counts as "
-    "an activation"
+    "torch.autocast casts here; the bf16 copy of a weight, which it keeps for the backward, counts "
+    "as an activation"
 )
 
 

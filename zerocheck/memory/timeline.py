@@ -1,4 +1,4 @@
-"""From the log of a run to what was held when: events, peaks, and the bytes at the end of a phase."""
+"""From the log of a run to what was held when: events, peaks, bytes at the end of a phase."""
 
 from __future__ import annotations
 
