@@ -32,24 +32,9 @@ def parse(text: str) -> int:
 
 def binary(size: float) -> str:
     """`1.027 GiB`: three decimals of the largest unit of 1024 that fits."""
-    return _written(size, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
-
-
-def decimal(size: float) -> str:
-    """`31.4 GB`, as papers count: four digits of the largest unit of 1000 that fits."""
-    value, unit = _scaled(size, 1000, ("B", "KB", "MB", "GB", "TB", "PB"))
-    return f"{value:.4g} {unit}" if abs(value) < 9999.5 else f"{value:.0f} {unit}"
-
-
-def _written(size: float, base: int, units: tuple[str, ...]) -> str:
-    value, unit = _scaled(size, base, units)
-    return f"{value:.0f} {unit}" if unit == units[0] else f"{value:.3f} {unit}"
-
-
-def _scaled(size: float, base: int, units: tuple[str, ...]) -> tuple[float, str]:
     value = float(size)
-    for unit in units[:-1]:
-        if abs(value) < base:
-            return value, unit
-        value /= base
-    return value, units[-1]
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.3f} {unit}"
+        value /= 1024
+    return f"{value:.3f} PiB"

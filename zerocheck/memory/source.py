@@ -104,25 +104,24 @@ def alike(blocks: nn.ModuleList) -> str | None:
     The same modules with the same parameters (shape, dtype, whether they train) and the same plain
     attributes; a number may count the blocks (`layer_idx`).
     """
-    first = _described(blocks[0], 0)
+    first = _described(blocks[0])
     for index, block in enumerate(blocks):
-        other = _described(block, index)
-        if other != first:
-            different = [key for key in {**first, **other} if first.get(key) != other.get(key)]
-            return f"block {index} differs from block 0 in {different[0]}"
+        other = _described(block)
+        for name in {**first, **other}:
+            one, its = first.get(name), other.get(name)
+            counts = type(one) is int and type(its) is int and its - one == index
+            if one != its and not counts:
+                return f"block {index} differs from block 0 in {name}"
     return None
 
 
-def _described(block: nn.Module, index: int) -> dict[str, Any]:
+def _described(block: nn.Module) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path, module in block.named_modules():
         found[path or "its class"] = type(module)
         for name, value in vars(module).items():
-            if isinstance(value, bool | float | str | tuple) and not name.startswith("_"):
+            if isinstance(value, bool | int | float | str | tuple) and not name.startswith("_"):
                 found[f"{path}.{name}".lstrip(".")] = value
-            elif isinstance(value, int):
-                counts = value == index
-                found[f"{path}.{name}".lstrip(".")] = "its number" if counts else value
     for name, tensor in (*block.named_parameters(), *block.named_buffers()):
         found[name] = (tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
     return found

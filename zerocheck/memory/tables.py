@@ -13,7 +13,6 @@ from .measure import measure
 from .presets import COUNTED, Architecture
 from .setup import STAGE, Setup
 from .simulate import STEPS
-from .sizes import decimal
 from .source import Source, source
 from .transformer import build
 
@@ -62,7 +61,7 @@ def _tables() -> Iterator[str]:
     yield simulated_fp32()
     yield from ("", "## 70B at 16 bytes", "")
     yield (
-        f"70B parameters, 16 bytes each: {decimal(float(total(70_000_000_000, 1, 0)))} for one "
+        f"70B parameters, 16 bytes each: {_gb(total(70_000_000_000, 1, 0))} GB for one "
         "copy. FSDP2 with the shape of Llama 3 70B (70.55B parameters), simulated:"
     )
     yield ""
@@ -129,7 +128,14 @@ def simulated_shards(model: str, worlds: tuple[int, ...]) -> str:
     )
 
 
-HEADERS = ["implementation", "N", "formula, bytes", "simulated, bytes", "more", "buckets, bytes"]
+HEADERS = [
+    "implementation",
+    "N",
+    "formula, bytes",
+    "simulated, bytes",
+    "more, bytes",
+    "buckets, bytes",
+]
 
 
 def _beside(setup: Setup) -> list[object]:
@@ -143,7 +149,7 @@ def _beside(setup: Setup) -> list[object]:
         setup.world_size,
         f"{float(ideal):,.0f}",
         f"{ours:,}",
-        f"{float(ours / ideal - 1):.4%}",
+        f"{float(ours - ideal):,.0f}",
         f"{held.get('bucket', 0):,}",
     ]
 
