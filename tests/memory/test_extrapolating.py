@@ -1,4 +1,4 @@
-"""What is extrapolated is what all blocks give, event by event; and it is refused where it is not."""
+"""What is extrapolated is what all blocks give, event by event; refused where it is not."""
 
 from __future__ import annotations
 
@@ -50,6 +50,18 @@ def test_blocks_with_equal_parameters_that_keep_different_activations() -> None:
     done = run(setup("uneven"), model)
     assert done.simulated == () and "blocks differ" in done.reason
     assert done.timeline.events == run(setup("uneven"), model, exact=True).timeline.events
+
+
+def test_a_number_that_counts_is_no_difference_and_others_are() -> None:
+    """`layer_idx` grows by one; 8 in block 8 and 8 in block 0 is the same, too."""
+    found = block_list(source("small_models:deep").build())
+    assert found is not None
+    blocks = found[1]
+    for block in blocks:
+        block.heads = 8
+    assert alike(blocks) is None
+    blocks[5].heads = 4
+    assert alike(blocks) == "block 5 differs from block 0 in heads"
 
 
 def timelines(given: Setup) -> list[Timeline]:
