@@ -114,6 +114,13 @@ def test_activations_are_those_of_the_model_in_every_stage() -> None:
     assert len(set(kept.values())) == 1, kept
 
 
+def test_units_are_gathered_in_bf16_in_mixed_precision() -> None:
+    """The root stays gathered after the forward; weights, gradients and states are in fp32."""
+    mixed, fp32 = report(precision="mixed"), report()
+    assert 2 * mixed.at_end("forward", 1)["gathered"] == fp32.at_end("forward", 1)["gathered"]
+    assert mixed.between.held == fp32.between.held
+
+
 def test_finer_units_gather_less() -> None:
     sizes = [
         max(row.held.bytes.get("gathered", 0) for row in report(wrap=wrap).rows)
