@@ -80,6 +80,14 @@ def test_what_is_cut(name: str, parameter: int, gradient: int, moments: int) -> 
         assert abs(held[kind] - ideal) <= found.tensors * 64 + 64, kind  # type: ignore[index]
 
 
+def test_copies_and_communication() -> None:
+    """Of replicated states there are N copies; step counts are a few bytes more."""
+    ddp, fsdp2 = report(name="ddp"), report()
+    assert 4 <= ddp.between.copies < 4.01 and 1 <= fsdp2.between.copies < 1.1
+    assert ddp.between.communicated == 2 * ddp.elements
+    assert fsdp2.between.communicated == 3 * ddp.elements
+
+
 def test_ddp_keeps_its_buckets() -> None:
     found = report(name="ddp")
     assert found.between.bucket == 4 * found.elements

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from .advice import advise
 from .extrapolate import TRIED, NotUniform, extrapolate, refuse_early
-from .formulas import STAGES, recipe, total
+from .formulas import STAGES, communicated, recipe, total
 from .result import Between, Device, Report, Row, Tried
 from .setup import Setup
 from .simulate import STEPS, Run, simulate
@@ -122,6 +122,8 @@ def _between(setup: Setup, elements: int, done: Simulated) -> Between:
         counts=done.counts,
         padding=None if formula is None else float(ours - formula - done.counts),
         paper=None if paper is None else float(paper),
+        copies=float(setup.world_size * ours / total(elements, 1, 0, setup.held)),
+        communicated=None if setup.stage is None else communicated(elements, setup.stage),
         bucket=held.get("bucket", 0),
         buffer=held.get("buffer", 0),
     )

@@ -15,7 +15,9 @@ class Between(msgspec.Struct, frozen=True, kw_only=True):
     (4 + 4 + 8 bytes per parameter), or None for code of which no stage is known; counts: step
     counts, which the formula leaves out; padding: the rest, that is, held - formula - counts: what
     is rounded up, or down on a rank that has less than others. paper: the ZeRO paper's mixed
-    precision (2 + 2 + 12). bucket and buffer stay too and are in no formula.
+    precision (2 + 2 + 12). copies: what all ranks would hold together if each held this, over 16
+    Psi; communicated: elements that the paper has this stage move per step. bucket and buffer stay
+    too and are in no formula.
     """
 
     held: int
@@ -24,6 +26,8 @@ class Between(msgspec.Struct, frozen=True, kw_only=True):
     counts: int
     padding: float | None
     paper: float | None
+    copies: float
+    communicated: int | None
     bucket: int
     buffer: int
 

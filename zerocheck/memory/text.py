@@ -86,6 +86,13 @@ def _between(report: Report) -> Iterator[str]:
             f"  the ZeRO paper's mixed precision (2 + 2 + 12 bytes) would be {binary(held.paper)}; "
             "here weights and gradients are in fp32"
         )
+    yield f"  all ranks together hold {held.copies:.4g} copies of 16 Psi"
+    if held.communicated is not None:
+        times = held.communicated // report.elements if report.elements else 0
+        yield (
+            f"  the paper's communication of this stage: {times} Psi = {held.communicated:,} "
+            "elements per step"
+        )
     for name, size in (("buckets", held.bucket), ("buffers", held.buffer)):
         if size:
             yield f"  beside it, {name} of {binary(size)} stay"
