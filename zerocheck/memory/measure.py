@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,7 @@ class Measured:
 
 def measure(setup: Setup, source: Source, blocks: int | None = None) -> Measured:
     """Run it, with the profiler on. What kernels allocate inside of themselves is in it."""
+    gc.collect()  # else what an earlier run left may be given back in this one
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run = simulate(setup, source, blocks, data=True)
     tree: Any = profiler.profiler.kineto_results.experimental_event_tree()

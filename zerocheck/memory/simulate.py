@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -71,7 +72,7 @@ def simulate(setup: Setup, source: Source, blocks: int | None = None, *, data: b
     fake = None if data else fake_mode()
     census = Census(fake)
     on = fake or nullcontext()
-    with fake_ranks(setup.world_size, setup.rank):
+    with _nothing_collected(), fake_ranks(setup.world_size, setup.rank):
         mesh = init_device_mesh("cpu", (setup.world_size,))
         with _said(setup):
             kind = load(setup.implementation)
@@ -171,6 +172,20 @@ def _checkpoint(blocks: nn.ModuleList) -> None:
 
 def _path(wrapped: str) -> str:
     return unwrapped(f"{wrapped}.").rstrip(".")
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Python's collector frees cycles of earlier runs, and of this one, whenever it likes. Here it
+    does so before and afterwards, so that a run is the same each time."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextmanager
