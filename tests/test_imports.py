@@ -20,13 +20,16 @@ ALLOWED: dict[str, set[str]] = {
     "__init__": {"contract", "errors", "testing"},
     "errors": set(),
     "compat": set(),
+    "compat_memory": set(),
     "catalogue": {"errors"},
     "case": {"catalogue", "errors"},
     "models": {"case", "catalogue", "errors"},
     "contract": {"models", "case", "catalogue", "compat", "errors"},
     "implementations": {"contract", "models", "case", "compat", "errors"},
     "faults": {"implementations", "contract", "models", "case", "compat", "errors"},
-    "drive": {"faults", "contract", "models", "case", "catalogue", "compat", "errors"},
+    "drive": {
+        "faults", "contract", "models", "case", "catalogue", "compat", "compat_memory", "errors",
+    },
     "ranks": {"drive", "contract", "case", "compat", "errors"},
     "judge": {"drive", "contract", "models", "case", "compat", "errors", "zerocheck_reference"},
     "run": {
@@ -38,14 +41,16 @@ ALLOWED: dict[str, set[str]] = {
         "run", "judge", "implementations", "contract", "case", "catalogue", "errors",
     },
     "checkpoint": {"contract", "compat", "errors"},
+    "memory": {"implementations", "contract", "case", "compat", "compat_memory", "errors"},
     "pytest_plugin": set(),
     "testing": {"pytest_plugin", "report", "run", "judge", "errors"},
     "cli_errors": {"errors", "zerocheck"},
     "cli_journal": {"cli_errors", "report", "run"},
     "cli_checkpoint": {"checkpoint", "errors"},
+    "cli_memory": {"memory", "catalogue", "errors"},
     "cli": {
-        "cli_checkpoint", "cli_errors", "cli_journal", "report", "script", "run", "judge", "faults",
-        "case", "catalogue", "errors", "zerocheck",
+        "cli_checkpoint", "cli_errors", "cli_journal", "cli_memory", "report", "script", "run",
+        "judge", "faults", "case", "catalogue", "errors", "zerocheck",
     },
     "__main__": {"cli"},
 }  # fmt: skip
@@ -138,6 +143,7 @@ def test_the_reference_imports_torch_only(path: Path) -> None:
         "from zerocheck.cli import main\ntry: main(['run', '--help'])\nexcept SystemExit: pass",
         "from zerocheck.cli import main\ntry: main(['faults', '--list'])\nexcept SystemExit: pass",
         "from zerocheck.cli import main\ntry: main(['checkpoint', '-h'])\nexcept SystemExit: pass",
+        "from zerocheck.cli import main\ntry: main(['memory', '-h'])\nexcept SystemExit: pass",
     ],
 )
 def test_starts_without_torch(code: str) -> None:

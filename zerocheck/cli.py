@@ -13,6 +13,7 @@ from . import __version__
 from .cli_checkpoint import checkpoint
 from .cli_errors import Program
 from .cli_journal import note, note_untested, report_matrix, start_faults, start_run
+from .cli_memory import memory
 from .errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -321,6 +322,7 @@ def _section(title: str, entries: Any) -> None:
 
 
 main.add_command(checkpoint)
+main.add_command(memory)
 
 if __name__ == "__main__":
     sys.exit(main())

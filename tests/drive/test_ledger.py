@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from zerocheck.case.schema import Case, Model, Training
-from zerocheck.compat import Allocation, AllocatorLog
+from zerocheck.compat_memory import Allocation, AllocatorLog
 from zerocheck.contract import Shard
 from zerocheck.contract.layout import Line
 from zerocheck.drive.census import HARNESS, LOCAL, Claim, address, fresh_objects, held, shown

@@ -25,9 +25,17 @@ def load(name: str) -> type[Implementation]:
     """
     if name not in _loaded:
         check_spelling(name)
-        where, _, attribute = BUILT_IN.get(name, name).rpartition(":")
-        _loaded[name] = _as_class(name, _attribute(_module(where, attribute), where, attribute))
+        _loaded[name] = _as_class(name, imported(BUILT_IN.get(name, name)))
     return _loaded[name]
+
+
+def imported(name: str) -> Any:
+    """What `package.module:Name` or `path/to/file.py:Name` names. Imports the user's code.
+
+    Raises UsageError, with what is missing and where.
+    """
+    where, _, attribute = name.rpartition(":")
+    return _attribute(_module(where, attribute), where, attribute)
 
 
 def _module(where: str, attribute: str) -> ModuleType:

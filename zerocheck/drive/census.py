@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..compat import gathered_by_fsdp1, reducer_bytes
+from ..compat_memory import gathered_by_fsdp1, reducer_bytes
 from ..contract.implementation import Implementation
 from ..contract.layout import Category
 

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..compat import comes_first, users_of
+from ..compat import comes_first
+from ..compat_memory import users_of
 from .census import address
 from .collectives import is_collective
 

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..compat import Allocation
+from ..compat_memory import Allocation
 from ..contract.layout import Category, Line, Phase
 from .census import Claim, Claims
 

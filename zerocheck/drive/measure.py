@@ -11,7 +11,7 @@ from types import FrameType
 import torch
 
 from ..case.schema import Case
-from ..compat import Allocation, AllocatorLog
+from ..compat_memory import Allocation, AllocatorLog
 from ..contract.implementation import Implementation, Moment, Step
 from ..contract.layout import Call, Layout, Phase
 from ..models.network import build_model

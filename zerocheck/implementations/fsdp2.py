@@ -24,6 +24,7 @@ from ..contract.implementation import EXTRAS
 from ..contract.layout import Layout
 from ..errors import Unsupported
 from . import whole as file
+from .casting import fsdp2_policy
 from .fsdp2_bytes import fsdp2_layout
 from .limits import dim0_sharded, norm_of_empty_shards, one_axis_fp32, one_dtype, same_units
 from .scaling import scaler_of
@@ -86,9 +87,12 @@ class Fsdp2(BuiltImplementation):
         reshard = case.sharding.reshard
         first = torch.optim.AdamW(groups(model, case)) if case.sharding.optimizer_first else None
         units = unit_modules(model, case.sharding)
+        policy = fsdp2_policy(case)
         for module in units:
-            fully_shard(module, mesh=mesh, reshard_after_forward=reshard)
-        fully_shard(model, mesh=mesh, reshard_after_forward=None if reshard else False)
+            fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+        fully_shard(
+            model, mesh=mesh, reshard_after_forward=None if reshard else False, mp_policy=policy
+        )
         _prefetch(in_order_of_calls(model, units, case), case.sharding.prefetch)
         if sometimes_used(case.model):
             reduce_unused(model)

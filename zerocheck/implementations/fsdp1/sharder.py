@@ -35,6 +35,7 @@ from ...contract.implementation import EXTRAS
 from ...contract.layout import Layout
 from ...contract.names import unwrapped
 from ...contract.refusals import torch_refusals
+from ..casting import fsdp1_policy
 from ..scaling import sharded_scaler_of
 from ..sync import accumulation, synchronized
 from ..traffic import fsdp1 as traffic
@@ -143,6 +144,7 @@ class Fsdp1(BuiltImplementation):
             forward_prefetch=sharding.prefetch > 0,
             device_id=torch.device("cpu"),
             use_orig_params=sharding.use_orig_params,
+            mixed_precision=fsdp1_policy(case),
         )
         optimizer = first or torch.optim.AdamW(_groups(wrapped, case))
 

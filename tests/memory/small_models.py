@@ -1,0 +1,90 @@
+"""Models that users might have, small enough to be run with data."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Block(nn.Module):
+    """An MLP with a residual; `layer_idx` counts."""
+
+    def __init__(self, width: int, layer_idx: int) -> None:
+        super().__init__()
+        self.layer_idx = layer_idx
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(F.gelu(self.up(x)))
+
+
+class Net(nn.Module):
+    """Blocks under a name of the user's own; 37 and 101 are multiples of no number of ranks."""
+
+    def __init__(self, blocks: int, kind: type[Block] = Block) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(101, 37)
+        self.layers = nn.ModuleList(kind(37, index) for index in range(blocks))
+        self.head = nn.Linear(37, 101)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+class Tied(Net):
+    """The head's weight is the embedding's."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__(blocks)
+        self.head.weight = self.embedding.weight
+
+
+class Uneven(Block):
+    """Every second block keeps more for the backward, though it has the same parameters."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.layer_idx % 2:
+            x = x.exp().log()
+        return super().forward(x)
+
+
+def small() -> nn.Module:
+    return Net(3)
+
+
+def tied() -> nn.Module:
+    return Tied(3)
+
+
+def deep() -> nn.Module:
+    return Net(16)
+
+
+def uneven() -> nn.Module:
+    return Net(16, Uneven)
+
+
+def wider_inside() -> nn.Module:
+    model = Net(16)
+    model.layers[9].up = nn.Linear(37, 148, bias=False)
+    return model
+
+
+def fails() -> nn.Module:
+    raise ValueError("no such weights")
+
+
+def on_cpu() -> nn.Module:
+    return nn.Linear(2, 2, device="cpu")
+
+
+def no_module() -> str:
+    return "a model"
+
+
+number = 7

@@ -1,0 +1,85 @@
+"""What is simulated without data is what torch's allocator counts with data, byte for byte."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+from zerocheck.catalogue import BUILT_IN
+from zerocheck.memory.measure import Measured, measure
+from zerocheck.memory.setup import STAGE, Setup
+from zerocheck.memory.simulate import simulate
+from zerocheck.memory.source import source
+from zerocheck.memory.timeline import Timeline, timeline
+
+RNG_STATE = torch.get_rng_state().numel()
+"""Bytes that checkpointing keeps of a block's random state, on the CPU: it is made unseen by
+dispatch modes, and is no memory of a GPU."""
+
+
+def setup(name: str, **more: object) -> Setup:
+    options = {"world_size": 4, "precision": "fp32", "batch": 3, "sequence": 29, **more}
+    return Setup(model="small_models:small", implementation=name, **options)  # type: ignore[arg-type]
+
+
+@cache
+def both(given: Setup) -> tuple[Timeline, Measured]:
+    model = source(given.model)
+    run = simulate(given, model)
+    return timeline(run.log, run.blocks), measure(given, model)
+
+
+def peaks(line: Timeline) -> dict[tuple[int, str], int]:
+    """The most in each phase of each step."""
+    most: dict[tuple[int, str], int] = {}
+    for event, held, _ in line.instants():
+        key = event.step, event.phase
+        most[key] = max(most.get(key, 0), sum(held))
+    return most
+
+
+def test_every_built_in_implementation_has_a_stage() -> None:
+    assert set(STAGE) == set(BUILT_IN)
+
+
+@pytest.mark.parametrize("name", STAGE)
+def test_to_the_byte(name: str) -> None:
+    line, measured = both(setup(name))
+    for (step, phase), held in measured.ends.items():
+        assert sum(line.at_end(phase, step).values()) == held, (step, phase)  # type: ignore[arg-type]
+    simulated = peaks(line)
+    for key in ((0, "forward"), (0, "backward"), (1, "forward"), (1, "backward")):
+        assert simulated[key] == measured.peaks[key], key
+    assert line.peak().total == measured.peak
+
+
+@pytest.mark.parametrize("name", STAGE)
+def test_the_optimizer_makes_a_few_scalars_unseen(name: str) -> None:
+    line, measured = both(setup(name))
+    for step in (0, 1):
+        assert 0 <= measured.peaks[step, "step"] - peaks(line)[step, "step"] <= 16
+
+
+@pytest.mark.parametrize("name", ["fsdp2", "ddp", "zero2"])
+def test_in_mixed_precision_what_is_held_is_the_same(name: str) -> None:
+    """Its kernels allocate more inside, on the CPU, so the peaks are not."""
+    line, measured = both(setup(name, precision="mixed"))
+    for (step, phase), held in measured.ends.items():
+        assert sum(line.at_end(phase, step).values()) == held, (step, phase)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["fsdp2", "zero3", "fsdp1"])
+def test_with_checkpointing(name: str) -> None:
+    line, measured = both(setup(name, checkpoint=True))
+    for (step, phase), held in measured.ends.items():
+        more = 3 * RNG_STATE if phase == "forward" else 0
+        assert sum(line.at_end(phase, step).values()) + more == held, (step, phase)  # type: ignore[arg-type]
+
+
+def test_a_tied_model() -> None:
+    given = Setup(model="small_models:tied", world_size=3, precision="fp32", batch=3, sequence=29)
+    line, measured = both(given)
+    assert sum(line.at_end("step", 1).values()) == measured.ends[1, "step"]
+    assert line.peak().total == measured.peak

@@ -1,0 +1,101 @@
+"""Whether it fits, where it runs out, and that what is suggested fits."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+
+from click.testing import CliRunner
+
+from zerocheck.cli import main
+from zerocheck.memory.advice import advise
+from zerocheck.memory.analyse import analyse, run
+from zerocheck.memory.setup import Setup
+from zerocheck.memory.source import source
+from zerocheck.memory.text import asked, render
+
+GIB = 2**30
+
+
+def test_13b_on_8_ranks_of_40_gib() -> None:
+    """Llama 13B, FSDP2 (stage 3), 4 x 2048 positions: its activations are too many."""
+    setup = Setup(model="llama-13b", implementation="fsdp2", world_size=8, batch=4, sequence=2048)
+    report = analyse(setup, limit=40 * GIB)
+    assert report.exit_code == 1 and report.device is not None
+    over = report.device.over
+    assert over is not None and over.phase == "forward" and over.module.startswith("blocks.")
+    assert over.total > 40 * GIB >= over.total - over.asked
+    assert over.bytes["activation"] > sum(over.bytes.values()) / 2
+    assert report.device.asks is None  # no stage helps against activations
+    suggested = [one for one in report.device.tried if one.fits]
+    assert suggested
+    for one in suggested[:1]:
+        assert one.command in render(report)
+        words = shlex.split(one.command)
+        assert words[:2] == ["zerocheck", "memory"]
+        followed = CliRunner().invoke(main, [*words[1:], "--device-memory", "40GiB"])
+        assert followed.exit_code == 0, followed.output
+        assert "it fits into 40.000 GiB" in followed.output
+
+
+def small(name: str, **more: object) -> Setup:
+    options = {"world_size": 4, "batch": 4, "sequence": 31, "precision": "fp32", **more}
+    return Setup(model="small_models:small", implementation=name, **options)  # type: ignore[arg-type]
+
+
+def test_the_byte_that_is_missing() -> None:
+    setup = small("fsdp2")
+    line = run(setup, source(setup.model)).timeline
+    peak = line.peak()
+    assert line.first_over(peak.total) is None
+    assert line.first_over(peak.total - 1) == peak
+    assert analyse(setup, limit=peak.total).exit_code == 0
+
+
+def test_everything_that_is_said_to_fit_fits() -> None:
+    setup = small("ddp")
+    report = analyse(setup, limit=700_000)
+    assert report.exit_code == 1 and report.device is not None
+    fitting = [one for one in report.device.tried if one.fits]
+    assert fitting
+    for one in report.device.tried:
+        result = CliRunner().invoke(
+            main, [*shlex.split(one.command)[1:], "--device-memory", "700000"]
+        )
+        assert result.exit_code == (0 if one.fits else 1), one.command
+
+
+def test_which_stage_is_asked_for() -> None:
+    """Each limit lies between what two stages need."""
+    setup = small("ddp")
+    found = analyse(setup, limit=10**12)
+    assert found.device is not None and found.device.over is None
+    assert "stage 0 (DDP) will do" in asked(found.device)
+    stages = found.device.stages
+    assert stages[0] > stages[1] > stages[2] > stages[3]
+    for stage, words in ((1, "optimizer states"), (2, "gradients"), (3, "parameters")):
+        device = analyse(setup, limit=stages[stage]).device
+        assert device is not None and device.asks == stage and words in asked(device)
+
+
+def test_one_change_at_a_time_and_then_together() -> None:
+    """Nothing but stage 3 with checkpointing and a microbatch of 1 fits; no simulation needed."""
+    setup = small("zero1", world_size=1024)
+
+    def peak_of(other: Setup) -> int:
+        good = other.stage == 3, other.checkpoint, other.batch == 1
+        return 10 - sum(good)
+
+    tried = advise(setup, 7, peak_of)
+    assert [one.fits for one in tried] == [False] * (len(tried) - 1) + [True]
+    assert tried[-1].change == "stage 3 (fsdp2) + activation checkpointing + a microbatch of 1"
+    assert "--checkpoint-activations" in tried[-1].command and "--batch 1" in tried[-1].command
+
+
+def test_the_smallest_change_that_is_enough() -> None:
+    setup = small("fsdp2", batch=16)
+    tried = advise(setup, 8, lambda other: other.batch)
+    (batch,) = [one for one in tried if one.fits]
+    assert batch.change == "a microbatch of 8"
+    again = replace(setup, batch=8)
+    assert batch.command == again.command()

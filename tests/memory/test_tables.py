@@ -1,0 +1,57 @@
+"""What is published in reports/memory is what the tool says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from zerocheck.memory import tables
+
+PUBLISHED = Path(__file__).parents[2] / "reports" / "memory" / "tables.md"
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of Markdown rows."""
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line.startswith("|")
+    ]
+
+
+def test_what_the_formulas_give() -> None:
+    text = PUBLISHED.read_text(encoding="utf-8")
+    assert tables.paper_table() in text and tables.fp32_table() in text
+    assert "1120 GB" in text
+    assert "43.75%, 65.6% and 87.5%" in text and "limits for N to infinity" in text
+
+
+def test_the_7b_row_of_every_stage() -> None:
+    assert [row[:3] for row in rows(tables.fp32_table())[2:]] == [
+        ["0", "112", "0.00%"],
+        ["1", "63", "43.75%"],
+        ["2", "38.5", "65.62%"],
+        ["3", "14", "87.50%"],
+    ]
+
+
+def test_simulated_and_measured() -> None:
+    table = tables.measured_table()
+    assert table in PUBLISHED.read_text(encoding="utf-8")
+    for *_, simulated, measured in rows(table)[2:]:
+        assert simulated == measured
+
+
+def test_a_simulated_row() -> None:
+    again = rows(tables.simulated_shards("zero-7.5b", (1024,)))[2]
+    assert again in rows(PUBLISHED.read_text(encoding="utf-8"))
+
+
+def test_simulated_is_never_less_than_the_formula() -> None:
+    compared = [
+        row
+        for row in rows(PUBLISHED.read_text(encoding="utf-8"))
+        if len(row) == len(tables.HEADERS) and row[1].isdigit()
+    ]
+    assert len(compared) == 13
+    for row in compared:
+        assert 0 <= int(row[4].replace(",", "")) < int(row[2].replace(",", "")) / 1000

@@ -1,0 +1,104 @@
+"""`zerocheck memory`: what it shows, and its exit codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from zerocheck.cli import main
+from zerocheck.memory.result import Report
+
+MODEL = """
+from torch import nn
+
+def net():
+    return nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 10))
+
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inside = nn.Linear(4, 4)
+    def forward(self, tokens):
+        return self.inside(tokens)
+
+def odd():
+    return Odd()
+"""
+
+
+def invoke(*args: object) -> Result:
+    return CliRunner().invoke(main, ["memory", *map(str, args)])
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    path = tmp_path / "my_net.py"
+    path.write_text(MODEL)
+    return f"{path}:net"
+
+
+def test_a_model_of_the_users(model: str, tmp_path: Path) -> None:
+    result = invoke(model, "--world-size", 3, "--sequence", 5, "--json", tmp_path / "out.json")
+    assert result.exit_code == 0, result.output
+    assert "90 parameters in 3 tensors" in result.output
+    assert "peak:" in result.output and "between steps:" in result.output
+    report = msgspec.json.decode((tmp_path / "out.json").read_bytes(), type=Report)
+    assert report.elements == 90 and report.world_size == 3
+    # Rows on 3 ranks: 10 are 4, for the weights of both and the bias.
+    assert report.between.held == 16 * (4 * 4 + 4 * 4 + 4) + 3 * 4
+
+
+@pytest.mark.parametrize(("memory", "code"), [("1GiB", 0), ("1000", 1)])
+def test_exit_codes(model: str, memory: str, code: int) -> None:
+    result = invoke(model, "--sequence", 5, "--device-memory", memory)
+    assert result.exit_code == code
+    assert ("OUT OF MEMORY" in result.output) == bool(code)
+
+
+def test_an_implementation_of_the_users(model: str, tmp_path: Path) -> None:
+    (tmp_path / "my_memory_sharding.py").write_text(
+        "import torch, zerocheck\n"
+        "from torch.distributed.fsdp import fully_shard\n"
+        "def mine(model, case, mesh):\n"
+        "    fully_shard(model, mesh=mesh)\n"
+        "    return zerocheck.Built(model, torch.optim.AdamW(zerocheck.groups(model, case)))\n"
+    )
+    name = f"{tmp_path / 'my_memory_sharding.py'}:mine"
+    result = invoke(model, "--implementation", name, "--sequence", 5, "--precision", "fp32")
+    assert result.exit_code == 0, result.output
+    assert "the stage of this implementation is not known" in result.output
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ((), "MODEL is missing"),
+        (("gpt2-xxl",), "did you mean 'gpt2-xl'"),
+        (("gpt2", "--implementation", "fsdp3"), "unknown implementation 'fsdp3'"),
+        (("gpt2", "--device-memory", "80 apples"), "is no size"),
+        (("gpt2", "--world-size", "0"), "it must be 1 or more"),
+        (("gpt2", "--precision", "fp8"), "unknown precision 'fp8'"),
+        (("gpt2", "--wrap", "blck"), "did you mean 'block'"),
+        (("gpt2", "--tables"), "--tables takes no MODEL"),
+        (("gpt2", "--world-size", "many"), "not a valid integer"),
+        (("nowhere.py:net",), "there is no file"),
+    ],
+)
+def test_wrong_usage(args: tuple[str, ...], words: str) -> None:
+    result = invoke(*args)
+    assert result.exit_code == 2
+    assert words in result.output and "Traceback" not in result.output
+
+
+def test_a_model_that_takes_no_tokens(model: str) -> None:
+    result = invoke(model.replace(":net", ":odd"), "--sequence", 5)
+    assert result.exit_code == 2
+    assert "fails on tensors without data" in result.output
+
+
+def test_a_file_that_cannot_be_written(model: str, tmp_path: Path) -> None:
+    result = invoke(model, "--sequence", 5, "--json", tmp_path / "no" / "out.json")
+    assert result.exit_code == 2 and "cannot be written" in result.output

@@ -1,0 +1,116 @@
+"""The command `zerocheck memory`. Imports no torch before it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .errors import UsageError
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.argument("model", metavar="[MODEL]", required=False)
+@click.option(
+    "--implementation",
+    metavar="NAME",
+    default="fsdp2",
+    show_default=True,
+    help="A built-in name, package.module:Name or path/to/file.py:Name.",
+)
+@click.option("--world-size", type=int, metavar="N", default=8, show_default=True, help="Ranks.")
+@click.option(
+    "--rank", type=int, metavar="R", default=0, show_default=True, help="The one that is counted."
+)
+@click.option(
+    "--batch",
+    type=int,
+    metavar="B",
+    default=1,
+    show_default=True,
+    help="Samples of one microbatch of one rank.",
+)
+@click.option(
+    "--sequence", type=int, metavar="S", default=1024, show_default=True, help="Positions each."
+)
+@click.option(
+    "--precision",
+    metavar="NAME",
+    default="mixed",
+    show_default=True,
+    help="mixed: compute in bf16, weights, gradients and states in fp32; or fp32.",
+)
+@click.option("--checkpoint-activations", is_flag=True, help="Run each block again in backward.")
+@click.option(
+    "--wrap",
+    metavar="NAME",
+    default="block",
+    show_default=True,
+    help="Units of FSDP and ZeRO-3: block, layer or whole.",
+)
+@click.option("--exact", is_flag=True, help="Simulate all blocks; nothing is extrapolated.")
+@click.option(
+    "--device-memory", metavar="SIZE", help="Say whether it fits, and what would: 80GiB, 40GB."
+)
+@click.option("--json", "json_file", metavar="FILE", type=_FILE, help="Write all of it as JSON.")
+@click.option("--tables", is_flag=True, help="Print the tables of the ZeRO paper; without MODEL.")
+def memory(
+    model: str | None,
+    checkpoint_activations: bool,
+    exact: bool,
+    device_memory: str | None,
+    json_file: Path | None,
+    tables: bool,
+    **given: Any,
+) -> int:
+    """Simulate the memory of one rank, with no GPU and no other ranks.
+
+    MODEL is a preset (gpt2, gpt3-175b, llama-70b, ...), package.module:factory or
+    path/to/file.py:factory; the factory takes nothing and returns the model, which gets token ids
+    of shape (B, S). The implementation's own code takes two steps on tensors without data, in a
+    process group that moves nothing.
+
+    Exits with 0, 1 if it does not fit into --device-memory, 2 for wrong usage.
+    """
+    from .memory.setup import Setup
+    from .memory.sizes import parse
+
+    if tables:
+        if model is not None:
+            raise UsageError(f"--tables takes no MODEL, got {model!r}")
+        from .memory.tables import render_tables
+
+        click.echo(render_tables(), nl=False)
+        return 0
+    if model is None:
+        from .memory.presets import PRESETS
+
+        raise UsageError(
+            f"MODEL is missing: {', '.join(PRESETS)}, package.module:factory or "
+            "path/to/file.py:factory"
+        )
+    limit = None if device_memory is None else parse(device_memory)
+    setup = Setup(model=model, checkpoint=checkpoint_activations, **given)
+    setup.check()
+    return _simulate(setup, exact=exact, limit=limit, json_file=json_file)
+
+
+def _simulate(setup: Any, *, exact: bool, limit: int | None, json_file: Path | None) -> int:
+    import msgspec
+
+    from .catalogue import check_spelling
+    from .memory.analyse import analyse
+    from .memory.text import render
+
+    check_spelling(setup.implementation)
+    report = analyse(setup, exact=exact, limit=limit)
+    click.echo(render(report), nl=False)
+    if json_file is not None:
+        try:
+            json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+        except OSError as error:
+            raise UsageError(f"{str(json_file)!r} cannot be written: {error.strerror}") from error
+    return report.exit_code

@@ -1,0 +1,228 @@
+"""Private torch API that memory is measured and simulated by, in one place."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+
+class Allocation(NamedTuple):
+    """Memory that the allocator gave out, or took back.
+
+    address: where it begins; bytes: of it, negative where it was taken back; operators: those that
+    were running, the outermost first.
+    """
+
+    address: int
+    bytes: int
+    operators: tuple[str, ...]
+
+
+class AllocatorLog:
+    """What torch's CPU allocator does on this thread, from `start` to `stop`.
+
+    By the events of torch's profiler, which see what C++ allocates and what `resize_` of a storage
+    does too. It cannot run beside another profile.
+    """
+
+    def __init__(self) -> None:
+        # The profiler writes two lines to stderr each time, but for this.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+
+    def start(self) -> None:
+        """From now on everything is noted."""
+        from torch._C._profiler import (
+            ProfilerActivity,
+            ProfilerConfig,
+            ProfilerState,
+            RecordScope,
+            _ExperimentalConfig,
+        )
+
+        config = ProfilerConfig(
+            ProfilerState.KINETO,
+            False,  # no shapes
+            True,  # memory
+            False,  # no stacks
+            False,  # no flops
+            False,  # no modules
+            _ExperimentalConfig(),
+        )
+        autograd: Any = torch._C._autograd
+        autograd._prepare_profiler(config, {ProfilerActivity.CPU})
+        scopes = {RecordScope.FUNCTION, RecordScope.USER_SCOPE}
+        autograd._enable_profiler(config, {ProfilerActivity.CPU}, scopes)
+
+    def mark(self, name: str) -> None:
+        """Put a name between what was noted so far and what comes."""
+        with torch.profiler.record_function(name):
+            pass
+
+    def stop(self, marks: str) -> list[str | Allocation]:
+        """All that happened, in its order; marks: how the names begin that were given to `mark`."""
+        autograd: Any = torch._C._autograd
+        tree = autograd._disable_profiler().experimental_event_tree()
+        found: list[tuple[int, int, str | Allocation]] = []
+        open_: list[tuple[Any, tuple[str, ...]]] = [(event, ()) for event in reversed(tree)]
+        while open_:
+            event, operators = open_.pop()
+            fields = event.extra_fields
+            if isinstance(fields, torch._C._profiler._ExtraFields_Allocation):
+                one = Allocation(fields.ptr, fields.alloc_size, operators)
+                found.append((event.start_time_ns, len(found), one))
+                continue
+            name = event.name
+            if name.startswith(marks):
+                found.append((event.start_time_ns, len(found), name))
+            # A dispatch mode has each operator appear twice, with its own name between.
+            if name != "PythonDispatchMode" and operators[-1:] != (name,):
+                operators = (*operators, name)
+            open_ += [(child, operators) for child in reversed(event.children)]
+        return [one for _, _, one in sorted(found, key=lambda entry: entry[:2])]
+
+
+def reducer_bytes(model: torch.nn.parallel.DistributedDataParallel) -> Counter[int]:
+    """{bytes: how many} of what DDP's reducer holds in C++, by its own account.
+
+    Its buckets, as they are now, and its two maps of the parameters that were used, of 4 bytes for
+    each. It makes copies of the buckets to tell of them.
+    """
+    reducer: Any = model.reducer
+    buckets = reducer._get_zeros_like_grad_buckets()
+    held = Counter(int(bucket.buffer().untyped_storage().nbytes()) for bucket in buckets)
+    trained = sum(parameter.requires_grad for parameter in model.module.parameters())
+    held[MAP_ITEM_BYTES * trained] += 2
+    return held
+
+
+MAP_ITEM_BYTES = 4
+"""Of each parameter in a map of used parameters: int32."""
+
+
+def gathered_by_fsdp1(parameter: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The whole parameters that a flat parameter of FSDP1 holds while they are gathered."""
+    for name in ("_full_param_padded", "_full_prec_full_param_padded"):
+        whole = getattr(parameter, name, None)
+        if whole is not None:
+            yield whole
+
+
+def users_of(storage: torch.UntypedStorage) -> int:
+    """How many hold a storage, on every thread, in Python and in C++; Python counts once."""
+    count: Any = vars(torch._C)["_storage_Use_Count"]
+    return int(count(storage._cdata))
+
+
+@contextmanager
+def fake_ranks(world_size: int, rank: int) -> Iterator[None]:
+    """A default process group of torch's `fake` backend, which moves no data: one rank of many.
+
+    Raises RuntimeError where there is a process group already.
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():
+        raise RuntimeError("this process is a rank already")
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def fake_mode() -> Any:
+    """A mode in which operators compute shapes and dtypes only. Tensors without it are converted.
+
+    Tensors say that they are on the CPU, and have storages with a size and no memory.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def active_fake_mode() -> Any:
+    """The innermost `fake_mode` that is on, or None: DTensor has one of its own for a moment."""
+    from torch._guards import active_fake_mode as active
+
+    return active()
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """The same for all tensors that share memory, while it is there."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+@contextmanager
+def on_resize(seen: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+    """Call `seen` after each `UntypedStorage.resize_` from Python, by which FSDP frees memory.
+
+    No dispatch mode sees it.
+    """
+    original: Any = torch.UntypedStorage.resize_
+
+    def resize(storage: torch.UntypedStorage, size: int) -> Any:
+        result = original(storage, size)
+        seen(storage)
+        return result
+
+    with mock.patch.object(torch.UntypedStorage, "resize_", resize):
+        yield
+
+
+@contextmanager
+def shapes_only() -> Iterator[Callable[[], bool]]:
+    """Let DTensor, DDP and FSDP1 work under `fake_mode`. Gives a function: does DTensor ask for a
+    shape?
+
+    DTensor runs operators on whole shapes to learn the shape of a result, in the fake mode that is
+    on: they are no allocations. DDP's constructor compares the shapes of all ranks by reading data,
+    which there is none of. FSDP1 looks at addresses.
+    """
+    from torch.distributed.fsdp import _flat_param
+    from torch.distributed.tensor import _sharding_prop
+    from torch.nn.parallel import distributed as ddp
+
+    depth = 0
+    kind: Any = _sharding_prop.ShardingPropagator
+    asked: Any = kind._propagate_tensor_meta_non_cached
+
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        nonlocal depth
+        depth += 1
+        try:
+            return asked(*args, **kwargs)
+        finally:
+            depth -= 1
+
+    def allocated(tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage().nbytes() > 0
+
+    def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+        return storage_key(one) == storage_key(other)
+
+    with (
+        warnings.catch_warnings(),
+        mock.patch.object(kind, "_propagate_tensor_meta_non_cached", ask),
+        mock.patch.object(ddp, "_verify_param_shape_across_processes", return_value=None),
+        mock.patch.object(_flat_param, "_data_ptr_allocated", allocated),
+        mock.patch.object(_flat_param, "_same_storage", same),
+    ):
+        # FSDP1 looks at an address here too, and does not use it.
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+        yield lambda: depth > 0
+
+
+def with_data(call: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """What `call` gives, with data, though a `fake_mode` is on."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    with unset_fake_temporarily():
+        return call()

@@ -1,0 +1,1 @@
+"""Memory beforehand: formulas, known models, and the real code on tensors without data."""

@@ -1,0 +1,125 @@
+"""What would make it fit: each alternative is simulated before it is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from ..errors import UsageError
+from .result import Tried
+from .setup import Setup
+
+Change = tuple[str, Setup]
+MOST_RANKS = 1024
+DOUBLINGS = 4
+
+
+def advise(setup: Setup, limit: int, peak_of: Callable[[Setup], int]) -> tuple[Tried, ...]:
+    """One change at a time; if none is enough, one after the other on top of what came before.
+
+    limit: bytes; peak_of: simulates, and gives the most bytes held in a step. A change that grows
+    by steps (fewer samples, more ranks) is taken as far as is needed.
+    """
+    tried = [_first_that_fits(list(steps), limit, peak_of) for steps in _changes(setup)]
+    single = [one for one in tried if one is not None]
+    if any(one.fits for one in single):
+        return tuple(single)
+    return (*single, *_together(setup, limit, peak_of))
+
+
+def _first_that_fits(
+    steps: list[Change], limit: int, peak_of: Callable[[Setup], int]
+) -> Tried | None:
+    """The first of growing steps that fits, or the last one, which is tried first: it says whether
+    the others are worth it."""
+    if not steps:
+        return None
+    last = _tried(*steps[-1], limit, peak_of)
+    if last is None or not last.fits:
+        return last
+    for words, other in steps[:-1]:
+        found = _tried(words, other, limit, peak_of)
+        if found is not None and found.fits:
+            return found
+    return last
+
+
+def _tried(words: str, other: Setup, limit: int, peak_of: Callable[[Setup], int]) -> Tried | None:
+    try:
+        peak = peak_of(other)
+    except UsageError:
+        return None  # it cannot be run so
+    return Tried(change=words, command=other.command(), peak=peak, fits=peak <= limit)
+
+
+def _changes(setup: Setup) -> Iterator[Iterator[Change]]:
+    yield _checkpointed(setup)
+    yield _smaller(setup)
+    yield _higher(setup)
+    yield _finer(setup)
+    yield _more_ranks(setup)
+
+
+def _together(setup: Setup, limit: int, peak_of: Callable[[Setup], int]) -> Iterator[Tried]:
+    """Everything that costs no more machines first."""
+    words: list[str] = []
+    for change in (_highest, _checkpointed, _smallest, _finer, _more_ranks):
+        last: Change | None = None
+        for step in change(setup):
+            last = step
+            found = _tried(" + ".join([*words, step[0]]), step[1], limit, peak_of)
+            if found is None:
+                continue
+            if len(words):
+                yield found
+            if found.fits:
+                return
+        if last is not None:
+            words.append(last[0])
+            setup = last[1]
+
+
+def _checkpointed(setup: Setup) -> Iterator[Change]:
+    if not setup.checkpoint:
+        yield "activation checkpointing", replace(setup, checkpoint=True)
+
+
+def _smaller(setup: Setup) -> Iterator[Change]:
+    batch = setup.batch
+    while batch > 1:
+        batch //= 2
+        yield f"a microbatch of {batch}", replace(setup, batch=batch)
+
+
+def _smallest(setup: Setup) -> Iterator[Change]:
+    if setup.batch > 1:
+        yield "a microbatch of 1", replace(setup, batch=1)
+
+
+def _higher(setup: Setup) -> Iterator[Change]:
+    if setup.stage is None:
+        return
+    for stage, name in ((1, "zero1"), (2, "zero2"), (3, "fsdp2")):
+        if stage > setup.stage:
+            yield f"stage {stage} ({name})", replace(setup, implementation=name)
+
+
+def _highest(setup: Setup) -> Iterator[Change]:
+    if setup.stage is not None and setup.stage < 3:
+        yield "stage 3 (fsdp2)", replace(setup, implementation="fsdp2")
+
+
+def _finer(setup: Setup) -> Iterator[Change]:
+    if setup.stage == 3 and setup.wrap == "whole":
+        yield "units of one block", replace(setup, wrap="block")
+    elif setup.stage == 3 and setup.wrap == "block":
+        yield "units of one layer", replace(setup, wrap="layer")
+
+
+def _more_ranks(setup: Setup) -> Iterator[Change]:
+    ranks = setup.world_size
+    for _ in range(DOUBLINGS):
+        ranks *= 2
+        if setup.stage == 0 or ranks > MOST_RANKS:
+            return
+        yield f"{ranks} ranks", replace(setup, world_size=ranks)

@@ -1,0 +1,179 @@
+"""From a setup to its report: simulate, extrapolate where it is proven, and look at the result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .advice import advise
+from .extrapolate import TRIED, NotUniform, extrapolate, refuse_early
+from .formulas import STAGES, communicated, recipe, total
+from .result import Between, Device, Report, Row, Tried
+from .setup import Setup
+from .simulate import STEPS, Run, simulate
+from .source import Source, alike, block_list, source
+from .timeline import Held, Timeline, timeline
+
+MANY = 2 * max(TRIED)
+"""Blocks from which on it is cheaper to simulate a few three times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """A timeline of the whole model, and how it came about.
+
+    counts: bytes of step counts; simulated, reason: see Report.
+    """
+
+    timeline: Timeline
+    counts: int
+    path: str
+    simulated: tuple[int, ...] = ()
+    reason: str = ""
+
+
+def analyse(setup: Setup, *, exact: bool = False, limit: int | None = None) -> Report:
+    """Simulate one rank. exact: all blocks; limit: bytes of the device's memory.
+
+    Raises UsageError for what cannot be simulated.
+    """
+    setup.check()
+    given = source(setup.model)
+    whole = given.build()
+    sizes = {name: parameter.numel() for name, parameter in whole.named_parameters()}
+    found = block_list(whole)
+    done = run(setup, given, exact=exact)
+    peak = done.timeline.peak()
+    device = None
+    if limit is not None:
+        device = _device(setup, sum(sizes.values()), done.timeline, peak, limit, exact=exact)
+    return Report(
+        model=setup.model,
+        implementation=setup.implementation,
+        world_size=setup.world_size,
+        rank=setup.rank,
+        batch=setup.batch,
+        sequence=setup.sequence,
+        precision=setup.precision,
+        checkpoint_activations=setup.checkpoint,
+        wrap=setup.wrap,
+        command=setup.command(),
+        elements=sum(sizes.values()),
+        tensors=len(sizes),
+        blocks=len(found[1]) if found else 0,
+        simulated=done.simulated,
+        reason=done.reason,
+        lines=done.timeline.lines(),
+        between=_between(setup, sum(sizes.values()), done),
+        peak=peak,
+        rows=tuple(_rows(done)),
+        device=device,
+    )
+
+
+def run(setup: Setup, given: Source, *, exact: bool = False) -> Simulated:
+    """The timeline of the whole model."""
+    found = block_list(given.build())
+    if exact or found is None or len(found[1]) < MANY:
+        return _whole(setup, given)
+    path, blocks = found
+    try:
+        if (difference := alike(blocks)) is not None:
+            raise NotUniform(difference)
+        runs: list[Run] = []
+        lines: list[Timeline] = []
+        for count in TRIED:
+            runs.append(simulate(setup, given, count))
+            lines.append(timeline(runs[-1].log, path))
+            if len(lines) == 2:
+                refuse_early(*lines)
+        few, more, most = map(_counts, runs)
+        if most - more != more - few:
+            raise NotUniform("step counts do not grow by a constant")
+        made = extrapolate(lines, path, len(blocks))
+        counts = few + (len(blocks) - TRIED[0]) * (more - few)
+        return Simulated(made, counts, path, simulated=TRIED)
+    except NotUniform as reason:
+        return _whole(setup, given, reason=str(reason))
+
+
+def _whole(setup: Setup, given: Source, reason: str = "") -> Simulated:
+    one = simulate(setup, given)
+    return Simulated(timeline(one.log, one.blocks), _counts(one), one.blocks, reason=reason)
+
+
+def _counts(one: Run) -> int:
+    """Bytes of step counts. Storages are gone by now, so it is what was allocated for them."""
+    storages = one.log.storages
+    return sum(more for _, number, more in one.log.changes if more > 0 and storages[number].counts)
+
+
+def _between(setup: Setup, elements: int, done: Simulated) -> Between:
+    held = done.timeline.at_end("step", STEPS - 1)
+    ours = held.get("parameter", 0) + held.get("gradient", 0) + held.get("optimizer", 0)
+    formula = paper = None
+    if setup.stage is not None:
+        formula = total(elements, setup.world_size, setup.stage, setup.held)
+        if setup.precision == "mixed":
+            paper = total(elements, setup.world_size, setup.stage, recipe("mixed"))
+    return Between(
+        held=ours,
+        formula=None if formula is None else float(formula),
+        words="" if setup.stage is None else WORDS[setup.stage],
+        counts=done.counts,
+        padding=None if formula is None else float(ours - formula - done.counts),
+        paper=None if paper is None else float(paper),
+        copies=float(setup.world_size * ours / total(elements, 1, 0, setup.held)),
+        communicated=None if setup.stage is None else communicated(elements, setup.stage),
+        bucket=held.get("bucket", 0),
+        buffer=held.get("buffer", 0),
+    )
+
+
+WORDS = {
+    0: "16 Psi",
+    1: "8 Psi + 8 Psi/N",
+    2: "4 Psi + 12 Psi/N",
+    3: "16 Psi/N",
+}
+"""The formulas of the stages with fp32 weights: 4 + 4 + 8 bytes per parameter."""
+
+
+def _rows(done: Simulated) -> list[Row]:
+    """The modules of the last step in order of time, all blocks as one."""
+    groups: dict[tuple[str, str], list[Held]] = {}
+    for (step, phase, module), held in done.timeline.peaks().items():
+        if step == STEPS - 1:
+            groups.setdefault((phase, _group(module, done.path)), []).append(held)
+    rows = []
+    for (_, module), inside in groups.items():
+        best = max(inside, key=lambda one: one.total)
+        lowest = min(one.total for one in inside)
+        rows.append(Row(phase=best.phase, module=module, lowest=lowest, held=best))
+    return rows
+
+
+def _group(module: str, path: str) -> str:
+    if path and module.startswith(f"{path}."):
+        return f"{path}.*"
+    return module.split(".")[0]
+
+
+def _device(
+    setup: Setup, elements: int, line: Timeline, peak: Held, limit: int, *, exact: bool
+) -> Device:
+    # Gathered units and buckets depend on the stage; the rest of the peak is the same in all.
+    moving = peak.bytes.get("activation", 0) + peak.bytes.get("other", 0)
+    stages = {
+        stage: moving + int(total(elements, setup.world_size, stage, setup.held))
+        for stage in STAGES
+    }
+    asks = next((stage for stage in STAGES if stages[stage] <= limit), None)
+    over = line.first_over(limit)
+    tried: tuple[Tried, ...] = ()
+    if over is not None:
+
+        def peak_of(other: Setup) -> int:
+            return run(other, source(other.model), exact=exact).timeline.peak().total
+
+        tried = advise(setup, limit, peak_of)
+    return Device(limit=limit, over=over, stages=stages, asks=asks, tried=tried)

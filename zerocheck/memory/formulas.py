@@ -1,0 +1,118 @@
+"""The ZeRO paper's bytes per rank, and what a step communicates. Imports no torch.
+
+Source: Rajbhandari, Rasley, Ruwase, He, "ZeRO: Memory Optimizations Toward Training Trillion
+Parameter Models", SC20 (arXiv 1910.02054): section 3.1 (bytes of mixed-precision Adam), section 5
+with Figure 1 and Table 1 (bytes per stage), section 7 (communication). Psi is the number of
+parameters, N that of the ranks, K the bytes of optimizer state per parameter.
+
+    stage  placement                                   mixed precision, Adam (K = 12)
+    0      all replicated (data parallel)              (2 + 2 + K) Psi        = 16 Psi
+    1      optimizer states are cut (P_os)             (2 + 2 + K/N) Psi      = 4 Psi + 12 Psi/N
+    2      gradients too (P_os+g)                      2 Psi + (2 + K)/N Psi  = 2 Psi + 14 Psi/N
+    3      parameters too (P_os+g+p)                   (2 + 2 + K)/N Psi      = 16 Psi/N
+
+All of it is persistent memory: activations, buckets and what is gathered for a moment come on top.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from ..errors import UsageError, unknown
+
+STAGES = (0, 1, 2, 3)
+OptimizerKind = Literal["sgd", "momentum", "adam", "adamw", "amsgrad"]
+PrecisionKind = Literal["mixed", "fp32"]
+
+STATES: dict[OptimizerKind, int] = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "amsgrad": 3}
+"""Tensors of a parameter's size that the optimizer keeps: none, the momentum, two moments, and
+with amsgrad the largest second moment. Step counts (4 bytes per tensor in torch) aside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Bytes per parameter: of the parameter that computes, of its gradient, of optimizer states.
+
+    states: K in the paper; in mixed precision the fp32 master weight is one of them.
+    """
+
+    parameter: int
+    gradient: int
+    states: int
+
+    @property
+    def total(self) -> int:
+        """Bytes per parameter where nothing is cut."""
+        return self.parameter + self.gradient + self.states
+
+
+def recipe(precision: PrecisionKind = "mixed", optimizer: OptimizerKind = "adam") -> Recipe:
+    """Section 3.1: mixed precision is 2 + 2 + K with K = 4 (master) + 4 per state; fp32 is
+    4 + 4 + 4 per state.
+
+    Raises UsageError for other words.
+    """
+    if optimizer not in STATES:
+        raise unknown("optimizer", optimizer, STATES)
+    states = 4 * STATES[optimizer]
+    if precision == "mixed":
+        return Recipe(2, 2, 4 + states)
+    if precision == "fp32":
+        return Recipe(4, 4, states)
+    raise unknown("precision", precision, ("mixed", "fp32"))
+
+
+def persistent(
+    elements: int, ranks: int, stage: int, kind: Recipe | None = None
+) -> dict[str, Fraction]:
+    """Bytes that a rank holds between steps: {"parameter": .., "gradient": .., "optimizer": ..}.
+
+    elements: Psi; ranks: N; kind: mixed-precision Adam by default. Exact fractions: no padding.
+    Raises UsageError for a stage that is none, no ranks or negative elements.
+    """
+    kind = kind or recipe()
+    if stage not in STAGES:
+        raise unknown("stage", str(stage), map(str, STAGES))
+    if ranks < 1 or elements < 0:
+        raise UsageError(
+            f"{elements} elements on {ranks} ranks: needed are 0 or more, on 1 or more"
+        )
+    cut = Fraction(1, ranks)
+    return {
+        "parameter": elements * kind.parameter * (cut if stage >= 3 else Fraction(1)),
+        "gradient": elements * kind.gradient * (cut if stage >= 2 else Fraction(1)),
+        "optimizer": elements * kind.states * (cut if stage >= 1 else Fraction(1)),
+    }
+
+
+def total(elements: int, ranks: int, stage: int, kind: Recipe | None = None) -> Fraction:
+    """Bytes that a rank holds between steps (Figure 1, Table 1)."""
+    return sum(persistent(elements, ranks, stage, kind).values(), Fraction(0))
+
+
+def saving(elements: int, ranks: int, stage: int, kind: Recipe | None = None) -> Fraction:
+    """Bytes per rank less than stage 0: for stage 1 it is K Psi (1 - 1/N), 12 Psi (1 - 1/N)."""
+    return total(elements, ranks, 0, kind) - total(elements, ranks, stage, kind)
+
+
+def saved_share(ranks: int, stage: int, kind: Recipe | None = None) -> Fraction:
+    """The saving as a share of stage 0; in fp32 with Adam 1/2 and 3/4 of (1 - 1/N) for 1 and 2."""
+    return saving(1, ranks, stage, kind) / total(1, ranks, 0, kind)
+
+
+def redundancy(ranks: int, stage: int, kind: Recipe | None = None) -> Fraction:
+    """Bytes of all ranks together over those of one copy: N for stage 0, 1 for stage 3."""
+    return ranks * total(1, ranks, stage, kind) / total(1, 1, 0, kind)
+
+
+def communicated(elements: int, stage: int) -> int:
+    """Elements that a rank moves per step, for large N (section 7): 2 Psi, and 3 Psi in stage 3.
+
+    Stages 0 to 2: a reduce-scatter and an all-gather, of Psi each. Stage 3: the parameters are
+    gathered for the forward and again for the backward, and the gradients are reduce-scattered.
+    """
+    if stage not in STAGES:
+        raise unknown("stage", str(stage), map(str, STAGES))
+    return (3 if stage == 3 else 2) * elements

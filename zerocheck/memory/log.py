@@ -1,0 +1,45 @@
+"""What a census writes down: storages, and when their sizes changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ..contract.layout import Category, Phase
+
+
+class Moment(NamedTuple):
+    """Where an operator was called. module: the innermost one, "" for none; again: in a forward
+    that runs once more for activation checkpointing."""
+
+    step: int
+    phase: Phase
+    module: str
+    operator: str
+    again: bool
+
+
+@dataclass(slots=True)
+class Storage:
+    """A storage: what it was found to be (`kind`), and who holds it.
+
+    held: claimed by the implementation's shards, which no operator's evidence overrules; counts: a
+    step count.
+    """
+
+    size: int
+    kind: Category = "other"
+    holder: str = ""
+    held: bool = False
+    counts: bool = False
+    alive: bool = True
+    evidence: int = 0
+
+
+@dataclass(slots=True)
+class Log:
+    """What happened: changes are (index of the moment, number of the storage, bytes more)."""
+
+    moments: list[Moment] = field(default_factory=list)
+    storages: list[Storage] = field(default_factory=list)
+    changes: list[tuple[int, int, int]] = field(default_factory=list)

@@ -1,0 +1,102 @@
+"""What a simulation says, as data: `zerocheck memory --json` writes it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..contract.layout import Category, Line, Phase
+from .timeline import Held
+
+
+class Between(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes that the rank holds between steps, beside the formula of its stage.
+
+    held: parameters, gradients and optimizer states; formula: of the stage, with fp32 weights
+    (4 + 4 + 8 bytes per parameter), or None for code of which no stage is known; counts: step
+    counts, which the formula leaves out; padding: the rest, that is, held - formula - counts: what
+    is rounded up, or down on a rank that has less than others. paper: the ZeRO paper's mixed
+    precision (2 + 2 + 12). copies: what all ranks would hold together if each held this, over 16
+    Psi; communicated: elements that the paper has this stage move per step. bucket and buffer stay
+    too and are in no formula.
+    """
+
+    held: int
+    formula: float | None
+    words: str
+    counts: int
+    padding: float | None
+    paper: float | None
+    copies: float
+    communicated: int | None
+    bucket: int
+    buffer: int
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """The peak within a module, of the last step. module: all blocks have one row; its highest."""
+
+    phase: Phase
+    module: str
+    lowest: int
+    held: Held
+
+
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
+    """An alternative that was simulated. change: in words; peak: bytes; command: to see it all."""
+
+    change: str
+    command: str
+    peak: int
+    fits: bool
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether it fits. limit: bytes; over: the first instant that needs more, None if it fits;
+    stages: bytes for each stage of the ZeRO paper by the formula, with the activations and
+    temporaries of this run; asks: the lowest of them that fits; tried: alternatives."""
+
+    limit: int
+    over: Held | None
+    stages: dict[int, int]
+    asks: int | None
+    tried: tuple[Tried, ...] = ()
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """One simulated rank.
+
+    elements: parameters of the model; simulated: numbers of blocks that were simulated, empty if it
+    was the whole model; reason: why nothing was extrapolated though there are many blocks; lines:
+    bytes at the end of each phase of each step, by category.
+    """
+
+    model: str
+    implementation: str
+    world_size: int
+    rank: int
+    batch: int
+    sequence: int
+    precision: str
+    checkpoint_activations: bool
+    wrap: str
+    command: str
+    elements: int
+    tensors: int
+    blocks: int
+    simulated: tuple[int, ...]
+    reason: str
+    lines: tuple[Line, ...]
+    between: Between
+    peak: Held
+    rows: tuple[Row, ...]
+    device: Device | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """1 if it does not fit."""
+        return 1 if self.device is not None and self.device.over is not None else 0
+
+    def at_end(self, phase: Phase, step: int) -> dict[Category, int]:
+        """Bytes by category at the end of a phase."""
+        lines = [line for line in self.lines if (line.phase, line.step) == (phase, step)]
+        return {line.category: line.bytes for line in lines}

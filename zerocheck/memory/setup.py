@@ -1,0 +1,115 @@
+"""What is simulated: the model, the implementation, ranks and options. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..case.schema import Block, Case, Data, Model, Precision, Sharding, WrapKind
+from ..errors import UsageError, unknown
+from .formulas import PrecisionKind, Recipe, recipe
+
+STAGE: dict[str, int] = {
+    "ddp": 0,
+    "fsdp1-no-shard": 0,
+    "zero-redundancy": 1,
+    "zero1": 1,
+    "zero2": 2,
+    "fsdp1-grad-op": 3,  # between steps, which is what the formulas are about
+    "fsdp1": 3,
+    "fsdp2": 3,
+    "zero3": 3,
+}
+"""What the built-in implementations cut between steps, as a stage of the ZeRO paper."""
+
+OWN_PRECISION = ("fsdp1", "fsdp1-grad-op", "fsdp1-no-shard", "fsdp2")
+"""They cast by their own mixed-precision policy; all others run under torch.autocast."""
+
+DDP_BUCKET = 25 * 2**20 // 4
+"""Elements of fp32 in 25 MiB, torch's default bucket of DDP."""
+
+MAX_RANKS = 1 << 16
+Wrap = Literal["block", "layer", "whole"]
+WRAPS: tuple[Wrap, ...] = ("block", "layer", "whole")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """One simulation.
+
+    model: as the user names it; batch: samples of one microbatch of one rank; sequence: positions
+    per sample; precision: mixed (compute in bf16, weights, gradients and states in fp32) or fp32;
+    checkpoint: activation checkpointing of every block; wrap: granularity of units; rank: the one
+    whose memory is counted.
+    """
+
+    model: str
+    implementation: str = "fsdp2"
+    world_size: int = 8
+    rank: int = 0
+    batch: int = 1
+    sequence: int = 1024
+    precision: PrecisionKind = "mixed"
+    checkpoint: bool = False
+    wrap: Wrap = "block"
+
+    def check(self) -> None:
+        """Raise UsageError for numbers and words that make no sense."""
+        for option, value in (
+            ("--world-size", self.world_size),
+            ("--batch", self.batch),
+            ("--sequence", self.sequence),
+        ):
+            if value < 1:
+                raise UsageError(f"{option} {value}: it must be 1 or more")
+        if self.world_size > MAX_RANKS:
+            raise UsageError(f"--world-size {self.world_size}: at most {MAX_RANKS}")
+        if not 0 <= self.rank < self.world_size:
+            raise UsageError(f"--rank {self.rank}: it must be 0 to {self.world_size - 1}")
+        if self.wrap not in WRAPS:
+            raise unknown("wrap", self.wrap, WRAPS)
+        recipe(self.precision)
+
+    @property
+    def stage(self) -> int | None:
+        """The stage of the ZeRO paper, or None for code that we do not know."""
+        return STAGE.get(self.implementation)
+
+    @property
+    def held(self) -> Recipe:
+        """Bytes per parameter as torch holds them: weights and gradients in fp32 (4 + 4), two
+        moments (8). In mixed precision the weights are the master, so it is 16 as in the paper."""
+        return recipe("fp32")
+
+    def case(self, blocks: int) -> Case:
+        """What the implementation gets. Of its model, only the number of blocks is true."""
+        own = self.precision == "mixed" and self.implementation in OWN_PRECISION
+        wrap: WrapKind = self.wrap
+        return Case(
+            mesh=(self.world_size,),
+            model=Model(blocks=(Block(kind="mlp"),) * blocks),
+            data=Data(batch=self.batch, length=self.sequence),
+            precision=Precision(compute="bf16", reduce="fp32") if own else Precision(),
+            sharding=Sharding(
+                wrap=wrap,
+                bucket=DDP_BUCKET,
+                # Left to torch: FSDP2 gathers the next unit ahead by itself.
+                prefetch=1 if self.implementation == "zero3" else 0,
+            ),
+        )
+
+    def command(self) -> str:
+        """The command line that simulates this."""
+        words = [
+            f"zerocheck memory {self.model} --implementation {self.implementation}",
+            f"--world-size {self.world_size} --batch {self.batch} --sequence {self.sequence}",
+        ]
+        if self.precision != "mixed":
+            words.append(f"--precision {self.precision}")
+        if self.checkpoint:
+            words.append("--checkpoint-activations")
+        if self.wrap != "block":
+            words.append(f"--wrap {self.wrap}")
+        if self.rank:
+            words.append(f"--rank {self.rank}")
+        return " ".join(words)

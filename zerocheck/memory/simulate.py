@@ -1,0 +1,203 @@
+"""The implementation's own code, for one rank of many, on tensors that have no data."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from ..case.schema import Case
+from ..compat_memory import fake_mode, fake_ranks
+from ..contract import Implementation, Microbatch, Step, groups
+from ..contract.implementation import Call
+from ..contract.loading import load
+from ..contract.names import unwrapped
+from ..errors import UsageError, ZerocheckError
+from ..implementations.fsdp2 import Fsdp2
+from .census import Census
+from .log import Log
+from .setup import OWN_PRECISION, Setup
+from .source import Source, block_list
+
+STEPS = 2
+"""In the first the optimizer makes its states and DDP its final buckets; the second is as all
+that follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a simulation saw: the log, and the path of the list of blocks."""
+
+    log: Log
+    blocks: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Watched(Microbatch):
+    """A microbatch whose forward runs in a context, and says when it is over."""
+
+    census: Census
+    casts: AbstractContextManager[Any]
+
+    def loss(self, call: Call) -> torch.Tensor:
+        with self.casts:
+            loss = super().loss(call)
+        self.census.forward_over()
+        return loss
+
+
+def simulate(setup: Setup, source: Source, blocks: int | None = None, *, data: bool = False) -> Run:
+    """Build, and take two steps. blocks: with the first blocks of the model only; data: on tensors
+    that have some, as the allocator counts them, with the same collectives that move nothing.
+
+    Raises UsageError where the implementation or the model's code fails: it says how.
+    """
+    model = source.build(blocks)
+    found = block_list(model)
+    path, inside = found if found is not None else ("", nn.ModuleList())
+    if setup.checkpoint:
+        if not len(inside):
+            raise UsageError(f"{setup.model} has no list of blocks to checkpoint")
+        _checkpoint(inside)
+    if not isinstance(getattr(model, "blocks", None), nn.ModuleList):
+        vars(model)["blocks"] = list(inside)  # not registered: for whoever makes units of blocks
+    case = setup.case(len(inside))
+    fake = None if data else fake_mode()
+    census = Census(fake)
+    on = fake or nullcontext()
+    with _nothing_collected(), fake_ranks(setup.world_size, setup.rank):
+        mesh = init_device_mesh("cpu", (setup.world_size,))
+        with _said(setup):
+            kind = load(setup.implementation)
+            census.enter("built", -1)
+            implementation, wrapped = built(kind, model, case, mesh, on, census)
+            names = [(_path(path), module) for path, module in wrapped.named_modules()]
+            census.name(names)
+            with on, census:
+                census.claim(implementation.shards())
+                _steps(setup, implementation, census)
+                census.enter("closed", STEPS - 1)
+            implementation.close()
+    return Run(census.log, path)
+
+
+def built(
+    kind: type[Implementation], model: nn.Module, case: Case, mesh: DeviceMesh,
+    on: AbstractContextManager[Any], census: Census,
+) -> tuple[Implementation, nn.Module]:  # fmt: skip
+    """The implementation with its memory, and the wrapped model where there is one.
+
+    FSDP2 shards on the meta device and gets memory afterwards, as torch recommends for what is
+    larger than a device; then the optimizer is made. Others get the whole model.
+    """
+    if issubclass(kind, Fsdp2):
+        sharder = kind(model, case, mesh)
+        with on, census:
+            materialize(model)
+            optimizer = torch.optim.AdamW(groups(model, case))
+        sharder.built = replace(sharder.built, optimizer=optimizer)
+        return sharder, model
+    with on, census:
+        materialize(model)
+        implementation = kind(model, case, mesh)
+    wrapped = implementation.built.model if hasattr(implementation, "built") else model
+    return implementation, wrapped
+
+
+def materialize(model: nn.Module) -> None:
+    """Give a model of the meta device memory, in place. Ties stay, which `to_empty` loses."""
+    aliases: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            aliases.setdefault(id(parameter), []).append((module, name))
+    model.to_empty(device="cpu")
+    for (module, name), *others in aliases.values():
+        for other, alias in others:
+            setattr(other, alias, getattr(module, name))
+
+
+def _steps(setup: Setup, implementation: Implementation, census: Census) -> None:
+    tokens = torch.randint(2, (setup.batch, setup.sequence))
+    census.claim_rest([tokens], "inputs")
+    autocast = setup.precision == "mixed" and setup.implementation not in OWN_PRECISION
+    for index in range(STEPS):
+        census.enter("forward", index)
+
+        def reached(_: str) -> None:
+            census.claim(implementation.shards())
+            census.enter("step", census.step)
+
+        casts = torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext()
+        microbatch = _Watched(
+            inputs=(tokens,),
+            target=tokens,
+            seed=None,
+            loss_of=loss_of,
+            census=census,
+            casts=casts,
+        )
+        rates = [1e-3]
+        implementation.train_step(
+            Step(index=index, microbatches=[microbatch], lr=rates, reached=reached)
+        )
+        census.claim(implementation.shards())
+
+
+def loss_of(outputs: Any, target: torch.Tensor) -> torch.Tensor:
+    """Cross entropy in fp32 over the last dim for (batch, sequence, classes), else the mean."""
+    outputs = getattr(outputs, "logits", outputs)
+    if not isinstance(outputs, torch.Tensor):
+        raise UsageError(
+            f"the model returns {type(outputs).__name__}; needed is a tensor, or what has `logits`"
+        )
+    if outputs.dim() == 3 and outputs.shape[:2] == target.shape:
+        return F.cross_entropy(outputs.flatten(0, 1).float(), target.flatten())
+    return outputs.float().mean()
+
+
+def _checkpoint(blocks: nn.ModuleList) -> None:
+    """Run the forward of each block again in the backward."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    for index, block in enumerate(blocks):
+        blocks[index] = checkpoint_wrapper(block)
+
+
+def _path(wrapped: str) -> str:
+    return unwrapped(f"{wrapped}.").rstrip(".")
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Python's collector frees cycles of earlier runs, and of this one, whenever it likes. Here it
+    does so before and afterwards, so that a run is the same each time."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextmanager
+def _said(setup: Setup) -> Iterator[None]:
+    """What the implementation or the model raises is the user's affair."""
+    try:
+        yield
+    except ZerocheckError:
+        raise
+    except Exception as error:
+        said = (str(error).splitlines() or [""])[0]
+        raise UsageError(
+            f"{setup.model} with {setup.implementation} fails on tensors without data: "
+            f"{type(error).__name__}: {said}"
+        ) from error

@@ -1,0 +1,40 @@
+"""Bytes as people write and read them. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+
+from ..errors import UsageError
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    **{f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)},
+    **{f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", 1)},
+}
+
+
+def parse(text: str) -> int:
+    """Bytes of `80GiB` (1024), `80GB` (1000), `512 MiB` or `1000`; upper and lower case.
+
+    Raises UsageError for anything else, and for less than one byte.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text, re.IGNORECASE)
+    units = {unit.casefold(): size for unit, size in _UNITS.items()}
+    unit = found[2].casefold() if found else None
+    if found is None or unit not in units:
+        raise UsageError(f"{text!r} is no size; give one such as 80GiB, 40GB, 512MiB or 1000000")
+    size = int(float(found[1]) * units[unit])
+    if size < 1:
+        raise UsageError(f"{text!r} is less than one byte")
+    return size
+
+
+def binary(size: float) -> str:
+    """`1.027 GiB`: three decimals of the largest unit of 1024 that fits."""
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.3f} {unit}"
+        value /= 1024
+    return f"{value:.3f} PiB"

@@ -1,0 +1,127 @@
+"""Where the model comes from: a preset, or the user's factory; and its blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..contract.loading import imported
+from ..errors import UsageError, unknown
+from .presets import PRESETS, Architecture
+from .transformer import build
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model that can be built on the meta device, with all of its blocks or with fewer.
+
+    name: as the user gave it; shape: that of a preset, else None; make: gives the whole model.
+    """
+
+    name: str
+    shape: Architecture | None
+    make: Callable[[], nn.Module]
+
+    def build(self, blocks: int | None = None) -> nn.Module:
+        """The model on the meta device; blocks: with its first blocks only."""
+        if self.shape is not None:
+            shape = self.shape if blocks is None else self.shape.with_blocks(blocks)
+            return build(shape)
+        model = self._made()
+        if blocks is not None:
+            found = block_list(model)
+            assert found is not None
+            del found[1][blocks:]
+        return model
+
+    def _made(self) -> nn.Module:
+        with torch.device("meta"):
+            try:
+                model = self.make()
+            except Exception as error:
+                raise UsageError(
+                    f"{self.name} fails on the meta device: {type(error).__name__}: {error}"
+                ) from error
+        if not isinstance(model, nn.Module):
+            raise UsageError(
+                f"{self.name} returns {type(model).__name__}; needed is a torch.nn.Module"
+            )
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if tensor.device.type != "meta":
+                raise UsageError(
+                    f"{self.name} puts {name} on {tensor.device}; leave the device to torch, so "
+                    "that the model is built without memory"
+                )
+        return model
+
+
+def source(name: str) -> Source:
+    """A preset by its name, or `package.module:factory`, `path/to/file.py:factory`.
+
+    The factory takes no arguments and returns the model.
+    Raises UsageError, with the nearest name, for anything else.
+    """
+    if name in PRESETS:
+        return Source(name, PRESETS[name], lambda: build(PRESETS[name]))
+    where, colon, attribute = name.rpartition(":")
+    if not colon:
+        if name.endswith(".py"):
+            raise UsageError(
+                f"{name!r} names a file; name the function that makes the model too: {name}:NAME"
+            )
+        error = unknown("model", name, PRESETS)
+        raise UsageError(f"{error}; or give package.module:factory or path/to/file.py:factory")
+    if not where or not attribute.isidentifier():
+        raise UsageError(
+            f"{name!r} is no model; give package.module:factory or path/to/file.py:factory"
+        )
+    made: Any = imported(name)
+    if not callable(made):
+        raise UsageError(
+            f"{name} is of type {type(made).__name__}; needed is a function that returns the model"
+        )
+    return Source(name, None, made)
+
+
+def block_list(model: nn.Module) -> tuple[str, nn.ModuleList] | None:
+    """Path and list of the model's blocks: the ModuleList with the most parameters."""
+    lists = [(path, m) for path, m in model.named_modules() if isinstance(m, nn.ModuleList)]
+    sized = [(sum(p.numel() for p in found.parameters()), path, found) for path, found in lists]
+    sized = [one for one in sized if one[0]]
+    if not sized:
+        return None
+    _, path, found = max(sized, key=lambda one: one[0])
+    return path, found
+
+
+def alike(blocks: nn.ModuleList) -> str | None:
+    """None if the blocks are the same but for their weights, else how one differs from the first.
+
+    The same modules with the same parameters (shape, dtype, whether they train) and the same plain
+    attributes; a number may count the blocks (`layer_idx`).
+    """
+    first = _described(blocks[0])
+    for index, block in enumerate(blocks):
+        other = _described(block)
+        for name in {**first, **other}:
+            one, its = first.get(name), other.get(name)
+            counts = type(one) is int and type(its) is int and its - one == index
+            if one != its and not counts:
+                return f"block {index} differs from block 0 in {name}"
+    return None
+
+
+def _described(block: nn.Module) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for path, module in block.named_modules():
+        found[path or "its class"] = type(module)
+        for name, value in vars(module).items():
+            if isinstance(value, bool | int | float | str | tuple) and not name.startswith("_"):
+                found[f"{path}.{name}".lstrip(".")] = value
+    for name, tensor in (*block.named_parameters(), *block.named_buffers()):
+        found[name] = (tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+    return found

@@ -1,0 +1,185 @@
+"""The report of a simulated rank, in words and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tabulate import tabulate
+
+from ..contract.layout import CATEGORIES, Category
+from .result import Device, Report
+from .setup import OWN_PRECISION
+from .sizes import binary
+from .timeline import Held, terms
+
+NOT_IN_IT = (
+    "not in it: rounding and fragmentation of the allocator, the CUDA context, buffers of the "
+    "collectives' library, and what kernels allocate inside; operators are those of torch's CPU"
+)
+
+AUTOCAST = (
+    "torch.autocast casts here; the bf16 copy of a weight, which it keeps for the backward, counts "
+    "as an activation"
+)
+
+
+def render(report: Report) -> str:
+    """All of it, for a terminal."""
+    parts = [_head(report), _ledger(report), _between(report), _peak(report)]
+    if report.device is not None:
+        parts.append(_device(report.device))
+    notes = [NOT_IN_IT]
+    if report.precision == "mixed" and report.implementation not in OWN_PRECISION:
+        notes.append(AUTOCAST)
+    return "\n\n".join("\n".join(lines) for lines in (*parts, notes)) + "\n"
+
+
+def _head(report: Report) -> Iterator[str]:
+    yield (
+        f"{report.model}: {report.elements:,} parameters in {report.tensors:,} tensors, "
+        f"{report.blocks} blocks"
+    )
+    checkpointing = ", activation checkpointing" if report.checkpoint_activations else ""
+    yield (
+        f"{report.implementation}, rank {report.rank} of {report.world_size:,}, "
+        f"{report.batch} x {report.sequence} positions, {report.precision} precision, units: "
+        f"{report.wrap}{checkpointing}"
+    )
+    if report.simulated:
+        counts = ", ".join(map(str, report.simulated[:-1]))
+        yield (
+            f"extrapolated: {counts} and {report.simulated[-1]} blocks were simulated, and each "
+            f"block more adds the same events; --exact simulates all {report.blocks}"
+        )
+    elif report.reason:
+        yield f"all blocks simulated, since they do not repeat: {report.reason}"
+
+
+def _ledger(report: Report) -> Iterator[str]:
+    used = [c for c in CATEGORIES if any(line.category == c for line in report.lines)]
+    ends = dict.fromkeys((line.step, line.phase) for line in report.lines)
+    rows = []
+    for step, phase in ends:
+        held = report.at_end(phase, step)
+        name = phase if step < 0 else f"{phase}, step {step}"
+        rows.append([name, *(_short(held.get(c, 0)) for c in used), _short(sum(held.values()))])
+    yield tabulate(
+        rows,
+        headers=["held at the end of", *used, "total"],
+        colalign=["left", *["right"] * (len(used) + 1)],
+        disable_numparse=True,
+    )
+
+
+def _between(report: Report) -> Iterator[str]:
+    held = report.between
+    yield f"between steps: {binary(held.held)} ({held.held:,} bytes)"
+    if held.formula is None or held.padding is None:
+        yield "  no formula: the stage of this implementation is not known"
+    else:
+        yield f"  {held.words:<18}{held.formula:>24,.1f} bytes"
+        yield f"  {'step counts':<18}{held.counts:>24,} bytes"
+        share = held.padding / held.formula
+        yield f"  {'padding':<18}{held.padding:>24,.1f} bytes, {share:.4%} of the formula"
+    if held.paper is not None and held.paper != held.formula:
+        yield (
+            f"  the ZeRO paper's mixed precision (2 + 2 + 12 bytes) would be {binary(held.paper)}; "
+            "here weights and gradients are in fp32"
+        )
+    yield f"  all ranks together hold {held.copies:.4g} copies of 16 Psi"
+    if held.communicated is not None:
+        times = held.communicated // report.elements if report.elements else 0
+        yield (
+            f"  the paper's communication of this stage: {times} Psi = {held.communicated:,} "
+            "elements per step"
+        )
+    for name, size in (("buckets", held.bucket), ("buffers", held.buffer)):
+        if size:
+            yield f"  beside it, {name} of {binary(size)} stay"
+
+
+def _peak(report: Report) -> Iterator[str]:
+    yield f"peak: {binary(report.peak.total)} {where(report.peak)}"
+    for category, size in terms(report.peak.bytes):
+        yield f"  {_named(category):<18}{_short(size):>12}"
+    yield ""
+    rows = [
+        [
+            row.phase,
+            row.module or "(outside of modules)",
+            _short(row.held.total)
+            if row.lowest == row.held.total or not row.module.endswith("*")
+            else f"{_short(row.lowest)} to {_short(row.held.total)}",
+            ", ".join(f"{_named(c)} {_short(size)}" for c, size in _main(row.held)),
+        ]
+        for row in report.rows
+    ]
+    yield tabulate(
+        rows,
+        headers=["phase", "module", "peak within", "most of it"],
+        colalign=["left", "left", "right", "left"],
+        disable_numparse=True,
+    )
+
+
+def _main(held: Held) -> list[tuple[Category, int]]:
+    return sorted(held.bytes.items(), key=lambda one: -one[1])[:3]
+
+
+def _device(device: Device) -> Iterator[str]:
+    if device.over is None:
+        yield f"it fits into {binary(device.limit)}"
+    else:
+        over = device.over
+        yield f"OUT OF MEMORY at {binary(device.limit)}: {where(over)}"
+        before = over.total - over.asked
+        if over.phase != "built":
+            yield f"  it asks for {binary(over.asked)} while {binary(before)} are held; with it:"
+        for category, size in terms(over.bytes):
+            yield f"  {_named(category):<18}{_short(size):>12}"
+    yield ""
+    yield "  by the formulas, with the activations and temporaries of this run:"
+    for stage, size in device.stages.items():
+        fits = "fits" if size <= device.limit else "does not fit"
+        yield f"  stage {stage}  {binary(size):>12}  {fits}"
+    yield f"  {asked(device)}"
+    if device.tried:
+        yield ""
+        yield "what was tried (simulated):"
+    for one in device.tried:
+        verdict = "fits" if one.fits else "does not fit"
+        yield f"  {one.change}: peak {binary(one.peak)}, {verdict}"
+        if one.fits:
+            yield f"    {one.command}"
+
+
+def asked(device: Device) -> str:
+    """Which stage the bottleneck asks for."""
+    match device.asks:
+        case 0:
+            return "all of it fits on every rank: stage 0 (DDP) will do"
+        case 1:
+            return "optimizer states are too much for one rank: stage 1"
+        case 2:
+            return "gradients and optimizer states are too much for one rank: stage 2"
+        case 3:
+            return "parameters, gradients and optimizer states are too much: stage 3"
+        case _:
+            return "no stage is enough: activations and temporaries must shrink, or ranks be added"
+
+
+def where(held: Held) -> str:
+    """Step, phase, module and operator."""
+    if held.phase == "built":
+        return "while the model is built"
+    inside = f" in {held.module}" if held.module else ", outside of modules"
+    again = ", in the forward that runs again" if held.recomputed else ""
+    return f"in step {held.step}, {held.phase}, at {held.operator}{inside}{again}"
+
+
+def _named(category: str) -> str:
+    return "temporary" if category == "other" else category
+
+
+def _short(size: float) -> str:
+    return binary(size) if size else "-"
