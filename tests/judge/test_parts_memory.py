@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from zerocheck.case.schema import Case, Model, Optimizer, Training
+from zerocheck.case.schema import Case, Model, Optimizer, Sharding, Training
 from zerocheck.contract.layout import Category, Layout, Line, Phase
 from zerocheck.drive.census import HARNESS, LOCAL
 from zerocheck.drive.ledger import UNEXPLAINED
@@ -131,6 +131,18 @@ def test_gradients_may_grow_where_batches_use_their_own_parameters() -> None:
     assert release.check(side, ranks(lines(more=more))).violation is None
     more = [Line("step", 2, "bucket", 8, "a reducer")]
     assert release.check(side, ranks(lines(more=more))).violation is not None
+    views = Case(mesh=(2,), model=Model(side=True), sharding=Sharding(bucket_view=True))
+    assert release.check(views, ranks(lines(more=more))).violation is None
+
+
+def test_what_moves_from_one_category_to_another_does_not_grow() -> None:
+    def moved(more: int) -> list[Line]:
+        after = [Line(p, 2, "gradient", -40) for p in PHASES[1:]]
+        return [*after, *(Line(p, 2, "bucket", 40 + more, "a reducer") for p in PHASES[1:])]
+
+    assert release.check(CASE, ranks(lines(more=moved(0)))).violation is None
+    violation = release.check(CASE, ranks(lines(more=moved(1)))).violation
+    assert violation is not None and (violation.role, violation.observed) == ("bucket", 41)
 
 
 def test_nothing_may_survive_close() -> None:

@@ -41,7 +41,7 @@ CHECKPOINTS = [
         features=("resume",),
     ),
     fault(
-        "checkpoints:NotPublishedAfterLoad", "zero1", "continuation",
+        "checkpoints:NotPublishedAfterLoad", "zero1", "roundtrip",
         "each rank loads what it updates, and nobody sends it", "MG #6920", "copies differ",
         features=("resume",),
     ),

@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.fsdp import ShardingStrategy
 
 from ...case.schema import Case
-from ...case.shapes import learning
+from ...case.shapes import call_order, learning
 from ...contract.layout import Call
 from ..fsdp1.refusals import wrapped_units
 from ..units import members
@@ -248,14 +248,22 @@ class _Replay:
         return any(name in self.learns for name in handle.names)
 
 
+def _recomputed_twice(case: Case) -> bool:
+    order = call_order(case.model)
+    return any(
+        block.checkpoint and order.count(place) > 1 for place, block in enumerate(case.model.blocks)
+    )
+
+
 def fsdp1(model: nn.Module, case: Case, strategy: ShardingStrategy) -> tuple[Call, ...] | None:
     """Calls of all steps, with FULL_SHARD, SHARD_GRAD_OP or NO_SHARD.
 
     SHARD_GRAD_OP keeps for the backward what was gathered in the forward. NO_SHARD, which torch
     takes for one rank too, all-reduces flat gradients and gathers nothing. None for another model
-    than that of the case.
+    than that of the case, and where a block with activation checkpointing is called more than once:
+    its units are gathered again between reductions, in an order that is not worked out here.
     """
-    if not is_of_case(model, case):
+    if not is_of_case(model, case) or _recomputed_twice(case):
         return None
     replay = _Replay(model, case, strategy)
     calls, training = replay.calls, case.training
