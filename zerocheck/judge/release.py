@@ -3,8 +3,8 @@
 The first step, and one that unfreezes parameters, make what the optimizer keeps; so the steps after
 that are compared, each with the one before, at the end of the same phase: the sum over categories,
 since what moves from one to another is no more than before. (DDP with static_graph builds its
-buckets anew after a few steps; then the gradient of a parameter that is never used is a view of them
-no longer.) Gradients and optimizer states are left out of that where some batches use other
+buckets anew after a few steps; then the gradient of a parameter that is never used is no view of
+them any more.) Gradients and optimizer states are left out of that where some batches use other
 parameters than others, and then buckets too, if gradients are views of them; activations always,
 since routing is by the data.
 """
