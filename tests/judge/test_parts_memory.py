@@ -47,6 +47,7 @@ def test_the_last_step_that_a_layout_tells_of_stands_for_those_after_it() -> Non
     checked = persistent.check(CASE, ranks(lines(), lines()))
     assert checked.exercised and checked.violation is None and not checked.vacuous
     assert persistent.check(Case(mesh=(1,)), ranks(lines())).vacuous
+    assert persistent.check(CASE, ranks(lines(), lines(), layout=Layout(lines=()))).vacuous
 
 
 @pytest.mark.parametrize("count", [1, -1])

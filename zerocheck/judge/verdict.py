@@ -49,7 +49,7 @@ VACUOUS: dict[Obligation, str] = {
     "continuation": "no parameter moves after the load",
     "durability": "the writer had finished before it was killed",
     "damage": "what is loaded from the damaged checkpoint is right",
-    "persistent": "there is one rank, so nothing can be shared out",
+    "persistent": "there is one rank, so nothing can be shared out, or no layout says how much",
     "release": "nothing is allocated",
     "communication": "there is one rank, so nothing is sent",
 }
