@@ -21,6 +21,19 @@ in; optimizer: moments and step counts; buffer: of the model; bucket: memory for
 gathered: units that are whole for a while; activation: what the backward still needs; other: all
 else that has a holder."""
 
+OF_ROLE: dict[str, Category] = {
+    "parameter": "parameter",
+    "master": "parameter",
+    "padding": "parameter",
+    "gradient": "gradient",
+    "exp_avg": "optimizer",
+    "exp_avg_sq": "optimizer",
+    "max_exp_avg_sq": "optimizer",
+    "step": "optimizer",
+    "buffer": "buffer",
+}
+"""Category of what `Implementation.shards` shows, by its role."""
+
 
 class Line(msgspec.Struct, frozen=True, array_like=True):
     """Bytes of one category that one rank holds at the end of one phase.

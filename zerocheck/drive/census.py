@@ -20,20 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..compat_memory import gathered_by_fsdp1, reducer_bytes
 from ..contract.implementation import Implementation
-from ..contract.layout import Category
-
-OF_ROLE: dict[str, Category] = {
-    "parameter": "parameter",
-    "master": "parameter",
-    "padding": "parameter",
-    "gradient": "gradient",
-    "exp_avg": "optimizer",
-    "exp_avg_sq": "optimizer",
-    "max_exp_avg_sq": "optimizer",
-    "step": "optimizer",
-    "buffer": "buffer",
-}
-"""What the role of a shard is in the ledger."""
+from ..contract.layout import OF_ROLE, Category
 
 LOCAL = "local variable"
 """How the holder of what only a running function holds begins."""

@@ -32,21 +32,8 @@ from torch.utils._pytree import tree_leaves
 from ..compat import comes_first, work_from_future
 from ..compat_memory import active_fake_mode, on_resize, shapes_only, storage_key, with_data
 from ..contract import Shard
-from ..contract.layout import Category, Phase
+from ..contract.layout import OF_ROLE, Category, Phase
 from .log import Log, Moment, Storage
-
-ROLES: dict[str, Category] = {
-    "parameter": "parameter",
-    "master": "parameter",
-    "padding": "parameter",
-    "gradient": "gradient",
-    "exp_avg": "optimizer",
-    "exp_avg_sq": "optimizer",
-    "max_exp_avg_sq": "optimizer",
-    "step": "optimizer",
-    "buffer": "buffer",
-}
-"""The category of what `Implementation.shards` shows."""
 
 MARK = "zerocheck"
 """Begins the names of the profiler's records that phases leave."""
@@ -115,7 +102,7 @@ class Census(TorchDispatchMode):
             number = self._number(shard.tensor)
             storage = self.log.storages[number]
             if not storage.held:
-                storage.kind, storage.holder = ROLES[shard.role], shard.name
+                storage.kind, storage.holder = OF_ROLE[shard.role], shard.name
                 storage.held, storage.counts = True, shard.role == "step"
 
     def claim_rest(self, tensors: Iterable[torch.Tensor], holder: str) -> None:
