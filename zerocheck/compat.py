@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def local_index(tensor: DTensor) -> tuple[slice, ...]:
@@ -56,13 +57,33 @@ def reduce_scatter_single(
     return call(part, whole, group=group, async_op=True)  # type: ignore[no-any-return]
 
 
-def comes_first(types: Iterable[type]) -> bool:
-    """Whether a dispatch mode must return NotImplemented: one of the arguments is a DTensor.
+class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode: while it is entered, `called` stands for each operator that runs.
 
-    What a DTensor communicates within an operator is called from its own dispatch. A mode that
-    answers before it does not see that.
+    What a DTensor communicates within an operator is called from its own dispatch. So operators of
+    DTensors are left to them first, or the mode would not see what is within.
     """
-    return any(issubclass(kind, DTensor) for kind in types)
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Iterable[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        return self.called(func, args, kwargs or {})
+
+    def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run an operator; what this returns is what its caller gets."""
+        raise NotImplementedError
 
 
 def process_group(given: Any) -> dist.ProcessGroup:

@@ -42,7 +42,7 @@ ASKED = ("persistent", "release")
 def test_every_implementation_holds_what_its_layout_says(pool: Pool, name: str) -> None:
     held = 0
     for case in CASES.values():
-        outcome = Trial(pool, name, case, obligations=ASKED).outcome(obligations=ASKED)
+        outcome = Trial(pool, name, case, obligations=ASKED).outcome()
         if outcome.status == "unsupported":
             continue
         assert outcome.judgement is not None, outcome.reason
@@ -83,7 +83,7 @@ def test_with_other_obligations_the_steps_are_run_too(pool: Pool) -> None:
 
 
 def test_a_finding_of_memory_is_replayed_bit_for_bit(pool: Pool, tmp_path: Path) -> None:
-    outcome = Trial(pool, FAULT, CASES["plain"], obligations=ASKED).outcome(obligations=ASKED)
+    outcome = Trial(pool, FAULT, CASES["plain"], obligations=ASKED).outcome()
     assert outcome.status == "violated"
     file = CaseFile(
         implementation=FAULT,

@@ -144,8 +144,9 @@ def test_a_save_that_spoils_the_state_counts_for_the_load_that_reads_it(pool: Po
 
 
 def test_only_what_was_asked_for_is_told_of_loads(pool: Pool) -> None:
-    trial = Trial(pool, f"{SUBJECTS}:MomentsLost", Case(resume=(Leg(),)))
-    judgement = trial.outcome(obligations=("export",)).judgement
+    case = Case(resume=(Leg(),))
+    trial = Trial(pool, f"{SUBJECTS}:MomentsLost", case, obligations=("export",))
+    judgement = trial.outcome().judgement
     assert judgement is not None and judgement.loads == (Load(leg=1),)
 
 

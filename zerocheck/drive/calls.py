@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..compat import comes_first, process_group
+from ..compat import Operators, process_group
 from ..contract.layout import Call, Phase
 from .collectives import is_collective, name_of
 
@@ -44,7 +43,7 @@ def kind_of(func: Any) -> str:
     return next((kind for start, kind in _KINDS if name.startswith(start)), name)
 
 
-class CallTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class CallTrace(Operators):
     """While it is entered, it collects calls.
 
     where(): step and phase in which a call is made, or None for one that is no part of a step: what
@@ -52,25 +51,16 @@ class CallTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, where: Callable[[], tuple[int, Phase] | None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.calls: list[Call] = []
         self._where = where
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if comes_first(types):
-            return NotImplemented
-        given = dict(kwargs or {})
+    def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if is_collective(func):
             place = self._where()
             if place is not None:
-                self.calls.append(call_of(func, args, given, *place))
-        return func(*args, **given)
+                self.calls.append(call_of(func, args, kwargs, *place))
+        return func(*args, **kwargs)
 
 
 def call_of(

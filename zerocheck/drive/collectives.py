@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..compat import comes_first
+from ..compat import Operators
 
 NAMESPACES = ("c10d", "_c10d_functional")
 GROUPS = ("process_group", "group_name")
@@ -30,7 +29,7 @@ def name_of(func: Any) -> str:
     return str(func._schema.name.partition("::")[2].rstrip("_"))
 
 
-class CollectiveTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class CollectiveTrace(Operators):
     """While it is entered, calls `note("allreduce(12)", sequence number)` before each collective
     starts. In parentheses stands the number of elements, of its largest argument; a barrier has
     none.
@@ -39,23 +38,15 @@ class CollectiveTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, note: Callable[[str, int], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._note = note
         self.names: list[str] = []
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if comes_first(types):
-            return NotImplemented
+    def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if is_collective(func):
             self.names.append(name_of(func))
             self._note(_with_elements(self.names[-1], args), len(self.names))
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def _with_elements(name: str, args: Sequence[Any]) -> str:

@@ -22,10 +22,9 @@ from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..case.schema import Case
-from ..compat import comes_first, wait_for_work, work_from_future
+from ..compat import Operators, wait_for_work, work_from_future
 from .collectives import is_collective
 
 WAITING = 64
@@ -67,7 +66,7 @@ class Delays:
             yield
 
 
-class LateCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class LateCollectives(Operators):
     """While it is entered, each collective comes late: half of them are called after a sleep, of
     the others the caller gets a Work at once, and they begin later.
 
@@ -76,27 +75,18 @@ class LateCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, delays: Delays) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._delays = delays
         self._starter = ThreadPoolExecutor(1)
         self._waiter = ThreadPoolExecutor(WAITING)
         self._last: Future[None] | None = None
         self._failures: list[BaseException] = []
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if self._failures:
             raise self._failures[0]
-        if comes_first(types):
-            return NotImplemented
-        given = dict(kwargs or {})
         if not is_collective(func):
-            return func(*args, **given)
+            return func(*args, **kwargs)
         gives_work = _gives_work(func)
         seconds = self._delays.drawn()
         if not gives_work or self._delays.heads():
@@ -105,11 +95,11 @@ class LateCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
         begun = self._last is None or self._last.done()
         if gives_work and (seconds or not begun):
             over: torch.futures.Future[Any] = torch.futures.Future()
-            self._last = self._starter.submit(self._start, seconds, over, func, args, given)
+            self._last = self._starter.submit(self._start, seconds, over, func, args, kwargs)
             return args[0], work_from_future(over)
         if self._last is not None:
             self._last.result()
-        return func(*args, **given)
+        return func(*args, **kwargs)
 
     def _start(
         self,

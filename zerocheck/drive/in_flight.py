@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..compat import comes_first
+from ..compat import Operators
 from ..compat_memory import users_of
 from .census import address
 from .collectives import is_collective
@@ -25,7 +24,7 @@ PATIENCE_S = 2.0
 may stand still for a while with the last tensor in its hands."""
 
 
-class InFlight(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class InFlight(Operators):
     """While it is entered, storages that a collective was called with are let go of here.
 
     That is before the next operator, so that no memory seems to be held for longer than it is.
@@ -34,23 +33,15 @@ class InFlight(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, gone: Callable[[int], None]) -> None:
         """gone(address): the memory there is given back now."""
         self._gone = gone
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._thread = threading.get_ident()
         self._held: dict[int, torch.UntypedStorage] = {}
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if comes_first(types):
-            return NotImplemented
+    def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if threading.get_ident() != self._thread:
-            return func(*args, **(kwargs or {}))  # torch has its threads take modes over
+            return func(*args, **kwargs)  # torch has its threads take modes over
         self._let_go()
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         if is_collective(func):
             for tensor in _tensors((args, result)):
                 if address(tensor):  # a wrapper has none

@@ -21,6 +21,9 @@ from ..drive.observation import Measured
 from .checked import Checked
 from .verdict import Violation
 
+COMPARED = tuple(one for one in CATEGORIES if one != "activation")
+"""The categories that a layout tells of."""
+
 At = tuple[int, Phase]
 """(step, phase)"""
 
@@ -33,7 +36,7 @@ def held_by(lines: Sequence[Line]) -> Held:
     held: Held = {}
     for line in lines:
         of = held.setdefault((line.step, line.phase), {})
-        if line.category == "activation" or line.holder == HARNESS or line.holder.startswith(LOCAL):
+        if line.category not in COMPARED or line.holder == HARNESS or line.holder.startswith(LOCAL):
             continue
         of.setdefault(line.category, Counter())[line.holder] += line.bytes
     return held
@@ -98,7 +101,7 @@ class _Expected:
 def _first(case: Case, held: Sequence[Held], expected: Sequence[_Expected]) -> Violation | None:
     for at in held[0]:
         told = [one.at(at) for one in expected]
-        for category in CATEGORIES:
+        for category in COMPARED:
             wrong = [
                 rank
                 for rank, says in enumerate(told)
@@ -106,7 +109,7 @@ def _first(case: Case, held: Sequence[Held], expected: Sequence[_Expected]) -> V
                 and at in held[rank]
                 and held[rank][at].get(category, Counter()).total() != says[category]
             ]
-            if wrong and category != "activation":
+            if wrong:
                 return _violation(case, held, told, at, category, wrong)
     return None
 

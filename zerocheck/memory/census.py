@@ -26,10 +26,9 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..compat import comes_first, work_from_future
+from ..compat import Operators, work_from_future
 from ..compat_memory import active_fake_mode, on_resize, shapes_only, storage_key, with_data
 from ..contract import Shard
 from ..contract.layout import OF_ROLE, Category, Phase
@@ -39,11 +38,11 @@ MARK = "zerocheck"
 """Begins the names of the profiler's records that phases leave."""
 
 
-class Census(TorchDispatchMode):
+class Census(Operators):
     """Counts within `with`. fake: the mode whose tensors count, None for real ones."""
 
     def __init__(self, fake: Any = None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.fake = fake
         self.log = Log()
         self.step = -1
@@ -113,15 +112,13 @@ class Census(TorchDispatchMode):
 
     # What operators do.
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if comes_first(types):
-            return NotImplemented
+    def called(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self.fake is not None and func is torch.ops.aten._local_scalar_dense.default:
             # There is no data to read, of the optimizer's step count for example.
             return 1.0 if args[0].dtype.is_floating_point else 1
         if self.fake is not None and self._for_indices(func, kwargs):
             return with_data(lambda: func(*args, **kwargs))
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         if func is torch.ops.c10d.allreduce_.default:
             result = args[0], _over(args[0])
         if self._asking() or active_fake_mode() is not self.fake:
@@ -131,7 +128,7 @@ class Census(TorchDispatchMode):
             return result
         self._look(name, _tensors(result))
         if name.startswith(("c10d.", "fsdp.", "_c10d_functional.")):
-            self._evidence(name, args, kwargs or {}, result)
+            self._evidence(name, args, kwargs, result)
         return result
 
     def _for_indices(self, func: Any, kwargs: Any) -> bool:
@@ -139,7 +136,7 @@ class Census(TorchDispatchMode):
         buckets, before its second forward: it reads and writes that itself."""
         if func is not torch.ops.aten.empty.memory_format or len(self._stack) != 1:
             return False
-        return bool((kwargs or {}).get("dtype") == torch.int32)
+        return bool(kwargs.get("dtype") == torch.int32)
 
     def _look(self, operator: str, tensors: list[torch.Tensor]) -> None:
         """Note new storages, and changed sizes of known ones, as of one call of an operator."""

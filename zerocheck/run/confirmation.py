@@ -48,7 +48,7 @@ def confirm(bug: Bug, ranks: Ranks, obligations: Collection[Obligation]) -> None
             fresh=True,
             trace=bug.violation is None,
             obligations=obligations,
-        ).outcome(obligations=obligations)
+        ).outcome()
         bug.tries += 1
         if shows(bug, again):
             same = bug.tries == 1 and _same(bug.violation, again)

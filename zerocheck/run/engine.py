@@ -26,7 +26,7 @@ from .plan import Plan, Planned
 from .records import CaseFile, Finding, Record, RunFinished, RunStarted
 from .shrink import RUN_SECONDS, SECONDS, Limits, paths, shrink, worth
 from .tally import INTERRUPTED, exit_code, tally, why
-from .trial import TARGET, Outcome, Ranks, Trial, describe, judged, refusals
+from .trial import TARGET, Outcome, Ranks, Trial, describe, refusals
 
 PATIENCE_S = 5.0
 """Seconds without any sign of life after which ranks count as hung."""
@@ -171,7 +171,7 @@ class _Run:
             number += item is not None
             if waiting is not None and result is not None:
                 before, trial = waiting
-                outcome = judged(trial.case, result, obligations=self.options.obligations)
+                outcome = trial.judged(result)
                 self._finished(before, trial, outcome)
             waiting = upcoming
 
@@ -265,7 +265,7 @@ class _Run:
                     fresh=True,
                     obligations=self.options.obligations,
                 )
-                outcome = trial.outcome(obligations=self.options.obligations)
+                outcome = trial.outcome()
                 tries += 1
                 again = self.ledger.marked(outcome.record(number, issue.implementation, case))
                 if self.ledger.shown(issue):

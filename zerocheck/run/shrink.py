@@ -143,7 +143,7 @@ class _Shrinking:
             trace=fresh and crashed,
             obligations=self.obligations,
         )
-        outcome = trial.outcome(obligations=self.obligations)
+        outcome = trial.outcome()
         return outcome.record(first.number, first.implementation, case)
 
     def _same(self, finished: CaseFinished) -> tuple[bool, Violation | None]:

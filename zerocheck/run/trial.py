@@ -87,7 +87,7 @@ class Trial:
 
     The legs of a resumed case run one after the other, as `result` waits for them. Where one of
     MEMORY is among the obligations, the steps are taken once more and measured; where nothing else
-    is, they are measured alone. obligations None: all but MEMORY.
+    is, they are measured alone. obligations: those that are judged; None: all but MEMORY.
     """
 
     def __init__(
@@ -104,6 +104,7 @@ class Trial:
         self.case = case
         self._ranks = ranks
         self._fresh = fresh
+        self._obligations = obligations
         asked = set(obligations or ())
         self._legs = Legs(implementation, case, trace=trace)
         self._measures = self._legs.measuring() if asked & set(MEMORY) else None
@@ -168,11 +169,13 @@ class Trial:
                 break
         self._legs.damage(number)
 
-    def outcome(
-        self, *, obligations: Collection[Obligation] | None = None, digest: bool = False
-    ) -> Outcome:
+    def outcome(self, *, digest: bool = False) -> Outcome:
         """Wait and judge."""
-        return judged(self.case, self.result(), obligations=obligations, digest=digest)
+        return self.judged(self.result(), digest=digest)
+
+    def judged(self, results: Results, *, digest: bool = False) -> Outcome:
+        """The verdict on what `result` gave, of the obligations that were asked for."""
+        return judged(self.case, results, obligations=self._obligations, digest=digest)
 
 
 def _ended(result: JobResult) -> bool:

@@ -13,10 +13,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...case.schema import Case
-from ...compat import comes_first
+from ...compat import Operators
 from ...contract import Implementation, Step, StepReport
 from ...contract.implementation import Moment
 from ...errors import Unsupported
@@ -68,26 +67,18 @@ class Injection:
         return result
 
 
-class Injected(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Injected(Operators):
     """While it is entered, the fault is in the collectives of this rank."""
 
     def __init__(self, injection: Injection) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._injection = injection
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if comes_first(types):
-            return NotImplemented
+    def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         injection = self._injection
         call = call_of(func, args, kwargs)
         if call is None or call.world_size == 1 or not injection.changes(call):
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         injection.changed += 1
         with torch.no_grad():
             result = injection.around(call)

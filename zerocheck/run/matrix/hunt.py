@@ -36,7 +36,7 @@ class Answer:
 
 
 class Hunt:
-    """One row of the matrix. `row` is what is known so far."""
+    """One row of the matrix. fault: which one is hunted; row: what is known so far."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Hunt:
     ) -> None:
         """plan(): the cases; fixed(): fields of cases that the implementation fixes; both are
         asked for when the search begins. done(hunt): it is over."""
-        self._fault = fault
+        self.fault = fault
         self._plan = plan
         self._fixed = fixed
         self._done = done
@@ -66,11 +66,6 @@ class Hunt:
         )
 
     @property
-    def fault(self) -> Fault:
-        """Which one is hunted."""
-        return self._fault
-
-    @property
     def bug(self) -> Bug | None:
         """The first finding, or None as long as it is not caught."""
         return self._findings.bugs[0] if self._findings.bugs else None
@@ -80,7 +75,7 @@ class Hunt:
         yield from self._catch()
         # The rivals compare runs without checkpoints, where such a fault does nothing.
         if self.row.case is not None and not self.row.case.resume:
-            where, parent = self._fault.where, self._fault.parent
+            where, parent = self.fault.where, self.fault.parent
             case = freely(self.row.case, self._fixed())
             usual = usually(case, self._fixed())
             answers = yield (
@@ -106,13 +101,13 @@ class Hunt:
         """
         plan = self._plan()
         number = after = 0
-        measured = self._fault.obligation in MEMORY
+        measured = self.fault.obligation in MEMORY
         while number < len(plan.cases) or plan.more():
             item = plan.cases[number]
             number += 1
             answers = yield (
                 Ask(item.implementation, item.case, measured=measured),
-                Ask(self._fault.parent, item.case, measured=measured),
+                Ask(self.fault.parent, item.case, measured=measured),
             )
             outcome, control = (answer.outcome for answer in answers)
             assert outcome is not None and control is not None
@@ -130,7 +125,7 @@ class Hunt:
                 elif not self.row.caught:
                     self.row = replace(self.row, parents=self.row.parents + 1)
             if self.row.caught:
-                broken = self._fault.obligation is None  # it has no cause to be named
+                broken = self.fault.obligation is None  # it has no cause to be named
                 enough = self.row.failing >= FAILING_CASES and len(self._sizes) > 1
                 if broken or enough or after == MORE_CASES:
                     return
@@ -153,7 +148,7 @@ class Hunt:
         )
 
     def _failed(self, number: int, case: Case, outcome: Outcome) -> None:
-        self._findings.add(outcome.record(number - 1, self._fault.where, case))
+        self._findings.add(outcome.record(number - 1, self.fault.where, case))
         self._sizes.add(case.world_size)
         bug, *others = self._findings.bugs
         if not self.row.caught:
