@@ -176,3 +176,14 @@ def test_a_mesh_of_two_axes() -> None:
 
 def _has(case: Case, kind: str) -> bool:
     return any(block.kind == kind for block in case.model.blocks)
+
+
+def test_the_step_that_unfreezes_goes_down_with_the_steps() -> None:
+    found = [case for case in having("unfreeze", world=3) if case.training.steps > 2]
+    assert found
+    for case in found:
+        smallest, _ = shrunk(case, lambda c: c.training.unfreeze is not None)
+        assert (smallest.training.steps, smallest.training.unfreeze) == (2, 1)
+        later, _ = shrunk(case, lambda c, at=case.training.unfreeze: c.training.unfreeze == at)
+        assert later.training.unfreeze == case.training.unfreeze
+        assert later.training.steps == later.training.unfreeze + 1

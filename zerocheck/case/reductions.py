@@ -16,8 +16,8 @@ import msgspec
 
 from ..errors import UsageError
 from .codec import to_plain
+from .fitting import fitting
 from .schema import Block, BlockKind, Case, Group, Leg, Model, Optimizer
-from .shapes import matching, parameter_shapes, trainable
 from .validity import check
 
 Cut = Callable[[Case], Iterator[Case]]
@@ -39,15 +39,6 @@ SMALL_SIZES = (2, 3, 5)
 """Tried where the default does not do: of both parities, and no multiples of each other."""
 
 SIMPLEST_KIND: BlockKind = "mlp"
-
-_OPTIONS_OF: dict[str, tuple[BlockKind, ...]] = {
-    "hidden": ("mlp", "experts"),
-    "experts": ("experts",),
-    "heads": ("attention", "group_norm"),
-    "kernel": ("conv",),
-    "activation": ("mlp", "experts"),
-}
-"""Options of blocks that other kinds ignore."""
 
 COUNTS = {"steps": 1, "microbatches": 1, "step": 0}
 """Fields that count something, and their smallest value."""
@@ -123,7 +114,7 @@ def _taken(
 
 def _valid(candidate: Case, case: Case, kept: Collection[str]) -> Case | None:
     """The candidate, with what no longer fits taken away; None if it still cannot be run."""
-    candidate = _fitting(candidate)
+    candidate = fitting(candidate)
     try:
         check(candidate)
         same = all(value_at(candidate, path) == value_at(case, path) for path in kept)
@@ -262,6 +253,8 @@ def _field(case: Case, path: str) -> Iterator[Case]:
         # A maximum norm of about the gradient's, before one that only some bugs need.
         plain = case.data.loss_factor
         values = [] if value is None else [None] if value == plain else [None, plain]
+    elif path == "training.unfreeze":
+        values = [] if value is None else [None, *range(1, min(value, 1 + TRIED_COUNTS))]
     elif name == "mesh":
         values = [(size,) for size in (1, 2, 3) if (size,) < value]
         # As many ranks as saved is the simplest.
@@ -319,72 +312,6 @@ def _set(case: Case, path: str, value: Any) -> Case:
     items = list(getattr(owner, field))
     items[int(index)] = _replace(items[int(index)], **{name: value})
     return _replace(case, **{section: _replace(owner, **{field: tuple(items)})})
-
-
-def _fitting(case: Case) -> Case:
-    """The case without options that need what it does not have any more."""
-    model = _fitting_model(case.model)
-    data, start, training = case.data, case.start, case.training
-    if model.stem != "embedding":
-        data = _replace(data, masked=False)
-    names = list(parameter_shapes(model))
-    start = _replace(
-        start,
-        moments=start.moments if start.step else "zero",
-        zeros=tuple(pattern for pattern in start.zeros if matching(names, (pattern,))),
-    )
-    if training.clip is None:
-        training = _replace(training, norm="2")
-    if not model.frozen:
-        training = _replace(training, unfreeze=None)
-    if training.loss_scale is None:
-        training = _replace(training, overflow=None)
-    elif training.overflow is not None:
-        training = _replace(training, overflow=min(training.overflow, training.steps - 1))
-    return _replace(
-        case,
-        model=model,
-        data=data,
-        start=start,
-        training=training,
-        optimizer=_fitting_groups(case.optimizer, model),
-    )
-
-
-def _fitting_model(model: Model) -> Model:
-    if model.stem != "embedding":
-        model = _replace(model, tied=False, padding_idx=None)
-    if model.tied:
-        model = _replace(model, outputs=model.inputs)
-    if model.padding_idx is not None and model.padding_idx >= model.inputs:
-        model = _replace(model, padding_idx=0)
-    if model.calls == tuple(range(len(model.blocks))):
-        model = _replace(model, calls=None)
-    model = _replace(model, blocks=tuple(_fitting_block(b, model.width) for b in model.blocks))
-    names = list(parameter_shapes(model))
-    frozen = tuple(pattern for pattern in model.frozen if matching(names, (pattern,)))
-    return _replace(model, frozen=frozen)
-
-
-def _fitting_block(block: Block, width: int) -> Block:
-    ignored = [name for name, kinds in _OPTIONS_OF.items() if block.kind not in kinds]
-    if width % block.heads:
-        ignored.append("heads")
-    if any(getattr(block, name) != getattr(_PLAIN, name) for name in ignored):
-        block = _replace(block, **{name: getattr(_PLAIN, name) for name in ignored})
-    return block
-
-
-def _fitting_groups(optimizer: Optimizer, model: Model) -> Optimizer:
-    """Without the groups that no parameter is in."""
-    names = trainable(model)
-    kept = []
-    for group in optimizer.groups:
-        taken = set(matching(names, (group.pattern,)))
-        if taken:
-            kept.append(group)
-        names = [name for name in names if name not in taken]
-    return _replace(optimizer, groups=tuple(kept)) if kept else optimizer
 
 
 def _differing(one: Case, other: Case) -> set[str]:

@@ -1,0 +1,89 @@
+"""A case from which something was taken away, without the options that needed it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .schema import Block, BlockKind, Case, Model, Optimizer
+from .shapes import matching, parameter_shapes, trainable
+
+_OPTIONS_OF: dict[str, tuple[BlockKind, ...]] = {
+    "hidden": ("mlp", "experts"),
+    "experts": ("experts",),
+    "heads": ("attention", "group_norm"),
+    "kernel": ("conv",),
+    "activation": ("mlp", "experts"),
+}
+"""Options of blocks that other kinds ignore."""
+
+_DEFAULTS = {name: getattr(Block(kind="mlp"), name) for name in _OPTIONS_OF}
+_replace = msgspec.structs.replace
+
+
+def fitting(case: Case) -> Case:
+    """The case without options that need what it does not have any more."""
+    model = _fitting_model(case.model)
+    data, start, training = case.data, case.start, case.training
+    if model.stem != "embedding":
+        data = _replace(data, masked=False)
+    names = list(parameter_shapes(model))
+    start = _replace(
+        start,
+        moments=start.moments if start.step else "zero",
+        zeros=tuple(pattern for pattern in start.zeros if matching(names, (pattern,))),
+    )
+    if training.clip is None:
+        training = _replace(training, norm="2")
+    last = training.steps - 1
+    if not model.frozen or not last:
+        training = _replace(training, unfreeze=None)
+    elif training.unfreeze is not None:
+        training = _replace(training, unfreeze=min(training.unfreeze, last))
+    if training.loss_scale is None:
+        training = _replace(training, overflow=None)
+    elif training.overflow is not None:
+        training = _replace(training, overflow=min(training.overflow, last))
+    return _replace(
+        case,
+        model=model,
+        data=data,
+        start=start,
+        training=training,
+        optimizer=_fitting_groups(case.optimizer, model),
+    )
+
+
+def _fitting_model(model: Model) -> Model:
+    if model.stem != "embedding":
+        model = _replace(model, tied=False, padding_idx=None)
+    if model.tied:
+        model = _replace(model, outputs=model.inputs)
+    if model.padding_idx is not None and model.padding_idx >= model.inputs:
+        model = _replace(model, padding_idx=0)
+    if model.calls == tuple(range(len(model.blocks))):
+        model = _replace(model, calls=None)
+    model = _replace(model, blocks=tuple(_fitting_block(b, model.width) for b in model.blocks))
+    names = list(parameter_shapes(model))
+    frozen = tuple(pattern for pattern in model.frozen if matching(names, (pattern,)))
+    return _replace(model, frozen=frozen)
+
+
+def _fitting_block(block: Block, width: int) -> Block:
+    ignored = [name for name, kinds in _OPTIONS_OF.items() if block.kind not in kinds]
+    if width % block.heads:
+        ignored.append("heads")
+    if any(getattr(block, name) != _DEFAULTS[name] for name in ignored):
+        block = _replace(block, **{name: _DEFAULTS[name] for name in ignored})
+    return block
+
+
+def _fitting_groups(optimizer: Optimizer, model: Model) -> Optimizer:
+    """Without the groups that no parameter is in."""
+    names = trainable(model)
+    kept = []
+    for group in optimizer.groups:
+        taken = set(matching(names, (group.pattern,)))
+        if taken:
+            kept.append(group)
+        names = [name for name in names if name not in taken]
+    return _replace(optimizer, groups=tuple(kept)) if kept else optimizer
