@@ -119,6 +119,20 @@ def test_what_is_unfrozen_later_has_a_state_from_then_on(kind: type[Implementati
     assert after - before == 2 * 4 * 20 + 8
 
 
+@pytest.mark.parametrize("kind", [Ddp, ZeroRedundancy, Fsdp1, Fsdp2])
+def test_what_is_unfrozen_later_has_no_gradient_kept_from_before(
+    kind: type[Implementation],
+) -> None:
+    model = Model(inputs=2, width=3, outputs=5, frozen=("head.*",))
+    training = Training(steps=3, unfreeze=1, set_to_none=False)
+    sharding = Sharding(bucket_view=False, wrap="layer", prefetch=0)
+    case = Case(mesh=(2,), model=model, training=training, sharding=sharding)
+    before, at, after = (told(kind, case, 0, step, "forward") for step in (0, 1, 2))
+    assert "gradient" not in before
+    assert at["gradient"] == told(kind, case, 0, 0, "backward")["gradient"]
+    assert after["gradient"] == told(kind, case, 0, 1, "backward")["gradient"] > at["gradient"]
+
+
 def lines_of(kind: type[Implementation], case: Case) -> tuple[Line, ...]:
     """The bytes that it tells of; its collectives may be told of without."""
     layout = kind.layout(build_model(case), case, 0)

@@ -20,6 +20,26 @@ from zerocheck.implementations.units import unit_modules
 from zerocheck.judge.communication import in_psi, predicted
 from zerocheck.models.network import build_model
 
+AFTER_THE_UNIT = Model(
+    inputs=4,
+    width=6,
+    blocks=(
+        Block(kind="experts", hidden=5, experts=2, dropout=0.5, checkpoint=True),
+        Block(kind="mlp", hidden=5, dropout=0.5, checkpoint=True),
+    ),
+    outputs=3,
+)
+"""What is run again begins, backward, after its last unit."""
+
+FROZEN_IN_PART = Model(
+    inputs=4,
+    width=6,
+    blocks=(Block(kind="layer_norm"), Block(kind="conv")),
+    outputs=3,
+    frozen=("blocks.*", "stem.*"),
+)
+"""The stem is frozen, and part of a flat parameter that is not."""
+
 SHARDED = ("block", "layer", "block_kept", "each", "flat", "size", "views")
 
 
@@ -29,6 +49,15 @@ def _jobs(world_size: int) -> tuple[Case, ...]:
     by_hand = [
         on(case, world_size, SHARDED[place % len(SHARDED)])
         for place, case in enumerate(CASES.values())
+    ]
+    by_hand += [
+        Case(mesh=(world_size,), model=model, sharding=sharding)
+        for model in (AFTER_THE_UNIT, FROZEN_IN_PART)
+        for sharding in (
+            Sharding(wrap="layer", backward_prefetch="none", prefetch=0),
+            Sharding(wrap="layer", use_orig_params=True),
+            Sharding(use_orig_params=True),
+        )
     ]
     drawn = [
         msgspec.structs.replace(case, resume=(), disturbance=Disturbance())

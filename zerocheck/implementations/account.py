@@ -68,6 +68,13 @@ class Account:
         """Those of the names that the forward uses."""
         return [name for name in names if not name.startswith(self._idle)]
 
+    def kept(self, step: int) -> list[str]:
+        """Names of what has a gradient of the step before, when a step's first forward is over."""
+        training = self.case.training
+        if training.set_to_none or step <= training.first:
+            return []
+        return self.used(self.learning(step - 1))
+
     def skips(self, step: int) -> bool:
         """Whether the step overflows, and makes no update."""
         return self.case.training.overflow == step

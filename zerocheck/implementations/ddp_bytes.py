@@ -54,12 +54,13 @@ def ddp_layout(
         learning = account.learning(step)
         bucket = sum(account.parameters[name].bytes for name in learning)
         maps = MAP_BYTES * len(learning) if finds else 0
-        graded = sum(account.parameters[name].bytes for name in account.used(learning))
-        gradient = graded * has_gradients(account, step, phase)
+        gradient = sum(
+            account.parameters[name].bytes for name in with_gradient(account, step, phase)
+        )
         if gradient_views:
             # Without a reduction they are made beside the bucket, which takes them over after it.
             kept = training.microbatches > 1 and sharding.sync == "last" and phase == "forward"
-            gradient = bucket + graded * kept
+            gradient = bucket + gradient * kept
         return {
             "parameter": whole,
             "gradient": gradient,
@@ -72,14 +73,13 @@ def ddp_layout(
     return layout_of(account, told)
 
 
-def has_gradients(account: Account, step: int, phase: Phase) -> bool:
-    """Whether the gradients are there at the end of a phase, where zero_grad frees them or not."""
-    training = account.case.training
+def with_gradient(account: Account, step: int, phase: Phase) -> list[str]:
+    """Names of what has a gradient at the end of a phase, where zero_grad frees them or not."""
     if phase == "built":
-        return False
-    if phase != "forward" or training.microbatches > 1:
-        return True
-    return not training.set_to_none and step > training.first
+        return []
+    if phase == "forward" and account.case.training.microbatches == 1:
+        return account.kept(step)
+    return account.used(account.learning(step))
 
 
 def replicated_states(account: Account, step: int, phase: Phase) -> int:

@@ -46,9 +46,9 @@ def fsdp2_layout(model: nn.Module, case: Case, rank: int) -> Layout | None:
         if phase == "forward" and prefetches:
             return None
         gradient = 0
-        kept = not training.set_to_none and step > training.first
-        if phase in ("backward", "step") or (phase == "forward" and kept):
-            gradient = sum(padded(account.parameters[name], ranks) for name in graded)
+        if phase != "built":
+            names = account.kept(step) if phase == "forward" else graded
+            gradient = sum(padded(account.parameters[name], ranks) for name in names)
         if phase == "forward" and training.microbatches > 1:
             if case.sharding.sync == "each":
                 gradient = sum(padded(account.parameters[name], ranks) for name in graded)

@@ -13,6 +13,7 @@ entered.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Literal
 
 from torch import nn
@@ -108,6 +109,11 @@ class _Replay:
             handle: _Handle | None = self.root
             if event.unit != ROOT:
                 handle = self.units[event.unit]
+            if event.again and not events[self.now - 1].again:
+                # What follows the block's last unit is run backward before any of its units, and
+                # asks for what the block is run again for.
+                units = {one.unit for one in takewhile(lambda one: one.again, events[self.now :])}
+                self._complete(made_after=max(left_at[key] for key in left_at if key[0] in units))
             match event.what:
                 case "enter":
                     if event.unit == ROOT and self.ahead:
@@ -275,7 +281,11 @@ def fsdp1(model: nn.Module, case: Case, strategy: ShardingStrategy) -> tuple[Cal
         replay.learns = set(learning(case)) if over else trained
         if over not in events:
             events[over] = passage(
-                case, lambda bare: wrapped_units(bare, case.sharding), step=step, watched=True
+                case,
+                lambda bare: wrapped_units(bare, case.sharding),
+                step=step,
+                watched=True,
+                flat=lambda bare: members(bare, wrapped_units(bare, case.sharding)).values(),
             )
         for number in range(training.microbatches):
             last = number == training.microbatches - 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -67,19 +67,22 @@ def passage(
     marked: bool = False,
     watched: bool = False,
     at_base: bool = False,
+    flat: Callable[[nn.Module], Iterable[Collection[str]]] | None = None,
 ) -> list[Event]:
     """What happens in a microbatch of step `step`, which decides what is frozen.
 
     units(model): the modules that are units. "inputs" is noted with marked, where each unit's
     inputs pass through one more node of the graph, or with watched, where they have hooks. at_base:
-    "output" comes with the gradient of the tensor that an output is a view of.
+    "output" comes with the gradient of the tensor that an output is a view of. flat(model): names
+    of parameters that are views of one flat parameter: if one of them learns, gradients are
+    computed for all.
 
     The model is that of the case, on the CPU. Where some ranks use other parameters than others,
     this is rank 0's first microbatch: "parameter" is then not the same on all. The global random
     state is left as it was.
     """
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        return _passage(case, units, step, marked, watched, at_base)
+        return _passage(case, units, step, marked, watched, at_base, flat)
 
 
 def _passage(
@@ -89,9 +92,14 @@ def _passage(
     marked: bool,
     watched: bool,
     at_base: bool,
+    flat: Callable[[nn.Module], Iterable[Collection[str]]] | None,
 ) -> list[Event]:
     model = build_model(case)
     _unfreeze(model, frozenset(unfrozen(case)) if _over(case, step) else frozenset())
+    learns = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    for names in flat(model) if flat is not None else ():
+        if learns & set(names):
+            _unfreeze(model, names)
     events: list[Event] = []
     backward = False
     calls = 0
