@@ -18,7 +18,7 @@ from zerocheck.contract import Shard
 from zerocheck.contract.layout import Line
 from zerocheck.drive.census import HARNESS, LOCAL, Claim, address, fresh_objects, held, shown
 from zerocheck.drive.ledger import GONE, MARK, UNEXPLAINED, Ledger, Place
-from zerocheck.drive.measure import measured_end, settled
+from zerocheck.drive.measure import has_a_holder, measured_end, settled
 
 BUILT, FORWARD, STEP = Place(-1, "built"), Place(0, "forward"), Place(0, "step")
 
@@ -159,3 +159,11 @@ def test_enough_steps_are_taken_to_see_growth() -> None:
     assert steps(steps=3, unfreeze=2) == (2, 5)
     assert steps(steps=2, loss_scale=2.0, overflow=0) == (1, 4)
     assert steps(steps=2, loss_scale=2.0, overflow=1) == (0, 3)
+
+
+def test_what_a_reducer_held_that_is_gone_is_waited_for() -> None:
+    tensor = torch.zeros(60)
+    storage = tensor.untyped_storage()
+    assert has_a_holder(storage, {}, Counter({240: 1}))
+    assert not has_a_holder(storage, {}, Counter())
+    assert has_a_holder(storage, {address(tensor): Claim(1, "other", HARNESS)}, Counter())

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from zerocheck.case.schema import Block, Case, Model, Sharding, Training
+from zerocheck.case.schema import Block, Case, Disturbance, Model, Sharding, Training
 from zerocheck.catalogue import BUILT_IN
 from zerocheck.drive.ledger import UNEXPLAINED
 from zerocheck.drive.observation import RankSeen
@@ -15,6 +15,7 @@ from zerocheck.judge.verdict import MEMORY
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.casefile import write
 from zerocheck.run.environment import environment
+from zerocheck.run.legs import Legs
 from zerocheck.run.records import CaseFile
 from zerocheck.run.replay import replay
 from zerocheck.run.trial import Trial
@@ -96,3 +97,10 @@ def test_a_finding_of_memory_is_replayed_bit_for_bit(pool: Pool, tmp_path: Path)
     replayed = replay(write(tmp_path, "memory", file), implementation=FAULT)
     assert replayed is not None and replayed.exit_code == 1
     assert replayed.verdict.startswith("reproduced bit for bit")
+
+
+def test_nothing_is_delayed_where_ranks_are_measured() -> None:
+    """A collective that begins on another thread lets go of its memory there, unseen."""
+    case = msgspec.structs.replace(CASES["plain"], disturbance=Disturbance(delay=2.0))
+    job = Legs("zero-redundancy", case, trace=False).measuring()
+    assert job.measure and job.case == CASES["plain"]

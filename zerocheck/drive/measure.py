@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -142,17 +142,23 @@ class Measuring:
         claims = held(self._subject, self._samples, _caller(), self._end)
         if shows and self._subject is not None:
             claims |= shown(self._subject)
-        self._reducers |= reducers()
-        self._in_flight.settle(lambda one: self._known(one, claims))
+        living = reducers()
+        self._reducers |= living
+        self._in_flight.settle(lambda one: has_a_holder(one, claims, living))
         self._looked[place] = claims
         self._log.mark(place.mark)
         self.part = next_part
         self._taking = taking
 
-    def _known(self, storage: torch.UntypedStorage, claims: Claims) -> bool:
-        """Whether Python or a reducer of DDP holds it, so that nobody will let go of it."""
-        size = storage.nbytes()
-        return not size or storage.data_ptr() in claims or size in self._reducers
+
+def has_a_holder(storage: torch.UntypedStorage, claims: Claims, reducers: Container[int]) -> bool:
+    """Whether Python or a reducer of DDP holds it, so that no other thread will let go of it.
+
+    reducers: sizes, bytes, of what reducers hold that are alive. One that is gone holds nothing,
+    and a thread may still have what was its own.
+    """
+    size = storage.nbytes()
+    return not size or storage.data_ptr() in claims or size in reducers
 
 
 def _caller() -> FrameType:

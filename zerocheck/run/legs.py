@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from ..case.legs import legs_of, only_loads, samples_before
-from ..case.schema import Case
+from ..case.schema import Case, Disturbance
 from ..drive.observation import Job, RankSeen
 from .damaging import damage
 
@@ -50,8 +50,9 @@ class Legs:
         )
 
     def measuring(self) -> Job:
-        """The job in which the steps are measured, without any checkpoint."""
-        case = msgspec.structs.replace(self.case, resume=())
+        """The job in which the steps are measured, without any checkpoint. Nothing is delayed there:
+        a collective that begins on another thread lets go of its memory there."""
+        case = msgspec.structs.replace(self.case, resume=(), disturbance=Disturbance())
         return Job(implementation=self._implementation, case=case, trace=self._trace, measure=True)
 
     def control(self, number: int) -> Job | None:
