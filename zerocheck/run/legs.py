@@ -50,8 +50,8 @@ class Legs:
         )
 
     def measuring(self) -> Job:
-        """The job in which the steps are measured, without any checkpoint. Nothing is delayed there:
-        a collective that begins on another thread lets go of its memory there."""
+        """The job in which the steps are measured, without any checkpoint. Nothing is delayed: a
+        collective that begins on another thread lets go of its memory there, unseen."""
         case = msgspec.structs.replace(self.case, resume=(), disturbance=Disturbance())
         return Job(implementation=self._implementation, case=case, trace=self._trace, measure=True)
 
