@@ -19,7 +19,7 @@ from ..compat_memory import users_of
 from .census import address
 from .collectives import is_collective
 
-PATIENCE_S = 10.0
+PATIENCE_S = 2.0
 """What is waited for a thread to let go, at the end of a phase, at most. On a busy machine a thread
 may stand still for a while with the last tensor in its hands."""
 
