@@ -10,7 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import Shard as ShardOfDim
 
 from zerocheck.case.schema import Case, Model, Training
 from zerocheck.compat_memory import Allocation, AllocatorLog
@@ -167,3 +171,18 @@ def test_what_a_reducer_held_that_is_gone_is_waited_for() -> None:
     assert has_a_holder(storage, {}, Counter({240: 1}))
     assert not has_a_holder(storage, {}, Counter())
     assert has_a_holder(storage, {address(tensor): Claim(1, "other", HARNESS)}, Counter())
+
+
+def test_the_gradient_of_a_dtensor_is_found() -> None:
+    """Nobody lets go of it, so nobody is waited for."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with fresh_objects():
+            mesh = DeviceMesh("cpu", [0])
+            weight = nn.Parameter(distribute_tensor(torch.zeros(4), mesh, [ShardOfDim(0)]))
+            weight.sum().backward()
+            assert isinstance(weight.grad, DTensor)
+            where = address(weight.grad.to_local())
+            assert claims_of(None)[where] == Claim(1, "gradient", "a .grad")
+    finally:
+        dist.destroy_process_group()

@@ -89,7 +89,8 @@ def held(subject: Any, harness: Iterable[Any], frame: FrameType | None, end: Fra
         # Whether a view in a graph is a leaf is not asked: for some of them torch raises.
         leaf = not (tensor.requires_grad and tensor._is_view()) and tensor.is_leaf
         if leaf and tensor.grad is not None:
-            _claim(claims, tensor.grad, Claim(1, "gradient", "a .grad"))
+            for _, gradient in _tensors([tensor.grad], "", deep=False):
+                _claim(claims, gradient, Claim(1, "gradient", "a .grad"))
     for one in objects:
         if issubclass(type(one), torch.optim.Optimizer):
             for state in one.state.values():
