@@ -246,7 +246,7 @@ def report(journal: Path, report_dir: Path | None) -> int:
 @_seed
 @click.option("--max-cases", type=int, metavar="N", help="Cases per fault at most.")
 @click.option("--shrink", is_flag=True, help="Look for the smallest case of each, at the end.")
-@_obligations("equivalence,resume")
+@_obligations("equivalence,resume,memory")
 @_report_dir
 def faults(
     names: tuple[str, ...],
