@@ -183,8 +183,9 @@ def flat_parameters(model: torch.nn.Module) -> list[Flat]:
 def release(flat: Flat) -> None:
     """Break the cycles that keep a flat parameter alive for ever.
 
-    Views of it stay behind, as attributes of its modules and, without sharding, in a list of its
-    own. Their graph leads back to it in C++, where Python's collector does not look.
+    Views of it stay behind, as attributes of its modules, in the list of its weights that a
+    recurrent one has, and, without sharding, in a list of its own. Their graph leads back to it in
+    C++, where Python's collector does not look (https://github.com/pytorch/pytorch/pull/183211).
     """
     tensor: Any = flat.tensor
     if tensor._tensors is not None:
@@ -193,6 +194,8 @@ def release(flat: Flat) -> None:
     for name, module, *_ in (*tensor._param_infos, *tensor._shared_param_infos):
         if hasattr(module, name):
             delattr(module, name)
+        if isinstance(module, torch.nn.RNNBase):
+            module._flat_weights.clear()
 
 
 def _gaps(pieces: list[FlatPiece], numel: int) -> list[slice]:

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from zerocheck.case.schema import Case, Precision
-from zerocheck.contract import Implementation
+from zerocheck.case.schema import Block, Case, Model, Precision
+from zerocheck.contract import BuiltImplementation, Implementation
 from zerocheck.implementations.ddp import Ddp
 from zerocheck.implementations.fsdp1 import Fsdp1, Fsdp1GradOp, Fsdp1NoShard
 from zerocheck.implementations.fsdp2 import Fsdp2
@@ -105,6 +105,35 @@ def _without_collector(mesh: DeviceMesh, kind: type[Implementation], case: Case)
         return weakref.ref(_run(mesh, kind, case))() is None
     finally:
         gc.enable()
+
+
+def _left(mesh: DeviceMesh, kind: type[Implementation], case: Case) -> list[str]:
+    """Parameters, flat or not, and optimizer states that are alive after `close`."""
+    subject = kind(build_model(case), case, mesh)
+    assert isinstance(subject, BuiltImplementation)
+    subject.train_step(step_of(case, 0, dist.get_rank(), lambda _: None))
+    alive = {
+        name: weakref.ref(parameter) for name, parameter in subject.built.model.named_parameters()
+    }
+    for number, state in enumerate(subject.built.optimizer.state.values()):
+        alive |= {f"{number} {role}": weakref.ref(tensor) for role, tensor in state.items()}
+    assert len(alive) > 1
+    subject.close()
+    del subject, state
+    gc.collect()
+    return [name for name, reference in alive.items() if reference() is not None]
+
+
+@pytest.mark.parametrize("sharding", ["flat", "block"])
+@pytest.mark.parametrize("kind", [Fsdp1, Fsdp1GradOp, Fsdp1NoShard])
+def test_a_module_that_lists_its_weights_keeps_nothing(
+    kind: type[Implementation], sharding: str
+) -> None:
+    """GRU has its weights in a list of its own: views of the flat parameter, in the forward."""
+    model = Model(blocks=(Block(kind="recurrent"), Block(kind="mlp")))
+    for world_size in (1, 2):
+        case = on(Case(model=model), world_size, sharding)
+        assert in_ranks(world_size, _left, kind, case) == [[]] * world_size
 
 
 @pytest.mark.parametrize("kind", TEXTBOOK)
