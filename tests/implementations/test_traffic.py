@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from functools import cache
 
 import msgspec
@@ -11,13 +12,15 @@ from implementations.cases import CASES, on
 from implementations.driver import in_ranks
 from implementations.tracing import calls_of_all
 from zerocheck.case.drawing import draw
-from zerocheck.case.schema import Block, Case, Disturbance, Model, Sharding, Training
+from zerocheck.case.schema import Block, Case, Disturbance, Model, Sharding, Training, WrapKind
 from zerocheck.catalogue import BUILT_IN
 from zerocheck.contract.layout import Call
 from zerocheck.contract.loading import load
 from zerocheck.implementations.traffic.passage import passage
 from zerocheck.implementations.units import unit_modules
-from zerocheck.judge.communication import in_psi, predicted
+from zerocheck.judge.communication import predicted, volume
+from zerocheck.judge.paper import in_psi
+from zerocheck.judge.weighing import trained_bytes
 from zerocheck.models.network import build_model
 
 AFTER_THE_UNIT = Model(
@@ -96,35 +99,43 @@ def _there(call: Call) -> tuple[object, ...]:
 MLP = Model(inputs=8, width=8, blocks=(Block(kind="mlp", hidden=8),) * 2, outputs=8)
 
 
-@pytest.mark.parametrize(
-    ("name", "psi"),
-    [
-        ("ddp", 2),
-        ("zero1", 2),
-        ("zero2", 2),
-        ("zero3", 3),
-        ("fsdp2", 3),
-        ("fsdp1", 3),
-        ("fsdp1-grad-op", 2),
-        ("fsdp1-no-shard", 2),
-        ("zero-redundancy", 3),
-    ],
-)
-def test_the_volume_is_that_of_the_paper(name: str, psi: int) -> None:
-    """All sizes are multiples of the alignment, so that nothing is padded. The root of FSDP is not
-    gathered again; here it has no parameters."""
+# Six layers of 32 x 32 + 32 elements. Half of one is a multiple of what anything is aligned to (16
+# elements), and 32 rows are cut evenly, so that nothing is padded.
+EQUAL = Model(inputs=32, width=32, blocks=(Block(kind="mlp", hidden=32),) * 2, outputs=32)
+LAYERS = 6
+ROOT_SHARE = {"layer": Fraction(0), "block": Fraction(2, LAYERS), "whole": Fraction(1)}
+"""Of the elements, those of the root unit: of no layer, of stem and head, of all."""
+GATHERS_TWICE = ("zero3", "fsdp2", "fsdp1")
+
+
+@pytest.mark.parametrize("wrap", ROOT_SHARE)
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_the_volume_is_that_of_the_paper(name: str, wrap: WrapKind) -> None:
+    """Psi for each time that everything is gathered, reduce-scattered or broadcast, 2 Psi for an
+    all-reduce, each times (N - 1) / N: 2 Psi in stages 0 to 2, 3 Psi in stage 3.
+
+    A root unit stays gathered for the backward, so it is gathered once and not twice. SHARD_GRAD_OP
+    keeps every unit. ZeroRedundancyOptimizer broadcasts parameters after DDP has all-reduced whole
+    gradients. Other dtypes carry no parameters or gradients.
+    """
+    wanted = Fraction(2)
+    if name in GATHERS_TWICE:
+        wanted = 3 - ROOT_SHARE[wrap]
+    elif name == "zero-redundancy":
+        wanted = Fraction(3)
     case = Case(
         mesh=(2,),
-        model=MLP,
+        model=EQUAL,
         training=Training(steps=4),
-        sharding=Sharding(wrap="layer", prefetch=1),
+        sharding=Sharding(wrap=wrap, prefetch=1),
     )
     layout = load(name).layout(build_model(case), case, 0)
     assert layout is not None and layout.calls is not None
     calls = [call for call in predicted(layout, 99) if call.dtype == "float32"]
-    assert in_psi(case, calls) == pytest.approx(psi, rel=0.15)
-    if name in ("ddp", "zero-redundancy", "fsdp1-no-shard"):
-        assert in_psi(case, calls) == psi
+    trained = trained_bytes(case)
+    assert trained == 4 * LAYERS * (32 * 32 + 32)
+    assert volume(calls) == wanted * trained / 2
+    assert in_psi(volume(calls), trained, 2) == float(wanted)
 
 
 @pytest.mark.parametrize("name", ["zero3", "fsdp2", "fsdp1", "ddp"])

@@ -10,8 +10,10 @@ import pytest
 from zerocheck.case.schema import Block, Case, Model, Training
 from zerocheck.contract.layout import Call, Layout
 from zerocheck.drive.observation import Measured
-from zerocheck.judge.communication import check, in_psi, predicted, trained_bytes, volume
+from zerocheck.judge.communication import check, predicted, volume
+from zerocheck.judge.paper import in_psi
 from zerocheck.judge.verdict import Violation
+from zerocheck.judge.weighing import trained_bytes
 
 CASE = Case(
     mesh=(2,),
@@ -174,9 +176,9 @@ def test_one_rank_sends_nothing() -> None:
 
 def test_volumes() -> None:
     """An all-reduce is a reduce-scatter and an all-gather; a rank keeps what is its own."""
+    assert volume([_call("all_reduce", 100)]) == volume([_call("all_gather", 100)] * 2) == 100
     psi = trained_bytes(CASE)
     assert psi == sum(SIZES)
-    assert volume([_call("all_reduce", 100)]) == volume([_call("all_gather", 100)] * 2) == 100
-    assert in_psi(CASE, [_call("all_reduce", psi)]) == 2
-    assert in_psi(CASE, [_call("all_gather", psi)] * 2 + [_call("reduce_scatter", psi)]) == 3
-    assert in_psi(msgspec.structs.replace(CASE, mesh=(1,)), []) == 0
+    assert in_psi(volume([_call("all_reduce", psi)]), psi, 2) == 2
+    three = [_call("all_gather", psi)] * 2 + [_call("reduce_scatter", psi)]
+    assert in_psi(volume(three), psi, 2) == 3

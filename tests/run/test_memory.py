@@ -11,13 +11,15 @@ from zerocheck.case.schema import Block, Case, Disturbance, Model, Sharding, Tra
 from zerocheck.catalogue import BUILT_IN
 from zerocheck.drive.ledger import UNEXPLAINED
 from zerocheck.drive.observation import RankSeen
-from zerocheck.judge.verdict import MEMORY
+from zerocheck.judge.verdict import MEMORY, Weighed
 from zerocheck.ranks.pool import Pool
+from zerocheck.report.weights import lines as weighed_lines
 from zerocheck.run.casefile import write
 from zerocheck.run.environment import environment
 from zerocheck.run.legs import Legs
 from zerocheck.run.records import CaseFile
 from zerocheck.run.replay import replay
+from zerocheck.run.tally import tally
 from zerocheck.run.trial import Trial
 
 MODEL = Model(blocks=(Block(kind="mlp", hidden=5), Block(kind="batch_norm")), width=7)
@@ -104,3 +106,29 @@ def test_nothing_is_delayed_where_ranks_are_measured() -> None:
     case = msgspec.structs.replace(CASES["plain"], disturbance=Disturbance(delay=2.0))
     job = Legs("zero-redundancy", case, trace=False).measuring()
     assert job.measure and job.case == CASES["plain"]
+
+
+def test_an_own_sharder_without_a_layout_gets_the_ratio_alone(pool: Pool) -> None:
+    """What `fully_shard` makes of a model of 32 x 32 layers: padding is nothing, step counts are 4
+    bytes for each of the parameters."""
+    model = Model(inputs=32, width=32, blocks=(Block(kind="mlp", hidden=32),), outputs=32)
+    case = Case(mesh=(2,), model=model)
+    name = f"{Path(__file__).with_name('subjects.py')}:build"
+    outcome = Trial(pool, name, case, obligations=MEMORY).outcome(obligations=MEMORY)
+    judgement = outcome.judgement
+    assert judgement is not None, outcome.reason
+    assert judgement.statuses == dict.fromkeys(MEMORY, "holds")
+    assert "persistent" in judgement.vacuous
+    psi, tensors = 4 * (32 * 32 + 32), 8
+    assert judgement.weighed == Weighed(
+        copy=(4 * psi, 4 * psi, 8 * psi),
+        held=8 * psi + 4 * tensors,
+        together=16 * psi + 2 * 4 * tensors,
+        sent=float(3 * psi * 4 - psi * 4 // 2) / 2,
+        trained=4 * psi,
+        elements=psi,
+    )
+    counted = tally([outcome.record(0, name, case)])
+    (line,) = weighed_lines(counted.implementations)
+    assert "1.00 times 16 Psi/N, the nearest" in line
+    assert line.endswith("2.50 Psi sent (paper: 3); no layout, so the ratio alone")

@@ -21,6 +21,7 @@ MOMENTS: tuple[Moment, ...] = get_args(Moment)
 Extra = Literal["loss_scale", "unfreeze"]
 EXTRAS: tuple[Extra, ...] = get_args(Extra)
 """Fields of `case.training` that an implementation must say that it handles."""
+Stage = Literal[0, 1, 2, 3]
 Call = Callable[..., torch.Tensor]
 
 
@@ -146,8 +147,8 @@ class Implementation:
     Subclass it, or give a function `build(model, case, mesh) -> Built` (see contract/build.py) if
     the code looks like torch. Required: `__init__`, `train_step`, `shards`. Optional: `supports`,
     `restore`, `close`, `layout`, `save` with `load`, `export`, and the class attributes
-    `semantics`, `fixed`, `options`, `handles` and `keeps`. What an implementation means by a step
-    may depend on the case: `self.semantics` of the instance counts.
+    `semantics`, `fixed`, `options`, `handles`, `keeps` and `stage`. What an implementation means by
+    a step may depend on the case: `self.semantics` of the instance counts.
     """
 
     semantics: Semantics = Semantics()
@@ -166,6 +167,11 @@ class Implementation:
     options: ClassVar[tuple[str, ...] | None] = None
     """Fields of `case.sharding` that it obeys, e.g. ("wrap",); None: it does not say. What it does
     not obey counts as ignored in the coverage, not as exercised."""
+
+    stage: ClassVar[Stage | None] = None
+    """What is cut over the ranks between steps, as a stage of the ZeRO paper: 0 nothing, 1
+    optimizer states, 2 gradients too, 3 parameters too; None: it does not say. Reports set the
+    bytes that are held beside it."""
 
     @classmethod
     def supports(cls, case: Case) -> str | None:

@@ -54,6 +54,7 @@ class Measuring:
         self.step = self.first - 1
         self.part: Phase = "built"
         self.layout: Layout | None = implementation.layout(build_model(case), case, rank)
+        self.stage = implementation.stage
         self._losses = 0
         self._taking = False
         self._subject: Implementation | None = None
@@ -126,6 +127,7 @@ class Measuring:
             layout=self.layout,
             calls=tuple(self._calls_of(step) for step in range(self.first, self.end)),
             steps=self.end - self.first,
+            stage=self.stage,
         )
 
     def _within(self) -> tuple[int, Phase] | None:

@@ -116,13 +116,15 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
     lines: bytes held at the end of each phase of each step, by category and holder; layout: what
     the implementation says beforehand, or None; calls: the collectives of each step, in the order
-    in which they were called; steps: that were taken, at least as many as the case has.
+    in which they were called; steps: that were taken, at least as many as the case has; stage: what
+    the implementation says that it cuts, or None.
     """
 
     lines: tuple[Line, ...] = ()
     layout: Layout | None = None
     calls: tuple[tuple[Call, ...], ...] = ()
     steps: int = 0
+    stage: int | None = None
 
 
 class RankSeen(msgspec.Struct, frozen=True, kw_only=True):

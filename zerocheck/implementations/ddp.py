@@ -15,7 +15,7 @@ from ..case.schema import Case
 from ..case.shapes import sometimes_used, uncalled
 from ..contract import Built, BuiltImplementation, Loader, Saving, Semantics, groups
 from ..contract.checkpoint import beside, take_over, whole
-from ..contract.implementation import EXTRAS
+from ..contract.implementation import EXTRAS, Stage
 from ..contract.layout import Layout
 from ..contract.names import unwrapped
 from ..errors import Unsupported
@@ -39,6 +39,7 @@ class Ddp(BuiltImplementation):
     """
 
     semantics = Semantics(accumulate="local", unused="skip", buffers="rank0", weight="token")
+    stage: ClassVar[Stage | None] = 0
     options: ClassVar[tuple[str, ...] | None] = (
         "bucket",
         "sync",

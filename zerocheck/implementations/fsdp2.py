@@ -60,6 +60,7 @@ class Fsdp2(BuiltImplementation):
     """
 
     semantics = Semantics(accumulate="local", unused="skip", buffers="local", weight="token")
+    stage = 3
     options = ("wrap", "bucket", "reshard", "prefetch", "sync", "optimizer_first", "checkpoint")
     handles = EXTRAS
 

@@ -37,6 +37,7 @@ class ZeroRedundancy(Ddp):
     Checkpoints: the states are consolidated on rank 0, which writes one file with torch.save.
     """
 
+    stage = 1
     options = (
         "bucket",
         "sync",

@@ -4,26 +4,19 @@ There is no tolerance: kinds, bytes, dtypes and sizes of groups are compared one
 order in which they are called, and with the layout their phases too. Messages between two ranks
 (send, recv) differ from rank to rank, and are compared with the layout alone.
 
-A figure for reports is the volume in units of Psi, the bytes of what is trained: Rajbhandari et
-al., "ZeRO" (arXiv 1910.02054), section 7, has 2 for plain data parallelism, ZeRO-1 and ZeRO-2, and
-3 for ZeRO-3, with an all-reduce as a reduce-scatter and an all-gather.
+How much is sent in units of Psi is a figure for reports: see `paper`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 from ..case.schema import Case
-from ..case.shapes import learning, parameter_dtypes, parameter_shapes
 from ..contract.layout import Call, Layout
 from ..drive.observation import Measured
 from .checked import Checked
 from .diagnose.communication import causes
 from .verdict import Violation
-
-ITEMSIZE = {"fp32": 4, "bf16": 2}
-"""Bytes of an element of a parameter."""
 
 
 def check(case: Case, measured: Sequence[Measured]) -> Checked:
@@ -48,18 +41,6 @@ def volume(calls: Sequence[Call]) -> float:
         for call in calls
         if call.ranks > 1
     )
-
-
-def in_psi(case: Case, calls: Sequence[Call]) -> float:
-    """The volume of one step in units of Psi (N - 1) / N: the bytes of what is trained."""
-    psi = trained_bytes(case) * (case.world_size - 1) / case.world_size
-    return volume(calls) / psi if psi else 0.0
-
-
-def trained_bytes(case: Case) -> int:
-    """Bytes of the parameters that are trained, from the start or later."""
-    shapes, dtypes = parameter_shapes(case.model), parameter_dtypes(case.model)
-    return sum(prod(shapes[name]) * ITEMSIZE[dtypes[name]] for name in learning(case))
 
 
 def predicted(layout: Layout, step: int) -> tuple[Call, ...]:

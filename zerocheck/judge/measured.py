@@ -12,6 +12,7 @@ from ..drive.observation import Measured, RankSeen
 from . import communication, persistent, release
 from .checked import Check
 from .verdict import MEMORY, Judgement, Memory, Obligation, Status, Violation
+from .weighing import weighed
 
 CHECKS: dict[Memory, Check] = {
     "persistent": persistent.check,
@@ -45,6 +46,7 @@ def judge_measured(case: Case, seen: Sequence[RankSeen], *, digest: bool = False
         digest=_digest(measured) if digest or violations else "",
         semantics=seen[0].semantics,
         vacuous=tuple(vacuous),
+        weighed=weighed(case, measured),
     )
 
 
@@ -65,5 +67,6 @@ def merged(parts: Sequence[Judgement]) -> Judgement:
             ),
             digest=first.digest + other.digest,
             vacuous=(*first.vacuous, *other.vacuous),
+            weighed=first.weighed or other.weighed,
         )
     return first

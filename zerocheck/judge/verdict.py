@@ -111,6 +111,26 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     """Of a violation of `continuation`: the obligation of a step that it violates."""
 
 
+class Weighed(msgspec.Struct, frozen=True, kw_only=True):
+    """What ranks hold after the last measured step, and send in it, of which only reports tell.
+
+    In bytes. copy: one copy of all (parameters, gradients, optimizer states), where nothing is cut;
+    held: parameters, gradients, optimizer states and memory for communication, of the rank that
+    holds most of them; together: of all ranks; sent: by the rank that sends most, by rings;
+    trained: of the parameters that are trained; elements: Psi, of all parameters; stage: declared,
+    or None; told: whether a layout says beforehand what is held.
+    """
+
+    copy: tuple[int, int, int]
+    held: int
+    together: int
+    sent: float
+    trained: int
+    elements: int
+    stage: int | None = None
+    told: bool = False
+
+
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     """All that the judge says of one case.
 
@@ -130,3 +150,5 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     loads: tuple[Load, ...] = ()
     """The loads that were judged, in their order; empty if nothing is resumed. A leg that only
     tries a checkpoint has two, the first of the checkpoint as it was written."""
+    weighed: Weighed | None = None
+    """Of a case that was measured."""

@@ -10,7 +10,7 @@ from ..judge.verdict import STATUSES
 from ..run.journal import encode
 from ..run.records import Finding
 from ..run.tally import ImplementationTally, Tally, run_exit_code, why
-from . import coverage, resumed
+from . import coverage, resumed, weights
 from .text import replay_line
 
 REPORT_FORMAT = 1
@@ -72,6 +72,7 @@ def _implementation(implementation: ImplementationTally) -> dict[str, Any]:
             for obligation, cell in implementation.cells.items()
         },
         "loads": resumed.as_data(implementation.loads),
+        "memory": weights.as_data(implementation),
         "coverage": coverage.as_data(implementation),
         "unsupported": dict(implementation.refused),
         "tiers": dict(implementation.tiers),

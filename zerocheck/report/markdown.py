@@ -14,6 +14,9 @@ from .coverage import feature_rows, pairs_cell, refused_rows, vacuous_rows
 from .known import all_hold, left_out_lines, stale_lines
 from .resumed import TITLE, headers, rows, tried_lines
 from .text import cell_text, finding_lines, finding_title, number, one_line, printable
+from .weights import EXPLAINED, HEADERS
+from .weights import TITLE as WEIGHED
+from .weights import rows as weighed_rows
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&!])")
 
@@ -31,6 +34,7 @@ def render(counted: Tally) -> str:
         "## Obligations",
         _matrix(counted),
         *_resumed(counted),
+        *_weighed(counted),
         *_findings(counted),
         *_known(counted),
         "## Coverage",
@@ -83,6 +87,14 @@ def _resumed(counted: Tally) -> Iterable[str]:
         for name, loads in some.items():
             yield f"### {name}"
             yield from _loads(loads)
+
+
+def _weighed(counted: Tally) -> Iterable[str]:
+    rows = [list(map(escape, row)) for row in weighed_rows(counted.implementations)]
+    if rows:
+        yield "## Memory and communication"
+        yield f"{WEIGHED}. {EXPLAINED}"
+        yield table(HEADERS, rows)
 
 
 def _loads(loads: Loads) -> Iterable[str]:

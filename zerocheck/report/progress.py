@@ -17,6 +17,8 @@ from .coverage import coverage_lines
 from .known import all_hold, left_out_lines, stale_lines
 from .resumed import TITLE, headers, rows, tried_lines
 from .text import cell_text, finding_lines, finding_title, one_line
+from .weights import TITLE as WEIGHED
+from .weights import lines as weighed_lines
 
 PLAIN_SECONDS = 10.0
 """Time between two lines where the output is not a terminal."""
@@ -178,6 +180,7 @@ def print_outcome(console: Console, counted: Tally) -> None:
         console.print(Text(str(tabulate(rows, headers, "simple", disable_numparse=True))))
     console.print()
     _print_loads(console, counted.loads)
+    _print_weights(console, counted)
     for implementation in counted.implementations.values():
         if implementation.tiers["state only"]:
             console.print(
@@ -212,4 +215,15 @@ def _print_loads(console: Console, loads: Loads) -> None:
         console.print(Text(str(tabulate(given, headers(loads), "simple", disable_numparse=True))))
     for line in tried_lines(loads):
         console.print(Text(line))
+    console.print()
+
+
+def _print_weights(console: Console, counted: Tally) -> None:
+    """What measured cases held and sent."""
+    said = weighed_lines(counted.implementations)
+    if not said:
+        return
+    console.print(Text(f"{WEIGHED} (small models: padding is much of it):"))
+    for line in said:
+        console.print(Text(f"  {one_line(line)}"))
     console.print()

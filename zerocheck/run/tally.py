@@ -11,6 +11,8 @@ from ..judge.verdict import EQUIVALENCE, Obligation, Status
 from .coverage import FEW, Covered
 from .loads import Loads, together
 from .records import CaseFinished, Coverage, Finding, Record, RunFinished, RunStarted, StaleIssue
+from .weights import Weights
+from .weights import add as weigh
 
 FAILING: tuple[Status, ...] = ("violated", "crashed", "hung")
 """Verdicts that make a run fail."""
@@ -62,6 +64,8 @@ class ImplementationTally:
     world_sizes: Counter[int] = field(default_factory=Counter)
     covered: Covered = field(default_factory=Covered)
     loads: Loads = field(default_factory=Loads)
+    weights: dict[int, Weights] = field(default_factory=dict)
+    """What measured cases hold and send, by world size."""
     refused: Counter[str] = field(default_factory=Counter)
     """Why cases were unsupported: reason and count."""
     tiers: Counter[str] = field(default_factory=Counter)
@@ -85,6 +89,7 @@ class ImplementationTally:
         self.seconds += record.seconds
         self.covered.add(record)
         self.loads.add(record, self.cells)
+        weigh(self.weights, record)
         if record.status == "unsupported":
             self.refused[record.reason or "no reason given"] += 1
         elif judgement is not None:

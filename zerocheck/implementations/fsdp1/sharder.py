@@ -31,7 +31,7 @@ from ...contract import (
     groups,
 )
 from ...contract.checkpoint import beside, take_over
-from ...contract.implementation import EXTRAS
+from ...contract.implementation import EXTRAS, Stage
 from ...contract.layout import Layout
 from ...contract.names import unwrapped
 from ...contract.refusals import torch_refusals
@@ -90,6 +90,7 @@ class Fsdp1(BuiltImplementation):
     strategy: ClassVar[ShardingStrategy] = ShardingStrategy.FULL_SHARD
     semantics = Semantics(accumulate="local", unused="skip", buffers="local", weight="token")
     """Of a case without gradients that are reduced each, or are 0 in a flat parameter."""
+    stage: ClassVar[Stage | None] = 3
     options = (
         "wrap",
         "bucket",
@@ -213,6 +214,7 @@ class Fsdp1NoShard(Fsdp1):
     """FullyShardedDataParallel with NO_SHARD: replicated flat parameters, all-reduced gradients."""
 
     strategy = ShardingStrategy.NO_SHARD
+    stage = 0
 
 
 def _groups(wrapped: nn.Module, case: Case) -> list[dict[str, Any]]:

@@ -41,6 +41,7 @@ class Zero1(Resumable):
     """
 
     semantics = Semantics(accumulate="local", unused="zero", buffers="local", weight="token")
+    stage = 1
     options = ("bucket",)
     handles = EXTRAS
 

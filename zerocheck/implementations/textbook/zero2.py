@@ -78,6 +78,7 @@ class Zero2(Resumable):
     """
 
     semantics = Semantics(accumulate="reduce_each", unused="zero", buffers="local", weight="token")
+    stage = 2
     options = ("bucket",)
     handles = EXTRAS
 

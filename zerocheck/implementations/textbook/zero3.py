@@ -113,6 +113,7 @@ class Zero3(Resumable):
     """
 
     semantics = Semantics(accumulate="reduce_each", unused="zero", buffers="local", weight="token")
+    stage = 3
     options = ("wrap", "bucket", "reshard", "prefetch")
     handles = EXTRAS
 

@@ -1,0 +1,60 @@
+"""How much the ranks of a case hold and send: for reports, which set `paper` beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from ..case.schema import Case
+from ..case.shapes import learning, parameter_dtypes, parameter_shapes
+from ..contract.layout import Category
+from ..drive.observation import Measured
+from .communication import volume
+from .verdict import Weighed
+
+ITEMSIZE = {"fp32": 4, "bf16": 2}
+"""Bytes of an element of a parameter."""
+BETWEEN: tuple[Category, ...] = ("parameter", "gradient", "optimizer", "bucket", "gathered")
+"""What a rank holds of training between steps."""
+
+
+def weighed(case: Case, measured: Sequence[Measured]) -> Weighed | None:
+    """Bytes and volume of one case, or None if no step was measured."""
+    ends = [_at_the_end(one) for one in measured]
+    if not any(ends):
+        return None
+    layouts = [one.layout for one in measured]
+    return Weighed(
+        copy=copy_bytes(case),
+        held=max(ends),
+        together=sum(ends),
+        sent=max(volume(one.calls[-1]) if one.calls else 0.0 for one in measured),
+        trained=trained_bytes(case),
+        elements=sum(prod(shape) for shape in parameter_shapes(case.model).values()),
+        stage=measured[0].stage,
+        told=all(layout is not None and bool(layout.lines) for layout in layouts),
+    )
+
+
+def _at_the_end(measured: Measured) -> int:
+    """Bytes held between steps, after the last one that was measured."""
+    last = max((line.step for line in measured.lines if line.phase == "step"), default=-1)
+    return sum(
+        line.bytes
+        for line in measured.lines
+        if (line.phase, line.step) == ("step", last) and line.category in BETWEEN
+    )
+
+
+def copy_bytes(case: Case) -> tuple[int, int, int]:
+    """Bytes of one copy: parameters, gradients and moments; frozen ones have neither of these."""
+    shapes, dtypes = parameter_shapes(case.model), parameter_dtypes(case.model)
+    parameters = sum(prod(shape) * ITEMSIZE[dtypes[name]] for name, shape in shapes.items())
+    trained = trained_bytes(case)
+    return parameters, trained, trained * (2 + case.optimizer.amsgrad)
+
+
+def trained_bytes(case: Case) -> int:
+    """Bytes of the parameters that are trained, from the start or later."""
+    shapes, dtypes = parameter_shapes(case.model), parameter_dtypes(case.model)
+    return sum(prod(shapes[name]) * ITEMSIZE[dtypes[name]] for name in learning(case))
