@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
+from pathlib import Path
 
 from click.testing import CliRunner
 
@@ -15,6 +16,7 @@ from zerocheck.memory.source import source
 from zerocheck.memory.text import asked, render
 
 GIB = 2**30
+PAGE = Path(__file__).parents[2] / "reports" / "memory" / "13b-on-8-ranks-of-40-gib.md"
 
 
 def test_13b_on_8_ranks_of_40_gib() -> None:
@@ -29,13 +31,21 @@ def test_13b_on_8_ranks_of_40_gib() -> None:
     assert report.device.asks is None  # no stage helps against activations
     suggested = [one for one in report.device.tried if one.fits]
     assert suggested
-    for one in suggested[:1]:
-        assert one.command in render(report)
-        words = shlex.split(one.command)
-        assert words[:2] == ["zerocheck", "memory"]
-        followed = CliRunner().invoke(main, [*words[1:], "--device-memory", "40GiB"])
-        assert followed.exit_code == 0, followed.output
-        assert "it fits into 40.000 GiB" in followed.output
+    said = render(report)
+    assert suggested[0].command in said
+    words = shlex.split(suggested[0].command)
+    assert words[:2] == ["zerocheck", "memory"]
+    followed = CliRunner().invoke(main, [*words[1:], "--device-memory", "40GiB"])
+    assert followed.exit_code == 0, followed.output
+    assert "it fits into 40.000 GiB" in followed.output
+    for told, output in zip(published(), (said, followed.output), strict=True):
+        assert told and set(told) <= {"...", *output.splitlines()}
+
+
+def published() -> list[list[str]]:
+    """The lines of each output on the page of this case."""
+    blocks = PAGE.read_text(encoding="utf-8").split("```")[1::2]
+    return [block.splitlines()[1:] for block in blocks]
 
 
 def small(name: str, **more: object) -> Setup:

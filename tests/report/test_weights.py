@@ -55,6 +55,7 @@ def records() -> list[Record]:
         measured(1, FSDP2),
         measured(2, many, microbatches=2),
         measured(3, changed(held=16000, together=16000, sent=0.0), ranks=1),
+        measured(6, small, ranks=8),
         measured(4, unsaid, "mine"),
         case(5, "mine", "unsupported", reason="no"),
         finished(0),
@@ -93,7 +94,7 @@ def test_markdown_has_a_row_for_each_number_of_ranks() -> None:
 
 def test_json_has_bytes_and_ratios() -> None:
     data = json.loads(json_report.render(tally(records())))
-    one, four = data["implementations"]["fsdp2"]["memory"]
+    one, four, _ = data["implementations"]["fsdp2"]["memory"]
     assert (one["world_size"], four["world_size"]) == (1, 4)
     assert (four["held"], four["ideal"], four["ratio"]) == (4120, 4000, 1.03)
     assert (four["cases"], four["ratios"], four["sent_psi"]) == (3, [1.03, 2.0], 3.0)

@@ -45,12 +45,12 @@ def rows(implementations: dict[str, ImplementationTally]) -> list[list[str]]:
 
 
 def lines(implementations: dict[str, ImplementationTally]) -> list[str]:
-    """One sentence for each implementation, on the most ranks that it was measured on."""
+    """One sentence for each implementation, of its largest case on several ranks."""
     said = []
     for name, implementation in implementations.items():
         if not implementation.weights:
             continue
-        one = implementation.weights[max(implementation.weights)]
+        one = max(implementation.weights.values(), key=_tells)
         ranks = f"{one.ranks} rank{'s' if one.ranks > 1 else ''}"
         parts = [
             f"{one.ratio:.2f} times {formula(one)} ({one.largest.elements:,} elements)",
@@ -62,6 +62,11 @@ def lines(implementations: dict[str, ImplementationTally]) -> list[str]:
             parts.append("no layout, so the ratio alone")
         said.append(f"{name}, {ranks}: {'; '.join(parts)}")
     return said
+
+
+def _tells(one: Weights) -> tuple[bool, int, int, int]:
+    """The greater, the more it tells of sharding."""
+    return one.ranks > 1, -one.microbatches, one.largest.elements, one.ranks
 
 
 def formula(one: Weights) -> str:
