@@ -133,6 +133,18 @@ def test_what_is_unfrozen_later_has_no_gradient_kept_from_before(
     assert after["gradient"] == told(kind, case, 0, 1, "backward")["gradient"] > at["gradient"]
 
 
+@pytest.mark.parametrize(("wrap", "twice"), [("whole", True), ("layer", False)])
+def test_a_gradient_of_fsdp2_keeps_all_that_was_reduced_with_it(wrap: str, twice: bool) -> None:
+    """The head's first gradient is a view of what the stem's is added from."""
+    model = Model(inputs=2, width=3, outputs=5, frozen=("head.*",))
+    training = Training(steps=3, unfreeze=1, set_to_none=False)
+    case = Case(mesh=(2,), model=model, training=training, sharding=Sharding(wrap=wrap))
+    stem, head = 4 * (2 * 2 + 2), 4 * (3 * 3 + 3)
+    assert told(Fsdp2, case, 0, 0, "backward")["gradient"] == stem
+    assert told(Fsdp2, case, 0, 1, "backward")["gradient"] == stem + head + stem * twice
+    assert told(Fsdp2, case, 0, 2, "step")["gradient"] == stem + head + stem * twice
+
+
 def lines_of(kind: type[Implementation], case: Case) -> tuple[Line, ...]:
     """The bytes that it tells of; its collectives may be told of without."""
     layout = kind.layout(build_model(case), case, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from torch import nn
 
@@ -39,20 +39,35 @@ def fsdp2_layout(model: nn.Module, case: Case, rank: int) -> Layout | None:
     )
     prefetches = case.sharding.prefetch > 0 and case.model.calls is not None
 
+    def reduced(step: int) -> int:
+        """Bytes of the gradients after a reduction. Those of a unit are views of what its
+        reduce-scatter put out. Of a unit that has gradients from before, what is put out is added
+        to them and freed, unless one of its parameters is new: its gradient keeps all of it."""
+        before = set(account.used(account.learning(case.training.first)))
+        graded = set(account.used(account.learning(step)))
+        count = 0
+        for names in units.values():
+            here = graded & set(names)
+            new = here - before
+            if not case.training.set_to_none and new:
+                count += chunks(here & before)
+            count += chunks(here)
+        return count
+
+    def chunks(names: Iterable[str]) -> int:
+        return sum(padded(account.parameters[name], ranks) for name in names)
+
     def told(step: int, phase: Phase) -> Told | None:
         training = case.training
-        learning = account.learning(step)
-        graded = account.used(learning)
         if phase == "forward" and prefetches:
             return None
-        gradient = 0
-        if phase != "built":
-            names = account.kept(step) if phase == "forward" else graded
-            gradient = sum(padded(account.parameters[name], ranks) for name in names)
-        if phase == "forward" and training.microbatches > 1:
-            if case.sharding.sync == "each":
-                gradient = sum(padded(account.parameters[name], ranks) for name in graded)
-            else:
+        several = training.microbatches > 1
+        if phase != "forward" or (several and case.sharding.sync == "each"):
+            gradient = reduced(step) if phase != "built" else 0
+        else:
+            gradient = reduced(step - 1) if account.kept(step) else 0
+            if several:
+                graded = account.used(account.learning(step))
                 gradient += sum(account.parameters[name].bytes for name in graded)
         return {
             "parameter": sum(padded(one, ranks) for one in account.parameters.values()),
