@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from zerocheck.memory import tables
 
 PUBLISHED = Path(__file__).parents[2] / "reports" / "memory" / "tables.md"
@@ -23,6 +25,17 @@ def test_what_the_formulas_give() -> None:
     assert tables.paper_table() in text and tables.fp32_table() in text
     assert "1120 GB" in text
     assert "43.75%, 65.6% and 87.5%" in text and "limits for N to infinity" in text
+
+
+def test_the_words_are_those_of_the_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the tables that take a simulation, which the tests below are about."""
+    for name in ("simulated_fp32", "simulated_shards", "measured_table"):
+        monkeypatch.setattr(tables, name, lambda *_: "| simulated |")
+    made = tables.render_tables().splitlines()
+    published = PUBLISHED.read_text(encoding="utf-8").splitlines()
+    assert [line for line in made if not line.startswith("|")] == [
+        line for line in published if not line.startswith("|")
+    ]
 
 
 def test_the_7b_row_of_every_stage() -> None:

@@ -114,7 +114,7 @@ def test_an_own_sharder_without_a_layout_gets_the_ratio_alone(pool: Pool) -> Non
     model = Model(inputs=32, width=32, blocks=(Block(kind="mlp", hidden=32),), outputs=32)
     case = Case(mesh=(2,), model=model)
     name = f"{Path(__file__).with_name('subjects.py')}:build"
-    outcome = Trial(pool, name, case, obligations=MEMORY).outcome(obligations=MEMORY)
+    outcome = Trial(pool, name, case, obligations=MEMORY).outcome()
     judgement = outcome.judgement
     assert judgement is not None, outcome.reason
     assert judgement.statuses == dict.fromkeys(MEMORY, "holds")
