@@ -186,11 +186,13 @@ class LocalRunner:
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """The model is in evaluation mode within it."""
+        modes = [(module, module.training) for module in self._model.modules()]
         self._model.eval()
         try:
             yield
         finally:
-            self._model.train()
+            for module, mode in modes:
+                module.training = mode
 
     def _load(self, flat: torch.Tensor) -> None:
         with torch.no_grad():

@@ -232,6 +232,8 @@ def _environment(counted: Tally) -> Iterable[str]:
         [name, escape(str(getattr(environment, name)))] for name in environment.__struct_fields__
     ]
     rows += [["profile", escape(counted.started.profile)], ["seed", str(counted.started.seed)]]
+    if counted.started.model:
+        rows += [["model", escape(counted.started.model)]]
     yield table(["", ""], rows)
 
 

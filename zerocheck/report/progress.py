@@ -69,7 +69,8 @@ class Progress:
             started = self._tally.started
             sizes = ", ".join(map(str, started.world_sizes)) if started else ""
             names = ", ".join(map(one_line, self._tally.implementations))
-            self._say(f"{self._tally.planned} cases of {names} on {sizes} ranks")
+            model = f" with {one_line(started.model)}" if started and started.model else ""
+            self._say(f"{self._tally.planned} cases of {names}{model} on {sizes} ranks")
 
     def _case_finished(self) -> None:
         now = time.monotonic()

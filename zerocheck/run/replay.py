@@ -8,36 +8,55 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import msgspec
+
 from ..catalogue import is_built_in
 from ..errors import UsageError
 from .casefile import read
 from .confirmation import TRIES, fails_alike, in_a_word, runs_to_see
 from .engine import open_ranks
 from .environment import environment
+from .model import case_with
 from .records import CaseFile, CaseFinished, Environment
 from .tally import FAILING
 from .trial import Outcome, Trial, describe
 
 
 def replay(
-    path: Path, *, implementation: str | None = None, ranks: str = "processes", device: str = "cpu"
+    path: Path,
+    *,
+    implementation: str | None = None,
+    model: str | None = None,
+    ranks: str = "processes",
+    device: str = "cpu",
 ) -> Replayed | None:
     """Run the case of a file, several times if what it shows depends on the moment.
 
     None on a rank of torchrun other than 0.
 
     implementation: run it on this one instead. Without it only built-in ones are run: no code is
-    imported that only the file names. Raises UsageError for that, and for a file that is not one.
+    imported that only the file names. model: the user's own that the case has, by its name or
+    where it is here. Raises UsageError for what is missing, and for a file that is not one.
     """
     case_file = read(path)
     name = implementation or case_file.implementation
     if implementation is None:
         not_without_asking(path, name)
+    user = case_file.case.model.user
+    if user is not None and model is None:
+        raise UsageError(
+            f"{path} names the model {user.factory}; say so again to let its code run: "
+            f"--model {user.factory}"
+        )
     size = case_file.case.world_size
     with open_ranks(ranks, device=device) as (processes, _):
         if processes is None:
             return None
-        describe(processes, name, world_size=1 if ranks == "processes" else size)
+        smallest = 1 if ranks == "processes" else size
+        describe(processes, name, world_size=smallest)
+        if model is not None:
+            case = case_with(processes, case_file.case, model, world_size=smallest)
+            case_file = msgspec.structs.replace(case_file, case=case)
         replayed = Replayed(case_file, name)
         while len(replayed.outcomes) < replayed.runs:
             trial = Trial(
