@@ -124,7 +124,8 @@ class Choices:
     def data(self) -> Data:
         if self._user is not None:
             factor = self.option("data.loss_factor", (1.0,) * 8 + (1e-6, 1e4))
-            return msgspec.structs.replace(_section("data", self._fixed), loss_factor=factor)
+            data: Data = _section("data", self._fixed)
+            return msgspec.structs.replace(data, loss_factor=factor)
         return Data(
             batch=self.option("data.batch", (1, 2, 2, 3, 4)),
             length=self.option("data.length", (2, 3, 1, 4, 5)),

@@ -8,7 +8,7 @@ named.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -64,32 +64,16 @@ class _Look:
         twin, _ = made(self.name, seed_of(0, WEIGHTS))
         self._same_start(twin)
         self._same_batches()
-        elements = sum(one.numel() for one in self.parameters.values())
-        count = FEW_SAMPLES if elements > LARGE else SAMPLES
         start = {name: buffer.clone() for name, buffer in self.buffers.items()}
         loss, gradients, random = self._pass(self.model, 0, counted=True)
-        used = Counter(gradients.keys())
-        for number in range(1, count):
-            self._put_back(start)
-            _, others, draws = self._pass(self.model, number)
-            used.update(others.keys())
-            random = random or draws
         self._put_back(start)
-        self._same(loss, gradients, self.model, "once more after other microbatches")
-        self._same(loss, gradients, twin, "built and run anew")
-        if not any(used[name] == count for name in self.parameters):
-            raise UsageError(
-                f"{self.name}: no parameter has a gradient in each of {count} microbatches; needed "
-                "is at least 1"
-            )
-        uses: dict[str, UseKind] = {
-            name: "always"
-            if used[name] == count or not one.requires_grad
-            else "sometimes"
-            if used[name]
-            else "never"
-            for name, one in self.parameters.items()
-        }
+        self._pass(self.model, 1)
+        self._put_back(start)
+        self._same(
+            loss, gradients, self.model, "keeps a state between forwards that is in no buffer"
+        )
+        self._same(loss, gradients, twin, "is not deterministic")
+        uses, draws = self._uses(gradients)
         paths = {module: path for path, module in self.model.named_modules()}
         return UserModel(
             factory=self.name,
@@ -97,8 +81,58 @@ class _Look:
                 described(one.name, self.parameters[one.name], uses[one.name]) for one in parameters
             ),
             order=tuple(paths[module] for module in self.calls if paths.get(module)),
-            features=tuple(self._features(random=random)),
+            features=tuple(self._features(random=random or draws)),
         )
+
+    def _uses(self, first: Collection[str]) -> tuple[dict[str, UseKind], bool]:
+        """How each parameter is used, and whether random numbers were drawn.
+
+        Routing depends on weights as on samples, so each microbatch has other weights too. first:
+        names of those with a gradient in the first.
+        """
+        elements = sum(one.numel() for one in self.parameters.values())
+        count = FEW_SAMPLES if elements > LARGE else SAMPLES
+        used = Counter(list(first))
+        random = False
+        for number in range(1, count):
+            model, _ = made(self.name, seed_of(number, WEIGHTS))
+            _, others, draws = self._pass(model, number)
+            used.update(others.keys())
+            random = random or draws
+        uses: dict[str, UseKind] = {}
+        for name, parameter in self.parameters.items():
+            if used[name] == count or not parameter.requires_grad:
+                uses[name] = "always"
+            else:
+                uses[name] = "sometimes" if used[name] else "never"
+        self._spread(uses)
+        if not any(one.requires_grad and uses[n] == "always" for n, one in self.parameters.items()):
+            raise UsageError(
+                f"{self.name}: no parameter has a gradient in each of {count} microbatches; needed "
+                "is at least 1"
+            )
+        return uses, random
+
+    def _spread(self, uses: dict[str, UseKind]) -> None:
+        """Where an item of a list is used sometimes, as an expert is, so are the others like it: a
+        few samples may have called one of them always, or never."""
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        for module in self.model.modules():
+            if not isinstance(module, nn.ModuleList):
+                continue
+            own = [
+                (type(item), [names[p] for p in item.parameters() if p.requires_grad])
+                for item in module
+            ]
+            routed = {
+                kind
+                for kind, held in own
+                if "sometimes" in {uses[name] for name in held}
+                and "always" not in {uses[name] for name in held}
+            }
+            for kind, held in own:
+                if kind in routed:
+                    uses.update(dict.fromkeys(held, "sometimes"))
 
     def _parameters(self) -> list[UserParameter]:
         """Each of them described. Raises UsageError for one that cannot be judged."""
@@ -174,7 +208,9 @@ class _Look:
             loss = self.parts.loss_of(model(*inputs), target)
         random = not torch.equal(before, torch.default_generator.get_state())
         if not bool(torch.isfinite(loss)):
-            raise UsageError(f"the loss of {self.name} is {float(loss)}; needed is a finite one")
+            raise UsageError(
+                f"the loss of {self.name} is {float(loss.detach())}; needed is a finite one"
+            )
         if not loss.requires_grad:
             raise UsageError(f"the loss of {self.name} depends on no parameter that trains")
         with said(f"the backward of {self.name}"):
@@ -188,7 +224,7 @@ class _Look:
         self, loss: torch.Tensor, gradients: dict[str, torch.Tensor], model: nn.Module, how: str
     ) -> None:
         again, others, _ = self._pass(model, 0)
-        wrong = f"{self.name} is not deterministic: {how}, from the same seed of torch,"
+        wrong = f"{self.name} {how}: run again from the same seed of torch,"
         if not same_bits(loss, again):
             raise UsageError(f"{wrong} the loss is {float(again)}, not {float(loss)}")
         for name in {**gradients, **others}:
