@@ -121,6 +121,8 @@ class UserModel(_Data, frozen=True, kw_only=True, cache_hash=True):
     features: Annotated[tuple[Pattern, ...], Meta(max_length=64)] = ()
     """Names of the features of dimension `model` that it has (case/features.py), but for those
     that follow from the parameters."""
+    buffers: bool = False
+    """Whether it has any."""
 
 
 class Model(_Data, frozen=True, kw_only=True):

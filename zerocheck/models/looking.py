@@ -82,6 +82,7 @@ class _Look:
             ),
             order=tuple(paths[module] for module in self.calls if paths.get(module)),
             features=tuple(self._features(random=random or draws)),
+            buffers=bool(self.buffers),
         )
 
     def _uses(self, first: Collection[str]) -> tuple[dict[str, UseKind], bool]:
@@ -139,7 +140,7 @@ class _Look:
         if not self.parameters:
             raise UsageError(f"the model of {self.name} has no parameters")
         for name, tensor in (*self.parameters.items(), *self.buffers.items()):
-            if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+            if nn.parameter.is_lazy(tensor):
                 raise UsageError(
                     f"{self.name}: {name} has no shape yet; run the model once in the factory"
                 )

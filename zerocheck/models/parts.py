@@ -26,8 +26,11 @@ def model_of(name: str, made: Any) -> nn.Module:
 
 
 def block_list(model: nn.Module) -> tuple[str, nn.ModuleList] | None:
-    """Path and list of the model's blocks: the ModuleList with the most parameters."""
-    lists = [(path, m) for path, m in model.named_modules() if isinstance(m, nn.ModuleList)]
+    """Path and list of the model's blocks: the ModuleList with the most parameters.
+
+    What says that it is `conditional`, as a list of experts, is no list of blocks.
+    """
+    lists = [(path, m) for path, m in model.named_modules() if _is_list(m)]
     sized = [(sum(p.numel() for p in found.parameters()), path, found) for path, found in lists]
     sized = [one for one in sized if one[0]]
     if not sized:
@@ -45,4 +48,9 @@ def show_blocks(model: nn.Module) -> None:
     if isinstance(getattr(model, "blocks", None), nn.ModuleList):
         return
     found = block_list(model)
-    vars(model)["blocks"] = list(found[1] if found is not None else model.children())
+    parts = found[1] if found is not None else model.children()
+    vars(model)["blocks"] = [part for part in parts if not getattr(part, "conditional", False)]
+
+
+def _is_list(module: nn.Module) -> bool:
+    return isinstance(module, nn.ModuleList) and not getattr(module, "conditional", False)

@@ -234,6 +234,8 @@ def _environment(counted: Tally) -> Iterable[str]:
     rows += [["profile", escape(counted.started.profile)], ["seed", str(counted.started.seed)]]
     if counted.started.model:
         rows += [["model", escape(counted.started.model)]]
+    for obligation, reason in counted.started.without.items():
+        rows += [[f"{obligation}", escape(f"not checked: {reason}")]]
     yield table(["", ""], rows)
 
 

@@ -105,7 +105,11 @@ class _Run:
             name: describe(self.ranks, name, world_size=min(options.world_sizes))
             for name in options.implementations
         }
-        described = with_models(self.ranks, described, options)
+        described, without = with_models(self.ranks, described, options)
+        if without:
+            options = self.options = options.leaving_out(without)
+            self.ledger = Ledger(options, self.environment.torch)
+            self.findings = Findings(self.ledger.issue_of)
         self.fixed = {name: paths(described[name].fixed) for name in described}
         self.plan = Plan(options, described, self._refusals)
         self.plan.cases, left_out = self.ledger.arrange(self.plan.cases)
@@ -122,6 +126,7 @@ class _Run:
                 started=time.time(),
                 left_out=left_out,
                 model=options.model or "",
+                without=without,
             )
         )
         for coverage in self.plan.coverage:

@@ -12,17 +12,19 @@ from ..case.validity import check
 from ..catalogue import check_factory
 from ..drive.observation import Described
 from ..errors import UsageError
+from ..judge.verdict import Obligation
 from .options import RunOptions
 from .trial import Ranks, look
 
 
 def with_models(
     ranks: Ranks, described: Mapping[str, Described], options: RunOptions
-) -> dict[str, Described]:
-    """What the implementations declare, with the user's model among the fixed fields.
+) -> tuple[dict[str, Described], dict[Obligation, str]]:
+    """What the implementations declare, with the user's model among the fixed fields; and the
+    obligations that can then not be exercised at all, each with the reason.
 
     Each model is looked at once, in a rank process. Raises UsageError for one that cannot be
-    judged, or that does not go with what an implementation fixes.
+    judged, that does not go with what an implementation fixes, or with what is to be checked.
     """
     size = min(options.world_sizes)
     looked: dict[str, UserModel] = {}
@@ -37,7 +39,7 @@ def with_models(
         model = to_plain(Case(model=Model(user=looked[factory])))["model"]
         fixed = {**one.fixed, "model": {"user": model["user"]}}
         found[name] = msgspec.structs.replace(one, fixed=fixed)
-    return found
+    return found, _without(options, found, looked)
 
 
 def case_with(ranks: Ranks, case: Case, factory: str, *, world_size: int) -> Case:
@@ -49,6 +51,25 @@ def case_with(ranks: Ranks, case: Case, factory: str, *, world_size: int) -> Cas
     case = msgspec.structs.replace(case, model=msgspec.structs.replace(case.model, user=user))
     check(case)
     return case
+
+
+def _without(
+    options: RunOptions, described: Mapping[str, Described], looked: Mapping[str, UserModel]
+) -> dict[Obligation, str]:
+    """`buffers`, where every case has a model of the user's without any."""
+    own = all("user" in _fields(one.fixed.get("model")) for one in described.values())
+    if not own or "buffers" not in options.obligations:
+        return {}
+    if any(user.buffers for user in looked.values()):
+        return {}
+    reason = f"{', '.join(looked)} has no buffers"
+    if options.obligations == ("buffers",):
+        raise UsageError(f"--obligations buffers: {reason}, so there is nothing to check")
+    return {"buffers": reason}
+
+
+def _fields(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _factory(name: str, fixed: Mapping[str, object], asked: str | None) -> str | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -96,6 +97,12 @@ class RunOptions:
 
     def _set(self, name: str, values: Iterable[object]) -> None:
         object.__setattr__(self, name, tuple(values))
+
+    def leaving_out(self, obligations: Collection[Obligation]) -> RunOptions:
+        """The same options, without these obligations."""
+        left = copy(self)
+        left._set("obligations", [o for o in self.obligations if o not in obligations])
+        return left
 
     @property
     def cases(self) -> int:

@@ -63,6 +63,8 @@ class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag="run started"):
     left_out: tuple[LeftOut, ...] = ()
     model: str = ""
     """The user's own, if every case has it."""
+    without: dict[Obligation, str] = {}
+    """Obligations that were asked for and that no case can exercise, and why."""
     format: int = JOURNAL_FORMAT
 
 
