@@ -165,6 +165,24 @@ def plain():
     return Plain(), lambda generator: tokens(generator)[0]
 
 
+class Running(nn.Module):
+    """Its running mean is another tensor after each forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x):
+        y = self.layer(x)
+        self.mean = self.mean * 0.9 + y.detach().mean(0) * 0.1
+        return (y - self.mean).square().mean()
+
+
+def running():
+    return Running(), vectors
+
+
 # What cannot be judged.
 
 count = itertools.count()
@@ -228,6 +246,29 @@ class Counting(nn.Module):
 
 def counting():
     return Counting(), vectors
+
+
+class Noisy(nn.Module):
+    """Its noise comes from a generator that nobody seeds."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return (self.layer(x) + next(count)).square().mean()
+
+
+def random_forward():
+    return Noisy(), vectors
+
+
+def lazy():
+    return nn.LazyLinear(1), vectors
+
+
+def broken_forward():
+    return nn.Linear(3, 1), vectors
 
 
 def meta():

@@ -66,13 +66,13 @@ class _Look:
         self._same_batches()
         start = {name: buffer.clone() for name, buffer in self.buffers.items()}
         loss, gradients, random = self._pass(self.model, 0, counted=True)
+        self._same(loss, gradients, twin, "is not deterministic")
         self._put_back(start)
         self._pass(self.model, 1)
         self._put_back(start)
         self._same(
             loss, gradients, self.model, "keeps a state between forwards that is in no buffer"
         )
-        self._same(loss, gradients, twin, "is not deterministic")
         uses, draws = self._uses(gradients)
         paths = {module: path for path, module in self.model.named_modules()}
         return UserModel(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -39,16 +40,16 @@ def block_list(model: nn.Module) -> tuple[str, nn.ModuleList] | None:
     return path, found
 
 
-def show_blocks(model: nn.Module) -> None:
+def show_blocks(model: nn.Module, otherwise: Iterable[nn.Module] = ()) -> None:
     """Have the model show its repeated blocks as `blocks`, for whoever makes units of them.
 
-    What has a ModuleList of that name is left alone. Without any list, the blocks are the modules
-    right below the root. Nothing is registered: names and parameters stay as they are.
+    What has a ModuleList of that name is left alone. otherwise: the blocks of a model without any
+    list. Nothing is registered: names and parameters stay as they are.
     """
     if isinstance(getattr(model, "blocks", None), nn.ModuleList):
         return
     found = block_list(model)
-    parts = found[1] if found is not None else model.children()
+    parts = found[1] if found is not None else otherwise
     vars(model)["blocks"] = [part for part in parts if not getattr(part, "conditional", False)]
 
 

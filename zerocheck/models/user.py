@@ -156,7 +156,7 @@ def build_user_model(case: Case) -> nn.Module:
         for name in matching(parameters, case.start.zeros):
             parameters[name].zero_()
     _mark_conditional(user, model)
-    show_blocks(model)
+    show_blocks(model, otherwise=model.children())
     return model
 
 
