@@ -12,7 +12,7 @@ from zerocheck.case.shapes import parameter_shapes, sometimes_used, trainable, t
 from zerocheck.errors import UsageError
 from zerocheck.models.looking import look
 
-MODELS = Path(__file__).parent / "own_models.py"
+MODELS = Path(__file__).parents[1] / "own_models.py"
 
 
 def looked(name: str) -> UserModel:

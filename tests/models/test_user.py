@@ -18,7 +18,7 @@ from zerocheck.models.looking import look
 from zerocheck.models.parts import block_list
 from zerocheck.models.scramble import scramble
 
-MODELS = Path(__file__).parent / "own_models.py"
+MODELS = Path(__file__).parents[1] / "own_models.py"
 replace = msgspec.structs.replace
 
 
