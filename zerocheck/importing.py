@@ -11,6 +11,9 @@ from typing import Any
 
 from .errors import UsageError, did_you_mean
 
+_stamps: dict[Path, tuple[int, int]] = {}
+"""When each file was changed last, as it was imported."""
+
 
 def imported(name: str) -> Any:
     """What `package.module:Name` or `path/to/file.py:Name` names. Imports the user's code.
@@ -26,17 +29,26 @@ def _module(where: str, attribute: str) -> ModuleType:
         path = Path(where).resolve()
         if not path.is_file():
             raise UsageError(f"there is no file {where!r} (looked at {path})")
-        spec = importlib.util.spec_from_file_location(f"zerocheck_user_{path.stem}", path)
+        own = f"zerocheck_user_{path.stem}"
+        there = _there(path, (own, path.stem))
+        if there is not None:
+            return there
+        spec = importlib.util.spec_from_file_location(own, path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
+        # By its own name too: a sharder that imports the file of the model must get the same
+        # classes, or a wrapping by class would find none of them.
+        names = [own] if path.stem in sys.modules else [own, path.stem]
+        sys.modules.update(dict.fromkeys(names, module))
+        _stamps[path] = _stamp(path)
         folder = str(path.parent)
         if folder not in sys.path:
             sys.path.insert(0, folder)
         try:
             spec.loader.exec_module(module)
         except BaseException as error:
-            del sys.modules[spec.name]
+            for name in names:
+                del sys.modules[name]
             raise UsageError(f"{where} does not import: {_said(error, path)}") from error
         return module
     try:
@@ -46,6 +58,25 @@ def _module(where: str, attribute: str) -> ModuleType:
         if isinstance(error, ModuleNotFoundError) and Path(f"{where}.py").is_file():
             hint = f"; did you mean '{where}.py:{attribute}'?"
         raise UsageError(f"module {where!r} does not import: {_said(error)}{hint}") from error
+
+
+def _there(path: Path, names: tuple[str, ...]) -> ModuleType | None:
+    """The module of the file, if it was imported and not changed since."""
+    for name in names:
+        module = sys.modules.get(name)
+        file = getattr(module, "__file__", None)
+        if file is not None and Path(file).resolve() == path:
+            if _stamps.get(path, _stamp(path)) == _stamp(path):
+                return module
+            for one in names:
+                if sys.modules.get(one) is module:
+                    del sys.modules[one]
+    return None
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
 
 
 def _attribute(module: ModuleType, where: str, attribute: str) -> Any:
