@@ -158,7 +158,8 @@ class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Looked(msgspec.Struct, frozen=True, kw_only=True):
-    """The reply to a job with `look`: what the user's model is, or why it cannot be judged."""
+    """The reply of rank 0 to a job with `look`: what the user's model is, or why it cannot be
+    judged. The others have nothing to say."""
 
     model: UserModel | None = None
     error: str = ""

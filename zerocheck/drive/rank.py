@@ -56,7 +56,7 @@ def run(payload: bytes, context: Context) -> bytes:
     """
     job = msgspec.msgpack.decode(payload, type=Job)
     if job.look:
-        return msgspec.msgpack.encode(_look(job.look))
+        return msgspec.msgpack.encode(_look(job.look) if context.rank == 0 else Looked())
     if job.candidates:
         return msgspec.msgpack.encode(_refusals(job))
     reply = _describe(job) if job.case is None else _run_case(job, context)
