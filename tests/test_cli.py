@@ -245,9 +245,15 @@ def test_replay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: Status,
 
     monkeypatch.setattr("zerocheck.run.replay.replay", note)
     (tmp_path / "case.json").touch()
-    result = invoke("replay", "case.json", "--implementation", "a.py:My")
+    names = ("--implementation", "a.py:My", "--model", "m.py:tiny")
+    result = invoke("replay", "case.json", *names)
     assert result.exit_code == code
-    given = {"implementation": "a.py:My", "ranks": "processes", "device": "cpu"}
+    given = {
+        "implementation": "a.py:My",
+        "model": "m.py:tiny",
+        "ranks": "processes",
+        "device": "cpu",
+    }
     assert asked == [(Path("case.json"), given)]
     assert ("VIOLATED zero2" in result.stdout) == (status == "violated")
     assert result.stdout.endswith("[b]again\n")

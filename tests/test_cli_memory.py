@@ -17,6 +17,9 @@ from torch import nn
 def net():
     return nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 10))
 
+def with_batches():
+    return net(), lambda generator: None, None
+
 class Odd(nn.Module):
     def __init__(self):
         super().__init__()
@@ -49,6 +52,13 @@ def test_a_model_of_the_users(model: str, tmp_path: Path) -> None:
     assert report.elements == 90 and report.world_size == 3
     # Rows on 3 ranks: 10 are 4, for the weights of both and the bias.
     assert report.between.held == 16 * (4 * 4 + 4 * 4 + 4) + 3 * 4
+
+
+def test_the_function_that_run_takes_is_taken(model: str) -> None:
+    alone = invoke(model, "--sequence", 5)
+    both = invoke(model.replace(":net", ":with_batches"), "--sequence", 5)
+    assert both.exit_code == 0, both.output
+    assert both.output.replace(":with_batches", ":net") == alone.output
 
 
 @pytest.mark.parametrize(("memory", "code"), [("1GiB", 0), ("1000", 1)])

@@ -47,6 +47,25 @@ def test_the_example_runs(tmp_path: Path) -> None:
     assert "all obligations hold in 3 cases" in done.stdout
 
 
+def test_the_model_of_the_example_runs(tmp_path: Path) -> None:
+    for name in ("my_sharding.py", "my_model.py"):
+        (tmp_path / name).write_text(example(name))
+    found = re.search(r"(?m)^    zerocheck (run .* --model .*)$", README)
+    assert found is not None
+    path = [str(tmp_path), str(Path(zerocheck.__file__).parent.parent), str(ROOT / "reference")]
+    few = ("--world-sizes", "1,2", "--max-cases", "2", "--obligations", "gradient,update")
+    done = subprocess.run(
+        [sys.executable, "-m", "zerocheck", *found.group(1).split(), *few],
+        cwd=tmp_path,
+        env={"PYTHONPATH": ":".join(path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all obligations hold in 6 cases" in done.stdout
+
+
 def test_the_known_issue_of_the_example_is_read(tmp_path: Path) -> None:
     found = re.search(r"```toml\n(.*?)```", README, re.DOTALL)
     assert found is not None

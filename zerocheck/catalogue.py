@@ -95,3 +95,16 @@ def check_spelling(name: str) -> None:
         raise UsageError(
             f"{name!r} is not an implementation; give package.module:Name or path/to/file.py:Name"
         )
+
+
+def check_factory(name: str) -> None:
+    """Raise UsageError for what cannot name a function of the user that makes a model."""
+    where, colon, attribute = name.rpartition(":")
+    if not colon and name.endswith(".py"):
+        raise UsageError(
+            f"{name!r} names a file; name the function that makes the model too: {name}:NAME"
+        )
+    if not where or not attribute.isidentifier():
+        raise UsageError(
+            f"{name!r} is no model; give package.module:factory or path/to/file.py:factory"
+        )

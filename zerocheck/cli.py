@@ -75,6 +75,12 @@ def main() -> None:
     show_default=True,
     help="Which cases: quick, ci (all pairs of features) or thorough.",
 )
+@click.option(
+    "--model",
+    metavar="NAME",
+    help="Your own model in every case: path/to/file.py:factory, a function that returns (model, "
+    "batch) or (model, batch, loss).",
+)
 @_world_sizes
 @_seed
 @click.option("--max-cases", type=int, metavar="N", help="Cases per implementation at most.")
@@ -133,6 +139,11 @@ def run(
     help="Run the case on this one. Needed for code that only the file names.",
 )
 @click.option(
+    "--model",
+    metavar="NAME",
+    help="The model of your own that the case has. Needed, since only the file names it.",
+)
+@click.option(
     "--script",
     type=click.Path(dir_okay=False, path_type=Path, allow_dash=True),
     metavar="FILE",
@@ -141,19 +152,26 @@ def run(
 @_ranks
 @_device
 def replay(
-    case: Path, implementation: str | None, script: Path | None, ranks: str, device: str
+    case: Path,
+    implementation: str | None,
+    model: str | None,
+    script: Path | None,
+    ranks: str,
+    device: str,
 ) -> int:
     """Run one case again, as a finding names it. Exits with 1 if it fails again."""
     from rich.console import Console
     from rich.text import Text
 
-    from .catalogue import check_spelling
+    from .catalogue import check_factory, check_spelling
     from .report.progress import print_finding
     from .report.text import failures_of, printable
     from .run.options import check_device, check_ranks
 
     if implementation is not None:
         check_spelling(implementation)
+    if model is not None:
+        check_factory(model)
     check_ranks(ranks)
     check_device(device)
     if not case.is_file():
@@ -163,7 +181,9 @@ def replay(
     from .run import replay as replaying
 
     note_untested()
-    replayed = replaying.replay(case, implementation=implementation, ranks=ranks, device=device)
+    replayed = replaying.replay(
+        case, implementation=implementation, model=model, ranks=ranks, device=device
+    )
     if replayed is None:
         return 0  # not rank 0 of torchrun
     console = Console(highlight=False, soft_wrap=True)

@@ -94,6 +94,8 @@ class Check:
         __tracebackhide__ = True
         counted = self.run.result()
         (implementation,) = counted.implementations.values()
+        if counted.started is not None and self.obligation in counted.started.without:
+            pytest.skip(f"{self.obligation}: {counted.started.without[self.obligation]}")
         cell = implementation.cells[self.obligation]
         if cell.status in FAILING:
             findings = counted.findings_of(implementation.name, self.obligation)
@@ -124,13 +126,15 @@ def parametrize_with_checks(
     seed: int = 0,
     known_issues: str | Sequence[str] | None = None,
     shrink: bool = True,
+    model: str | None = None,
 ) -> pytest.MarkDecorator:
     """Decorate `def test_sharding(check): check()` to run every check of the implementations.
 
     implementations: classes or build functions at the top of a module, or names as on the command
     line; known_issues: files of known issues, or "none", as on the command line; left out, those of
-    the ini option zerocheck_known_issues; shrink: look for the smallest case of each finding.
-    Raises UsageError for what cannot be used.
+    the ini option zerocheck_known_issues; shrink: look for the smallest case of each finding;
+    model: your own in every case, `path/to/file.py:factory`, as `--model`. Raises UsageError for
+    what cannot be used.
 
         @zerocheck.parametrize_with_checks([MyFSDP, "fsdp2"])
         def test_sharding(check):
@@ -157,6 +161,7 @@ def parametrize_with_checks(
                 "seed": seed,
                 "known_issues": files,
                 "shrink": shrink,
+                "model": model,
             },
         )
         for obligation in EQUIVALENCE:

@@ -75,7 +75,7 @@ def _trained(mesh: DeviceMesh, kind: Kind, case: Case, steps: int | None = None)
 
 def _loaded(mesh: DeviceMesh, kind: Kind, case: Case, folder: str) -> tuple[Any, int]:
     model = build_model(case)
-    scramble(model, case.seed)
+    scramble(model, case)
     subject = kind(model, case, mesh)
     position = Position(0)
     subject.load(folder, position)

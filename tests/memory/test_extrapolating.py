@@ -10,8 +10,9 @@ from zerocheck.memory.analyse import analyse, run
 from zerocheck.memory.extrapolate import TRIED, NotUniform, extrapolate
 from zerocheck.memory.setup import Setup
 from zerocheck.memory.simulate import simulate
-from zerocheck.memory.source import alike, block_list, source
+from zerocheck.memory.source import alike, source
 from zerocheck.memory.timeline import Event, Timeline, timeline
+from zerocheck.models.parts import block_list
 
 
 def setup(model: str, name: str = "fsdp2", **more: object) -> Setup:

@@ -113,6 +113,11 @@ def test_no_script_saves_and_loads() -> None:
         ("ddp", {"model": {"blocks": [{"kind": "mlp", "dtype": "bf16"}]}}, "bf16 parameters"),
         (
             "ddp",
+            {"model": {"user": {"factory": "m.py:f", "parameters": [{"name": "w", "shape": [2]}]}}},
+            "the model is the user's own (model.user)",
+        ),
+        (
+            "ddp",
             {"model": {"blocks": [{"kind": kind} for kind in ("attention", "experts", "conv")]}},
             f"lines, {LONGEST} are allowed: the case has 3 blocks (attention, conv, experts)",
         ),

@@ -30,6 +30,7 @@ from .schema import (
 )
 from .shapes import (
     MATRIX_KINDS,
+    draws_random,
     empties,
     matching,
     parameter_shapes,
@@ -81,6 +82,7 @@ class Choices:
         self._part = part
         self._fixed = fixed
         self._worlds = worlds
+        self._user = fixed.get("model.user")  # nothing of it is drawn, nor its batches
 
     def pick(self, options: Sequence[T]) -> T:
         """One of the options; the first is the simplest."""
@@ -120,6 +122,10 @@ class Choices:
         )
 
     def data(self) -> Data:
+        if self._user is not None:
+            factor = self.option("data.loss_factor", (1.0,) * 8 + (1e-6, 1e4))
+            data: Data = _section("data", self._fixed)
+            return msgspec.structs.replace(data, loss_factor=factor)
         return Data(
             batch=self.option("data.batch", (1, 2, 2, 3, 4)),
             length=self.option("data.length", (2, 3, 1, 4, 5)),
@@ -129,7 +135,7 @@ class Choices:
     def of_model(self, data: Data, model: Model) -> Data:
         """The data, with what depends on the model."""
         maskable = model.stem == "embedding" and data.batch * data.length > 1
-        random = any(block.dropout > 0 for block in model.blocks)
+        random = draws_random(model)
         return msgspec.structs.replace(
             data,
             masked=self.flag("data.masked", 20 if maskable else 0),
@@ -138,6 +144,8 @@ class Choices:
 
     def model(self, data: Data, world: int) -> Model:
         fixed = self._fixed
+        if self._user is not None:
+            return cast("Model", _section("model", fixed))
         needs_tokens = (
             fixed.get("model.tied")
             or fixed.get("model.padding_idx") is not None

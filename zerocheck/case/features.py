@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from math import prod
 
@@ -11,7 +11,9 @@ from ..errors import unknown
 from .schema import Block, Case
 from .shapes import (
     call_order,
+    draws_random,
     empties,
+    frozen_names,
     parameter_shapes,
     scalars,
     sometimes_used,
@@ -40,6 +42,14 @@ class Feature:
 def features(case: Case) -> tuple[str, ...]:
     """Names of the features that the case has, in the order of the table."""
     return tuple(name for name, feature in FEATURES.items() if feature.present(case))
+
+
+def found_by_looking(name: str) -> bool:
+    """Whether a feature of the user's own model is written down when it is looked at.
+
+    Others of models follow from its parameters.
+    """
+    return FEATURES[name].dimension == "model" and name not in _OF_PARAMETERS
 
 
 def feature(name: str) -> Feature:
@@ -163,7 +173,7 @@ _MODEL = _table(
         lambda c: bool(sometimes_used(c.model)),
     ),
     ("side", "an input that only some microbatches have", lambda c: c.model.side),
-    ("frozen", "frozen parameters", lambda c: bool(c.model.frozen)),
+    ("frozen", "frozen parameters", lambda c: bool(frozen_names(c.model))),
     ("checkpoint", "activation checkpointing", _any_block(lambda b: b.checkpoint)),
     (
         "checkpoint-dropout",
@@ -176,6 +186,24 @@ _MODEL = _table(
     dimension="model",
 )
 
+_OF_PARAMETERS = frozenset(
+    ("unused", "sometimes-used", "frozen", "parameter-0d", "parameter-empty", "transposed")
+)
+"""Features of models that follow from names, shapes and uses of parameters."""
+
+
+def _or_of_user(row: Feature) -> Feature:
+    """The same; of the user's own model, whether it was found when that was looked at."""
+
+    def present(case: Case) -> bool:
+        user = case.model.user
+        return row.present(case) if user is None else row.name in user.features
+
+    return row if row.name in _OF_PARAMETERS else replace(row, present=present)
+
+
+_MODEL = [_or_of_user(row) for row in _MODEL]
+
 _DATA = _table(
     ("batch-of-one", "one sample per microbatch", lambda c: c.data.batch == 1),
     ("length-of-one", "one position per sample", lambda c: c.data.length == 1),
@@ -185,7 +213,7 @@ _DATA = _table(
     (
         "carried-rng",
         "dropout with random numbers that each rank carries on",
-        lambda c: c.data.rng == "carried" and any(b.dropout > 0 for b in c.model.blocks),
+        lambda c: c.data.rng == "carried" and draws_random(c.model),
     ),
     dimension="data",
 )

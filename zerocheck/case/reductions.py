@@ -138,7 +138,8 @@ def _cuts() -> Iterable[Cut]:
 
 def _everything(case: Case) -> Iterator[Case]:
     one = _replace(_DEFAULT.training, steps=1)
-    plain = Case(mesh=min((2,), case.mesh), seed=case.seed, training=one)
+    model = _bare(case.model)
+    plain = Case(mesh=min((2,), case.mesh), seed=case.seed, training=one, model=model)
     if case.resume:
         last = _replace(case.resume[-1], mesh=min((2,), case.resume[-1].mesh), steps=1)
         for leg in dict.fromkeys((Leg(), last)):
@@ -147,7 +148,12 @@ def _everything(case: Case) -> Iterator[Case]:
         yield plain
     steps = min(_DEFAULT.training.steps, case.training.steps)
     training = _replace(one, steps=steps)
-    yield Case(mesh=case.mesh, seed=case.seed, training=training, resume=case.resume)
+    yield Case(mesh=case.mesh, seed=case.seed, training=training, model=model, resume=case.resume)
+
+
+def _bare(model: Model) -> Model:
+    """The simplest model in its place. The user's own stays: another one is another case."""
+    return Model(user=model.user)
 
 
 def _fewer_legs(case: Case) -> Iterator[Case]:
@@ -161,6 +167,8 @@ def _section(case: Case, name: str) -> Iterator[Case]:
     default = getattr(_DEFAULT, name)
     if name == "training":
         default = _replace(default, steps=case.training.steps)
+    if name == "model":
+        default = _bare(case.model)
     yield _replace(case, **{name: default})
 
 
@@ -192,7 +200,7 @@ def _each_block(case: Case) -> Iterator[Case]:
 def _frame(case: Case) -> Iterator[Case]:
     """All of the model that is not a block."""
     model = case.model
-    yield _replace(case, model=Model(blocks=model.blocks, calls=model.calls))
+    yield _replace(case, model=_replace(_bare(model), blocks=model.blocks, calls=model.calls))
 
 
 def _plain_blocks(case: Case) -> Iterator[Case]:
@@ -221,6 +229,8 @@ def _paths(case: Case) -> Iterator[str]:
         yield from (f"resume[{index}].{f}" for f in leg.__struct_fields__)
     for section in SECTIONS:
         for name in getattr(case, section).__struct_fields__:
+            if (section, name) == ("model", "user"):
+                continue
             if (section, name) == ("model", "blocks"):
                 for index, block in enumerate(case.model.blocks):
                     yield from (f"model.blocks[{index}].{f}" for f in block.__struct_fields__)

@@ -41,12 +41,14 @@ ScheduleKind = Literal["constant", "warmup", "cosine"]
 KernelKind = Literal["foreach", "for-loop", "fused"]
 Dtype = Literal["fp32", "bf16", "fp16"]
 ParameterDtype = Literal["fp32", "bf16"]
+UseKind = Literal["always", "sometimes", "never"]
 RngKind = Literal["seeded", "carried"]
 BackwardPrefetchKind = Literal["pre", "post", "none"]
 SyncKind = Literal["last", "each"]
 DamageKind = Literal["none", "flip", "truncate", "remove", "mix"]
 CheckpointKind = Literal["distributed", "full", "sharded"]
 Pattern = Annotated[str, Meta(min_length=1, max_length=256)]
+UserPath = Annotated[str, Meta(min_length=1, max_length=512)]
 Patterns = Annotated[tuple[Pattern, ...], Meta(max_length=64)]
 
 
@@ -88,8 +90,46 @@ class Block(_Data, frozen=True, kw_only=True):
     """Of the block's parameters; activations are cast on the way in and out."""
 
 
+class UserParameter(_Data, frozen=True, kw_only=True, omit_defaults=True):
+    """A parameter of the user's model."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=512)]
+    shape: Annotated[tuple[Annotated[int, Meta(ge=0, le=1 << 30)], ...], Meta(max_length=16)]
+    dtype: ParameterDtype = "fp32"
+    trains: bool = True
+    """It requires gradients, as the factory returns it."""
+    contiguous: bool = True
+    used: UseKind = "always"
+    """Whether it had a gradient in every microbatch that was tried, in some, or in none. One that
+    does not train has none anyway: `always`."""
+
+
+class UserModel(_Data, frozen=True, kw_only=True, cache_hash=True):
+    """The user's own model: where it comes from, and what it was when it was looked at.
+
+    Plain data: only who names the factory once more has its code run. The model that a run builds
+    must be the one described here.
+    """
+
+    factory: Annotated[str, Meta(min_length=3, max_length=1024)]
+    """`package.module:factory` or `path/to/file.py:factory`."""
+    parameters: Annotated[tuple[UserParameter, ...], Meta(min_length=1, max_length=1 << 16)]
+    """In the order of `named_parameters()`."""
+    order: Annotated[tuple[UserPath, ...], Meta(max_length=1 << 16)] = ()
+    """Modules with parameters, by their path, in the order in which the forward calls them
+    first."""
+    features: Annotated[tuple[Pattern, ...], Meta(max_length=64)] = ()
+    """Names of the features of dimension `model` that it has (case/features.py), but for those
+    that follow from the parameters."""
+    buffers: bool = False
+    """Whether it has any."""
+
+
 class Model(_Data, frozen=True, kw_only=True):
-    """A stem, blocks and a head. Activations between them have shape (batch, length, width)."""
+    """A stem, blocks and a head. Activations between them have shape (batch, length, width).
+
+    Or the user's own model: then every field but `user` is left at its default.
+    """
 
     stem: StemKind = "dense"
     inputs: Size = 8
@@ -111,6 +151,8 @@ class Model(_Data, frozen=True, kw_only=True):
     frozen: Patterns = ()
     """Patterns (fnmatch) of parameter names that do not require gradients. See
     `training.unfreeze`."""
+    user: UserModel | None = None
+    """The user's own model, with batches and a loss of its own, in place of all the above."""
 
 
 class Data(_Data, frozen=True, kw_only=True):

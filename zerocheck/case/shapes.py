@@ -34,12 +34,16 @@ def parameter_shapes(model: Model) -> dict[str, Shape]:
 
     The dict is shared between callers: do not change it.
     """
+    if model.user is not None:
+        return {one.name: one.shape for one in model.user.parameters}
     return dict(_parameters(model))
 
 
 def parameter_dtypes(model: Model) -> dict[str, ParameterDtype]:
     """Name -> dtype, in the same order."""
     narrow = tuple(f"blocks.{i}." for i, block in enumerate(model.blocks) if block.dtype == "bf16")
+    if model.user is not None:
+        return {one.name: one.dtype for one in model.user.parameters}
     return {name: "bf16" if name.startswith(narrow) else "fp32" for name in parameter_shapes(model)}
 
 
@@ -54,7 +58,10 @@ def call_order(model: Model) -> tuple[int, ...]:
 
 
 def activation_elements(model: Model, data: Data) -> int:
-    """Elements that one microbatch holds at most between forward and backward, roughly."""
+    """Elements that one microbatch holds at most between forward and backward, roughly; of the
+    user's own model, which was run already, 0."""
+    if model.user is not None:
+        return 0
     positions = data.batch * data.length
     total = positions * (model.inputs if model.stem != "embedding" else 1)
     total += positions * (model.width + model.outputs)
@@ -84,9 +91,16 @@ def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
     return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
+def frozen_names(model: Model) -> list[str]:
+    """Names of the parameters that do not require gradients at first."""
+    if model.user is not None:
+        return [one.name for one in model.user.parameters if not one.trains]
+    return matching(parameter_shapes(model), model.frozen)
+
+
 def trainable(model: Model) -> list[str]:
     """Names of the parameters that require gradients."""
-    frozen = set(matching(parameter_shapes(model), model.frozen))
+    frozen = set(frozen_names(model))
     return [name for name in parameter_shapes(model) if name not in frozen]
 
 
@@ -113,6 +127,8 @@ def leaves_a_rank_empty(rows: int, world_size: int) -> bool:
 
 def uncalled(model: Model) -> tuple[str, ...]:
     """Prefixes of the parameters that no forward uses."""
+    if model.user is not None:
+        return tuple(one.name for one in model.user.parameters if one.used == "never")
     called = set(call_order(model))
     idle = [f"blocks.{index}." for index in range(len(model.blocks)) if index not in called]
     return (*idle, "spare.") if model.unused else tuple(idle)
@@ -120,6 +136,8 @@ def uncalled(model: Model) -> tuple[str, ...]:
 
 def sometimes_used(model: Model) -> tuple[str, ...]:
     """Prefixes of the parameters that a forward of some rank may use, and that of another not."""
+    if model.user is not None:
+        return tuple(one.name for one in model.user.parameters if one.used == "sometimes")
     prefixes = [
         f"blocks.{index}.experts.mlps."
         for index in sorted(set(call_order(model)))
@@ -141,8 +159,11 @@ def empties(model: Model) -> tuple[str, ...]:
 def transposed(model: Model) -> tuple[str, ...]:
     """Names of the parameters that are not contiguous: their memory holds the transposed matrix.
 
-    A matrix with a dim of size 1 is contiguous either way.
+    A matrix with a dim of size 1 is contiguous either way. Of the user's own model, any parameter
+    that is not contiguous.
     """
+    if model.user is not None:
+        return tuple(one.name for one in model.user.parameters if not one.contiguous)
     asked = tuple(f"blocks.{i}." for i, block in enumerate(model.blocks) if block.transposed)
     return tuple(
         name
@@ -151,12 +172,22 @@ def transposed(model: Model) -> tuple[str, ...]:
     )
 
 
+def draws_random(model: Model) -> bool:
+    """Whether forwards draw random numbers."""
+    if model.user is not None:
+        return "dropout" in model.user.features
+    return any(block.dropout > 0 for block in model.blocks)
+
+
 def graph_differs(model: Model) -> bool:
     """Whether activations between layers need a gradient on some ranks and not on others.
 
     The backward then runs through other layers on each rank. It takes a frozen stem (or all that
-    is before a block of experts), so that only what is used sometimes asks for the gradient.
+    is before a block of experts), so that only what is used sometimes asks for the gradient. Not
+    known of the user's own model: there it is said by the ranks, which then hang.
     """
+    if model.user is not None:
+        return False
     learning = set(trainable(model))
 
     def some(prefix: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..catalogue import BUILT_IN
+from ..catalogue import BUILT_IN, check_factory
 from ..errors import UsageError, unknown
 from .codec import from_plain, to_plain
 from .schema import MAX_WORLD_SIZE, Block, Case
@@ -40,6 +40,7 @@ def check(case: Case) -> None:
             f"start.moments is {case.start.moments!r}, but start.step is 0, where the moments are "
             "zero; allowed: start.step >= 1, or 'zero'"
         )
+    _check_user(case)
     _check_stem(case)
     _check_calls(case)
     for index, block in enumerate(case.model.blocks):
@@ -49,6 +50,31 @@ def check(case: Case) -> None:
     _check_masked(case)
     _check_training(case)
     _check_resume(case)
+
+
+def _check_user(case: Case) -> None:
+    """The user's own model has nothing of a drawn one, and its batches are its own."""
+    user = case.model.user
+    if user is None:
+        return
+    check_factory(user.factory)
+    names = [one.name for one in user.parameters]
+    twice = (
+        next((name for name in names if names.count(name) > 1), None)
+        if (len(set(names)) < len(names))
+        else None
+    )
+    if twice is not None:
+        raise UsageError(f"model.user.parameters has {twice!r} more than once")
+    plain = Case()
+    for section, allowed in (("model", {"user"}), ("data", {"loss_factor", "rng"})):
+        given, default = getattr(case, section), getattr(plain, section)
+        for name in given.__struct_fields__:
+            if name not in allowed and getattr(given, name) != getattr(default, name):
+                raise UsageError(
+                    f"{section}.{name} cannot be set beside model.user; allowed: left out, since "
+                    f"{user.factory} brings its own"
+                )
 
 
 def _check_stem(case: Case) -> None:

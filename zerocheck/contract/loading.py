@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from ..catalogue import BUILT_IN, check_spelling
-from ..errors import UsageError, did_you_mean
+from ..errors import UsageError
+from ..importing import imported
 from .build import BuiltImplementation, from_function
 from .implementation import Implementation
 
@@ -27,49 +23,6 @@ def load(name: str) -> type[Implementation]:
         check_spelling(name)
         _loaded[name] = _as_class(name, imported(BUILT_IN.get(name, name)))
     return _loaded[name]
-
-
-def imported(name: str) -> Any:
-    """What `package.module:Name` or `path/to/file.py:Name` names. Imports the user's code.
-
-    Raises UsageError, with what is missing and where.
-    """
-    where, _, attribute = name.rpartition(":")
-    return _attribute(_module(where, attribute), where, attribute)
-
-
-def _module(where: str, attribute: str) -> ModuleType:
-    if where.endswith(".py"):
-        path = Path(where).resolve()
-        if not path.is_file():
-            raise UsageError(f"there is no file {where!r} (looked at {path})")
-        spec = importlib.util.spec_from_file_location(f"zerocheck_user_{path.stem}", path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        folder = str(path.parent)
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
-        try:
-            spec.loader.exec_module(module)
-        except BaseException as error:
-            del sys.modules[spec.name]
-            raise UsageError(f"{where} does not import: {_said(error, path)}") from error
-        return module
-    try:
-        return importlib.import_module(where)
-    except BaseException as error:
-        hint = ""
-        if isinstance(error, ModuleNotFoundError) and Path(f"{where}.py").is_file():
-            hint = f"; did you mean '{where}.py:{attribute}'?"
-        raise UsageError(f"module {where!r} does not import: {_said(error)}{hint}") from error
-
-
-def _attribute(module: ModuleType, where: str, attribute: str) -> Any:
-    if hasattr(module, attribute):
-        return getattr(module, attribute)
-    names = [name for name in vars(module) if not name.startswith("_")]
-    raise UsageError(f"{where} has no {attribute!r}{did_you_mean(attribute, names)}")
 
 
 def _as_class(name: str, given: Any) -> type[Implementation]:
@@ -107,16 +60,3 @@ def _adopted(name: str, given: type) -> type[Implementation]:
 
 def _listed(methods: list[str]) -> str:
     return " and ".join(f"{method}()" for method in methods)
-
-
-def _said(error: BaseException, path: Path | None = None) -> str:
-    """Type, message and, for a file of the user, the line in it."""
-    line = ""
-    trace = error.__traceback__
-    while trace is not None:
-        if path is not None and trace.tb_frame.f_code.co_filename == str(path):
-            line = f" (line {trace.tb_lineno})"
-        trace = trace.tb_next
-    if isinstance(error, SyntaxError) and error.lineno:
-        return f"SyntaxError: {error.msg} (line {error.lineno})"
-    return f"{type(error).__name__}: {error}{line}"

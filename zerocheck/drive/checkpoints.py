@@ -85,7 +85,7 @@ class Checkpoints:
     def scramble(self, model: nn.Module) -> None:
         """Give the model other weights and buffers, so that what a load forgets is seen."""
         if self.loads:
-            scramble(model, self.case.seed)
+            scramble(model, self.case)
 
     def load(self, subject: Implementation) -> None:
         """Load into an implementation that was just built."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from ..case.schema import Case
+from ..case.schema import Case, UserModel
 from ..contract.layout import Call, Layout, Line
 
 Point = Literal["state", "reduced", "clipped", "saved", "export"]
@@ -17,13 +17,15 @@ saved: the state once more, after it was saved; export: what `export` gave of it
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """What the judge asks of a rank.
 
-    describe: only load the implementation and tell what it declares; observe False: run the steps
+    look: only look at the user's model of that name, and tell what it is; no case: only load the
+    implementation and tell what it declares; observe False: run the steps
     bare, as a user's loop would; trace: note every collective (for hangs and crashes); candidates:
     run nothing, and tell of each case whether the implementation supports it. save, load: the
     directories of the checkpoints that this leg of a resumed case writes and reads.
     """
 
-    implementation: str
+    implementation: str = ""
+    look: str = ""
     case: Case | None = None
     candidates: tuple[Case, ...] = ()
     observe: bool = True
@@ -153,6 +155,14 @@ class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
     """The random state when the checkpoint was "saved", and after it was "loaded"."""
     measured: Measured | None = None
     """Of a job with `measure`."""
+
+
+class Looked(msgspec.Struct, frozen=True, kw_only=True):
+    """The reply of rank 0 to a job with `look`: what the user's model is, or why it cannot be
+    judged. The others have nothing to say."""
+
+    model: UserModel | None = None
+    error: str = ""
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True):

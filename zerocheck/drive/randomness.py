@@ -7,6 +7,7 @@ import hashlib
 import torch
 
 from ..case.schema import Case
+from ..case.shapes import draws_random
 from ..contract.implementation import seed_all
 from ..models.batches import carried_seed
 
@@ -52,7 +53,7 @@ class RandomLeft:
     """
 
     def __init__(self, case: Case) -> None:
-        self._on = any(block.dropout > 0 for block in case.model.blocks)
+        self._on = draws_random(case.model)
         self._left: list[str] = []
 
     def note(self) -> None:

@@ -16,9 +16,10 @@ from ..catalogue import INJECTED, apart
 from ..contract import loading
 from ..contract.implementation import EXTRAS, Implementation
 from ..errors import Unsupported, UsageError, unknown
+from ..models.looking import look
 from .checkpoints import Checkpoints, kept, resumes
 from .collectives import CollectiveTrace
-from .observation import Described, Job, RankSeen, Refusals
+from .observation import Described, Job, Looked, RankSeen, Refusals
 from .poison import deterministic
 from .recorder import Recorder, Store
 from .steps import Driver, restores
@@ -49,11 +50,13 @@ class Context(Protocol):
 
 
 def run(payload: bytes, context: Context) -> bytes:
-    """Do one job (msgpack of Job), return msgpack of RankSeen, Described or Refusals.
+    """Do one job (msgpack of Job), return msgpack of RankSeen, Described, Looked or Refusals.
 
     Raises whatever the implementation raises; the pool reports it.
     """
     job = msgspec.msgpack.decode(payload, type=Job)
+    if job.look:
+        return msgspec.msgpack.encode(_look(job.look) if context.rank == 0 else Looked())
     if job.candidates:
         return msgspec.msgpack.encode(_refusals(job))
     reply = _describe(job) if job.case is None else _run_case(job, context)
@@ -74,6 +77,14 @@ def load(name: str) -> type[Implementation]:
         where, _, kind = INJECTED[fault].partition(":")
         _injected[name] = planted(load(parent), fault, getattr(import_module(where), kind))
     return _injected[name]
+
+
+def _look(name: str) -> Looked:
+    deterministic()
+    try:
+        return Looked(model=look(name))
+    except UsageError as error:
+        return Looked(error=str(error))
 
 
 def _describe(job: Job) -> Described:

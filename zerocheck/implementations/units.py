@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 import torch
 from torch import nn
 
-from ..case.schema import Case, Sharding
+from ..case.schema import Case, Model, Sharding
 from ..case.shapes import matching, uncalled
-from ..models.network import Network
+from ..models.network import Network, build_model
 
 
 def unit_modules(model: nn.Module, sharding: Sharding) -> list[nn.Module]:
     """The modules below the root that become units of their own, in registration order.
 
     whole   none: the root is the only unit
-    block   each module of `model.blocks` that has parameters
+    block   each module of `model.blocks` that has parameters; see models/parts.py for the user's
     layer   each leaf module with parameters; a module that holds parameters directly and has
             children too is one unit with them, since it may use theirs without calling them
     size    from the layers up, each module with `sharding.bucket` elements or more that holds no
@@ -61,8 +62,14 @@ def in_order_of_calls(model: nn.Module, units: list[nn.Module], case: Case) -> l
     """The units as the forward of a case's model comes to them first, without those it leaves out.
 
     Units are those of `unit_modules`, so that the blocks are called one after the other and the
-    layers of a block as they are registered.
+    layers of a block as they are registered. Those of the user's own model come as it called them
+    when it was looked at.
     """
+    if case.model.user is not None:
+        order = case.model.user.order
+        path_of = {module: path for path, module in model.named_modules()}
+        seen = [unit for unit in units if path_of[unit] in order]
+        return sorted(seen, key=lambda unit: order.index(path_of[unit]))
     idle = tuple(prefix.rstrip(".") for prefix in uncalled(case.model))
     paths = {module: path for path, module in model.named_modules()}
     calls = case.model.calls
@@ -109,13 +116,23 @@ def members(model: nn.Module, units: Iterable[nn.Module]) -> dict[str, list[str]
 
 
 def skeleton(case: Case) -> nn.Module:
-    """The model of a case without memory: shapes, strides, dtypes and what requires gradients."""
+    """The model of a case without memory: shapes, strides, dtypes and what requires gradients.
+
+    The user's own has its memory, and is one and the same for all cases: do not change it.
+    """
+    if case.model.user is not None:
+        return _of_user(case.model)
     with torch.device("meta"):
         model = Network(case.model)
     parameters = dict(model.named_parameters())
     for name in matching(parameters, case.model.frozen):
         parameters[name].requires_grad_(False)
     return model
+
+
+@lru_cache(maxsize=1)
+def _of_user(model: Model) -> nn.Module:
+    return build_model(Case(model=model))
 
 
 def _is_layer(module: nn.Module) -> bool:

@@ -57,13 +57,18 @@ class LocalRunner:
         self._parameters = dict(model.named_parameters())
         self._later = unfrozen(case)
         self._states: Sequence[Sequence[bytes]] = ()
-        self._buffers = dict(model.named_buffers())
+        self._same_buffers = None if case.model.user else dict(model.named_buffers())
         self._modules = dict(model.named_modules())
         self._strides = {name: p.stride() for name, p in self._parameters.items()}
         self._as_on: tuple[Mapping[str, int], Mapping[str, tuple[int, ...]]] = ({}, {})
         self._hooked: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
         self._tracked: set[str] = set()
         self._hooks: list[RemovableHandle] = []
+
+    @property
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        """The user's own model may put other tensors in their places."""
+        return self._same_buffers or dict(self._model.named_buffers())
 
     def run(
         self,
@@ -186,11 +191,13 @@ class LocalRunner:
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """The model is in evaluation mode within it."""
+        modes = [(module, module.training) for module in self._model.modules()]
         self._model.eval()
         try:
             yield
         finally:
-            self._model.train()
+            for module, mode in modes:
+                module.training = mode
 
     def _load(self, flat: torch.Tensor) -> None:
         with torch.no_grad():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..models.parts import block_list
 from .advice import advise
 from .extrapolate import TRIED, NotUniform, extrapolate, refuse_early
 from .formulas import STAGES, communicated, recipe, total
 from .result import Between, Device, Report, Row, Tried
 from .setup import Setup
 from .simulate import STEPS, Run, simulate
-from .source import Source, alike, block_list, source
+from .source import Source, alike, source
 from .timeline import Held, Timeline, timeline
 
 MANY = 2 * max(TRIED)

@@ -21,10 +21,11 @@ from ..contract.loading import load
 from ..contract.names import unwrapped
 from ..errors import UsageError, ZerocheckError
 from ..implementations.fsdp2 import Fsdp2
+from ..models.parts import block_list, show_blocks
 from .census import Census
 from .log import Log
 from .setup import OWN_PRECISION, Setup
-from .source import Source, block_list
+from .source import Source
 
 STEPS = 2
 """In the first the optimizer makes its states and DDP its final buckets; the second is as all
@@ -66,8 +67,7 @@ def simulate(setup: Setup, source: Source, blocks: int | None = None, *, data: b
         if not len(inside):
             raise UsageError(f"{setup.model} has no list of blocks to checkpoint")
         _checkpoint(inside)
-    if not isinstance(getattr(model, "blocks", None), nn.ModuleList):
-        vars(model)["blocks"] = list(inside)  # not registered: for whoever makes units of blocks
+    show_blocks(model)
     case = setup.case(len(inside))
     fake = None if data else fake_mode()
     census = Census(fake)

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..contract.loading import imported
+from ..catalogue import check_factory
 from ..errors import UsageError, unknown
+from ..importing import imported
+from ..models.parts import block_list, model_of
 from .presets import PRESETS, Architecture
 from .transformer import build
 
@@ -41,15 +43,13 @@ class Source:
     def _made(self) -> nn.Module:
         with torch.device("meta"):
             try:
-                model = self.make()
+                model = model_of(self.name, self.make())
+            except UsageError:
+                raise
             except Exception as error:
                 raise UsageError(
                     f"{self.name} fails on the meta device: {type(error).__name__}: {error}"
                 ) from error
-        if not isinstance(model, nn.Module):
-            raise UsageError(
-                f"{self.name} returns {type(model).__name__}; needed is a torch.nn.Module"
-            )
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if tensor.device.type != "meta":
                 raise UsageError(
@@ -62,40 +62,22 @@ class Source:
 def source(name: str) -> Source:
     """A preset by its name, or `package.module:factory`, `path/to/file.py:factory`.
 
-    The factory takes no arguments and returns the model.
+    The factory takes no arguments and returns the model, or the model first of a tuple, as
+    `zerocheck run --model` takes it.
     Raises UsageError, with the nearest name, for anything else.
     """
     if name in PRESETS:
         return Source(name, PRESETS[name], lambda: build(PRESETS[name]))
-    where, colon, attribute = name.rpartition(":")
-    if not colon:
-        if name.endswith(".py"):
-            raise UsageError(
-                f"{name!r} names a file; name the function that makes the model too: {name}:NAME"
-            )
+    if ":" not in name and not name.endswith(".py"):
         error = unknown("model", name, PRESETS)
         raise UsageError(f"{error}; or give package.module:factory or path/to/file.py:factory")
-    if not where or not attribute.isidentifier():
-        raise UsageError(
-            f"{name!r} is no model; give package.module:factory or path/to/file.py:factory"
-        )
+    check_factory(name)
     made: Any = imported(name)
     if not callable(made):
         raise UsageError(
             f"{name} is of type {type(made).__name__}; needed is a function that returns the model"
         )
     return Source(name, None, made)
-
-
-def block_list(model: nn.Module) -> tuple[str, nn.ModuleList] | None:
-    """Path and list of the model's blocks: the ModuleList with the most parameters."""
-    lists = [(path, m) for path, m in model.named_modules() if isinstance(m, nn.ModuleList)]
-    sized = [(sum(p.numel() for p in found.parameters()), path, found) for path, found in lists]
-    sized = [one for one in sized if one[0]]
-    if not sized:
-        return None
-    _, path, found = max(sized, key=lambda one: one[0])
-    return path, found
 
 
 def alike(blocks: nn.ModuleList) -> str | None:

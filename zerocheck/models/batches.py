@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from ..case.schema import Case
 from ..case.shapes import SIDE_INPUTS
 from .seeds import CARRIED, DATA, DROPOUT, MASK, SIDE, generator_of, seed_of
+from .user import parts_of
 
 SPREAD = 1.75
 """Float samples are uniform in (-SPREAD, SPREAD), of a standard deviation of about 1."""
@@ -22,6 +23,8 @@ IGNORED = -100
 @dataclass(frozen=True)
 class Batch:
     """One microbatch of one rank.
+
+    Those of the user's own model are what it draws; else
 
     inputs: (batch, length, inputs) fp32, or (batch, length) int64 token ids for a stem `embedding`;
             and (batch, length, SIDE_INPUTS) fp32 where there is a second input
@@ -42,6 +45,8 @@ def batch(case: Case, *, step: int, rank: int, microbatch: int) -> Batch:
     """
     generator = generator_of(case.seed, DATA, step=step, rank=rank, microbatch=microbatch)
     seed = seed_of(case.seed, DROPOUT, step=step, rank=rank, microbatch=microbatch)
+    if case.model.user is not None:
+        return Batch(*parts_of(case.model.user).drawn(generator), seed)
     side = _side(case, step=step, rank=rank, microbatch=microbatch)
     shape = (case.data.batch, case.data.length)
     model = case.model
@@ -125,9 +130,12 @@ def loss_of(case: Case) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """(outputs, target) -> mean loss times `data.loss_factor`, 0-d fp32.
 
     Cross entropy over the outputs for a stem `embedding`, of the tokens that are not masked; mean
-    squared error otherwise.
+    squared error otherwise; the user's own model has its own.
     """
     factor = case.data.loss_factor
+    if case.model.user is not None:
+        own = parts_of(case.model.user).loss_of
+        return lambda outputs, target: own(outputs, target) * factor
 
     def cross_entropy(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         logits = outputs.float().flatten(0, 1)

@@ -10,6 +10,7 @@ from ..case.shapes import SIDE_INPUTS, SPARE, STEM_KERNEL, call_order, matching
 from .blocks import Block
 from .layers import Conv1d, Embedding, Linear, fill
 from .seeds import WEIGHTS, generator_of
+from .user import build_user_model
 
 
 class Side(Linear):
@@ -56,12 +57,16 @@ class Network(nn.Module):
         return outputs
 
 
-def build_model(case: Case) -> Network:
+def build_model(case: Case) -> nn.Module:
     """The model of the case, in training mode, on the CPU, in fp32 but for its bf16 blocks.
+
+    The user's own is in the mode and the dtypes that its factory gives it.
 
     Its bits depend on the case alone; the global random state is neither read nor changed. Call
     `check(case)` first: a case from elsewhere may ask for more memory than there is.
     """
+    if case.model.user is not None:
+        return build_user_model(case)
     model = Network(case.model)
     generator = generator_of(case.seed, WEIGHTS)
     parameters = dict(model.named_parameters())

@@ -29,6 +29,8 @@ def as_data(counted: Tally) -> dict[str, Any]:
         "environment": started.environment if started else None,
         "run": {
             "profile": started.profile if started else "",
+            "without": dict(started.without) if started else {},
+            "model": started.model if started else "",
             "seed": started.seed if started else 0,
             "world_sizes": started.world_sizes if started else (),
             "obligations": counted.obligations,

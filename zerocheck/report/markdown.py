@@ -232,6 +232,10 @@ def _environment(counted: Tally) -> Iterable[str]:
         [name, escape(str(getattr(environment, name)))] for name in environment.__struct_fields__
     ]
     rows += [["profile", escape(counted.started.profile)], ["seed", str(counted.started.seed)]]
+    if counted.started.model:
+        rows += [["model", escape(counted.started.model)]]
+    for obligation, reason in counted.started.without.items():
+        rows += [[f"{obligation}", escape(f"not checked: {reason}")]]
     yield table(["", ""], rows)
 
 

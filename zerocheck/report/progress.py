@@ -61,15 +61,18 @@ class Progress:
             self._live = None
 
     def _start(self) -> None:
+        started = self._tally.started
         self._began = self._said = time.monotonic()
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(console=self._console, get_renderable=self._picture, transient=True)
             self._live.start()
         else:
-            started = self._tally.started
             sizes = ", ".join(map(str, started.world_sizes)) if started else ""
             names = ", ".join(map(one_line, self._tally.implementations))
-            self._say(f"{self._tally.planned} cases of {names} on {sizes} ranks")
+            model = f" with {one_line(started.model)}" if started and started.model else ""
+            self._say(f"{self._tally.planned} cases of {names}{model} on {sizes} ranks")
+        for obligation, reason in (started.without if started else {}).items():
+            self._say(f"{obligation} is not checked: {one_line(reason)}")
 
     def _case_finished(self) -> None:
         now = time.monotonic()

@@ -106,13 +106,16 @@ def failures_of(record: CaseFinished) -> list[Finding]:
 def replay_line(finding: Finding) -> str:
     """The command that replays the finding, or an empty text if no case file was written.
 
-    A user's implementation is named again, since `replay` imports no code that only a file names.
+    A user's implementation or model is named again, since `replay` imports no code that only a file
+    names.
     """
     if not finding.case_file:
         return ""
     command = ["zerocheck", "replay", finding.case_file]
     if ":" in finding.implementation:
         command += ["--implementation", finding.implementation]
+    if finding.model:
+        command += ["--model", finding.model]
     return shlex.join(command)
 
 

@@ -65,7 +65,7 @@ class Array:
         other._done = set()
         return other
 
-    def coverage(self, implementation: str, *, max_cases: int | None) -> Coverage:
+    def coverage(self, implementation: str, *, max_cases: int | None, model: str) -> Coverage:
         """What is wanted of a run, for the journal."""
         return Coverage(
             implementation=implementation,
@@ -76,6 +76,7 @@ class Array:
                 Refused(reason=reason, pairs=f"{pairs:x}") for reason, pairs in self.refused.items()
             ),
             max_cases=max_cases,
+            model=model,
         )
 
     def note(self, case: Case, *, refused: bool) -> None:

@@ -14,6 +14,13 @@ FEW = 3
 """Cases; what fewer of them exercised is named."""
 
 
+_OF_MODELS = frozenset(
+    {name for name, row in FEATURES.items() if row.dimension == "model"}
+    | {"batch-of-one", "length-of-one", "masked"}
+)
+"""Features that are not drawn where the model is the user's own."""
+
+
 class Covered:
     """Features and pairs of features of one implementation, case by case.
 
@@ -125,6 +132,8 @@ class Covered:
     def _why(self, name: str) -> str:
         if name in self.ignored:
             return "ignored by it"
+        if self.wanted is not None and self.wanted.model and name in _OF_MODELS:
+            return f"the model is {self.wanted.model}"
         if not self.counted or name not in self._pairs.names:
             return "not drawn"
         own = self._pairs.with_feature(name)

@@ -21,6 +21,7 @@ from .environment import environment
 from .events import Bus, Handler
 from .findings import Bug, Findings
 from .ledger import Ledger
+from .model import with_models
 from .options import RunOptions
 from .plan import Plan, Planned
 from .records import CaseFile, Finding, Record, RunFinished, RunStarted
@@ -104,6 +105,11 @@ class _Run:
             name: describe(self.ranks, name, world_size=min(options.world_sizes))
             for name in options.implementations
         }
+        described, without = with_models(self.ranks, described, options)
+        if without:
+            options = self.options = options.leaving_out(without)
+            self.ledger = Ledger(options, self.environment.torch)
+            self.findings = Findings(self.ledger.issue_of)
         self.fixed = {name: paths(described[name].fixed) for name in described}
         self.plan = Plan(options, described, self._refusals)
         self.plan.cases, left_out = self.ledger.arrange(self.plan.cases)
@@ -119,6 +125,8 @@ class _Run:
                 planned=len(self.plan.cases),
                 started=time.time(),
                 left_out=left_out,
+                model=options.model or "",
+                without=without,
             )
         )
         for coverage in self.plan.coverage:

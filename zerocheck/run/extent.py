@@ -28,12 +28,12 @@ _DIRECT: dict[str, tuple[str, ...]] = {
 
 def size(case: Case) -> str:
     """`"2 ranks, 1 block, 1 step"`."""
-    blocks = len(case.model.blocks)
+    blocks, user = len(case.model.blocks), case.model.user
     ranks = " then ".join(str(leg.mesh[0]) for leg in case.resume)
     return ", ".join(
         (
             _count(case.world_size, "rank") + (f" then {ranks}" if ranks else ""),
-            _count(blocks, "block") if blocks else "no blocks",
+            _count(blocks, "block") if blocks else user.factory if user else "no blocks",
             _count(case.training.steps, "step"),
         )
     )

@@ -133,7 +133,7 @@ class Bug:
 
     def finding(self, number: int) -> Finding:
         """The record of this bug as it is known now. number: its place among the bugs."""
-        shrunk = self.shrunk
+        shrunk, user = self.shrunk, self.replayed.case.model.user
         return Finding(
             number=number,
             fingerprint=self.fingerprint,
@@ -155,6 +155,7 @@ class Bug:
             size="" if shrunk is None else shrunk.size,
             extent=self.extent if shrunk is None else shrunk.extent,
             known=None if self.issue is None else self.issue.record,
+            model=user.factory if user is not None else "",
         )
 
 

@@ -55,7 +55,8 @@ class Ledger:
     def arrange(self, planned: Sequence[Planned]) -> tuple[list[Planned], tuple[LeftOut, ...]]:
         """The plan without the cases that a known hang covers, and with the issues' own cases.
 
-        An own case is left away if the run was asked for other world sizes or features.
+        An own case is left away if the run was asked for other world sizes or features, or for
+        another model.
         """
         left_out: Counter[tuple[str, KnownIssue]] = Counter()
         kept = []
@@ -69,6 +70,7 @@ class Ledger:
             case = issue.case
             if (
                 case is not None
+                and (case.model.user.factory if case.model.user else None) == self._options.model
                 and issue.implementation in self._options.implementations
                 and {leg.world_size for leg in legs_of(case)} <= set(self._options.world_sizes)
                 and set(self._options.features) <= set(features(case))
@@ -136,15 +138,17 @@ class Ledger:
         """Issues that should have been seen and were not, and the number of their own case.
 
         Of an issue without a case of its own, one other case with its features must have run. One
-        that shows sometimes is never missed.
+        that shows sometimes is never missed; nor is one without a case in a run of the user's own
+        model, which shows little of what drawn ones do.
         """
+        looked = self._looked if self._options.model is None else ()
         numbers = {issue: number for number, issue in self.own.items()}
         return [
             (issue, numbers.get(issue))
             for issue in self.issues
             if issue not in self._shown
             and not issue.sometimes
-            and (issue in self._own_status if issue.case is not None else issue in self._looked)
+            and (issue in self._own_status if issue.case is not None else issue in looked)
         ]
 
     def shown(self, issue: KnownIssue) -> bool:

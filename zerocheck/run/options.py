@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
 from ..case.features import FEATURES
 from ..case.schema import MAX_WORLD_SIZE
-from ..catalogue import BUILT_IN, check_spelling
+from ..catalogue import BUILT_IN, check_factory, check_spelling
 from ..errors import UsageError, did_you_mean, unknown
 from ..judge.verdict import EQUIVALENCE, MEMORY, OBLIGATIONS, RESUME, Obligation
 from .known_issues import KnownIssue, load
@@ -34,7 +35,8 @@ class RunOptions:
 
     implementations: built-in names, package.module:Name or path/to/file.py:Name; world_sizes:
     numbers of ranks to draw from; max_cases: cases per implementation at most; features: only
-    cases that have all of them; known_issues: files of known issues beside ours, and "none" for
+    cases that have all of them; model: the user's own, `path/to/file.py:factory`, in place of
+    drawn ones; known_issues: files of known issues beside ours, and "none" for
     not ours; shrink: look for the smallest case of each finding. Raises UsageError for what cannot
     be used.
     """
@@ -51,6 +53,7 @@ class RunOptions:
     device: str = "cpu"
     known_issues: tuple[str, ...] = ()
     shrink: bool = True
+    model: str | None = None
     issues: tuple[KnownIssue, ...] = field(init=False, default=())
     """What stands in the files of known issues."""
     world_sizes_given: bool = field(init=False, default=False)
@@ -70,6 +73,8 @@ class RunOptions:
         for obligation in self.obligations:
             if obligation not in OBLIGATIONS:
                 raise unknown("obligation", obligation, OBLIGATIONS)
+        if self.model is not None:
+            check_factory(self.model)
         check_ranks(self.ranks)
         check_device(self.device)
         for size in self.world_sizes:
@@ -92,6 +97,12 @@ class RunOptions:
 
     def _set(self, name: str, values: Iterable[object]) -> None:
         object.__setattr__(self, name, tuple(values))
+
+    def leaving_out(self, obligations: Collection[Obligation]) -> RunOptions:
+        """The same options, without these obligations."""
+        left = copy(self)
+        left._set("obligations", [o for o in self.obligations if o not in obligations])
+        return left
 
     @property
     def cases(self) -> int:

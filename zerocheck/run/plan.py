@@ -152,7 +152,8 @@ class Plan:
         if set(self._options.obligations) & {*EQUIVALENCE, *MEMORY}:
             cases = self._steps(name, described, ask)
         else:
-            self.coverage.append(Coverage(implementation=name, features=OF_RESUME))
+            model = _model(described)
+            self.coverage.append(Coverage(implementation=name, features=OF_RESUME, model=model))
         if set(self._options.obligations) & set(RESUME):
             cases += self._resumed(name, described)
         return cases
@@ -217,12 +218,24 @@ class Plan:
             wanted = ", ".join(options.features)
             raise UsageError(f"no case for {name} has the features asked for: {wanted}")
         if profile.covering:
-            self.coverage.append(self._arrays[name].coverage(name, max_cases=cut))
+            told = self._arrays[name].coverage(name, max_cases=cut, model=_model(described))
+            self.coverage.append(told)
         else:
             self.coverage.append(
-                Coverage(implementation=name, features=OF_STEPS, ignored=tuple(ignored))
+                Coverage(
+                    implementation=name,
+                    features=OF_STEPS,
+                    ignored=tuple(ignored),
+                    model=_model(described),
+                )
             )
         return found
+
+
+def _model(described: Described) -> str:
+    """The user's own model that every case has, or an empty text."""
+    user = _mapping(_mapping(described.fixed.get("model")).get("user"))
+    return str(user.get("factory", ""))
 
 
 def _ignored(described: Described) -> list[str]:

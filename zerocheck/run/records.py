@@ -61,6 +61,10 @@ class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag="run started"):
     planned: int
     started: float
     left_out: tuple[LeftOut, ...] = ()
+    model: str = ""
+    """The user's own, if every case has it."""
+    without: dict[Obligation, str] = {}
+    """Obligations that were asked for and that no case can exercise, and why."""
     format: int = JOURNAL_FORMAT
 
 
@@ -76,7 +80,8 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True, tag="coverage"):
 
     features: all that count; ignored: those of options that it does not obey; supported, refused:
     pairs of features, in hex as the bits of case/covering.py's Pairs over `features`, empty where
-    cases are only drawn at random; max_cases: what the user allowed, None for no limit.
+    cases are only drawn at random; max_cases: what the user allowed, None for no limit; model: the
+    user's own, which all cases have: features of models and batches are not drawn.
     """
 
     implementation: str
@@ -85,6 +90,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True, tag="coverage"):
     supported: str = ""
     refused: tuple[Refused, ...] = ()
     max_cases: int | None = None
+    model: str = ""
 
 
 class CaseFinished(msgspec.Struct, frozen=True, kw_only=True, tag="case finished"):
@@ -154,6 +160,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
     extent: str = ""
     """What the failure needs, and where it shows; or why that is not known."""
     known: Known | None = None
+    model: str = ""
+    """The user's own, if the case to replay has it."""
 
     @property
     def intermittent(self) -> bool:

@@ -6,39 +6,62 @@ Once, if that says it all. What shows sometimes is run several times, and counte
 from __future__ import annotations
 
 from collections import Counter
+from itertools import zip_longest
 from pathlib import Path
 
+import msgspec
+
+from ..case.schema import Case
 from ..catalogue import is_built_in
 from ..errors import UsageError
 from .casefile import read
 from .confirmation import TRIES, fails_alike, in_a_word, runs_to_see
 from .engine import open_ranks
 from .environment import environment
+from .model import case_with
 from .records import CaseFile, CaseFinished, Environment
 from .tally import FAILING
 from .trial import Outcome, Trial, describe
 
 
 def replay(
-    path: Path, *, implementation: str | None = None, ranks: str = "processes", device: str = "cpu"
+    path: Path,
+    *,
+    implementation: str | None = None,
+    model: str | None = None,
+    ranks: str = "processes",
+    device: str = "cpu",
 ) -> Replayed | None:
     """Run the case of a file, several times if what it shows depends on the moment.
 
     None on a rank of torchrun other than 0.
 
     implementation: run it on this one instead. Without it only built-in ones are run: no code is
-    imported that only the file names. Raises UsageError for that, and for a file that is not one.
+    imported that only the file names. model: the user's own that the case has, by its name or
+    where it is here. Raises UsageError for what is missing, and for a file that is not one.
     """
     case_file = read(path)
     name = implementation or case_file.implementation
     if implementation is None:
         not_without_asking(path, name)
+    user = case_file.case.model.user
+    if user is not None and model is None:
+        raise UsageError(
+            f"{path} names the model {user.factory}; say so again to let its code run: "
+            f"--model {user.factory}"
+        )
     size = case_file.case.world_size
     with open_ranks(ranks, device=device) as (processes, _):
         if processes is None:
             return None
-        describe(processes, name, world_size=1 if ranks == "processes" else size)
-        replayed = Replayed(case_file, name)
+        smallest = 1 if ranks == "processes" else size
+        describe(processes, name, world_size=smallest)
+        changed = ""
+        if model is not None:
+            case = case_with(processes, case_file.case, model, world_size=smallest)
+            changed = _changed(case_file.case, case)
+            case_file = msgspec.structs.replace(case_file, case=case)
+        replayed = Replayed(case_file, name, changed=changed)
         while len(replayed.outcomes) < replayed.runs:
             trial = Trial(
                 processes,
@@ -60,11 +83,27 @@ def not_without_asking(path: Path, name: str) -> None:
         )
 
 
-class Replayed:
-    """What the replay gave, beside what the file says. outcomes: of each run."""
+def _changed(was: Case, now: Case) -> str:
+    """What differs in the user's own model, in words; empty where it is described alike."""
+    if was.model.user is None or now.model.user is None:
+        return ""
+    there, here = was.model.user.parameters, now.model.user.parameters
+    if there == here:
+        return ""
+    pairs = zip_longest(there, here)
+    before, after = next((one, other) for one, other in pairs if one != other)
+    named = before or after
+    assert named is not None
+    return f"; the model is not that of the file: {named.name} differs"
 
-    def __init__(self, case_file: CaseFile, implementation: str) -> None:
+
+class Replayed:
+    """What the replay gave, beside what the file says. outcomes: of each run; changed: how the
+    user's own model differs from the one in the file."""
+
+    def __init__(self, case_file: CaseFile, implementation: str, *, changed: str = "") -> None:
         self.case_file = case_file
+        self.changed = changed
         self.implementation = implementation
         self.outcomes: list[Outcome] = []
 
@@ -104,6 +143,9 @@ class Replayed:
     @property
     def verdict(self) -> str:
         """One sentence: reproduced bit for bit, the same verdict with other bits, or not."""
+        return self._verdict() + self.changed
+
+    def _verdict(self) -> str:
         was, now = self.case_file, self.outcome
         if len(self.outcomes) > 1:
             return self._counted()

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 import torch
 
-from ..case.schema import Case
-from ..drive.observation import Described, Job, RankSeen, Recorded, Refusals
+from ..case.schema import Case, UserModel
+from ..drive.observation import Described, Job, Looked, RankSeen, Recorded, Refusals
 from ..errors import HarnessError, UsageError
 from ..judge.assemble import Fetch
 from ..judge.case import judge
@@ -235,6 +235,26 @@ def observed(result: JobResult) -> tuple[list[RankSeen], Fetch]:
         return arena.tensor(Slot(record.offset, record.numel, record.dtype))
 
     return seen, fetch
+
+
+def look(ranks: Ranks, name: str, *, world_size: int = 1) -> UserModel:
+    """What the user's own model is, looked at in a rank process: it runs the user's code.
+
+    Raises UsageError if it cannot be judged.
+    """
+    result = ranks.wait(ranks.submit(world_size, msgspec.msgpack.encode(Job(look=name))))
+    try:
+        payload = result.payloads[0]
+        if payload is None:
+            raise UsageError(
+                f"a look at {name} ended the process that tried it: {result.summary(stacks=True)}"
+            )
+        looked = msgspec.msgpack.decode(payload, type=Looked)
+    finally:
+        result.release()
+    if looked.model is None:
+        raise UsageError(looked.error)
+    return looked.model
 
 
 def describe(ranks: Ranks, implementation: str, *, world_size: int = 1) -> Described:

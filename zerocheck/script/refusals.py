@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..case.schema import Case
-from ..case.shapes import transposed
+from ..case.shapes import draws_random, transposed
 from .checks import Check
 from .sharding import STRATEGIES, grouped
 
 
 def reasons(name: str, case: Case, checks: tuple[Check, ...], steps: int) -> Iterator[str]:
     """Why a script of the case would be too long, or not the same; nothing if it can be written."""
+    if case.model.user is not None:
+        yield "the model is the user's own (model.user)"
     if len(case.mesh) != 1:
         yield f"the mesh has {len(case.mesh)} axes"
     if case.precision.compute != "fp32" or case.precision.reduce != "fp32":
@@ -26,7 +28,7 @@ def reasons(name: str, case: Case, checks: tuple[Check, ...], steps: int) -> Ite
         yield "a step overflows on purpose (training.overflow)"
     if case.disturbance.delay:
         yield "it needs delays, which show a race in some runs only (disturbance.delay)"
-    if case.data.rng == "carried" and any(block.dropout for block in case.model.blocks):
+    if case.data.rng == "carried" and draws_random(case.model):
         yield "dropout takes random numbers that each rank carries on (data.rng)"
     if name in STRATEGIES:
         flat = not case.sharding.use_orig_params

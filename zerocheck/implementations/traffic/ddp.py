@@ -16,7 +16,7 @@ from ...case.schema import Case
 from ...case.shapes import sometimes_used, uncalled, unfrozen
 from ...contract.groups import grouped
 from ...contract.layout import Call
-from .passage import Event, is_of_case, passage
+from .passage import Event, is_of_case, or_none, passage
 from .writing import SIZES, Calls, dtype_of
 
 BROADCAST_BUCKET = 250 * 2**20
@@ -141,6 +141,7 @@ def zero_redundancy(model: nn.Module, case: Case) -> tuple[Call, ...] | None:
     return _calls(model, case, lambda step: _published(model, case, step))
 
 
+@or_none
 def _calls(
     model: nn.Module, case: Case, after: Callable[[int], Iterator[tuple[int, str]]]
 ) -> tuple[Call, ...] | None:

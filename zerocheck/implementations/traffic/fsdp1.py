@@ -24,7 +24,7 @@ from ...case.shapes import call_order, learning
 from ...contract.layout import Call
 from ..fsdp1.refusals import wrapped_units
 from ..units import members
-from .passage import ROOT, Event, is_of_case, passage
+from .passage import ROOT, Event, is_of_case, or_none, passage
 from .writing import SIZES, Calls, dtype_of
 
 FULL_SHARD = ShardingStrategy.FULL_SHARD
@@ -261,6 +261,7 @@ def _recomputed_twice(case: Case) -> bool:
     )
 
 
+@or_none
 def fsdp1(model: nn.Module, case: Case, strategy: ShardingStrategy) -> tuple[Call, ...] | None:
     """Calls of all steps, with FULL_SHARD, SHARD_GRAD_OP or NO_SHARD.
 

@@ -15,7 +15,7 @@ from ...case.schema import Case
 from ...case.shapes import learning, sometimes_used
 from ...contract.layout import Call
 from ..units import in_order_of_calls, unit_modules
-from .passage import ROOT, Event, is_of_case, passage
+from .passage import ROOT, Event, is_of_case, or_none, passage
 from .writing import SIZES, Calls, dtype_of
 
 State = Literal["idle", "forward", "before backward", "after backward"]
@@ -191,6 +191,7 @@ class _Replay:
             unit.pending, unit.whole, unit.ever = False, True, True
 
 
+@or_none
 def fsdp2(model: nn.Module, case: Case) -> tuple[Call, ...] | None:
     """Calls of all steps. None for another model than that of the case."""
     if not is_of_case(model, case):

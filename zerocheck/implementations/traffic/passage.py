@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import partial
-from typing import Any, Literal, NamedTuple
+from functools import partial, wraps
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from ...case.schema import Case
-from ...case.shapes import parameter_shapes, unfrozen
+from ...case.shapes import parameter_shapes, sometimes_used, unfrozen
+from ...contract.layout import Call
 from ...models.batches import batch, loss_of
 from ...models.network import build_model
 
@@ -19,6 +20,9 @@ What = Literal["enter", "leave", "loss", "output", "inputs", "parameter"]
 
 ROOT = -1
 """The unit of an event of the whole model."""
+
+
+Predict = TypeVar("Predict", bound=Callable[..., tuple[Call, ...] | None])
 
 
 class Event(NamedTuple):
@@ -53,8 +57,28 @@ class _Marked(torch.autograd.Function):
         return None, *gradients
 
 
+class Unpredicted(Exception):
+    """The user's own model does something of which the events here do not tell."""
+
+
+def or_none(predict: Predict) -> Predict:
+    """predict(model, case, ...) with None where the passage through the model is not enough."""
+
+    @wraps(predict)
+    def predicted(*given: Any) -> tuple[Call, ...] | None:
+        try:
+            return predict(*given)
+        except Unpredicted:
+            return None
+
+    return cast("Predict", predicted)
+
+
 def is_of_case(model: nn.Module, case: Case) -> bool:
-    """Whether it is the model of the case. In which order another one is run is not known."""
+    """Whether it is the model of the case. In which order another one is run is not known; nor is
+    that of the user's own where some parameters are used sometimes."""
+    if case.model.user is not None and sometimes_used(case.model):
+        return False
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     return shapes == parameter_shapes(case.model)
 
@@ -104,8 +128,10 @@ def _passage(
     backward = False
     calls = 0
 
-    def enter(unit: int, _: nn.Module, inputs: tuple[Any, ...]) -> Any:
+    def enter(unit: int, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         events.append(Event("enter", unit, again=backward))
+        if any(isinstance(one, torch.Tensor) for one in named.values()):
+            raise Unpredicted
         tensors = [one for one in inputs if isinstance(one, torch.Tensor) and one.requires_grad]
         if unit == ROOT or not tensors or not (marked or watched):
             return None
@@ -118,13 +144,15 @@ def _passage(
             return None
         done = iter(_Marked.apply(over, *tensors))  # type: ignore[no-untyped-call]
         chosen = {id(one) for one in tensors}
-        return tuple(next(done) if id(one) in chosen else one for one in inputs)
+        return tuple(next(done) if id(one) in chosen else one for one in inputs), named
 
-    def leave(unit: int, _: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+    def leave(unit: int, _: nn.Module, inputs: Any, output: Any) -> None:
         nonlocal calls
         number = ROOT
         if unit != ROOT and not backward:
             number, calls = calls, calls + 1
+        if not isinstance(output, torch.Tensor):
+            raise Unpredicted
         learns = output.requires_grad
         events.append(Event("leave", unit, number, learns=learns, again=backward))
         if learns and not backward:
@@ -139,7 +167,7 @@ def _passage(
         events.append(Event("parameter", name=name))
 
     for unit, module in [(ROOT, model), *enumerate(units(model))]:
-        module.register_forward_pre_hook(partial(enter, unit))
+        module.register_forward_pre_hook(partial(enter, unit), with_kwargs=True)
         module.register_forward_hook(partial(leave, unit))
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:

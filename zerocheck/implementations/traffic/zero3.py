@@ -9,7 +9,7 @@ from ...case.shapes import unfrozen
 from ...contract.layout import Call
 from ..textbook.bucket import of_one_dtype
 from ..units import unit_modules
-from .passage import ROOT, Event, is_of_case, passage
+from .passage import ROOT, Event, is_of_case, or_none, passage
 from .textbook import Flat, clipping, flat_of, scaling
 from .writing import Calls
 
@@ -136,6 +136,7 @@ class _Replay:
                 self.calls.add("reduce_scatter", *flat)
 
 
+@or_none
 def zero3(model: nn.Module, case: Case) -> tuple[Call, ...] | None:
     """Units are gathered ahead once the order of a forward is known; each backward is reduced.
 

@@ -144,7 +144,7 @@ def _candidates(wrong: Wrong, known: Known) -> list[tuple[str, Callable[[], torc
 def _fresh(case: Case, layout: Layout) -> torch.Tensor:
     """The parameters that a model had before the load."""
     model = build_model(case)
-    scramble(model, case.seed)
+    scramble(model, case)
     flat = torch.zeros(layout.size)
     for place, parameter in zip(layout.places, model.parameters(), strict=True):
         flat[place.start : place.stop] = parameter.detach().reshape(-1)

@@ -1,0 +1,99 @@
+"""From `package.module:Name` or `path/to/file.py:Name` to what it names: runs the user's code."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .errors import UsageError, did_you_mean
+
+_stamps: dict[Path, tuple[int, int]] = {}
+"""When each file was changed last, as it was imported."""
+
+
+def imported(name: str) -> Any:
+    """What `package.module:Name` or `path/to/file.py:Name` names. Imports the user's code.
+
+    Raises UsageError, with what is missing and where.
+    """
+    where, _, attribute = name.rpartition(":")
+    return _attribute(_module(where, attribute), where, attribute)
+
+
+def _module(where: str, attribute: str) -> ModuleType:
+    if where.endswith(".py"):
+        path = Path(where).resolve()
+        if not path.is_file():
+            raise UsageError(f"there is no file {where!r} (looked at {path})")
+        own = f"zerocheck_user_{path.stem}"
+        there = _there(path, (own, path.stem))
+        if there is not None:
+            return there
+        spec = importlib.util.spec_from_file_location(own, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        # By its own name too: a sharder that imports the file of the model must get the same
+        # classes, or a wrapping by class would find none of them.
+        names = [own] if path.stem in sys.modules else [own, path.stem]
+        sys.modules.update(dict.fromkeys(names, module))
+        _stamps[path] = _stamp(path)
+        folder = str(path.parent)
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException as error:
+            for name in names:
+                del sys.modules[name]
+            raise UsageError(f"{where} does not import: {_said(error, path)}") from error
+        return module
+    try:
+        return importlib.import_module(where)
+    except BaseException as error:
+        hint = ""
+        if isinstance(error, ModuleNotFoundError) and Path(f"{where}.py").is_file():
+            hint = f"; did you mean '{where}.py:{attribute}'?"
+        raise UsageError(f"module {where!r} does not import: {_said(error)}{hint}") from error
+
+
+def _there(path: Path, names: tuple[str, ...]) -> ModuleType | None:
+    """The module of the file, if it was imported and not changed since."""
+    for name in names:
+        module = sys.modules.get(name)
+        file = getattr(module, "__file__", None)
+        if file is not None and Path(file).resolve() == path:
+            if _stamps.get(path, _stamp(path)) == _stamp(path):
+                return module
+            for one in names:
+                if sys.modules.get(one) is module:
+                    del sys.modules[one]
+    return None
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
+
+
+def _attribute(module: ModuleType, where: str, attribute: str) -> Any:
+    if hasattr(module, attribute):
+        return getattr(module, attribute)
+    names = [name for name in vars(module) if not name.startswith("_")]
+    raise UsageError(f"{where} has no {attribute!r}{did_you_mean(attribute, names)}")
+
+
+def _said(error: BaseException, path: Path | None = None) -> str:
+    """Type, message and, for a file of the user, the line in it."""
+    line = ""
+    trace = error.__traceback__
+    while trace is not None:
+        if path is not None and trace.tb_frame.f_code.co_filename == str(path):
+            line = f" (line {trace.tb_lineno})"
+        trace = trace.tb_next
+    if isinstance(error, SyntaxError) and error.lineno:
+        return f"SyntaxError: {error.msg} (line {error.lineno})"
+    return f"{type(error).__name__}: {error}{line}"

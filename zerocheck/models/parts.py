@@ -1,0 +1,57 @@
+"""What a model of the user consists of: what the factory returns, and the repeated blocks in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from ..errors import UsageError
+
+
+def model_of(name: str, made: Any) -> nn.Module:
+    """The model in what the factory `name` returned: it, or the first of a tuple.
+
+    Raises UsageError for anything else.
+    """
+    model = made[0] if isinstance(made, tuple) and made else made
+    if not isinstance(model, nn.Module):
+        what = (
+            f"a tuple that begins with {type(model).__name__}"
+            if model is not made
+            else (type(made).__name__)
+        )
+        raise UsageError(f"{name} returns {what}; needed is a torch.nn.Module")
+    return model
+
+
+def block_list(model: nn.Module) -> tuple[str, nn.ModuleList] | None:
+    """Path and list of the model's blocks: the ModuleList with the most parameters.
+
+    What says that it is `conditional`, as a list of experts, is no list of blocks.
+    """
+    lists = [(path, m) for path, m in model.named_modules() if _is_list(m)]
+    sized = [(sum(p.numel() for p in found.parameters()), path, found) for path, found in lists]
+    sized = [one for one in sized if one[0]]
+    if not sized:
+        return None
+    _, path, found = max(sized, key=lambda one: one[0])
+    return path, found
+
+
+def show_blocks(model: nn.Module, otherwise: Iterable[nn.Module] = ()) -> None:
+    """Have the model show its repeated blocks as `blocks`, for whoever makes units of them.
+
+    What has a ModuleList of that name is left alone. otherwise: the blocks of a model without any
+    list. Nothing is registered: names and parameters stay as they are.
+    """
+    if isinstance(getattr(model, "blocks", None), nn.ModuleList):
+        return
+    found = block_list(model)
+    parts = found[1] if found is not None else otherwise
+    vars(model)["blocks"] = [part for part in parts if not getattr(part, "conditional", False)]
+
+
+def _is_list(module: nn.Module) -> bool:
+    return isinstance(module, nn.ModuleList) and not getattr(module, "conditional", False)

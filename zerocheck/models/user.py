@@ -1,0 +1,237 @@
+"""The user's own model as the model of a case: `--model path/to/file.py:factory`.
+
+The factory takes no arguments and returns one of
+
+    (model, batch)          batch(generator) -> the positional arguments of the model, which returns
+                            the loss
+    (model, batch, loss)    batch(generator) -> (inputs, target), of which the loss is
+                            loss(model(*inputs), target)
+
+`batch` draws one microbatch of one rank with the torch.Generator that it is given, and nothing
+else; inputs are a tensor or a tuple of tensors, the target is a tensor. The loss is a 0-d tensor,
+the mean over the microbatch. The harness seeds torch before it calls the factory, so that every
+rank and the judge build the same model; which one follows from the seed of the case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..case.schema import Case, UserModel, UserParameter
+from ..case.shapes import matching
+from ..errors import UsageError
+from ..importing import imported
+from .parts import model_of, show_blocks
+from .seeds import WEIGHTS, seed_of
+
+DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+"""dtypes that parameters may have."""
+
+Draw = Callable[[torch.Generator], Any]
+Loss = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What goes with a model: how its batches are drawn, and its loss; None: it returns that."""
+
+    name: str
+    draw: Draw
+    loss: Loss | None
+
+    def drawn(self, generator: torch.Generator) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+        """(inputs, target) of one microbatch; the target is empty where the model has it.
+
+        Raises UsageError, with what is needed, for anything else that `batch` returns.
+        """
+        given = self.draw(generator)
+        target: Any = torch.empty(0)
+        if self.loss is not None:
+            if not isinstance(given, tuple | list) or len(given) != 2:
+                raise self._wrong(given, "needed is a pair (inputs, target), since it has a loss")
+            given, target = given
+            if not isinstance(target, torch.Tensor):
+                raise self._wrong(target, "as the target; needed is a tensor")
+        inputs = (given,) if isinstance(given, torch.Tensor) else given
+        if not isinstance(inputs, tuple | list):
+            raise self._wrong(given, "needed is a tensor, or a tuple of tensors")
+        for value in inputs:
+            if not isinstance(value, torch.Tensor):
+                raise self._wrong(value, "among the inputs; needed are tensors")
+        return tuple(inputs), target
+
+    def loss_of(self, outputs: Any, target: torch.Tensor) -> torch.Tensor:
+        """The loss, 0-d fp32. Raises UsageError, with what is needed, for anything else."""
+        loss = outputs if self.loss is None else self.loss(outputs, target)
+        if isinstance(loss, torch.Tensor) and loss.dim() == 0 and loss.is_floating_point():
+            return loss.float()
+        if isinstance(loss, torch.Tensor):
+            what = f"a tensor of shape {tuple(loss.shape)} and dtype {loss.dtype}"
+        else:
+            what = type(loss).__name__
+        if self.loss is not None:
+            raise UsageError(f"the loss of {self.name} is {what}; needed is a 0-d float tensor")
+        raise UsageError(
+            f"the model of {self.name} returns {what}; needed is the loss, a 0-d float tensor, or "
+            "a third function: return model, batch, loss with loss(outputs, target)"
+        )
+
+    def _wrong(self, given: Any, needed: str) -> UsageError:
+        what = type(given).__name__
+        if isinstance(given, tuple | list):
+            what += f" of {len(given)}"
+        return UsageError(f"the batch function of {self.name} returns {what}; {needed}")
+
+
+_factories: dict[str, Callable[[], Any]] = {}
+_parts: dict[str, Parts] = {}
+
+
+def factory_of(name: str) -> Callable[[], Any]:
+    """The function of that name, imported once per process. Runs the user's code.
+
+    Raises UsageError, with the nearest name, where there is none.
+    """
+    if name not in _factories:
+        found = imported(name)
+        if not callable(found) or isinstance(found, nn.Module):
+            raise UsageError(
+                f"{name} is of type {type(found).__name__}; needed is a function that returns "
+                "(model, batch) or (model, batch, loss)"
+            )
+        _factories[name] = found
+    return _factories[name]
+
+
+def made(name: str, seed: int) -> tuple[nn.Module, Parts]:
+    """Call the factory with torch's global generator seeded; its state is put back.
+
+    Raises UsageError for what it raises, and for what is not a model with its batches.
+    """
+    factory = factory_of(name)
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.default_generator.manual_seed(seed)
+        try:
+            given = factory()
+        except Exception as error:
+            raise UsageError(f"{name} fails: {type(error).__name__}: {error}") from error
+    model = model_of(name, given)
+    functions = given[1:] if isinstance(given, tuple) else ()
+    if len(functions) not in (1, 2):
+        what = "the model alone" if not functions else f"a tuple of {len(given)}"
+        raise UsageError(
+            f"{name} returns {what}; needed is (model, batch) or (model, batch, loss), where "
+            "batch(generator) draws one microbatch"
+        )
+    for label, function, count in zip(("batch", "loss"), functions, (1, 2), strict=False):
+        _check_callable(name, label, function, count)
+    parts = Parts(name, functions[0], functions[1] if len(functions) == 2 else None)
+    return model, _parts.setdefault(name, parts)
+
+
+def parts_of(user: UserModel) -> Parts:
+    """Batches and loss of the model: those of the first that was made in this process."""
+    if user.factory not in _parts:
+        made(user.factory, 0)
+    return _parts[user.factory]
+
+
+def build_user_model(case: Case) -> nn.Module:
+    """The model of a case with `model.user`, on the CPU, in the mode that the factory left it in.
+
+    Raises UsageError where it is not the one that the case describes.
+    """
+    user = case.model.user
+    assert user is not None
+    model, _ = made(user.factory, seed_of(case.seed, WEIGHTS))
+    parameters = dict(model.named_parameters())
+    _check_same(user, parameters)
+    with torch.no_grad():
+        for name in matching(parameters, case.start.zeros):
+            parameters[name].zero_()
+    _mark_conditional(user, model)
+    show_blocks(model, otherwise=model.children())
+    return model
+
+
+@torch.no_grad()
+def varied(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Other fp32 values of about the same size: what was 0 is not, and no element stays.
+
+    The user's own initialization says what size is right.
+    """
+    value = tensor.detach().float()
+    if value.numel() == 0:
+        return value.clone()
+    factor = torch.empty(value.shape).uniform_(0.75, 1.25, generator=generator)
+    added = torch.empty(value.shape).uniform_(0.005, 0.02, generator=generator)
+    other = value * factor + added
+    return torch.where(other == value, other + 1, other)
+
+
+def described(name: str, parameter: torch.Tensor, used: Any = "always") -> UserParameter:
+    """A parameter as cases describe it. Raises UsageError for one that cannot be judged."""
+    if parameter.dtype not in DTYPES:
+        raise UsageError(
+            f"parameter {name} has dtype {parameter.dtype}; allowed: torch.float32, torch.bfloat16"
+        )
+    return UserParameter(
+        name=name,
+        shape=tuple(parameter.shape),
+        dtype="bf16" if parameter.dtype == torch.bfloat16 else "fp32",
+        trains=parameter.requires_grad,
+        contiguous=parameter.is_contiguous(),
+        used=used,
+    )
+
+
+def _check_callable(name: str, label: str, function: Any, count: int) -> None:
+    """Raise UsageError for what cannot be called with so many arguments."""
+    takes = "(generator)" if count == 1 else "(outputs, target)"
+    if not callable(function):
+        raise UsageError(
+            f"the {label} of {name} is of type {type(function).__name__}; needed is a function "
+            f"{label}{takes}"
+        )
+    try:
+        signature(function).bind(*range(count))
+    except TypeError:
+        given = signature(function)
+        raise UsageError(f"the {label} of {name} takes {given}; needed is {label}{takes}") from None
+    except ValueError:  # a builtin without a signature
+        return
+
+
+def _check_same(user: UserModel, parameters: dict[str, nn.Parameter]) -> None:
+    wanted = {one.name: one for one in user.parameters}
+    for name in {**wanted, **parameters}:
+        if name not in parameters or name not in wanted:
+            where = "the case" if name in wanted else "the model"
+            raise UsageError(f"{user.factory}: only {where} has the parameter {name}")
+        now, then = described(name, parameters[name]), wanted[name]
+        for field in ("shape", "dtype", "trains", "contiguous"):
+            if getattr(now, field) != getattr(then, field):
+                raise UsageError(
+                    f"{user.factory}: {name} has {field} {getattr(now, field)}, in the case it is "
+                    f"{getattr(then, field)}"
+                )
+    if list(wanted) != list(parameters):
+        raise UsageError(f"{user.factory}: its parameters come in another order than in the case")
+
+
+def _mark_conditional(user: UserModel, model: nn.Module) -> None:
+    """Say of modules that some ranks call and others do not that they are `conditional`."""
+    sometimes = {one.name for one in user.parameters if one.used == "sometimes"}
+    if not sometimes:
+        return
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    for module in model.modules():
+        own = {names[parameter] for parameter in module.parameters()}
+        if module is not model and own and own <= sometimes:
+            module.conditional = True  # type: ignore[assignment]

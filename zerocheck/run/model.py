@@ -1,0 +1,91 @@
+"""The user's own model as that of every case: `--model`, or `fixed = {"model": ...}`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from ..case.codec import to_plain
+from ..case.schema import Case, Model, UserModel
+from ..case.validity import check
+from ..catalogue import check_factory
+from ..drive.observation import Described
+from ..errors import UsageError
+from ..judge.verdict import Obligation
+from .options import RunOptions
+from .trial import Ranks, look
+
+
+def with_models(
+    ranks: Ranks, described: Mapping[str, Described], options: RunOptions
+) -> tuple[dict[str, Described], dict[Obligation, str]]:
+    """What the implementations declare, with the user's model among the fixed fields; and the
+    obligations that can then not be exercised at all, each with the reason.
+
+    Each model is looked at once, in a rank process. Raises UsageError for one that cannot be
+    judged, that does not go with what an implementation fixes, or with what is to be checked.
+    """
+    size = min(options.world_sizes)
+    looked: dict[str, UserModel] = {}
+    found = {}
+    for name, one in described.items():
+        factory = _factory(name, one.fixed, options.model)
+        if factory is None:
+            found[name] = one
+            continue
+        if factory not in looked:
+            looked[factory] = look(ranks, factory, world_size=size)
+        model = to_plain(Case(model=Model(user=looked[factory])))["model"]
+        fixed = {**one.fixed, "model": {"user": model["user"]}}
+        found[name] = msgspec.structs.replace(one, fixed=fixed)
+    return found, _without(options, found, looked)
+
+
+def case_with(ranks: Ranks, case: Case, factory: str, *, world_size: int) -> Case:
+    """The case with the model that the factory makes now. Raises UsageError where it has none of
+    the user's, or where the rest of the case does not go with what is made now."""
+    if case.model.user is None:
+        raise UsageError("--model: the case has a model of zerocheck's own; leave --model out")
+    user = look(ranks, factory, world_size=world_size)
+    case = msgspec.structs.replace(case, model=msgspec.structs.replace(case.model, user=user))
+    check(case)
+    return case
+
+
+def _without(
+    options: RunOptions, described: Mapping[str, Described], looked: Mapping[str, UserModel]
+) -> dict[Obligation, str]:
+    """`buffers`, where every case has a model of the user's without any."""
+    own = all("user" in _fields(one.fixed.get("model")) for one in described.values())
+    if not own or "buffers" not in options.obligations:
+        return {}
+    if any(user.buffers for user in looked.values()):
+        return {}
+    reason = f"{', '.join(looked)} has no buffers"
+    if options.obligations == ("buffers",):
+        raise UsageError(f"--obligations buffers: {reason}, so there is nothing to check")
+    return {"buffers": reason}
+
+
+def _fields(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _factory(name: str, fixed: Mapping[str, object], asked: str | None) -> str | None:
+    """Which model an implementation is checked with, or None for drawn ones."""
+    own = fixed.get("model")
+    if own is None:
+        return asked
+    if isinstance(own, str):
+        check_factory(own)
+        if asked is not None and asked != own:
+            raise UsageError(f"--model {asked}: {name} has the model {own} of its own (fixed)")
+        return own
+    if asked is not None and own:
+        fields = ", ".join(f"model.{field}" for field in own) if isinstance(own, Mapping) else own
+        raise UsageError(
+            f"--model {asked}: {name} fixes {fields}, which only drawn models have; leave one of "
+            "the two out"
+        )
+    return asked
