@@ -167,3 +167,17 @@ def test_a_model_without_memory_gives_the_same(kind: type[Implementation]) -> No
     model: nn.Module = skeleton(case)
     assert next(model.parameters()).device == torch.device("meta")
     assert kind.layout(model, case, 1) == kind.layout(build_model(case), case, 1)
+
+
+def test_fsdp1_keeps_no_gradient_of_which_no_parameter_has_a_part() -> None:
+    """16 elements of the weight and 4 of the bias, on 4 ranks: the bias is the last rank's."""
+    model = Model(inputs=4, width=4, outputs=4, frozen=("stem.*", "*.weight"))
+    case = Case(
+        mesh=(4,),
+        model=model,
+        training=Training(steps=2, set_to_none=False),
+        sharding=Sharding(wrap="layer", prefetch=0, use_orig_params=True),
+    )
+    for rank, kept in enumerate((False, False, False, True)):
+        assert told(Fsdp1, case, rank, 0, "backward")["gradient"] == 4 * 5
+        assert ("gradient" in told(Fsdp1, case, rank, 1, "forward")) == kept

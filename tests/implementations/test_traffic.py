@@ -43,6 +43,15 @@ FROZEN_IN_PART = Model(
 )
 """The stem is frozen, and part of a flat parameter that is not."""
 
+FROZEN_TWICE = Model(
+    inputs=4,
+    width=6,
+    blocks=(Block(kind="layer_norm"), Block(kind="mlp", hidden=5)),
+    calls=(0, 1, 1),
+    outputs=3,
+    frozen=("blocks.*",),
+)
+
 SHARDED = ("block", "layer", "block_kept", "each", "flat", "size", "views")
 
 
@@ -55,10 +64,10 @@ def _jobs(world_size: int) -> tuple[Case, ...]:
     ]
     by_hand += [
         Case(mesh=(world_size,), model=model, sharding=sharding)
-        for model in (AFTER_THE_UNIT, FROZEN_IN_PART)
+        for model in (AFTER_THE_UNIT, FROZEN_IN_PART, FROZEN_TWICE)
         for sharding in (
             Sharding(wrap="layer", backward_prefetch="none", prefetch=0),
-            Sharding(wrap="layer", use_orig_params=True),
+            Sharding(wrap="layer", use_orig_params=True, backward_prefetch="post"),
             Sharding(use_orig_params=True),
         )
     ]

@@ -134,6 +134,20 @@ def test_causes(name: str) -> None:
     assert (violation.wrong, violation.total) == (len(change(STEP)), len(STEP))
 
 
+@pytest.mark.parametrize(
+    ("unfreeze", "causes"), [(1, ("not unfrozen",)), (None, ("one left out",))]
+)
+def test_the_calls_from_before_an_unfreezing(unfreeze: int | None, causes: tuple[str, ...]) -> None:
+    training = Training(steps=2, unfreeze=unfreeze)
+    case = msgspec.structs.replace(CASE, model=Model(frozen=("stem.*",)), training=training)
+    later = tuple(msgspec.structs.replace(call, step=1) for call in STEP)
+    layout = Layout(lines=(), calls=(*STEP[1:], *later), last=1)
+    measured = Measured(calls=(STEP[1:], later[1:]), steps=2, layout=layout)
+    violation = check(case, [measured] * 2).violation
+    assert violation is not None and violation.step == 1
+    assert violation.causes == causes
+
+
 def test_one_call_rules_a_cause_out() -> None:
     calls = (*(_all_reduced(call) for call in STEP), _call("broadcast", 8))
     violation = _violation(calls, calls)

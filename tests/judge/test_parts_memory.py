@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
 import pytest
 
 from zerocheck.case.schema import Case, Model, Optimizer, Sharding, Training
@@ -111,6 +112,22 @@ def test_causes_are_named_by_sizes(category: Category, factor: int, cause: str) 
     violation = persistent.check(case, ranks(lines(more=[less]))).violation
     assert violation is not None
     assert (cause in violation.causes) == (category == "gathered")
+
+
+@pytest.mark.parametrize(("unfreeze", "cause"), [(1, "not unfrozen"), (2, "held by nobody")])
+def test_the_bytes_from_before_an_unfreezing_name_the_cause(unfreeze: int, cause: str) -> None:
+    training = Training(steps=3, unfreeze=unfreeze)
+    case = msgspec.structs.replace(CASE, model=Model(frozen=("stem.*",)), training=training)
+    more = tuple(
+        Line(phase, 1, category, size)
+        for phase in PHASES
+        for category, size in (("parameter", 100), ("gradient", 150))
+        if phase != "forward" or category == "parameter"
+    )
+    layout = Layout(lines=(*LAYOUT.lines, *more))
+    violation = persistent.check(case, ranks(lines(), lines(), layout=layout)).violation
+    assert violation is not None and violation.step == 1
+    assert violation.causes == (cause,)
 
 
 def test_growth_is_seen_from_the_step_after_the_settled_one_on() -> None:

@@ -116,8 +116,16 @@ def _unlike_layout(
         ),
         wrong=len(calls),
         total=len(says),
-        causes=causes(case, calls, says),
+        causes=causes(case, calls, says, frozen=_before_unfreezing(case, measured[rank], step)),
     )
+
+
+def _before_unfreezing(case: Case, measured: Measured, step: int) -> tuple[Call, ...] | None:
+    """What the layout says of the last step with all that is frozen, in a later step."""
+    unfreeze = case.training.unfreeze
+    if unfreeze is None or step < unfreeze:
+        return None
+    return _told(measured, unfreeze - 1)
 
 
 def _told(measured: Measured, step: int) -> tuple[Call, ...] | None:

@@ -110,7 +110,7 @@ def _first(case: Case, held: Sequence[Held], expected: Sequence[_Expected]) -> V
                 and held[rank][at].get(category, Counter()).total() != says[category]
             ]
             if wrong:
-                return _violation(case, held, told, at, category, wrong)
+                return _violation(case, held, told, at, category, wrong, expected[wrong[0]])
     return None
 
 
@@ -121,6 +121,7 @@ def _violation(
     at: At,
     category: Category,
     wrong: Sequence[int],
+    layout: _Expected,
 ) -> Violation:
     rank = wrong[0]
     holders = held[rank][at].get(category, Counter())
@@ -144,7 +145,7 @@ def _violation(
             f"{difference:,} {'more' if observed > expected else 'less'} than the "
             f"{expected:,} of its layout{by}"
         ),
-        causes=tuple(_causes(case, category, observed, expected)),
+        causes=tuple(_causes(case, at, category, observed, layout)),
     )
 
 
@@ -158,8 +159,20 @@ def words(at: At) -> str:
     return f"after the {phase} of step {step}"
 
 
-def _causes(case: Case, category: Category, observed: int, expected: int) -> Iterator[str]:
-    """What would account for the bytes: by the sizes of what training does without sharding."""
+def _causes(
+    case: Case, at: At, category: Category, observed: int, layout: _Expected
+) -> Iterator[str]:
+    """What would account for the bytes: by the sizes of what training does without sharding, and by
+    what the layout says of the step before parameters are unfrozen."""
+    says = layout.at(at)
+    assert says is not None
+    expected = says[category]
+    unfreeze = case.training.unfreeze
+    if unfreeze is not None and unfreeze <= at[0]:
+        frozen = layout.at((unfreeze - 1, at[1]))
+        if frozen is not None and frozen[category] == observed:
+            yield "not unfrozen"
+            return
     itemsize = {"fp32": 4, "bf16": 2}
     dtypes = parameter_dtypes(case.model)
     sizes = {

@@ -113,6 +113,14 @@ def fsdp1_layout(
             return None
         kept = not case.training.set_to_none and step > case.training.first
         names = set(graded(step - 1 if phase == "forward" else step))
+        if phase == "forward" and aligned:
+            # A flat gradient goes when no parameter has a part of it here: zero_grad sees none.
+            names = {
+                name
+                for path, one in flats.items()
+                for name in names & set(one.places)
+                if any(one.own(other, start[path]) for other in names & set(one.places))
+            }
         has = phase in ("backward", "step") or (phase == "forward" and kept)
         return {
             "parameter": sum(one.chunk * one.itemsize for one in flats.values()),

@@ -103,6 +103,8 @@ class _Replay:
             one.missing = used & set(one.names)
         self.complete: list[_Handle] = []
         left_at: dict[tuple[int, int], int] = {}
+        # A frozen unit has a hook on its inputs, those of its first call, which come last.
+        over = {event.unit: place for place, event in enumerate(events) if event.what == "inputs"}
         backward = begun = False
         self.calls.at(step, "forward")
         for self.now, event in enumerate(events):
@@ -134,7 +136,7 @@ class _Replay:
                     if handle is not None:
                         self._before_backward(handle)
                 case "inputs":
-                    if handle is not None and handle.watched:
+                    if handle is not None and handle.watched and self.now == over[event.unit]:
                         handle.watched = False
                         handle.state = "after backward"
                         self._reshard_in_backward(handle)

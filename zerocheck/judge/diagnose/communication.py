@@ -27,12 +27,23 @@ SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
-def causes(case: Case, calls: Sequence[Call], says: Sequence[Call]) -> tuple[str, ...]:
-    """All causes that turn what was predicted for a step into what was called in it."""
+def causes(
+    case: Case,
+    calls: Sequence[Call],
+    says: Sequence[Call],
+    *,
+    frozen: Sequence[Call] | None = None,
+) -> tuple[str, ...]:
+    """All causes that turn what was predicted for a step into what was called in it.
+
+    frozen: what was predicted for the step before parameters were unfrozen.
+    """
     seen, told = _sent(calls), _sent(says)
     if seen == told:
         return ("another order",)
     found = dict.fromkeys(name for name, sent in _candidates(case, says) if sent == seen)
+    if frozen is not None and _sent(frozen) == seen:
+        found["not unfrozen"] = None
     if _per_parameter(case, calls, says):
         found["one collective per parameter"] = None
     if not found:
