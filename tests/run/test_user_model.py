@@ -163,9 +163,12 @@ def test_buffers_are_not_asked_of_a_model_without_any(run: Run) -> None:
         run(("zero1",), model=MOE, obligations=("buffers",))
 
 
-def test_bytes_and_collectives(run: Run) -> None:
-    counted = run(("ddp", "fsdp2", "zero3"), model=CONV, obligations=MEMORY, max_cases=1)
-    for name in ("ddp", "fsdp2", "zero3"):
+@pytest.mark.parametrize(
+    ("model", "names"), [(CONV, ("ddp", "fsdp2", "zero3")), (ODD, ("ddp", "zero3"))]
+)
+def test_bytes_and_collectives(run: Run, model: str, names: tuple[str, ...]) -> None:
+    counted = run(names, model=model, obligations=MEMORY, max_cases=1)
+    for name in names:
         assert not counted.findings_of(name)
         for cell in counted.implementations[name].cells.values():
             assert cell.status == "holds"

@@ -43,10 +43,9 @@ def with_models(
 
 
 def case_with(ranks: Ranks, case: Case, factory: str, *, world_size: int) -> Case:
-    """The case with the model that the factory makes now. Raises UsageError where it has none of
-    the user's, or where the rest of the case does not go with what is made now."""
-    if case.model.user is None:
-        raise UsageError("--model: the case has a model of zerocheck's own; leave --model out")
+    """The case, which has a model of the user's, with what the factory makes now.
+
+    Raises UsageError where the rest of the case does not go with it."""
     user = look(ranks, factory, world_size=world_size)
     case = msgspec.structs.replace(case, model=msgspec.structs.replace(case.model, user=user))
     check(case)

@@ -50,6 +50,8 @@ def replay(
             f"{path} names the model {user.factory}; say so again to let its code run: "
             f"--model {user.factory}"
         )
+    if user is None and model is not None:
+        raise UsageError(f"--model: the model of {path} is zerocheck's own; leave --model out")
     size = case_file.case.world_size
     with open_ranks(ranks, device=device) as (processes, _):
         if processes is None:

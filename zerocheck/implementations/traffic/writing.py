@@ -8,8 +8,12 @@ import torch
 from ...case.schema import Case
 from ...contract.layout import Call, Layout, Phase
 
-SIZES = {"float32": 4, "bfloat16": 2, "float64": 8, "int32": 4, "int64": 8, "uint8": 1}
-"""Bytes of an element."""
+SIZES = {
+    str(kind).removeprefix("torch."): kind.itemsize
+    for kind in vars(torch).values()
+    if isinstance(kind, torch.dtype)
+}
+"""Bytes of an element: buffers have any dtype, a mask is of booleans."""
 
 SETTLES = 4
 """Steps until all others are alike, after the first, one that overflows or one that unfreezes. DDP
