@@ -6,7 +6,7 @@ from hand_made import ENVIRONMENT
 
 from zerocheck.case.codec import merged
 from zerocheck.case.schema import Case
-from zerocheck.judge.verdict import Judgement, Obligation, Violation
+from zerocheck.judge.verdict import MEMORY, Judgement, Obligation, Violation
 from zerocheck.run.known_issues import KnownIssue, ours
 from zerocheck.run.records import CaseFile
 from zerocheck.script import script_of
@@ -44,8 +44,13 @@ def case_file(
 
 
 def in_scripts() -> list[KnownIssue]:
-    """Known issues with a case that a script can show: those without a checkpoint."""
-    return [issue for issue in ours() if issue.case is not None and not issue.case.resume]
+    """Known issues with a case that a script can show: those without a checkpoint, and not of
+    memory."""
+    return [
+        issue
+        for issue in ours()
+        if issue.case is not None and not issue.case.resume and issue.obligation not in MEMORY
+    ]
 
 
 def known(issue: KnownIssue) -> CaseFile:

@@ -21,7 +21,7 @@ from zerocheck.catalogue import INJECTED
 from zerocheck.cli import main
 from zerocheck.contract.loading import load
 from zerocheck.errors import UsageError
-from zerocheck.judge.verdict import Judgement
+from zerocheck.judge.verdict import MEMORY, Judgement
 from zerocheck.run.journal import encode
 from zerocheck.run.known_issues import ours
 from zerocheck.run.records import CaseFile
@@ -96,6 +96,14 @@ def test_no_script_saves_and_loads() -> None:
     assert resumed
     for issue in resumed:
         with pytest.raises(UsageError, match=r"cannot show|saves and loads"):
+            script_of(known(issue))
+
+
+def test_no_script_measures() -> None:
+    measured = [issue for issue in ours() if issue.obligation in MEMORY]
+    assert measured
+    for issue in measured:
+        with pytest.raises(UsageError, match=f"cannot show that '{issue.obligation}'"):
             script_of(known(issue))
 
 
