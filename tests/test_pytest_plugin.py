@@ -11,11 +11,16 @@ import pytest
 import zerocheck
 from zerocheck.errors import UsageError
 from zerocheck.judge.verdict import EQUIVALENCE
+from zerocheck.report.checks import groups_of
 from zerocheck.testing import importable_name, parametrize_with_checks
 
 pytest_plugins = ["pytester"]
 
-COUNT = len(EQUIVALENCE)
+COUNT = len(EQUIVALENCE) + 1
+"""Tests that cases without features exercise: the basic one of each obligation, and coverage."""
+
+SKIPPED = sum(len(groups_of(obligation)) - 1 for obligation in EQUIVALENCE)
+"""Tests of groups that such cases do not exercise."""
 
 # A test module and a conftest that replaces the engine: records come from hand_made.
 MODULE = """
@@ -70,40 +75,48 @@ def here(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.P
 def test_all_hold(here: pytest.Pytester) -> None:
     here.makeconftest(CONFTEST.format(records="held()"))
     result = session(here, "-v")
-    result.assert_outcomes(passed=COUNT)
+    result.assert_outcomes(passed=COUNT, skipped=SKIPPED)
     result.stdout.fnmatch_lines(
-        ["*test_sharding?MyFSDP-gradient? PASSED*", "zerocheck report: *report.md"]
+        ["*test_sharding?MyFSDP-gradient-basic? PASSED*", "zerocheck report: *report.md"]
     )
 
 
 def test_a_violation_fails_its_check_with_the_finding(here: pytest.Pytester) -> None:
     here.makeconftest(CONFTEST.format(records="failed()[:3] + [hand_made.finding()]"))
     result = session(here, "--zerocheck-report-dir", "out")
-    result.assert_outcomes(passed=COUNT - 1, failed=1)
+    # One case has 3 ranks, so the group `world` is exercised.
+    world = len(EQUIVALENCE)
+    result.assert_outcomes(passed=COUNT + world - 1, failed=1, skipped=SKIPPED - world)
     result.stdout.fnmatch_lines(
         [
-            "*CheckFailed: gradient: 1 violated of 2",
-            "*VIOLATED test_mine.py:MyFSDP: the reduced gradient is 4 times too large",
-            "*replay *zerocheck replay * --implementation test_mine.py:MyFSDP",
+            "VIOLATED test_mine.py:MyFSDP: the reduced gradient is 4 times too large",
+            "  obligation  gradient: *",
+            "  replay      zerocheck replay * --implementation test_mine.py:MyFSDP",
+            "FAILED *MyFSDP-gradient-basic? - VIOLATED*",
         ]
     )
     (directory,) = (here.path / "out").iterdir()
     assert {path.name for path in directory.iterdir()} >= {"journal.ndjson", "report.md"}
 
 
-def test_not_exercised_skips(here: pytest.Pytester) -> None:
+def test_what_no_case_exercised_fails(here: pytest.Pytester) -> None:
     here.makeconftest(CONFTEST.format(records="held()[:1] + [hand_made.case(clip=`not exercised`)]")
                       .replace("`", "'"))  # fmt: skip
     result = session(here, "-rs")
-    result.assert_outcomes(passed=COUNT - 1, skipped=1)
-    result.stdout.fnmatch_lines(["*clip: not exercised in 1 cases; raise max_cases*"])
+    result.assert_outcomes(passed=COUNT - 1, failed=1, skipped=SKIPPED)
+    result.stdout.fnmatch_lines(
+        [
+            "nothing was checked for clip: none of 1 cases exercised it (obligations can *",
+            "SKIPPED *gradient with features of sharding: not exercised in 1 cases",
+        ]
+    )
 
 
 def test_nothing_checked_fails(here: pytest.Pytester) -> None:
     records = "held()[:1] + [hand_made.case(status='unsupported', reason='no mesh')]"
     here.makeconftest(CONFTEST.format(records=records))
     result = session(here)
-    result.assert_outcomes(failed=COUNT)
+    result.assert_outcomes(failed=COUNT + SKIPPED)
     result.stdout.fnmatch_lines(["*nothing was checked: *unsupported, most often since no mesh"])
 
 
@@ -111,17 +124,17 @@ def test_a_known_issue_is_expected_to_fail(here: pytest.Pytester) -> None:
     here.makeconftest(CONFTEST.format(records="known()"))
     result = session(here, "-rx")
     # What is published is wrong since the gradient is.
-    result.assert_outcomes(passed=COUNT - 2, xfailed=2)
+    result.assert_outcomes(passed=COUNT - 2, xfailed=2, skipped=SKIPPED)
     result.stdout.fnmatch_lines(["*gradient: 1 holds, 1 known: *: upstream divides by nothing*"])
 
 
 def test_a_stale_known_issue_fails(here: pytest.Pytester) -> None:
     here.makeconftest(CONFTEST.format(records="held()[:-1] + [hand_made.stale()]"))
     result = session(here)
-    result.assert_outcomes(passed=COUNT - 1, failed=1)
+    result.assert_outcomes(passed=COUNT - 1, failed=1, skipped=SKIPPED)
     result.stdout.fnmatch_lines(
         [
-            "*CheckFailed: STALE *: a known issue does not show any more",
+            "STALE *: a known issue does not show any more",
             "*to do *remove known.toml*",
         ]
     )
@@ -152,7 +165,7 @@ def test_files_of_known_issues_arrive(here: pytest.Pytester, how: str) -> None:
         result.assert_outcomes(errors=1)
         result.stdout.fnmatch_lines(["*cannot read known issues *other.toml: No such file*"])
     else:
-        result.assert_outcomes(passed=COUNT)
+        result.assert_outcomes(passed=COUNT, skipped=SKIPPED)
 
 
 def test_a_failure_of_the_engine_is_not_repeated(here: pytest.Pytester) -> None:
@@ -168,14 +181,14 @@ sys.modules["zerocheck.run.engine"] = types.SimpleNamespace(run=run)
 """
     )
     result = session(here)
-    result.assert_outcomes(failed=COUNT)
+    result.assert_outcomes(failed=COUNT + SKIPPED)
     result.stdout.fnmatch_lines(["*UsageError: MyFSDP lacks train_step()"])
 
 
 def test_checks_of_one_run_go_to_one_worker(here: pytest.Pytester) -> None:
     pytest.importorskip("xdist")
     here.makeconftest(CONFTEST.format(records="held()"))
-    session(here, "-n2", "--dist", "loadgroup").assert_outcomes(passed=COUNT)
+    session(here, "-n2", "--dist", "loadgroup").assert_outcomes(passed=COUNT, skipped=SKIPPED)
 
 
 def test_wrong_options_are_said_at_collection(here: pytest.Pytester) -> None:
@@ -218,10 +231,13 @@ def test_sharding(check):
     )
     result = session(here, "-v")
     result.stdout.fnmatch_lines(
-        ["*my_ddp-update? PASSED*", "*forgets_decay-update? FAILED*", "*replay *forgets_decay*"]
+        [
+            "*my_ddp-update-basic? PASSED*",
+            "*forgets_decay-update-basic? FAILED*",
+            "  replay *forgets_decay*",
+        ]
     )
-    outcomes = result.parseoutcomes()
-    assert outcomes["failed"] == 1
+    assert result.parseoutcomes()["failed"] == 1
 
 
 class AtTheTop:

@@ -70,10 +70,15 @@ def note_untested() -> None:
 
 
 def _write_run(journal: Path) -> Path:
+    from .report import github
     from .report.write import write_reports
     from .run.journal import read
+    from .run.tally import tally
 
-    write_reports(read(journal, note=note), journal.parent)
+    records = read(journal, note=note)
+    write_reports(records, journal.parent)
+    if github.listening():
+        github.publish(tally(records), click.echo)
     return journal.parent / "report.md"
 
 

@@ -5,9 +5,10 @@ What it needs is what shrinking could not take back: each of it alone makes the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
-from ..case.features import FEATURES, features
+from ..case.features import BASIC, FEATURES, GROUPS, features
 from ..case.reductions import value_at
 from ..case.schema import Case
 from ..case.shapes import empties, trainable
@@ -24,6 +25,10 @@ _DIRECT: dict[str, tuple[str, ...]] = {
     "clip": ("clip-tight", "clip-loose", "clip"),
 }
 """Fields that several features tell of -> those that say it best."""
+
+_PLAIN = Case()
+_GROUP_OF = {"mesh": "world", "precision": "training"}
+"""Sections of a case whose features stand in a group of another name."""
 
 
 def size(case: Case) -> str:
@@ -56,6 +61,20 @@ def extent(
     first = violation.step if stepwise and violation is not None else 0
     needs = _needs(case, needed, first, from_world=from_world)
     return "; ".join([needs, *_places(case, violation)])
+
+
+def groups(case: Case, needed: Sequence[tuple[str, Case]]) -> tuple[str, ...]:
+    """The GROUPS of features that a case needs to fail, BASIC alone if it needs none.
+
+    needed: as for `extent`. Two ranks, or two steps, are no feature.
+    """
+    plain = {
+        "mesh": case.world_size <= _PLAIN.world_size,
+        "training.steps": case.training.steps <= _PLAIN.training.steps,
+    }
+    sections = {re.split(r"[.\[]", path)[0] for path, _ in needed if not plain.get(path)}
+    named = {_GROUP_OF.get(section, section) for section in sections}
+    return tuple(group for group in GROUPS if group in named) or (BASIC,)
 
 
 def not_searched(tries: int, case: Case, violation: Violation | None) -> str:
