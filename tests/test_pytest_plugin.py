@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import xml.etree.ElementTree as ET
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -185,10 +187,132 @@ sys.modules["zerocheck.run.engine"] = types.SimpleNamespace(run=run)
     result.stdout.fnmatch_lines(["*UsageError: MyFSDP lacks train_step()"])
 
 
-def test_checks_of_one_run_go_to_one_worker(here: pytest.Pytester) -> None:
+COUNTED = """
+import os, time
+from pathlib import Path
+(Path(__file__).parent / f"run-{os.environ['PYTEST_XDIST_WORKER']}").touch(exist_ok=False)
+time.sleep(1)  # as long as the other worker needs to come
+"""
+
+
+@pytest.mark.parametrize("dist", ["load", "loadgroup"])
+def test_workers_share_a_run(
+    here: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, dist: str
+) -> None:
     pytest.importorskip("xdist")
-    here.makeconftest(CONFTEST.format(records="held()"))
-    session(here, "-n2", "--dist", "loadgroup").assert_outcomes(passed=COUNT, skipped=SKIPPED)
+    counted = "".join(f"\n    {line}" for line in COUNTED.strip().splitlines())
+    conftest = CONFTEST.format(records="failed()[:3] + [hand_made.finding()]")
+    here.makeconftest(
+        conftest.replace("    calls.append(options)", counted + "\n    calls.append(options)")
+    )
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(here.path / "summary.md"))
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(here.path))
+    result = session(here, "-n2", "--dist", dist, "--junitxml=junit.xml")
+    assert result.parseoutcomes()["failed"] == 1
+    assert len(list(here.path.glob("run-gw*"))) == 1
+    # The reports are named once, by the session that started the workers.
+    assert len([line for line in result.outlines if line.startswith("zerocheck report: ")]) == 1
+    (error,) = [line for line in result.outlines if line.startswith("::error ")]
+    assert error.startswith("::error file=test_mine.py,line=3,title=VIOLATED test_mine.py%3AMyFSDP")
+    assert "VIOLATED" in (here.path / "summary.md").read_text()
+    (failure,) = ET.parse(here.path / "junit.xml").iter("failure")
+    assert failure.get("message", "").startswith("VIOLATED test_mine.py:MyFSDP: the reduced")
+    assert (
+        (failure.text or "").strip().splitlines()[-1].startswith("  replay      zerocheck replay")
+    )
+
+
+def test_tests_are_chosen_by_obligation_and_group(here: pytest.Pytester) -> None:
+    here.makeconftest(CONFTEST.format(records="failed()[:3] + [hand_made.finding()]"))
+    session(here, "-k", "MyFSDP and gradient-world").assert_outcomes(
+        passed=1, deselected=COUNT + SKIPPED - 1
+    )
+    session(here, "-k", "gradient and (basic or world)").assert_outcomes(
+        passed=1, failed=1, deselected=COUNT + SKIPPED - 2
+    )
+    again = session(here, "--lf")
+    again.assert_outcomes(failed=1)
+    again.stdout.fnmatch_lines(["*MyFSDP-gradient-basic*"])
+
+
+def test_a_crash_shows_the_stacks_of_the_ranks(here: pytest.Pytester) -> None:
+    here.makeconftest(CONFTEST.format(records="failed()[:1] + hand_made.failed()[3:4] + hand_made.failed()[6:7]"))  # fmt: skip
+    result = session(here, "-k", "MyFSDP-clip-basic")
+    result.stdout.fnmatch_lines(
+        [
+            "CRASHED test_mine.py:MyFSDP: the ranks crashed: IndexError",
+            "*stacks and output of the ranks*",
+            "Traceback (most recent call last):",
+        ]
+    )
+
+
+SETTINGS_CONFTEST = """
+import json, sys, types
+import hand_made, msgspec
+from pathlib import Path
+
+def run(options, handlers):
+    found = {name: getattr(options, name) for name in ("profile", "seed", "max_cases")}
+    found["obligations"] = options.obligations
+    found["issues"] = [issue.reason for issue in options.issues if "test_mine" in issue.fingerprint]
+    Path(__file__).with_name("asked.json").write_text(json.dumps(found))
+    for record in hand_made.held():
+        for handler in handlers:
+            handler.handle(record)
+
+sys.modules["zerocheck.run.engine"] = types.SimpleNamespace(run=run)  # starts without torch
+"""
+
+
+def test_settings_and_who_goes_before_whom(here: pytest.Pytester) -> None:
+    here.makeconftest(SETTINGS_CONFTEST)
+    here.makepyfile(
+        test_mine=MODULE.replace("world_sizes=(2, 3), max_cases=5, seed=3", "seed=3, max_cases=5")
+    )
+    here.path.joinpath("known.toml").write_text(KNOWN)
+    project = """
+[tool.zerocheck]
+profile = "ci"
+seed = 1
+max_cases = 1
+obligations = ["gradient", "clip"]
+known_issues = ["known.toml"]
+report_dir = "reports"
+[tool.pytest.ini_options]
+zerocheck_obligations = "gradient"
+zerocheck_seed = "2"
+"""
+    here.path.joinpath("pyproject.toml").write_text(project)
+    (here.path / "below").mkdir()
+    result = session(here, "--zerocheck-max-cases", "7", "--rootdir", str(here.path))
+    result.assert_outcomes(passed=2, skipped=8)  # gradient, and coverage
+    asked = json.loads((here.path / "asked.json").read_text())
+    assert asked == {
+        "profile": "ci",  # pyproject.toml
+        "obligations": ["gradient"],  # pytest's ini file
+        "seed": 3,  # the decorator
+        "max_cases": 7,  # the command line
+        "issues": ["it is so"],
+    }
+    assert [path.name for path in (here.path / "reports").glob("*/report.md")]
+
+
+@pytest.mark.parametrize(
+    ("project", "args", "said"),
+    [
+        ('[tool.zerocheck]\nprofil = "ci"', [], "*toml, [[]tool.zerocheck]: unknown key 'profil'; did*"),
+        ('[tool.pytest.ini_options]\nzerocheck_profile = "cj"', [], "*zerocheck_[*] in *pyproject.toml: unknown profile 'cj'; did you mean 'ci'*"),
+        ("", ["--zerocheck-seed", "x"], "*--zerocheck-[*] on the command line: seed 'x' is not a whole*"),
+    ],
+)  # fmt: skip
+def test_wrong_settings(here: pytest.Pytester, project: str, args: list[str], said: str) -> None:
+    here.path.joinpath("pyproject.toml").write_text(project)
+    result = session(here, *args)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: {said}"])
+    assert "Traceback" not in result.stderr.str()
 
 
 def test_wrong_options_are_said_at_collection(here: pytest.Pytester) -> None:

@@ -12,7 +12,7 @@ import click
 from . import __version__
 from .cli_checkpoint import checkpoint
 from .cli_errors import Program
-from .cli_journal import note, note_untested, report_matrix, start_faults, start_run
+from .cli_journal import note_untested, report_matrix, report_run, start_faults, start_run
 from .cli_memory import memory
 from .errors import UsageError
 from .run.settings import SETTINGS, as_options, project_settings
@@ -228,32 +228,32 @@ def _write_script(case: Path, implementation: str | None, script: Path) -> int:
     type=_DIRECTORY,
     help="Where the reports are written. Default: beside the journal.",
 )
-def report(journal: Path, report_dir: Path | None) -> int:
+@click.option(
+    "--against",
+    type=click.Path(path_type=Path),
+    metavar="OLD",
+    help="An earlier run to compare with: a journal, a report.json, or their directory.",
+)
+def report(journal: Path, report_dir: Path | None, against: Path | None) -> int:
     """Write the reports of a journal again, and exit as its run did.
 
     A journal without its end, of a run that was interrupted or killed, gives a report of what it
     holds, and exit code 130.
-    """
-    from rich.console import Console
 
-    from .report.progress import print_findings, print_outcome
-    from .report.write import write_reports
-    from .run.journal import is_matrix, read
-    from .run.tally import run_exit_code, tally
+    With --against: what is newly violated, fixed, newly unsupported or not exercised since an
+    earlier run, with another torch for example, and what moved. Exits with 1 only if something is
+    newly violated, or an obligation is no longer checked.
+    """
+    from .run.journal import is_matrix
 
     if journal.is_dir():
         journal = journal / "journal.ndjson"
-    if is_matrix(journal):
-        return report_matrix(journal, report_dir or journal.parent)
-    records = read(journal, note=note)
-    counted = tally(records)
-    console = Console(highlight=False, soft_wrap=True)
-    print_findings(console, counted)
-    print_outcome(console, counted)
     directory = report_dir or journal.parent
-    write_reports(records, directory)
-    click.echo(f"report: {directory / 'report.md'}")
-    return run_exit_code(counted)
+    if is_matrix(journal):
+        if against is not None:
+            raise UsageError("--against compares runs; this is the journal of a kill matrix")
+        return report_matrix(journal, directory)
+    return report_run(journal, directory, against)
 
 
 @main.command()

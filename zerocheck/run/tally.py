@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+import msgspec
 
 from ..case.features import groups
 from ..judge.verdict import EQUIVALENCE, Obligation, Status
@@ -76,6 +79,13 @@ class ImplementationTally:
     tiers: Counter[str] = field(default_factory=Counter)
     semantics: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
+    _run: list[bytes] = field(default_factory=list)
+
+    @property
+    def digest(self) -> str:
+        """Of all cases that were run, in any order: equal for two runs of the same cases."""
+        whole = hashlib.blake2b(b"".join(sorted(self._run)), digest_size=16)
+        return whole.hexdigest() if self._run else ""
 
     @property
     def hardly_checked(self) -> dict[Obligation, Cell]:
@@ -92,6 +102,7 @@ class ImplementationTally:
         judgement = record.judgement
         self.cases[_status_of_case(record)] += 1
         self.seconds += record.seconds
+        self._run.append(hashlib.blake2b(msgspec.json.encode(record.case), digest_size=16).digest())
         self.covered.add(record)
         self.loads.add(record, self.cells)
         weigh(self.weights, record)
