@@ -237,7 +237,8 @@ def test_tests_are_chosen_by_obligation_and_group(here: pytest.Pytester) -> None
 
 
 def test_a_crash_shows_the_stacks_of_the_ranks(here: pytest.Pytester) -> None:
-    here.makeconftest(CONFTEST.format(records="failed()[:1] + hand_made.failed()[3:4] + hand_made.failed()[6:7]"))  # fmt: skip
+    crash = "failed()[:1] + hand_made.failed()[3:4] + hand_made.failed()[6:7]"
+    here.makeconftest(CONFTEST.format(records=crash))
     result = session(here, "-k", "MyFSDP-clip-basic")
     result.stdout.fnmatch_lines(
         [
@@ -302,11 +303,23 @@ zerocheck_seed = "2"
 @pytest.mark.parametrize(
     ("project", "args", "said"),
     [
-        ('[tool.zerocheck]\nprofil = "ci"', [], "*toml, [[]tool.zerocheck]: unknown key 'profil'; did*"),
-        ('[tool.pytest.ini_options]\nzerocheck_profile = "cj"', [], "*zerocheck_[*] in *pyproject.toml: unknown profile 'cj'; did you mean 'ci'*"),
-        ("", ["--zerocheck-seed", "x"], "*--zerocheck-[*] on the command line: seed 'x' is not a whole*"),
+        (
+            '[tool.zerocheck]\nprofil = "ci"',
+            [],
+            "*pyproject.toml, [[]tool.zerocheck]: unknown key 'profil'; did you mean 'profile'*",
+        ),
+        (
+            '[tool.pytest.ini_options]\nzerocheck_profile = "cj"',
+            [],
+            "zerocheck_[*] in *pyproject.toml: unknown profile 'cj'; did you mean 'ci'*",
+        ),
+        (
+            "",
+            ["--zerocheck-seed", "x"],
+            "--zerocheck-[*] on the command line: seed 'x' is not a whole number",
+        ),
     ],
-)  # fmt: skip
+)
 def test_wrong_settings(here: pytest.Pytester, project: str, args: list[str], said: str) -> None:
     here.path.joinpath("pyproject.toml").write_text(project)
     result = session(here, *args)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hand_made import held
@@ -20,7 +21,7 @@ SESSION = "a"
 class Run(SharedRun):
     """Notes when it runs, and takes some time."""
 
-    log: list[tuple[str, str]] = []
+    log: ClassVar[list[tuple[str, str]]] = []
     seconds = 0.3
     error: Exception | None = None
 
