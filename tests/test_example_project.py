@@ -29,7 +29,7 @@ def call(*command: str | Path, cwd: Path, **environment: str) -> subprocess.Comp
     return subprocess.run(
         [*map(str, command)],
         cwd=cwd,
-        env={**kept, **environment},
+        env={**kept, "COLUMNS": "200", **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -79,7 +79,7 @@ def installed(python: Path) -> Path:
     return file
 
 
-def tests(python: Path, project: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_tests(python: Path, project: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """The tests, by the command of the project's workflow."""
     workflow = (project / ".github" / "workflows" / "conformance.yml").read_text()
     found = re.search(r"run: (pytest .*)", workflow)
@@ -100,7 +100,7 @@ def verdicts(report: Path) -> Any:
 def test_it_passes_in_an_environment_of_its_own(python: Path, project: Path) -> None:
     where = call(python, "-P", "-c", "import zerocheck; print(zerocheck.__file__)", cwd=project)
     assert where.stdout.startswith(str(python.parent.parent)), where.stdout + where.stderr
-    done = tests(python, project)
+    done = run_tests(python, project)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"\d+ passed", done.stdout) and "failed" not in done.stdout
     assert (project / "junit.xml").is_file()
@@ -114,7 +114,7 @@ def test_a_planted_bug_is_named_and_pytest_says_what_the_command_says(
     assert sound.count(SOUND) == 1
     file.write_text(sound.replace(SOUND, PLANTED))
     try:
-        tested = tests(python, project, GITHUB_ACTIONS="true", GITHUB_STEP_SUMMARY="summary.md")
+        tested = run_tests(python, project, GITHUB_ACTIONS="true", GITHUB_STEP_SUMMARY="summary.md")
         program = python.parent / "zerocheck"
         cases = re.search(
             r"max_cases=(\d+)", (project / "tests" / "test_conformance.py").read_text()
