@@ -72,8 +72,12 @@ def groups(case: Case, needed: Sequence[tuple[str, Case]]) -> tuple[str, ...]:
         "mesh": case.world_size <= _PLAIN.world_size,
         "training.steps": case.training.steps <= _PLAIN.training.steps,
     }
-    sections = {re.split(r"[.\[]", path)[0] for path, _ in needed if not plain.get(path)}
-    named = {_GROUP_OF.get(section, section) for section in sections}
+    named: set[str] = set()
+    for path, reset in needed:
+        if not plain.get(path):
+            section = re.split(r"[.\[]", path)[0]
+            told = {FEATURES[name].dimension for name in _direct(case, reset, path)}
+            named |= told or {_GROUP_OF.get(section, section)}
     return tuple(group for group in GROUPS if group in named) or (BASIC,)
 
 
@@ -120,16 +124,26 @@ def _needs(case: Case, needed: Sequence[tuple[str, Case]], first: int, *, from_w
     return f"{said}, on one rank already" if case.world_size == 1 else said
 
 
+def _without(case: Case, reset: Case) -> list[str]:
+    """Features of the case that the other has not, numbers of ranks aside."""
+    others = set(features(reset))
+    lost = [name for name in features(case) if name not in others]
+    return [name for name in lost if not name.startswith("world-")]
+
+
+def _direct(case: Case, reset: Case, path: str) -> list[str]:
+    """Those of them that say best what the field at `path` is."""
+    lost = _without(case, reset)
+    direct = [name for name in _DIRECT.get(path.rpartition(".")[2], lost) if name in lost]
+    return direct[:1] or [name for name in lost if name.startswith("block-")][:1] or lost[:2]
+
+
 def _lost(case: Case, reset: Case, path: str) -> str:
     """What the case is and the other is not, in the words of its features."""
-    without = set(features(reset))
-    lost = [name for name in features(case) if name not in without]
-    lost = [name for name in lost if not name.startswith("world-")]
-    direct = [name for name in _DIRECT.get(path.rpartition(".")[2], lost) if name in lost]
-    direct = direct[:1] or [name for name in lost if name.startswith("block-")][:1] or lost[:2]
+    direct = _direct(case, reset, path)
     # A size may be told by several features; which of them it is was not tried.
     said = " or ".join(FEATURES[name].title for name in direct)
-    if "sometimes-used" in lost and case.world_size > 1:
+    if "sometimes-used" in _without(case, reset) and case.world_size > 1:
         return f"{FEATURES['sometimes-used'].title} ({said})"
     return said
 
