@@ -7,6 +7,7 @@ import sys
 import xml.etree.ElementTree as ET
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -225,9 +226,6 @@ def test_workers_share_a_run(
 
 def test_tests_are_chosen_by_obligation_and_group(here: pytest.Pytester) -> None:
     here.makeconftest(CONFTEST.format(records="failed()[:3] + [hand_made.finding()]"))
-    session(here, "-k", "MyFSDP and gradient-world").assert_outcomes(
-        passed=1, deselected=COUNT + SKIPPED - 1
-    )
     session(here, "-k", "gradient and (basic or world)").assert_outcomes(
         passed=1, failed=1, deselected=COUNT + SKIPPED - 2
     )
@@ -301,28 +299,21 @@ zerocheck_seed = "2"
 
 
 @pytest.mark.parametrize(
-    ("project", "args", "said"),
+    ("project", "said"),
     [
         (
             '[tool.zerocheck]\nprofil = "ci"',
-            [],
             "*pyproject.toml, [[]tool.zerocheck]: unknown key 'profil'; did you mean 'profile'*",
         ),
         (
             '[tool.pytest.ini_options]\nzerocheck_profile = "cj"',
-            [],
             "zerocheck_[*] in *pyproject.toml: unknown profile 'cj'; did you mean 'ci'*",
-        ),
-        (
-            "",
-            ["--zerocheck-seed", "x"],
-            "--zerocheck-[*] on the command line: seed 'x' is not a whole number",
         ),
     ],
 )
-def test_wrong_settings(here: pytest.Pytester, project: str, args: list[str], said: str) -> None:
+def test_wrong_settings(here: pytest.Pytester, project: str, said: str) -> None:
     here.path.joinpath("pyproject.toml").write_text(project)
-    result = session(here, *args)
+    result = session(here)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"ERROR: {said}"])
     assert "Traceback" not in result.stderr.str()
@@ -401,3 +392,29 @@ def test_what_ranks_could_not_import() -> None:
         parametrize_with_checks([])
     with pytest.raises(UsageError, match="takes a list"):
         parametrize_with_checks("fsdp2")
+
+
+def ids(**given: Any) -> list[str]:
+    mark = parametrize_with_checks(["fsdp2"], **given)
+    return [str(parameter.id) for parameter in mark.args[1]]
+
+
+def test_a_test_for_each_obligation_and_group() -> None:
+    found = ids()
+    assert len(found) == len(set(found)) == COUNT + SKIPPED
+    assert "fsdp2-gradient-sharding" in found and found[-1] == "fsdp2-coverage"
+    assert not any("resume" in name for name in found)
+    some = ids(obligations=["memory", "roundtrip"])
+    assert {name.split("-")[1] for name in some} == {
+        "roundtrip", "persistent", "release", "communication", "coverage",
+    }  # fmt: skip
+    assert "fsdp2-roundtrip-resume" in some
+    both = ids(obligations=("clip", "gradient"))
+    assert ids(obligations="gradient,clip,gradient") == both and len(both) == len(set(both)) == 19
+
+
+def test_obligations_are_spelled_out() -> None:
+    with pytest.raises(UsageError, match="unknown obligation 'updates'; did you mean 'update'"):
+        ids(obligations="updates")
+    with pytest.raises(UsageError, match="unknown obligation 'memori'; did you mean 'memory'"):
+        ids(obligations=["gradient", "memori"])

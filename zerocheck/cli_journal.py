@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,7 +124,8 @@ def _compare(console: Console, counted: Tally, directory: Path, against: Path) -
     against_text.print_changes(console, changes)
     write_changes(changes, directory)
     if github.listening():
-        github.summarize(against_text.markdown(changes))
+        with suppress(OSError):  # it stands in against.md too
+            github.summarize(against_text.markdown(changes))
     click.echo(f"comparison: {directory / 'against.md'}")
     return changes.exit_code
 

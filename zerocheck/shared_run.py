@@ -43,7 +43,8 @@ class SharedRun:
 
     def __init__(self, label: str, given: Mapping[str, Any]) -> None:
         """given: fields of RunOptions. Raises UsageError for what cannot be used."""
-        RunOptions(**given)  # what cannot be used is said when tests are collected
+        # What cannot be used is said when tests are collected.
+        self.obligations = RunOptions(**given).obligations
         digest = hashlib.sha256(repr(sorted(given.items())).encode()).hexdigest()[:8]
         self.label = label
         self.key = f"{re.sub(r'[^A-Za-z0-9_-]', '-', label)}-{digest}"

@@ -13,7 +13,7 @@ import pytest
 
 from . import pytest_plugin
 from .errors import UsageError
-from .judge.verdict import EQUIVALENCE, Obligation
+from .judge.verdict import Obligation
 from .report.checks import Told, groups_of, told, told_of_coverage
 from .run.settings import as_options
 from .run.tally import Tally
@@ -136,7 +136,7 @@ def parametrize_with_checks(
     for one in implementations:
         name = one if isinstance(one, str) else importable_name(one)
         run = SharedRun(name.rpartition(":")[2], {**options, "implementations": (name,)})
-        for obligation in options.get("obligations", EQUIVALENCE):
+        for obligation in run.obligations:
             checks += [Check(run, obligation, group) for group in groups_of(obligation)]
         checks.append(CoverageCheck(run))
     return pytest.mark.parametrize("check", [pytest.param(check, id=check.id) for check in checks])

@@ -74,7 +74,6 @@ def test_where_an_implementation_stands(tmp_path: Path, monkeypatch: pytest.Monk
     (package / "sharding.py").write_text(CODE)
     (tmp_path / "elsewhere.py").write_text(CODE)
     monkeypatch.chdir(package.parent)
-    monkeypatch.syspath_prepend(package.parent)
     monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path / "repository"))
     file = "here/mine/sharding.py"
     assert github.where("mine/sharding.py:Mine") == (file, 8)
@@ -110,6 +109,16 @@ def test_the_summary_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     found = path.read_text(encoding="utf-8")
     assert found.count("```") % 2 == 0 and "GitHub takes 1 MiB" in found
     assert github.fitting("short", 5) == b"short"
+
+
+def test_a_summary_that_cannot_be_written_fails_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
+    said: list[str] = []
+    github.publish(tally(held()), said.append)
+    (line,) = said
+    assert parsed(line)[0] == "warning" and "Is a directory" in parsed(line)[2]
 
 
 def test_without_a_summary_file_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import os
+import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -37,7 +38,11 @@ def publish(counted: Tally, say: Callable[[str], object]) -> None:
     """Print the annotations of a run, and add its report to the summary of the job."""
     for line in commands(counted):
         say(line)
-    summarize(markdown.render(counted))
+    try:
+        summarize(markdown.render(counted))
+    except OSError as error:
+        said = f"cannot write the summary of the job: {error.strerror}"
+        say(_command("warning", ["zerocheck", said]))
 
 
 def commands(counted: Tally) -> list[str]:
@@ -61,7 +66,7 @@ def commands(counted: Tally) -> list[str]:
 
 
 def summarize(text: str) -> None:
-    """Add Markdown to the summary of the step, as much as GitHub takes."""
+    """Add Markdown to the summary of the step, as much as GitHub takes. Raises OSError."""
     name = os.environ.get("GITHUB_STEP_SUMMARY")
     if not name:
         return
@@ -117,7 +122,7 @@ def where(implementation: str) -> tuple[str, int]:
 
 def _module_file(module: str) -> Path | None:
     """The file of a module, found as Python finds it."""
-    folders: list[str] | None = None
+    folders = [str(Path.cwd()), *sys.path]
     found = None
     for part in module.split("."):
         found = PathFinder.find_spec(part, folders)
