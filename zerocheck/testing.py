@@ -126,7 +126,7 @@ def parametrize_with_checks(
         "max_cases": max_cases,
         "seed": seed,
         "obligations": _names(obligations),
-        "known_issues": (known_issues,) if isinstance(known_issues, str) else known_issues,
+        "known_issues": (known_issues,) if isinstance(known_issues, str) else _listed(known_issues),
         "shrink": shrink,
         "model": model,
     }
@@ -144,9 +144,11 @@ def parametrize_with_checks(
 
 def _names(given: str | Sequence[str] | None) -> tuple[str, ...] | None:
     """Names with commas between, or a list of them."""
-    if given is None:
-        return None
-    return tuple(given.split(",") if isinstance(given, str) else given)
+    return _listed(given.split(",") if isinstance(given, str) else given)
+
+
+def _listed(given: Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if given is None else tuple(given)
 
 
 def importable_name(given: object) -> str:
