@@ -137,12 +137,17 @@ def test_shares_that_moved_the_farthest_first() -> None:
 
 
 def test_memory_that_moved() -> None:
-    before, now = report_of(tally(held())), report_of(tally(held()))
-    before.implementations["zero2"].memory = {"ratio": 1.0, "forward": {"gradient": 100, "x": 1}}
-    now.implementations["zero2"].memory = {"ratio": 1.0, "forward": {"gradient": 300}, "new": 1}
-    (row,) = compare(now, before).memory
-    assert (row.of, row.what, row.before, row.now) == ("zero2", "forward, gradient", 100, 300)
-    assert row.factor == 3.0
+    def held(**of_three: Any) -> list[dict[str, Any]]:
+        two = {"world_size": 2, "held": 100, "ratios": [1.0, 1.5], "layout": True}
+        return [two, {**two, "world_size": 3, **of_three}]
+
+    before, now = report_of(tally(failed())), report_of(tally(failed()))
+    before.implementations["zero2"].memory = held()
+    now.implementations["zero2"].memory = held(held=300, ratios=[1.0, 1.2], layout=False)[::-1]
+    assert rows(compare(now, before).memory) == [
+        ("zero2", "3 ranks, held", 100, 300),
+        ("zero2", "3 ranks, ratios, 1", 1.5, 1.2),
+    ]
 
 
 def test_what_limits_the_comparison() -> None:

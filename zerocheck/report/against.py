@@ -263,7 +263,9 @@ def _counts(name: str, now: Mapping[str, int], before: Mapping[str, int]) -> Ite
 
 
 def _figures(name: str, now: Any, before: Any, path: str = "") -> Iterator[Row]:
-    """Numbers at the same place of what was measured."""
+    """Numbers at the same place of what was measured; what has a world size is told by that."""
+    if isinstance(now, list) and isinstance(before, list):
+        now, before = _named(now), _named(before)
     if isinstance(now, dict) and isinstance(before, dict):
         for key in now:
             if key in before:
@@ -271,6 +273,15 @@ def _figures(name: str, now: Any, before: Any, path: str = "") -> Iterator[Row]:
                 yield from _figures(name, now[key], before[key], place)
     elif _is_number(now) and _is_number(before):
         yield Row(name, path, before, now)
+
+
+def _named(items: list[Any]) -> dict[str, Any]:
+    return {
+        f"{item['world_size']} ranks"
+        if isinstance(item, dict) and "world_size" in item
+        else str(place): item
+        for place, item in enumerate(items)
+    }
 
 
 def _is_number(value: Any) -> bool:
