@@ -13,6 +13,7 @@ from hand_made import ENVIRONMENT, KNOWN, case, failed, finding, finished, held,
 from rich.console import Console
 
 from zerocheck.errors import UsageError
+from zerocheck.judge.verdict import Weighed
 from zerocheck.report import against_text
 from zerocheck.report.against import Changes, compare, read_report, report_of
 from zerocheck.report.write import AGAINST_FORMATS, write_changes, write_reports
@@ -148,6 +149,26 @@ def test_memory_that_moved() -> None:
         ("zero2", "3 ranks, held", 100, 300),
         ("zero2", "3 ranks, ratios, 1", 1.5, 1.2),
     ]
+
+
+def test_bytes_of_measured_cases() -> None:
+    """In the form that report.json has them in."""
+    weighed = Weighed(
+        copy=(4000, 4000, 8000), held=4120, together=16400, sent=9000.0, trained=4000,
+        elements=1000, stage=3, told=True,
+    )  # fmt: skip
+
+    def measured(of: Weighed) -> list[Record]:
+        one = case(mesh=(4,))
+        assert one.judgement is not None
+        judgement = msgspec.structs.replace(one.judgement, weighed=of)
+        return run(msgspec.structs.replace(one, judgement=judgement))
+
+    more = msgspec.structs.replace(weighed, held=8240, sent=27000.0)
+    found = {row.what: row.factor for row in changes(measured(more), measured(weighed)).memory}
+    assert found["4 ranks, held"] == found["4 ranks, ratio"] == 2.0
+    assert found["4 ranks, sent"] == found["4 ranks, sent_psi"] == 3.0
+    assert "4 ranks, elements" not in found
 
 
 def test_what_limits_the_comparison() -> None:
