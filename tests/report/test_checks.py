@@ -128,6 +128,14 @@ def test_what_was_not_checked_fails() -> None:
     assert said.outcome == "failed" and "since no mesh" in said.text
 
 
+def test_an_obligation_that_a_model_leaves_no_room_for_is_skipped() -> None:
+    left = tuple(obligation for obligation in EQUIVALENCE if obligation != "loss")
+    one = started(obligations=left, without={"loss": "its loss is no scalar"})
+    counted = tally([one, case(), finished()])
+    assert told(counted, "zero2", "loss", BASIC) == ("skipped", "loss: its loss is no scalar", "")
+    assert told(counted, "zero2", "gradient", BASIC).outcome == "passed"
+
+
 @pytest.mark.parametrize(
     "records",
     [

@@ -43,7 +43,7 @@ def test_every_setting_is_an_option_of_a_run() -> None:
     assert OBLIGATION_SETS[shown["obligations"]] == of_none.obligations
     # What a run can be asked besides belongs to one run, and stands in no file.
     assert {*fields} - {*SETTINGS} == {
-        "implementations", "features", "ranks", "device", "issues", "world_sizes_given",
+        "implementations", "features", "model", "ranks", "device", "issues", "world_sizes_given",
     }  # fmt: skip
 
 
