@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+collect_ignore = ["example_project"]  # it has tests of its own
+
 
 @pytest.fixture(autouse=True)
 def torch_as_it_was() -> Iterator[None]:

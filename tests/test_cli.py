@@ -15,7 +15,7 @@ from hand_made import VIOLATION, case, failed, held, started
 from zerocheck import __version__
 from zerocheck.cli import main
 from zerocheck.errors import HarnessError, UsageError
-from zerocheck.judge.verdict import Status
+from zerocheck.judge.verdict import MEMORY, Status
 from zerocheck.run.events import Handler
 from zerocheck.run.journal import Journal
 from zerocheck.run.known_issues import ours
@@ -155,6 +155,75 @@ def test_options_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
         report_dir=Path("out"),
         known_issues=("none",),
     )
+
+
+def test_the_project_has_defaults_and_the_command_line_goes_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = '[tool.zerocheck]\nprofile = "ci"\nseed = 7\nknown_issues = ["none"]\nshrink = false\n'
+    (tmp_path / "pyproject.toml").write_text(
+        text + 'obligations = ["memory"]\nreport_dir = "out"\n'
+    )
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    asked = with_engine(monkeypatch, emitting(held(), 0))
+    assert invoke("run", "zero2").exit_code == 0
+    args = ("--seed", "0", "--shrink", "--obligations", "loss", "--report-dir", "here")
+    assert invoke("run", "zero2", *args).exit_code == 0
+    of_project, of_both = asked
+    assert of_project == RunOptions(
+        implementations=("zero2",), profile="ci", seed=7, known_issues=("none",), shrink=False,
+        obligations=MEMORY, report_dir=tmp_path / "out",
+    )  # fmt: skip
+    assert of_both == RunOptions(
+        implementations=("zero2",), profile="ci", known_issues=("none",), obligations=("loss",),
+        report_dir=Path("here"),
+    )  # fmt: skip
+    assert (tmp_path / "out" / "report.md").is_file()
+
+
+def test_a_wrong_setting_of_the_project(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.zerocheck]\nsead = 1\n")
+    result = invoke("run", "zero2")
+    assert result.exit_code == 2
+    said = "pyproject.toml, [tool.zerocheck]: unknown key 'sead'; did you mean 'seed'?"
+    assert result.stderr.startswith("error: ") and said in result.stderr
+
+
+def test_in_github_actions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    with_engine(monkeypatch, emitting(failed(), 1))
+    said = invoke("run").stdout
+    assert "::error title=VIOLATED zero2%3A the reduced gradient is 4 times too large::" in said
+    report = (tmp_path / "zerocheck-report" / "report.md").read_text()
+    assert (tmp_path / "summary.md").read_text() == report
+    invoke("report", "zerocheck-report", "--against", "zerocheck-report")
+    changes = (tmp_path / "zerocheck-report" / "against.md").read_text()
+    assert (tmp_path / "summary.md").read_text() == report + changes
+    monkeypatch.setenv("GITHUB_ACTIONS", "")
+    assert "::error" not in invoke("run").stdout
+
+
+def test_report_against_an_earlier_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, records in (("good", held()), ("bad", failed())):
+        with_engine(monkeypatch, emitting(records))
+        invoke("run", "--report-dir", name)
+    result = invoke("report", "bad", "--against", "good", "--report-dir", "out")
+    assert result.exit_code == 1, result.output
+    assert "VIOLATED zero2: the reduced gradient" in result.stdout  # whole, with its replay line
+    assert "  replay      zerocheck replay " in result.stdout
+    assert "Newly violated" in result.stdout and "comparison: out/against.md" in result.stdout
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "report.json", "report.md", "junit.xml", "against.json", "against.md",
+    }  # fmt: skip
+    # What was violated before does not count, though the run itself exits with 1.
+    assert invoke("report", "bad", "--against", "bad/report.json").exit_code == 0
+    assert invoke("report", "bad").exit_code == 1
+    fixed = invoke("report", "good", "--against", "bad")
+    assert fixed.exit_code == 0 and "Fixed" in fixed.stdout
+    missing = invoke("report", "good", "--against", "no")
+    assert missing.exit_code == 2 and "cannot read no: No such file" in missing.stderr
 
 
 @pytest.mark.parametrize(("records", "code"), [(held(), 0), (failed(), 1)])

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import xml.etree.ElementTree as ET
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import zerocheck
 from zerocheck.errors import UsageError
 from zerocheck.judge.verdict import EQUIVALENCE
+from zerocheck.report.checks import groups_of
 from zerocheck.testing import importable_name, parametrize_with_checks
 
 pytest_plugins = ["pytester"]
 
-COUNT = len(EQUIVALENCE)
+COUNT = len(EQUIVALENCE) + 1
+"""Tests that cases without features exercise: the basic one of each obligation, and coverage."""
+
+SKIPPED = sum(len(groups_of(obligation)) - 1 for obligation in EQUIVALENCE)
+"""Tests of groups that such cases do not exercise."""
 
 # A test module and a conftest that replaces the engine: records come from hand_made.
 MODULE = """
@@ -70,40 +78,48 @@ def here(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.P
 def test_all_hold(here: pytest.Pytester) -> None:
     here.makeconftest(CONFTEST.format(records="held()"))
     result = session(here, "-v")
-    result.assert_outcomes(passed=COUNT)
+    result.assert_outcomes(passed=COUNT, skipped=SKIPPED)
     result.stdout.fnmatch_lines(
-        ["*test_sharding?MyFSDP-gradient? PASSED*", "zerocheck report: *report.md"]
+        ["*test_sharding?MyFSDP-gradient-basic? PASSED*", "zerocheck report: *report.md"]
     )
 
 
 def test_a_violation_fails_its_check_with_the_finding(here: pytest.Pytester) -> None:
     here.makeconftest(CONFTEST.format(records="failed()[:3] + [hand_made.finding()]"))
     result = session(here, "--zerocheck-report-dir", "out")
-    result.assert_outcomes(passed=COUNT - 1, failed=1)
+    # One case has 3 ranks, so the group `world` is exercised.
+    world = len(EQUIVALENCE)
+    result.assert_outcomes(passed=COUNT + world - 1, failed=1, skipped=SKIPPED - world)
     result.stdout.fnmatch_lines(
         [
-            "*CheckFailed: gradient: 1 violated of 2",
-            "*VIOLATED test_mine.py:MyFSDP: the reduced gradient is 4 times too large",
-            "*replay *zerocheck replay * --implementation test_mine.py:MyFSDP",
+            "VIOLATED test_mine.py:MyFSDP: the reduced gradient is 4 times too large",
+            "  obligation  gradient: *",
+            "  replay      zerocheck replay * --implementation test_mine.py:MyFSDP",
+            "FAILED *MyFSDP-gradient-basic? - VIOLATED*",
         ]
     )
     (directory,) = (here.path / "out").iterdir()
     assert {path.name for path in directory.iterdir()} >= {"journal.ndjson", "report.md"}
 
 
-def test_not_exercised_skips(here: pytest.Pytester) -> None:
+def test_what_no_case_exercised_fails(here: pytest.Pytester) -> None:
     here.makeconftest(CONFTEST.format(records="held()[:1] + [hand_made.case(clip=`not exercised`)]")
                       .replace("`", "'"))  # fmt: skip
     result = session(here, "-rs")
-    result.assert_outcomes(passed=COUNT - 1, skipped=1)
-    result.stdout.fnmatch_lines(["*clip: not exercised in 1 cases; raise max_cases*"])
+    result.assert_outcomes(passed=COUNT - 1, failed=1, skipped=SKIPPED)
+    result.stdout.fnmatch_lines(
+        [
+            "nothing was checked for clip: none of 1 cases exercised it (obligations can *",
+            "SKIPPED *gradient with features of sharding: not exercised in 1 cases",
+        ]
+    )
 
 
 def test_nothing_checked_fails(here: pytest.Pytester) -> None:
     records = "held()[:1] + [hand_made.case(status='unsupported', reason='no mesh')]"
     here.makeconftest(CONFTEST.format(records=records))
     result = session(here)
-    result.assert_outcomes(failed=COUNT)
+    result.assert_outcomes(failed=COUNT + SKIPPED)
     result.stdout.fnmatch_lines(["*nothing was checked: *unsupported, most often since no mesh"])
 
 
@@ -111,17 +127,17 @@ def test_a_known_issue_is_expected_to_fail(here: pytest.Pytester) -> None:
     here.makeconftest(CONFTEST.format(records="known()"))
     result = session(here, "-rx")
     # What is published is wrong since the gradient is.
-    result.assert_outcomes(passed=COUNT - 2, xfailed=2)
+    result.assert_outcomes(passed=COUNT - 2, xfailed=2, skipped=SKIPPED)
     result.stdout.fnmatch_lines(["*gradient: 1 holds, 1 known: *: upstream divides by nothing*"])
 
 
 def test_a_stale_known_issue_fails(here: pytest.Pytester) -> None:
     here.makeconftest(CONFTEST.format(records="held()[:-1] + [hand_made.stale()]"))
     result = session(here)
-    result.assert_outcomes(passed=COUNT - 1, failed=1)
+    result.assert_outcomes(passed=COUNT - 1, failed=1, skipped=SKIPPED)
     result.stdout.fnmatch_lines(
         [
-            "*CheckFailed: STALE *: a known issue does not show any more",
+            "STALE *: a known issue does not show any more",
             "*to do *remove known.toml*",
         ]
     )
@@ -152,7 +168,7 @@ def test_files_of_known_issues_arrive(here: pytest.Pytester, how: str) -> None:
         result.assert_outcomes(errors=1)
         result.stdout.fnmatch_lines(["*cannot read known issues *other.toml: No such file*"])
     else:
-        result.assert_outcomes(passed=COUNT)
+        result.assert_outcomes(passed=COUNT, skipped=SKIPPED)
 
 
 def test_a_failure_of_the_engine_is_not_repeated(here: pytest.Pytester) -> None:
@@ -168,14 +184,139 @@ sys.modules["zerocheck.run.engine"] = types.SimpleNamespace(run=run)
 """
     )
     result = session(here)
-    result.assert_outcomes(failed=COUNT)
+    result.assert_outcomes(failed=COUNT + SKIPPED)
     result.stdout.fnmatch_lines(["*UsageError: MyFSDP lacks train_step()"])
 
 
-def test_checks_of_one_run_go_to_one_worker(here: pytest.Pytester) -> None:
+COUNTED = """
+import os, time
+from pathlib import Path
+(Path(__file__).parent / f"run-{os.environ['PYTEST_XDIST_WORKER']}").touch(exist_ok=False)
+time.sleep(1)  # as long as the other worker needs to come
+"""
+
+
+@pytest.mark.parametrize("dist", ["load", "loadgroup"])
+def test_workers_share_a_run(
+    here: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, dist: str
+) -> None:
     pytest.importorskip("xdist")
-    here.makeconftest(CONFTEST.format(records="held()"))
-    session(here, "-n2", "--dist", "loadgroup").assert_outcomes(passed=COUNT)
+    counted = "".join(f"\n    {line}" for line in COUNTED.strip().splitlines())
+    conftest = CONFTEST.format(records="failed()[:3] + [hand_made.finding()]")
+    here.makeconftest(
+        conftest.replace("    calls.append(options)", counted + "\n    calls.append(options)")
+    )
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(here.path / "summary.md"))
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(here.path))
+    result = session(here, "-n2", "--dist", dist, "--junitxml=junit.xml")
+    assert result.parseoutcomes()["failed"] == 1
+    assert len(list(here.path.glob("run-gw*"))) == 1
+    # The reports are named once, by the session that started the workers.
+    assert len([line for line in result.outlines if line.startswith("zerocheck report: ")]) == 1
+    (error,) = [line for line in result.outlines if line.startswith("::error ")]
+    assert error.startswith("::error file=test_mine.py,line=3,title=VIOLATED test_mine.py%3AMyFSDP")
+    assert "VIOLATED" in (here.path / "summary.md").read_text()
+    (failure,) = ET.parse(here.path / "junit.xml").iter("failure")
+    assert failure.get("message", "").startswith("VIOLATED test_mine.py:MyFSDP: the reduced")
+    assert (
+        (failure.text or "").strip().splitlines()[-1].startswith("  replay      zerocheck replay")
+    )
+
+
+def test_tests_are_chosen_by_obligation_and_group(here: pytest.Pytester) -> None:
+    here.makeconftest(CONFTEST.format(records="failed()[:3] + [hand_made.finding()]"))
+    session(here, "-k", "gradient and (basic or world)").assert_outcomes(
+        passed=1, failed=1, deselected=COUNT + SKIPPED - 2
+    )
+    again = session(here, "--lf")
+    again.assert_outcomes(failed=1)
+    again.stdout.fnmatch_lines(["*MyFSDP-gradient-basic*"])
+
+
+def test_a_crash_shows_the_stacks_of_the_ranks(here: pytest.Pytester) -> None:
+    crash = "failed()[:1] + hand_made.failed()[3:4] + hand_made.failed()[6:7]"
+    here.makeconftest(CONFTEST.format(records=crash))
+    result = session(here, "-k", "MyFSDP-clip-basic")
+    result.stdout.fnmatch_lines(
+        [
+            "CRASHED test_mine.py:MyFSDP: the ranks crashed: IndexError",
+            "*stacks and output of the ranks*",
+            "Traceback (most recent call last):",
+        ]
+    )
+
+
+SETTINGS_CONFTEST = """
+import json, sys, types
+import hand_made, msgspec
+from pathlib import Path
+
+def run(options, handlers):
+    found = {name: getattr(options, name) for name in ("profile", "seed", "max_cases")}
+    found["obligations"] = options.obligations
+    found["issues"] = [issue.reason for issue in options.issues if "test_mine" in issue.fingerprint]
+    Path(__file__).with_name("asked.json").write_text(json.dumps(found))
+    for record in hand_made.held():
+        for handler in handlers:
+            handler.handle(record)
+
+sys.modules["zerocheck.run.engine"] = types.SimpleNamespace(run=run)  # starts without torch
+"""
+
+
+def test_settings_and_who_goes_before_whom(here: pytest.Pytester) -> None:
+    here.makeconftest(SETTINGS_CONFTEST)
+    here.makepyfile(
+        test_mine=MODULE.replace("world_sizes=(2, 3), max_cases=5, seed=3", "seed=3, max_cases=5")
+    )
+    here.path.joinpath("known.toml").write_text(KNOWN)
+    project = """
+[tool.zerocheck]
+profile = "ci"
+seed = 1
+max_cases = 1
+obligations = ["gradient", "clip"]
+known_issues = ["known.toml"]
+report_dir = "reports"
+[tool.pytest.ini_options]
+zerocheck_obligations = "gradient"
+zerocheck_seed = "2"
+"""
+    here.path.joinpath("pyproject.toml").write_text(project)
+    (here.path / "below").mkdir()
+    result = session(here, "--zerocheck-max-cases", "7", "--rootdir", str(here.path))
+    result.assert_outcomes(passed=2, skipped=8)  # gradient, and coverage
+    asked = json.loads((here.path / "asked.json").read_text())
+    assert asked == {
+        "profile": "ci",  # pyproject.toml
+        "obligations": ["gradient"],  # pytest's ini file
+        "seed": 3,  # the decorator
+        "max_cases": 7,  # the command line
+        "issues": ["it is so"],
+    }
+    assert [path.name for path in (here.path / "reports").glob("*/report.md")]
+
+
+@pytest.mark.parametrize(
+    ("project", "said"),
+    [
+        (
+            '[tool.zerocheck]\nprofil = "ci"',
+            "*pyproject.toml, [[]tool.zerocheck]: unknown key 'profil'; did you mean 'profile'*",
+        ),
+        (
+            '[tool.pytest.ini_options]\nzerocheck_profile = "cj"',
+            "zerocheck_[*] in *pyproject.toml: unknown profile 'cj'; did you mean 'ci'*",
+        ),
+    ],
+)
+def test_wrong_settings(here: pytest.Pytester, project: str, said: str) -> None:
+    here.path.joinpath("pyproject.toml").write_text(project)
+    result = session(here)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: {said}"])
+    assert "Traceback" not in result.stderr.str()
 
 
 def test_wrong_options_are_said_at_collection(here: pytest.Pytester) -> None:
@@ -218,10 +359,13 @@ def test_sharding(check):
     )
     result = session(here, "-v")
     result.stdout.fnmatch_lines(
-        ["*my_ddp-update? PASSED*", "*forgets_decay-update? FAILED*", "*replay *forgets_decay*"]
+        [
+            "*my_ddp-update-basic? PASSED*",
+            "*forgets_decay-update-basic? FAILED*",
+            "  replay *forgets_decay*",
+        ]
     )
-    outcomes = result.parseoutcomes()
-    assert outcomes["failed"] == 1
+    assert result.parseoutcomes()["failed"] == 1
 
 
 class AtTheTop:
@@ -248,3 +392,29 @@ def test_what_ranks_could_not_import() -> None:
         parametrize_with_checks([])
     with pytest.raises(UsageError, match="takes a list"):
         parametrize_with_checks("fsdp2")
+
+
+def ids(**given: Any) -> list[str]:
+    mark = parametrize_with_checks(["fsdp2"], **given)
+    return [str(parameter.id) for parameter in mark.args[1]]
+
+
+def test_a_test_for_each_obligation_and_group() -> None:
+    found = ids()
+    assert len(found) == len(set(found)) == COUNT + SKIPPED
+    assert "fsdp2-gradient-sharding" in found and found[-1] == "fsdp2-coverage"
+    assert not any("resume" in name for name in found)
+    some = ids(obligations=["memory", "roundtrip"])
+    assert {name.split("-")[1] for name in some} == {
+        "roundtrip", "persistent", "release", "communication", "coverage",
+    }  # fmt: skip
+    assert "fsdp2-roundtrip-resume" in some
+    both = ids(obligations=("clip", "gradient"))
+    assert ids(obligations="gradient,clip,gradient") == both and len(both) == len(set(both)) == 19
+
+
+def test_obligations_are_spelled_out() -> None:
+    with pytest.raises(UsageError, match="unknown obligation 'updates'; did you mean 'update'"):
+        ids(obligations="updates")
+    with pytest.raises(UsageError, match="unknown obligation 'memori'; did you mean 'memory'"):
+        ids(obligations=["gradient", "memori"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,9 +12,10 @@ import click
 from . import __version__
 from .cli_checkpoint import checkpoint
 from .cli_errors import Program
-from .cli_journal import note, note_untested, report_matrix, start_faults, start_run
+from .cli_journal import note_untested, report_matrix, report_run, start_faults, start_run
 from .cli_memory import memory
 from .errors import UsageError
+from .run.settings import SETTINGS, as_options, project_settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -46,6 +47,33 @@ def _obligations(default: str) -> Callable[[F], F]:
     )
 
 
+def _settings(command: F) -> F:
+    """The options of SETTINGS; those that are not given are None, or empty."""
+    for setting in reversed(SETTINGS.values()):
+        kind: dict[str, Any] = {"metavar": setting.metavar}
+        names = [f"--{setting.option}"]
+        match setting.kind:
+            case "whole number":
+                kind |= {"type": int}
+            case "folder":
+                kind |= {"type": _DIRECTORY}
+            case "files":
+                kind |= {"multiple": True}
+            case "switch":
+                names, kind = [f"--{setting.option}/--no-{setting.option}"], {"default": None}
+        command = click.option(*names, help=setting.description, **kind)(command)
+    return command
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that stand on the command line."""
+    return {
+        name: SETTINGS[name].of_text(value) if isinstance(value, str) else value
+        for name, value in values.items()
+        if value not in (None, ())
+    }
+
+
 _ranks = click.option(
     "--ranks",
     metavar="KIND",
@@ -68,23 +96,13 @@ def main() -> None:
 
 @main.command()
 @click.argument("implementations", metavar="[IMPLEMENTATION]...", nargs=-1)
-@click.option(
-    "--profile",
-    metavar="NAME",
-    default="quick",
-    show_default=True,
-    help="Which cases: quick, ci (all pairs of features) or thorough.",
-)
+@_settings
 @click.option(
     "--model",
     metavar="NAME",
     help="Your own model in every case: path/to/file.py:factory, a function that returns (model, "
     "batch) or (model, batch, loss).",
 )
-@_world_sizes
-@_seed
-@click.option("--max-cases", type=int, metavar="N", help="Cases per implementation at most.")
-@_obligations("equivalence")
 @click.option(
     "--feature",
     "features",
@@ -92,41 +110,32 @@ def main() -> None:
     multiple=True,
     help="Only cases that have this feature. Give it again for several.",
 )
-@click.option(
-    "--known-issues",
-    metavar="FILE",
-    multiple=True,
-    help="Findings that do not fail the run, beside ours; none: without ours. May stand again.",
-)
-@click.option(
-    "--shrink/--no-shrink",
-    default=True,
-    show_default=True,
-    help="Look for the smallest case of each finding, at the end.",
-)
 @_ranks
 @_device
-@_report_dir
 def run(
     implementations: tuple[str, ...],
-    world_sizes: str | None,
-    obligations: str,
-    report_dir: Path,
+    features: tuple[str, ...],
+    model: str | None,
+    ranks: Any,
+    device: str,
     **given: Any,
 ) -> int:
     """Check implementations: built-in names, package.module:Name or path/to/file.py:Name.
 
-    Without a name, all built-in ones. `zerocheck list` shows them.
+    Without a name, all built-in ones. `zerocheck list` shows them. Options that are left out are
+    those of [tool.zerocheck] in pyproject.toml.
     """
     from .catalogue import BUILT_IN
-    from .run.options import RunOptions, parse_obligations, parse_world_sizes
+    from .run.options import RunOptions
 
+    settings = {**project_settings(Path.cwd()), **_given(given)}
     options = RunOptions(
         implementations=implementations or tuple(BUILT_IN),
-        world_sizes=parse_world_sizes(world_sizes) if world_sizes is not None else (),
-        obligations=parse_obligations(obligations),
-        report_dir=report_dir,
-        **given,
+        features=features,
+        model=model,
+        ranks=ranks,
+        device=device,
+        **as_options(settings),
     )
     return start_run(options)
 
@@ -219,32 +228,32 @@ def _write_script(case: Path, implementation: str | None, script: Path) -> int:
     type=_DIRECTORY,
     help="Where the reports are written. Default: beside the journal.",
 )
-def report(journal: Path, report_dir: Path | None) -> int:
+@click.option(
+    "--against",
+    type=click.Path(path_type=Path),
+    metavar="OLD",
+    help="An earlier run to compare with: a journal, a report.json, or their directory.",
+)
+def report(journal: Path, report_dir: Path | None, against: Path | None) -> int:
     """Write the reports of a journal again, and exit as its run did.
 
     A journal without its end, of a run that was interrupted or killed, gives a report of what it
     holds, and exit code 130.
-    """
-    from rich.console import Console
 
-    from .report.progress import print_findings, print_outcome
-    from .report.write import write_reports
-    from .run.journal import is_matrix, read
-    from .run.tally import run_exit_code, tally
+    With --against: what is newly violated, fixed, newly unsupported or not exercised since an
+    earlier run, with another torch for example, and what moved. Exits with 1 only if something is
+    newly violated, or an obligation is no longer checked.
+    """
+    from .run.journal import is_matrix
 
     if journal.is_dir():
         journal = journal / "journal.ndjson"
-    if is_matrix(journal):
-        return report_matrix(journal, report_dir or journal.parent)
-    records = read(journal, note=note)
-    counted = tally(records)
-    console = Console(highlight=False, soft_wrap=True)
-    print_findings(console, counted)
-    print_outcome(console, counted)
     directory = report_dir or journal.parent
-    write_reports(records, directory)
-    click.echo(f"report: {directory / 'report.md'}")
-    return run_exit_code(counted)
+    if is_matrix(journal):
+        if against is not None:
+            raise UsageError("--against compares runs; this is the journal of a kill matrix")
+        return report_matrix(journal, directory)
+    return report_run(journal, directory, against)
 
 
 @main.command()

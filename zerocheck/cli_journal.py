@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,11 @@ import click
 from .cli_errors import INTERRUPTED
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from .run.matrix.options import MatrixOptions
     from .run.options import RunOptions
+    from .run.tally import Tally
 
 
 def start_run(options: RunOptions) -> int:
@@ -70,11 +74,60 @@ def note_untested() -> None:
 
 
 def _write_run(journal: Path) -> Path:
+    from .report import github
     from .report.write import write_reports
     from .run.journal import read
+    from .run.tally import tally
 
-    write_reports(read(journal, note=note), journal.parent)
+    records = read(journal, note=note)
+    write_reports(records, journal.parent)
+    if github.listening():
+        github.publish(tally(records), click.echo)
     return journal.parent / "report.md"
+
+
+def report_run(journal: Path, directory: Path, against: Path | None) -> int:
+    """Write the reports of a journal again; the exit code of its run. With `against`, that of the
+    comparison with an earlier run."""
+    from rich.console import Console
+
+    from .report.progress import print_findings, print_outcome
+    from .report.write import write_reports
+    from .run.journal import read
+    from .run.tally import run_exit_code, tally
+
+    records = read(journal, note=note)
+    counted = tally(records)
+    console = Console(highlight=False, soft_wrap=True)
+    if against is not None:
+        code = _compare(console, counted, directory, against)
+    else:
+        print_findings(console, counted)
+        print_outcome(console, counted)
+        code = run_exit_code(counted)
+    write_reports(records, directory)
+    click.echo(f"report: {directory / 'report.md'}")
+    return code
+
+
+def _compare(console: Console, counted: Tally, directory: Path, against: Path) -> int:
+    from .report import against_text, github
+    from .report.against import compare, read_report, report_of
+    from .report.progress import print_finding
+    from .report.write import write_changes
+
+    changes = compare(report_of(counted), read_report(against))
+    new = {row.now for row in changes.newly_violated}
+    for finding in counted.findings:
+        if finding.fingerprint in new:
+            print_finding(console, finding)
+    against_text.print_changes(console, changes)
+    write_changes(changes, directory)
+    if github.listening():
+        with suppress(OSError):  # it stands in against.md too
+            github.summarize(against_text.markdown(changes))
+    click.echo(f"comparison: {directory / 'against.md'}")
+    return changes.exit_code
 
 
 def note(text: str) -> None:

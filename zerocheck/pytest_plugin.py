@@ -1,84 +1,185 @@
-"""The pytest plugin: where checks leave their reports, and what the summary says of them.
+"""The pytest plugin: options and ini options, where checks leave their reports, and what is said
+of them at the end.
 
 It is loaded in every pytest session of an environment that has zerocheck installed, so it imports
-neither torch nor the rest of zerocheck.
+neither torch nor what takes time.
 """
 
 from __future__ import annotations
 
-import os
 import tempfile
+import uuid
+from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-_directory: Path | None = None
-_reports: list[Path] = []
-_known_issues: tuple[str, ...] = ()
+from .errors import UsageError
+from .run.settings import SETTINGS, of_texts, placed, project_settings
+
+if TYPE_CHECKING:
+    from .run.tally import Tally
+    from .shared_run import SharedRun
+
+_PREFIX = "zerocheck_"
 
 
-def report_directory(name: str) -> Path:
-    """Where the run called `name` writes. Each worker of pytest-xdist has its own place."""
-    global _directory
-    if _directory is None:
-        _directory = Path(tempfile.mkdtemp(prefix="zerocheck-"))
-    directory = _directory / os.environ.get("PYTEST_XDIST_WORKER", "") / name
-    if directory.is_relative_to(Path.cwd()):
-        directory = directory.relative_to(Path.cwd())  # so that commands to replay stay short
-    _reports.append(directory)
-    return directory
+class _Session:
+    """What this pytest session is asked to do.
+
+    under, over: settings that give way to those of a test, and that go before them; directory:
+    where runs write; id: the same on all workers; runs: those that tests were collected for.
+    """
+
+    def __init__(self) -> None:
+        self.under: dict[str, Any] = {}
+        self.over: dict[str, Any] = {}
+        self.directory: Path | None = None
+        self.id = uuid.uuid4().hex
+        self.runs: list[SharedRun] = []
+
+    def place(self) -> Path:
+        """The directory, made where pytest has no cache."""
+        if self.directory is None:
+            self.directory = Path(tempfile.gettempdir()) / f"zerocheck-{self.id}"
+            self.directory.mkdir(mode=0o700, exist_ok=True)
+        return self.directory
 
 
-def known_issues() -> tuple[str, ...]:
-    """Files of known issues, from the ini option."""
-    return _known_issues
+_session = _Session()
+
+
+def settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a test that gives these: the files' below it, the command line's above."""
+    found = {**_session.under, **given, **_session.over}
+    found.pop("report_dir", None)
+    return found
+
+
+def result_of(run: SharedRun) -> Tally:
+    """The counts of a run, after it was run by this worker or another one."""
+    return run.result(_session.place(), _session.id, _session.runs)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--zerocheck-report-dir`, and `zerocheck_known_issues` in the ini file."""
-    parser.addini(
-        "zerocheck_known_issues",
-        "files of known issues for parametrize_with_checks, beside ours; none: without ours",
-        type="linelist",
-    )
-    parser.getgroup("zerocheck").addoption(
-        "--zerocheck-report-dir",
-        metavar="DIR",
-        help="where parametrize_with_checks leaves its journals, reports and cases to replay",
-    )
+    """`--zerocheck-NAME` and the ini option `zerocheck_NAME` for every setting."""
+    group = parser.getgroup("zerocheck")
+    for setting in SETTINGS.values():
+        files = setting.kind == "files"
+        kind: Literal["linelist", "string"] = "linelist" if files else "string"
+        parser.addini(
+            _PREFIX + setting.name,
+            f"zerocheck: {setting.description}",
+            type=kind,
+            default=None,
+        )
+        group.addoption(
+            f"--zerocheck-{setting.option}",
+            metavar="yes|no" if setting.kind == "switch" else setting.metavar,
+            action="append" if files else "store",
+            default=None,
+            help=setting.description,
+        )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Take the ini option; decide where reports go: the option, pytest's cache, or elsewhere."""
-    global _directory, _known_issues
-    folder = config.inipath.parent if config.inipath is not None else config.rootpath
-    listed = config.getini("zerocheck_known_issues")
-    _known_issues = tuple(name if name == "none" else str(folder / name) for name in listed)
-    given = config.getoption("--zerocheck-report-dir")
+    """Take the settings; decide where reports go: as set, pytest's cache, or elsewhere."""
+    global _session
+    _session = _Session()
+    try:
+        _session.under = {**project_settings(config.rootpath), **_from_ini(config)}
+        _session.over = _from_options(config)
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from None
+    _session.id = getattr(config, "workerinput", {}).get("testrunuid", _session.id)
+    directory = {**_session.under, **_session.over}.get("report_dir")
     cache: Any = getattr(config, "cache", None)
-    if given:
-        _directory = Path(given)
-    elif cache is not None:
-        _directory = Path(cache.mkdir("zerocheck"))
+    if directory is None and cache is not None:
+        directory = Path(cache.mkdir("zerocheck"))
+    if directory is not None and directory.is_relative_to(Path.cwd()):
+        directory = directory.relative_to(Path.cwd())  # so that commands to replay stay short
+    _session.directory = directory
+
+
+def _from_ini(config: pytest.Config) -> dict[str, Any]:
+    folder = config.inipath.parent if config.inipath is not None else config.rootpath
+    texts = {}
+    for setting in SETTINGS.values():
+        given = config.getini(_PREFIX + setting.name)
+        if given is not None:
+            between = "\n" if setting.kind == "files" else ","
+            texts[setting.name] = given if isinstance(given, str) else between.join(given)
+    return placed(of_texts(texts, f"{_PREFIX}* in {config.inipath}"), folder)
+
+
+def _from_options(config: pytest.Config) -> dict[str, Any]:
+    texts = {}
+    for setting in SETTINGS.values():
+        given = config.getoption(f"--zerocheck-{setting.option}")
+        if given is not None:
+            texts[setting.name] = given if isinstance(given, str) else "\n".join(given)
+    return of_texts(texts, "--zerocheck-* on the command line")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup`, all checks of one run go to one worker, since they share it."""
+    """With `--dist loadgroup`, all checks of one run go to one worker, while others do the rest."""
     if not config.pluginmanager.hasplugin("xdist"):
         return
     for item in items:
-        callspec = getattr(item, "callspec", None)
-        run = getattr(callspec.params.get("check"), "run", None) if callspec is not None else None
-        key = getattr(run, "key", None)
-        if isinstance(key, str):
-            item.add_marker(pytest.mark.xdist_group(f"zerocheck-{key}"))
+        run = _run_of(item)
+        if run is not None:
+            item.add_marker(pytest.mark.xdist_group(f"zerocheck-{run.key}"))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Note the runs of the tests that were selected."""
+    runs = {run.key: run for run in map(_run_of, session.items) if run is not None}
+    _session.runs = list(runs.values())
+
+
+def _run_of(item: pytest.Item) -> SharedRun | None:
+    callspec = getattr(item, "callspec", None)
+    run = getattr(callspec.params.get("check"), "run", None) if callspec is not None else None
+    return run if isinstance(getattr(run, "key", None), str) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, Any, Any]:
+    """Show a finding as the console does, and say where the report of its run is."""
+    report = yield
+    run = _run_of(item)
+    if run is None or report.when != "call":
+        return report
+    report.zerocheck_run = str(_session.place() / run.key)  # pytest-xdist sends it along
+    error = None if call.excinfo is None else call.excinfo.value
+    detail = getattr(error, "detail", None)
+    if call.excinfo is not None and detail is not None:
+        report.longrepr = shown = call.excinfo.getrepr(style="value")  # without our lines of code
+        if shown.reprcrash is not None:
+            shown.reprcrash.message = str(error)  # in the summary: the title, not our class
+        if detail:
+            report.sections.append(("stacks and output of the ranks", detail))
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Name the reports that were written."""
-    written = [directory / "report.md" for directory in _reports]
-    for path in written:
-        if path.is_file():
-            terminalreporter.write_line(f"zerocheck report: {path}")
+    """Name the reports that were written; say the same in GitHub's words where it listens."""
+    reports = (report for kind in terminalreporter.stats.values() for report in kind)
+    places = {getattr(report, "zerocheck_run", None): None for report in reports}
+    for directory in (Path(place) for place in places if place is not None):
+        if (directory / "report.md").is_file():
+            terminalreporter.write_line(f"zerocheck report: {directory / 'report.md'}")
+            _publish(directory / "journal.ndjson", terminalreporter)
+
+
+def _publish(journal: Path, terminalreporter: Any) -> None:
+    from .report import github
+    from .run.journal import read
+    from .run.tally import tally
+
+    if github.listening():
+        github.publish(tally(read(journal)), terminalreporter.write_line)

@@ -1,12 +1,9 @@
-"""zerocheck in pytest: one test per implementation and obligation."""
+"""zerocheck in pytest: one test per implementation, obligation and group of features."""
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import re
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -14,76 +11,33 @@ from typing import Any
 
 import pytest
 
+from . import pytest_plugin
 from .errors import UsageError
-from .judge.verdict import EQUIVALENCE, Obligation
-from .pytest_plugin import known_issues as configured
-from .pytest_plugin import report_directory
-from .report.known import known_text, stale_text
-from .report.text import cell_text, finding_text
-from .run.options import RunOptions
-from .run.records import Record
-from .run.tally import FAILING, Tally, why_nothing
+from .judge.verdict import Obligation
+from .report.checks import Told, groups_of, told, told_of_coverage
+from .run.settings import as_options
+from .run.tally import Tally
+from .shared_run import SharedRun
 
 
 class CheckFailed(AssertionError):
-    """An obligation does not hold. The message is the finding, with the command to replay it."""
+    """An obligation does not hold. The message is the finding, with the command to replay it.
 
+    detail: tracebacks, stacks and output of ranks that crashed or hung.
+    """
 
-class SharedRun:
-    """A run of one implementation that starts when its first check is called."""
-
-    def __init__(self, label: str, given: dict[str, Any]) -> None:
-        RunOptions(**given)  # what cannot be used is said when tests are collected
-        digest = hashlib.sha256(repr(sorted(given.items())).encode()).hexdigest()[:8]
-        self.label = label
-        self.key = f"{re.sub(r'[^A-Za-z0-9_-]', '-', label)}-{digest}"
-        self._given = given
-        self._result: Tally | Exception | None = None
-
-    def result(self) -> Tally:
-        """The counts of the run. A second call does not run it again, even after an error."""
-        if self._result is None:
-            try:
-                self._result = self._run()
-            except Exception as error:
-                self._result = error
-        if isinstance(self._result, Exception):
-            raise self._result
-        return self._result
-
-    def _run(self) -> Tally:
-        from .report.write import write_reports
-        from .run import engine
-        from .run.environment import untested
-        from .run.journal import Journal
-
-        if untested():
-            warnings.warn(untested(), stacklevel=2)
-        directory = report_directory(self.key)
-        collected = _Collected()
-        with Journal(directory / "journal.ndjson") as journal:
-            options = RunOptions(report_dir=directory, **self._given)
-            engine.run(options, (journal, collected))
-        write_reports(collected.records, directory)
-        return collected.tally
-
-
-class _Collected:
-    def __init__(self) -> None:
-        self.records: list[Record] = []
-        self.tally = Tally()
-
-    def handle(self, record: Record) -> None:
-        self.records.append(record)
-        self.tally.add(record)
+    def __init__(self, text: str, detail: str = "") -> None:
+        super().__init__(text)
+        self.detail = detail
 
 
 class Check:
-    """One obligation of one implementation. Call it in the test."""
+    """One obligation and group of features of one implementation. Call it in the test."""
 
-    def __init__(self, run: SharedRun, obligation: Obligation) -> None:
+    def __init__(self, run: SharedRun, obligation: Obligation, group: str) -> None:
         self.run = run
         self.obligation = obligation
+        self.group = group
 
     def __call__(self) -> None:
         """Raise CheckFailed if the obligation does not hold, or skip if no case exercised it.
@@ -92,81 +46,109 @@ class Check:
         those raises CheckFailed.
         """
         __tracebackhide__ = True
-        counted = self.run.result()
-        (implementation,) = counted.implementations.values()
-        if counted.started is not None and self.obligation in counted.started.without:
-            pytest.skip(f"{self.obligation}: {counted.started.without[self.obligation]}")
-        cell = implementation.cells[self.obligation]
-        if cell.status in FAILING:
-            findings = counted.findings_of(implementation.name, self.obligation)
-            told = [f"{self.obligation}: {cell_text(cell)}", *map(finding_text, findings)]
-            raise CheckFailed("\n".join(told))
-        stale = stale_text(counted, implementation.name, self.obligation)
-        if stale:
-            raise CheckFailed(stale)
-        if implementation.nothing_checked:
-            raise CheckFailed(f"nothing was checked: {why_nothing(implementation)}")
-        if cell.status == "known":
-            said = known_text(counted, implementation.name, self.obligation)
-            pytest.xfail(f"{self.obligation}: {cell_text(cell)}: {said}")
-        if not cell.checked:
-            cases = sum(cell.counts.values())
-            pytest.skip(f"{self.obligation}: not exercised in {cases} cases; raise max_cases")
+        counted = pytest_plugin.result_of(self.run)
+        (name,) = counted.implementations
+        said = self._told(counted, name)
+        match said.outcome:
+            case "failed":
+                raise CheckFailed(said.text, said.detail)
+            case "known":
+                pytest.xfail(said.text)
+            case "skipped":
+                pytest.skip(said.text)
+
+    def _told(self, counted: Tally, name: str) -> Told:
+        return told(counted, name, self.obligation, self.group)
+
+    @property
+    def id(self) -> str:
+        """How the test is called: `MyFSDP-gradient-sharding`."""
+        return f"{self.run.label}-{self.obligation}-{self.group}"
 
     def __repr__(self) -> str:
-        return f"<check of {self.obligation} for {self.run.label}>"
+        return f"<check {self.id}>"
+
+
+class CoverageCheck(Check):
+    """Whether a run exercised what its profile promises. Call it in the test."""
+
+    def __init__(self, run: SharedRun) -> None:
+        self.run = run
+
+    def _told(self, counted: Tally, name: str) -> Told:
+        return told_of_coverage(counted, name)
+
+    @property
+    def id(self) -> str:
+        """How the test is called: `MyFSDP-coverage`."""
+        return f"{self.run.label}-coverage"
 
 
 def parametrize_with_checks(
     implementations: Sequence[str | type | Callable[..., Any]],
     *,
-    profile: str = "quick",
-    world_sizes: Sequence[int] = (1, 2, 3),
-    max_cases: int | None = 30,
-    seed: int = 0,
+    profile: str | None = None,
+    world_sizes: Sequence[int] | None = None,
+    max_cases: int | None = None,
+    seed: int | None = None,
+    obligations: str | Sequence[str] | None = None,
     known_issues: str | Sequence[str] | None = None,
-    shrink: bool = True,
+    shrink: bool | None = None,
     model: str | None = None,
 ) -> pytest.MarkDecorator:
     """Decorate `def test_sharding(check): check()` to run every check of the implementations.
 
     implementations: classes or build functions at the top of a module, or names as on the command
-    line; known_issues: files of known issues, or "none", as on the command line; left out, those of
-    the ini option zerocheck_known_issues; shrink: look for the smallest case of each finding;
-    model: your own in every case, `path/to/file.py:factory`, as `--model`. Raises UsageError for
-    what cannot be used.
+    line. The others are the options of `zerocheck run`, with the same defaults, so the same seed
+    has the same verdicts; obligations: names, or sets of them such as "resume"; known_issues: files
+    of known issues, or "none"; model: your own in every case, `path/to/file.py:factory`, as
+    `--model`. What is left out is taken from pytest's ini file, then from
+    `[tool.zerocheck]` in pyproject.toml; `pytest --zerocheck-NAME` is taken before all of them.
+    Raises UsageError for what cannot be used.
 
-        @zerocheck.parametrize_with_checks([MyFSDP, "fsdp2"])
+        @zerocheck.parametrize_with_checks([MyFSDP, "fsdp2"], profile="ci")
         def test_sharding(check):
             check()
+
+    Tests are called `MyFSDP-gradient-sharding`, for each obligation and group of features: `-k
+    gradient-sharding` takes what sharding options do to gradients, `-k gradient` all of gradients.
+    A bug fails the tests of what it needs, and those of `basic` if it needs no feature.
+    `MyFSDP-coverage` says whether the run exercised what its profile promises. The tests of one
+    implementation share one run, on several workers too.
     """
     if not implementations:
         raise UsageError("parametrize_with_checks needs at least one implementation")
     if isinstance(implementations, str):
         raise UsageError(f"parametrize_with_checks takes a list: [{implementations!r}]")
-    if known_issues is None:
-        known_issues = configured()
-    files = (known_issues,) if isinstance(known_issues, str) else tuple(known_issues)
-    parameters = []
-    for given in implementations:
-        name = given if isinstance(given, str) else importable_name(given)
-        label = name.rpartition(":")[2]
-        run = SharedRun(
-            label,
-            {
-                "implementations": (name,),
-                "profile": profile,
-                "world_sizes": tuple(world_sizes),
-                "max_cases": max_cases,
-                "seed": seed,
-                "known_issues": files,
-                "shrink": shrink,
-                "model": model,
-            },
-        )
-        for obligation in EQUIVALENCE:
-            parameters.append(pytest.param(Check(run, obligation), id=f"{label}-{obligation}"))
-    return pytest.mark.parametrize("check", parameters)
+    given = {
+        "profile": profile,
+        "world_sizes": None if world_sizes is None else tuple(world_sizes),
+        "max_cases": max_cases,
+        "seed": seed,
+        "obligations": _names(obligations),
+        "known_issues": (known_issues,) if isinstance(known_issues, str) else _listed(known_issues),
+        "shrink": shrink,
+        "model": model,
+    }
+    settings = pytest_plugin.settings({k: v for k, v in given.items() if v is not None})
+    options = as_options(settings)
+    checks: list[Check] = []
+    for one in implementations:
+        name = one if isinstance(one, str) else importable_name(one)
+        run = SharedRun(name.rpartition(":")[2], {**options, "implementations": (name,)})
+        for obligation in run.obligations:
+            checks += [Check(run, obligation, group) for group in groups_of(obligation)]
+        checks.append(CoverageCheck(run))
+    return pytest.mark.parametrize("check", [pytest.param(check, id=check.id) for check in checks])
+
+
+def _names(given: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """Names with commas between, or a list of them."""
+    return _listed(given.split(",") if isinstance(given, str) else given)
+
+
+def _listed(given: Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if given is None else tuple(given)
 
 
 def importable_name(given: object) -> str:

@@ -94,6 +94,7 @@ def test_a_fault_that_needs_nothing(smallest: Smallest) -> None:
     assert shrunk.finished.case == default()
     assert shrunk.size == "2 ranks, no blocks, 1 step"
     assert shrunk.extent == "with all options at their default; on every rank; in all parameters"
+    assert shrunk.groups == ("basic",)
     assert shrunk.tries < 12
 
 
@@ -101,12 +102,14 @@ def test_a_fault_that_needs_microbatches_and_no_second_rank(smallest: Smallest) 
     shrunk = smallest("zerocheck.faults.accumulation:LastMicrobatchOnly")
     assert shrunk.finished.case == default(mesh=(1,), training={"microbatches": 2})
     assert shrunk.extent.startswith("only with several microbatches, on one rank already; in ")
+    assert shrunk.groups == ("training",)
 
 
 def test_a_fault_that_needs_three_ranks(smallest: Smallest) -> None:
     shrunk = smallest("not_averaged_from_3_ranks")
     assert shrunk.finished.case == default(mesh=(3,))
     assert shrunk.extent.startswith("only from 3 ranks on; on every rank")
+    assert shrunk.groups == ("world",)
 
 
 def test_a_fault_of_what_ranks_do_not_divide_is_not_one_of_three_ranks(smallest: Smallest) -> None:
@@ -115,6 +118,7 @@ def test_a_fault_of_what_ranks_do_not_divide_is_not_one_of_three_ranks(smallest:
     said = "only with a parameter whose first dim the world does not divide"
     assert shrunk.extent.startswith(said)
     assert " ranks on" not in shrunk.extent
+    assert shrunk.groups == ("world",)
 
 
 def test_a_fault_that_needs_a_module_used_twice(smallest: Smallest) -> None:
@@ -122,6 +126,7 @@ def test_a_fault_that_needs_a_module_used_twice(smallest: Smallest) -> None:
     assert shrunk.finished.case == default(model=Model(blocks=(Block(kind="mlp"),), calls=(0, 0)))
     assert shrunk.size == "2 ranks, 1 block, 1 step"
     assert shrunk.extent.startswith("only with a module used twice; ")
+    assert shrunk.groups == ("model",)
 
 
 def test_a_fault_that_needs_tied_weights(smallest: Smallest) -> None:
@@ -138,6 +143,7 @@ def test_a_fault_of_the_second_step(smallest: Smallest) -> None:
     assert shrunk.finished.case == default()
     assert shrunk.extent.startswith("only from the second step on")
     assert shrunk.violation is not None and shrunk.violation.step == 1
+    assert shrunk.groups == ("basic",)
 
 
 def test_a_fault_of_some_groups(smallest: Smallest) -> None:
@@ -145,6 +151,7 @@ def test_a_fault_of_some_groups(smallest: Smallest) -> None:
     groups = shrunk.finished.case.optimizer.groups
     assert [group.weight_decay > 0 for group in groups] == [False, True]
     assert shrunk.extent.startswith("only with groups with and without weight decay")
+    assert shrunk.groups == ("optimizer",)
 
 
 def test_a_crash_stays_the_same_crash(smallest: Smallest) -> None:
@@ -259,6 +266,7 @@ def test_two_faults_are_two_findings_each_with_its_extent(tmp_path: Path, pool: 
     assert decay.causes == ("weight decay on excluded parameters",)
     assert loss.extent.startswith("only with several microbatches, on one rank already; in ")
     assert decay.extent.startswith("only with groups with and without weight decay, on one rank")
+    assert (loss.groups, decay.groups) == (("training",), ("optimizer",))
     first, second = (read(Path(finding.case_file)).case for finding in (loss, decay))
     assert first == Case(mesh=(1,), seed=first.seed, training=Training(steps=1, microbatches=2))
     assert second.training == Training(steps=1)

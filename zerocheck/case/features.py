@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from math import prod
 
 from ..errors import unknown
-from .schema import Block, Case
+from .schema import Block, Case, Leg
 from .shapes import (
     call_order,
     draws_random,
@@ -425,3 +425,21 @@ OF_STEPS = tuple(name for name, row in FEATURES.items() if row.dimension != "res
 
 OF_RESUME = tuple(name for name, row in FEATURES.items() if row.dimension == "resume")
 """Names of those that only cases with checkpoints have."""
+
+BASIC = "basic"
+GROUPS = (BASIC, *dict.fromkeys(row.dimension for row in FEATURES.values()))
+"""What tests are grouped by: what needs no feature, then each dimension of features."""
+
+_PLAIN = frozenset(features(Case()))
+_PLAIN_RESUMED = frozenset(features(Case(resume=(Leg(),))))
+
+
+def groups(case: Case, ignored: Collection[str] = ()) -> frozenset[str]:
+    """GROUPS that the case says something of: BASIC, and where it departs from the default.
+
+    ignored: features of options that the implementation does not obey. The default of a resumed
+    case saves and loads on 2 ranks.
+    """
+    plain = _PLAIN_RESUMED if case.resume else _PLAIN
+    departs = (name for name in features(case) if name not in plain and name not in ignored)
+    return frozenset((BASIC, *(FEATURES[name].dimension for name in departs)))

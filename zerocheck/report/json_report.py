@@ -76,6 +76,7 @@ def _implementation(implementation: ImplementationTally) -> dict[str, Any]:
         "loads": resumed.as_data(implementation.loads),
         "memory": weights.as_data(implementation),
         "coverage": coverage.as_data(implementation),
+        "cases_digest": implementation.digest,
         "unsupported": dict(implementation.refused),
         "tiers": dict(implementation.tiers),
         "semantics": implementation.semantics,

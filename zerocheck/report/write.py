@@ -12,7 +12,8 @@ from ..run.matrix.records import MatrixRecord
 from ..run.matrix.summary import Summary
 from ..run.records import Record
 from ..run.tally import Tally, tally
-from . import faults_json, faults_markdown, json_report, junit, markdown
+from . import against_text, faults_json, faults_markdown, json_report, junit, markdown
+from .against import Changes
 
 FORMATS: dict[str, Callable[[Tally], str]] = {
     "report.json": json_report.render,
@@ -26,6 +27,12 @@ MATRIX_FORMATS: dict[str, Callable[[Summary], str]] = {
     "faults.md": faults_markdown.render,
 }
 """The same for the kill matrix."""
+
+AGAINST_FORMATS: dict[str, Callable[[Changes], str]] = {
+    "against.json": against_text.as_json,
+    "against.md": against_text.markdown,
+}
+"""The same for a comparison with an earlier run."""
 
 
 def write_reports(records: Iterable[Record], directory: Path) -> list[Path]:
@@ -41,6 +48,11 @@ def write_matrix(records: Iterable[MatrixRecord], directory: Path) -> list[Path]
     """The same for the records of a kill matrix."""
     summary = Summary(records)
     return _write(directory, {name: render(summary) for name, render in MATRIX_FORMATS.items()})
+
+
+def write_changes(changes: Changes, directory: Path) -> list[Path]:
+    """The same for a comparison with an earlier run."""
+    return _write(directory, {name: render(changes) for name, render in AGAINST_FORMATS.items()})
 
 
 def _write(directory: Path, texts: Mapping[str, str]) -> list[Path]:

@@ -5,9 +5,10 @@ What it needs is what shrinking could not take back: each of it alone makes the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
-from ..case.features import FEATURES, features
+from ..case.features import BASIC, FEATURES, GROUPS, features
 from ..case.reductions import value_at
 from ..case.schema import Case
 from ..case.shapes import empties, trainable
@@ -24,6 +25,10 @@ _DIRECT: dict[str, tuple[str, ...]] = {
     "clip": ("clip-tight", "clip-loose", "clip"),
 }
 """Fields that several features tell of -> those that say it best."""
+
+_PLAIN = Case()
+_GROUP_OF = {"mesh": "world", "precision": "training"}
+"""Sections of a case whose features stand in a group of another name."""
 
 
 def size(case: Case) -> str:
@@ -56,6 +61,24 @@ def extent(
     first = violation.step if stepwise and violation is not None else 0
     needs = _needs(case, needed, first, from_world=from_world)
     return "; ".join([needs, *_places(case, violation)])
+
+
+def groups(case: Case, needed: Sequence[tuple[str, Case]]) -> tuple[str, ...]:
+    """The GROUPS of features that a case needs to fail, BASIC alone if it needs none.
+
+    needed: as for `extent`. Two ranks, or two steps, are no feature.
+    """
+    plain = {
+        "mesh": case.world_size <= _PLAIN.world_size,
+        "training.steps": case.training.steps <= _PLAIN.training.steps,
+    }
+    named: set[str] = set()
+    for path, reset in needed:
+        if not plain.get(path):
+            section = re.split(r"[.\[]", path)[0]
+            told = {FEATURES[name].dimension for name in _direct(case, reset, path)}
+            named |= told or {_GROUP_OF.get(section, section)}
+    return tuple(group for group in GROUPS if group in named) or (BASIC,)
 
 
 def not_searched(tries: int, case: Case, violation: Violation | None) -> str:
@@ -101,16 +124,26 @@ def _needs(case: Case, needed: Sequence[tuple[str, Case]], first: int, *, from_w
     return f"{said}, on one rank already" if case.world_size == 1 else said
 
 
+def _without(case: Case, reset: Case) -> list[str]:
+    """Features of the case that the other has not, numbers of ranks aside."""
+    others = set(features(reset))
+    lost = [name for name in features(case) if name not in others]
+    return [name for name in lost if not name.startswith("world-")]
+
+
+def _direct(case: Case, reset: Case, path: str) -> list[str]:
+    """Those of them that say best what the field at `path` is."""
+    lost = _without(case, reset)
+    direct = [name for name in _DIRECT.get(path.rpartition(".")[2], lost) if name in lost]
+    return direct[:1] or [name for name in lost if name.startswith("block-")][:1] or lost[:2]
+
+
 def _lost(case: Case, reset: Case, path: str) -> str:
     """What the case is and the other is not, in the words of its features."""
-    without = set(features(reset))
-    lost = [name for name in features(case) if name not in without]
-    lost = [name for name in lost if not name.startswith("world-")]
-    direct = [name for name in _DIRECT.get(path.rpartition(".")[2], lost) if name in lost]
-    direct = direct[:1] or [name for name in lost if name.startswith("block-")][:1] or lost[:2]
+    direct = _direct(case, reset, path)
     # A size may be told by several features; which of them it is was not tried.
     said = " or ".join(FEATURES[name].title for name in direct)
-    if "sometimes-used" in lost and case.world_size > 1:
+    if "sometimes-used" in _without(case, reset) and case.world_size > 1:
         return f"{FEATURES['sometimes-used'].title} ({said})"
     return said
 

@@ -33,13 +33,14 @@ class Shrunk:
     """The smallest case that was found to fail in the same way.
 
     finished: what came of it in fresh rank processes; violation: None for a crash or hang; size,
-    extent: see Finding; tries, seconds: what it took.
+    extent, groups: see Finding; tries, seconds: what it took.
     """
 
     finished: CaseFinished
     violation: Violation | None
     size: str
     extent: str
+    groups: tuple[str, ...]
     tries: int
     seconds: float
 
@@ -154,6 +155,7 @@ class Bug:
             case_file=self.case_file,
             size="" if shrunk is None else shrunk.size,
             extent=self.extent if shrunk is None else shrunk.extent,
+            groups=() if shrunk is None else shrunk.groups,
             known=None if self.issue is None else self.issue.record,
             model=user.factory if user is not None else "",
         )

@@ -159,6 +159,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
     """Of the case to replay, if it was shrunk: "2 ranks, 1 block, 1 step"."""
     extent: str = ""
     """What the failure needs, and where it shows; or why that is not known."""
+    groups: tuple[str, ...] = ()
+    """Groups of features (case/features.py) that the failure needs; none if that is not known."""
     known: Known | None = None
     model: str = ""
     """The user's own, if the case to replay has it."""

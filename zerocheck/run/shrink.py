@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from ..case.reductions import left, simpler
 from ..case.schema import Case
 from ..judge.verdict import Obligation, Violation
-from .extent import extent, not_searched, size
+from .extent import extent, groups, not_searched, size
 from .findings import Bug, Shrunk, independent
 from .records import CaseFinished
 from .trial import Ranks, Trial
@@ -103,8 +103,10 @@ class _Shrinking:
         shows, violation = self._same(finished)
         if not shows:
             return None
+        needs: tuple[str, ...] = ()
         if ended:
             needed = left(case, kept=self.limits.kept)
+            needs = groups(case, needed)
             said = extent(case, needed, violation, from_world=self._from_world(case))
         else:
             said = not_searched(self.tries, case, violation)
@@ -113,6 +115,7 @@ class _Shrinking:
             violation=violation,
             size=size(case),
             extent=said,
+            groups=needs,
             tries=self.tries,
             seconds=time.monotonic() - self.started,
         )

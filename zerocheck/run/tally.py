@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+
+from ..case.features import groups
 from ..judge.verdict import EQUIVALENCE, Obligation, Status
 from .coverage import FEW, Covered
 from .loads import Loads, together
@@ -16,6 +20,8 @@ from .weights import add as weigh
 
 FAILING: tuple[Status, ...] = ("violated", "crashed", "hung")
 """Verdicts that make a run fail."""
+
+_LOOKED_AT: tuple[Status, ...] = (*FAILING, "known", "holds")
 
 INTERRUPTED = 130
 """Exit code of a run that did not come to its end."""
@@ -30,18 +36,20 @@ class Cell:
 
     counts: cases per verdict; share: largest part of the bound that was used, 1.0 is the edge;
     broken: known crashes and hangs, after which the obligation could not be looked at; vacuous:
-    cases in which it holds since nothing could fail.
+    cases in which it holds since nothing could fail; groups: judged cases in which it was looked
+    at, by the groups of features that they say something of.
     """
 
     counts: Counter[Status] = field(default_factory=Counter)
     share: float = 0.0
     broken: int = 0
     vacuous: int = 0
+    groups: Counter[str] = field(default_factory=Counter)
 
     @property
     def checked(self) -> int:
         """Cases in which the obligation was looked at, whatever came of it."""
-        return sum(self.counts[status] for status in (*FAILING, "known", "holds")) - self.broken
+        return sum(self.counts[status] for status in _LOOKED_AT) - self.broken
 
     @property
     def telling(self) -> int:
@@ -71,6 +79,13 @@ class ImplementationTally:
     tiers: Counter[str] = field(default_factory=Counter)
     semantics: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
+    _run: list[bytes] = field(default_factory=list)
+
+    @property
+    def digest(self) -> str:
+        """Of all cases that were run, in any order: equal for two runs of the same cases."""
+        whole = hashlib.blake2b(b"".join(sorted(self._run)), digest_size=16)
+        return whole.hexdigest() if self._run else ""
 
     @property
     def hardly_checked(self) -> dict[Obligation, Cell]:
@@ -87,6 +102,7 @@ class ImplementationTally:
         judgement = record.judgement
         self.cases[_status_of_case(record)] += 1
         self.seconds += record.seconds
+        self._run.append(hashlib.blake2b(msgspec.json.encode(record.case), digest_size=16).digest())
         self.covered.add(record)
         self.loads.add(record, self.cells)
         weigh(self.weights, record)
@@ -96,9 +112,12 @@ class ImplementationTally:
             self.world_sizes[record.case.world_size] += 1
             self.tiers[judgement.tier] += 1
             self.semantics = judgement.semantics or self.semantics
+        says = groups(record.case, self.covered.ignored)
         for obligation, cell in self.cells.items():
             status = _status_of(record, obligation)
             cell.counts[status] += 1
+            if judgement is not None and status in _LOOKED_AT:
+                cell.groups.update(says)
             cell.broken += status == "known" and judgement is None
             if judgement is not None:
                 cell.vacuous += obligation in judgement.vacuous
@@ -218,39 +237,44 @@ def tally(records: Iterable[Record]) -> Tally:
 
 def why(counted: Tally) -> tuple[str, ...]:
     """Why the run fails, one plain sentence each; empty if all obligations hold."""
-    said: list[str] = []
-    for name, implementation in counted.implementations.items():
-        failing = [
-            f"{implementation.cases[status]} {status}"
-            for status in FAILING
-            if implementation.cases[status]
-        ]
-        found = len(counted.findings_of(name))
-        if failing or found:
-            cases = sum(implementation.cases.values())
-            findings = f" ({found} finding{'s' if found != 1 else ''})" if found else ""
-            said.append(f"{name}: {', '.join(failing) or 'violated'} of {cases} cases{findings}")
-        left_out = implementation.covered.sentence(name)
-        if left_out:
-            said.append(left_out)
-        if implementation.nothing_checked:
-            said.append(f"{name}: nothing was checked: {why_nothing(implementation)}")
-            continue
-        if failing:
-            continue  # a case that failed early may have been the one for an obligation
-        for obligation, cell in implementation.cells.items():
-            if not cell.checked:
-                said.append(
-                    f"{name}: nothing was checked for {obligation}: "
-                    f"none of {sum(cell.counts.values())} cases exercised it "
-                    "(--obligations can leave it out)"
-                )
+    said = [reason for name in counted.implementations for reason in why_of(counted, name)]
     said += [
         f"{stale.implementation}: a known issue is stale: {stale.known.fingerprint} "
         f"({stale.known.source})"
         for stale in counted.stale
     ]
     return tuple(said)
+
+
+def why_of(counted: Tally, name: str) -> list[str]:
+    """The same for one implementation, stale known issues aside."""
+    implementation = counted.implementations[name]
+    said: list[str] = []
+    failing = [
+        f"{implementation.cases[status]} {status}"
+        for status in FAILING
+        if implementation.cases[status]
+    ]
+    found = len(counted.findings_of(name))
+    if failing or found:
+        cases = sum(implementation.cases.values())
+        findings = f" ({found} finding{'s' if found != 1 else ''})" if found else ""
+        said.append(f"{name}: {', '.join(failing) or 'violated'} of {cases} cases{findings}")
+    left_out = implementation.covered.sentence(name)
+    if left_out:
+        said.append(left_out)
+    if implementation.nothing_checked:
+        return [*said, f"{name}: nothing was checked: {why_nothing(implementation)}"]
+    if failing:
+        return said  # a case that failed early may have been the one for an obligation
+    for obligation, cell in implementation.cells.items():
+        if not cell.checked:
+            said.append(
+                f"{name}: nothing was checked for {obligation}: "
+                f"none of {sum(cell.counts.values())} cases exercised it "
+                "(--obligations can leave it out)"
+            )
+    return said
 
 
 def why_nothing(implementation: ImplementationTally) -> str:

@@ -1,0 +1,1 @@
+"""Sharding of a project that is checked with zerocheck."""

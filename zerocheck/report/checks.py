@@ -1,0 +1,105 @@
+"""What the tests of pytest say: one for each obligation and group of features of a run.
+
+A finding fails the test of its obligation in each group of features that its smallest case needs;
+the group `basic` has those that need none, and those of which that is not known. So the name of a
+failed test says where to look, and what a bug fails does not hang on how many cases happened to
+have it. The cases decide which groups were exercised. A run that fails on the command line fails
+in some test, and the other way round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from ..case.features import BASIC, FEATURES, GROUPS, OF_RESUME
+from ..judge.verdict import RESUME, TITLES, Obligation
+from ..run.records import Finding
+from ..run.tally import FAILING, Tally, why_nothing
+from .known import known_text, stale_text
+from .text import cell_text, finding_text
+
+
+class Told(NamedTuple):
+    """What a test says. detail: tracebacks, stacks and output of ranks that crashed or hung."""
+
+    outcome: Literal["passed", "failed", "known", "skipped"]
+    text: str = ""
+    detail: str = ""
+
+
+PASSED = Told("passed")
+
+
+def groups_of(obligation: Obligation) -> tuple[str, ...]:
+    """The groups of features that have a test: that of checkpoints only where these are judged."""
+    of_resume = {FEATURES[name].dimension for name in OF_RESUME}
+    return tuple(name for name in GROUPS if obligation in RESUME or name not in of_resume)
+
+
+def told(counted: Tally, name: str, obligation: Obligation, group: str) -> Told:
+    """What the test of an obligation and a group says of the implementation `name`."""
+    without = counted.started.without if counted.started is not None else {}
+    if obligation in without:
+        return Told("skipped", f"{obligation}: {without[obligation]}")
+    implementation = counted.implementations[name]
+    cell = implementation.cells[obligation]
+    if cell.status in FAILING:
+        failed = _failed(counted, name, obligation, group)
+        if failed is not None:
+            return failed
+    if group == BASIC:
+        stale = stale_text(counted, name, obligation)
+        if stale:
+            return Told("failed", stale)
+    if implementation.nothing_checked:
+        return Told("failed", f"nothing was checked: {why_nothing(implementation)}")
+    if cell.status == "known" and group == BASIC:
+        said = known_text(counted, name, obligation)
+        return Told("known", f"{obligation}: {cell_text(cell)}: {said}")
+    if cell.groups[group]:
+        return PASSED
+    cases = sum(cell.counts.values())
+    # As on the command line: a case that failed early may have been the one for an obligation.
+    failing = any(implementation.cases[status] for status in FAILING)
+    if group == BASIC and not cell.checked and not failing:
+        return Told(
+            "failed",
+            f"nothing was checked for {obligation}: none of {cases} cases exercised it "
+            "(obligations can leave it out)",
+        )
+    return Told("skipped", f"{obligation} with features of {group}: not exercised in {cases} cases")
+
+
+def told_of_coverage(counted: Tally, name: str) -> Told:
+    """What the test of coverage says: whether the pairs of features that were promised came."""
+    implementation = counted.implementations[name]
+    if implementation.nothing_checked:
+        return Told("failed", f"nothing was checked: {why_nothing(implementation)}")
+    left_out = implementation.covered.sentence(name)
+    return Told("failed", left_out) if left_out else PASSED
+
+
+def _failed(counted: Tally, name: str, obligation: Obligation, group: str) -> Told | None:
+    """What failed, if it belongs to the group; what no finding accounts for is of BASIC."""
+    own = counted.findings_of(name, obligation)
+    others = [f for f in counted.findings_of(name) if obligation in f.follows and f not in own]
+    of_group = [f for f in (*own, *others) if group in _places(f, groups_of(obligation))]
+    if not of_group and (group != BASIC or own or others):
+        return None
+    cell = cell_text(counted.implementations[name].cells[obligation])
+    texts = [
+        finding_text(finding)
+        if finding in own
+        else f"{obligation}: {cell}, which may follow from this:\n{finding_text(finding)}"
+        for finding in of_group
+    ]
+    detail = "\n".join(finding.detail for finding in of_group if finding.detail)
+    return Told(
+        "failed", "\n\n".join(texts) or f"{obligation}: {cell}: {TITLES[obligation]}", detail
+    )
+
+
+def _places(finding: Finding, among: Sequence[str]) -> Sequence[str]:
+    """The groups in whose tests the finding shows."""
+    return [group for group in finding.groups if group in among] or [BASIC]
