@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "case": {"catalogue", "errors"},
     "models": {"case", "catalogue", "importing", "errors"},
     "contract": {"models", "case", "catalogue", "compat", "importing", "errors"},
-    "implementations": {"contract", "models", "case", "compat", "errors"},
+    "implementations": {"compat_memory", "contract", "models", "case", "compat", "errors"},
     "faults": {"implementations", "contract", "models", "case", "compat", "errors"},
     "drive": {
         "faults", "contract", "models", "case", "catalogue", "compat", "compat_memory", "errors",
@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
         "judge", "ranks", "drive", "contract", "models", "case", "catalogue", "compat", "errors",
         "faults", "zerocheck",
     },
-    "report": {"run", "judge", "case", "errors"},
+    "report": {"run", "judge", "contract", "case", "errors"},
     "script": {
         "run", "judge", "implementations", "contract", "case", "catalogue", "errors",
     },
@@ -52,7 +52,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli_errors": {"errors", "zerocheck"},
     "cli_journal": {"cli_errors", "report", "run"},
     "cli_checkpoint": {"checkpoint", "errors"},
-    "cli_memory": {"memory", "catalogue", "errors"},
+    "cli_memory": {"memory", "report", "run", "catalogue", "errors"},
     "cli": {
         "cli_checkpoint", "cli_errors", "cli_journal", "cli_memory", "report", "script", "run",
         "judge", "faults", "case", "catalogue", "errors", "zerocheck",

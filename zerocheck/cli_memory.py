@@ -57,6 +57,13 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("--json", "json_file", metavar="FILE", type=_FILE, help="Write all of it as JSON.")
 @click.option("--tables", is_flag=True, help="Print the tables of the ZeRO paper; without MODEL.")
+@click.option(
+    "--peaks",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Measure the peak over wrapping, prefetching and buckets, on ranks of this machine, and "
+    "write peak.md and peak.svg; without MODEL.",
+)
 def memory(
     model: str | None,
     checkpoint_activations: bool,
@@ -64,6 +71,7 @@ def memory(
     device_memory: str | None,
     json_file: Path | None,
     tables: bool,
+    peaks: Path | None,
     **given: Any,
 ) -> int:
     """Simulate the memory of one rank, with no GPU and no other ranks.
@@ -85,6 +93,10 @@ def memory(
 
         click.echo(render_tables(), nl=False)
         return 0
+    if peaks is not None:
+        if model is not None:
+            raise UsageError(f"--peaks takes no MODEL, got {model!r}")
+        return _peaks(peaks)
     if model is None:
         from .memory.presets import PRESETS
 
@@ -96,6 +108,20 @@ def memory(
     setup = Setup(model=model, checkpoint=checkpoint_activations, **given)
     setup.check()
     return _simulate(setup, exact=exact, limit=limit, json_file=json_file)
+
+
+def _peaks(directory: Path) -> int:
+    from .report.peaks import markdown, picture
+    from .report.write import write_texts
+    from .run.peaks import buckets, pool, stages, windows
+
+    with pool() as ranks:
+        of_windows, of_buckets = list(windows(ranks)), list(buckets(ranks))
+        page = markdown(of_windows, of_buckets, list(stages(ranks)))
+    texts = {"peak.md": page, "peak.svg": picture(of_windows, of_buckets)}
+    for path in write_texts(directory, texts):
+        click.echo(path)
+    return 0
 
 
 def _simulate(setup: Any, *, exact: bool, limit: int | None, json_file: Path | None) -> int:

@@ -178,6 +178,19 @@ def on_resize(seen: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
 
 
 @contextmanager
+def before_resize(call: Callable[[], None]) -> Iterator[None]:
+    """Call `call` before each `UntypedStorage.resize_` from Python."""
+    original: Any = torch.UntypedStorage.resize_
+
+    def resize(storage: torch.UntypedStorage, size: int) -> Any:
+        call()
+        return original(storage, size)
+
+    with mock.patch.object(torch.UntypedStorage, "resize_", resize):
+        yield
+
+
+@contextmanager
 def shapes_only() -> Iterator[Callable[[], bool]]:
     """Let DTensor, DDP and FSDP1 work under `fake_mode`. Gives a function: does DTensor ask for a
     shape?

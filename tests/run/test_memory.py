@@ -38,7 +38,7 @@ CASES = {
     ),
 }
 FAULT = "zerocheck.faults.memory:CopyKept"
-ASKED = ("persistent", "release")
+ASKED = ("persistent", "peak", "release")
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

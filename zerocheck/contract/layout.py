@@ -21,6 +21,9 @@ in; optimizer: moments and step counts; buffer: of the model; bucket: memory for
 gathered: units that are whole for a while; activation: what the backward still needs; other: all
 else that has a holder."""
 
+LASTING: tuple[Category, ...] = ("parameter", "optimizer", "buffer")
+"""What stays from step to step. The rest is working memory."""
+
 OF_ROLE: dict[str, Category] = {
     "parameter": "parameter",
     "master": "parameter",
@@ -49,6 +52,49 @@ class Line(msgspec.Struct, frozen=True, array_like=True):
     holder: str = ""
 
 
+Term = Literal[Category, "working", "gathering", "reducing"]
+"""working: all that is held beyond parameters, optimizer states and buffers, as `works` says;
+gathering, reducing: the same, right after memory was allocated for what is gathered, or a bucket.
+"""
+
+ALLOCATED: dict[Category, Term] = {"gathered": "gathering", "bucket": "reducing"}
+
+NUMBER_BYTES = 8
+"""Of one element at most: the loss, and what a training loop makes of it."""
+
+
+def works(category: Category, size: int) -> bool:
+    """Whether an allocation is working memory: beyond what lasts, and no single number."""
+    return category not in LASTING and size > NUMBER_BYTES
+
+
+class Peak(msgspec.Struct, frozen=True, array_like=True):
+    """The most that one rank holds at any instant of one phase of one step.
+
+    bytes: by category, at the first instant at which they are the most together; highest: of each
+    term, the most at any instant.
+    """
+
+    phase: Phase
+    step: int
+    bytes: dict[Category, int]
+    highest: dict[Term, int]
+
+    @property
+    def total(self) -> int:
+        """All categories together."""
+        return sum(self.bytes.values())
+
+
+class Highest(msgspec.Struct, frozen=True, array_like=True):
+    """The most bytes of one term at any instant of a phase."""
+
+    phase: Phase
+    step: int
+    term: Term
+    bytes: int
+
+
 class Call(msgspec.Struct, frozen=True, array_like=True):
     """A collective that one rank calls.
 
@@ -74,10 +120,11 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     never tells of is not predicted. Activations and local variables are no part of it.
     calls: the collectives of the steps, in their order, or None if they are not predicted. They
     tell of each step up to `last`, and a later one is as that; with -1 each step is as they say.
-    peak: named terms whose sum is the most bytes held at any instant of a step, or None.
+    highest: the most of some terms at any instant of each phase, or None. What it does not tell of
+    is not predicted; a step after `last` is as that one.
     """
 
     lines: tuple[Line, ...]
     calls: tuple[Call, ...] | None = None
     last: int = -1
-    peak: dict[str, int] | None = None
+    highest: tuple[Highest, ...] | None = None

@@ -10,12 +10,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 
 from ..compat import Operators
-from ..compat_memory import users_of
+from ..compat_memory import before_resize, users_of
 from .census import address
 from .collectives import is_collective
 
@@ -24,10 +25,15 @@ PATIENCE_S = 2.0
 may stand still for a while with the last tensor in its hands."""
 
 
+GRACE_S = 0.001
+"""What is waited for a thread before an operator."""
+
+
 class InFlight(Operators):
     """While it is entered, storages that a collective was called with are let go of here.
 
-    That is before the next operator, so that no memory seems to be held for longer than it is.
+    That is before the next operator or resizing, so that no memory seems to be held for longer than
+    it is.
     """
 
     def __init__(self, gone: Callable[[int], None]) -> None:
@@ -36,6 +42,9 @@ class InFlight(Operators):
         super().__init__()
         self._thread = threading.get_ident()
         self._held: dict[int, torch.UntypedStorage] = {}
+        self._users: dict[int, int] = {}
+        """How many had each of them when it was looked at last."""
+        self._resizes = ExitStack()
 
     def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if threading.get_ident() != self._thread:
@@ -47,7 +56,22 @@ class InFlight(Operators):
                 if address(tensor):  # a wrapper has none
                     storage = tensor.untyped_storage()
                     self._held[storage._cdata] = storage
+                    self._users[storage._cdata] = users_of(storage)
         return result
+
+    def __enter__(self) -> InFlight:
+        self._resizes.enter_context(before_resize(self._before_resize))
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._resizes.close()
+
+    def _before_resize(self) -> None:
+        """Storages are resized by FSDP to get memory, and no operator is called for it."""
+        if threading.get_ident() == self._thread:
+            self._let_go()
 
     def settle(self, known: Callable[[torch.UntypedStorage], bool]) -> None:
         """Wait until threads have let go. known(storage): it is known who holds it."""
@@ -57,6 +81,7 @@ class InFlight(Operators):
 
     def _let_go(self, known: Callable[[torch.UntypedStorage], bool] | None = None) -> int:
         """Drop what nobody else has; how many others are left that are not known."""
+        self._wait_for_threads()
         for key in [key for key, storage in self._held.items() if users_of(storage) == 1]:
             storage = self._held.pop(key, None)
             if storage is not None and storage.nbytes():
@@ -64,6 +89,22 @@ class InFlight(Operators):
         if known is None:
             return len(self._held)
         return sum(not known(storage) for storage in self._held.values())
+
+    def _wait_for_threads(self) -> None:
+        """Where somebody has let go of a storage, the thread that is left gets the time to do so.
+
+        What the implementation keeps is not waited for, as long as it keeps it.
+        """
+        late = []
+        for key, storage in self._held.items():
+            users = users_of(storage)
+            if 1 < users < self._users[key]:
+                late.append(storage)
+            self._users[key] = users
+        ends = time.monotonic() + GRACE_S
+        while late and time.monotonic() < ends:
+            time.sleep(GRACE_S / 10)
+            late = [storage for storage in late if users_of(storage) > 1]
 
 
 def _tensors(one: Any) -> Iterator[torch.Tensor]:

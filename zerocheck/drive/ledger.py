@@ -19,7 +19,7 @@ and there must be none.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -31,6 +31,10 @@ MARK = "zerocheck: "
 """How our marks among the allocator's events begin."""
 GONE = f"{MARK}gone "
 """Before the address of what is given back now, whether the allocator tells of it or not."""
+USED = f"{MARK}used "
+"""Before the use and the address of what a collective gathers into or reduces from."""
+LOOKING, LOOKED = f"{MARK}looking", f"{MARK}looked"
+"""Between them, what is allocated is the harness's own."""
 UNEXPLAINED = "unexplained"
 """Holder of what nobody holds."""
 
@@ -63,7 +67,8 @@ class Block:
     """One allocation, from when it is given out until it is taken back.
 
     born: the phase in which it was; claims: of all ends of phases at which it was alive; stays:
-    whether it was alive between two steps.
+    whether it was alive between two steps; use: what a collective used it for; ends: how many ends
+    of phases it was alive at.
     """
 
     address: int
@@ -72,6 +77,13 @@ class Block:
     born: Place
     claims: list[Claim] = field(default_factory=list)
     stays: bool = False
+    use: Category | None = None
+    ends: int = 0
+
+    @property
+    def backend(self) -> bool:
+        """Whether it is a backend's own, allocated within a collective."""
+        return any(name.startswith(BACKEND) for name in self.operators)
 
     @property
     def best(self) -> Claim | None:
@@ -79,8 +91,23 @@ class Block:
         return min(self.claims, key=lambda claim: claim.rank, default=None)
 
 
+class Change(NamedTuple):
+    """A block is given out (more > 0) or taken back, in the phase that ends at `place`.
+
+    ours: while the harness looks at what is held.
+    """
+
+    place: Place
+    block: Block
+    more: int
+    ours: bool
+
+
 class Ledger:
-    """Built from all events of a run and the claims at each mark."""
+    """Built from all events of a run and the claims at each mark.
+
+    changes: what was given out and taken back, in its order.
+    """
 
     def __init__(
         self, events: list[str | Allocation], looked: dict[Place, Claims], buckets: Counter[int]
@@ -89,40 +116,70 @@ class Ledger:
         what DDP says that its reducer holds."""
         self._buckets = buckets
         self._at: dict[Place, list[Block]] = {}
+        self.changes: list[Change] = []
         marks = {place.mark: place for place in looked}
         alive: dict[int, Block] = {}
         places = iter(looked)
         now = next(places)
+        ours = False
+
+        def gone(address: int) -> None:
+            block = alive.pop(address, None)
+            if block is not None:
+                self.changes.append(Change(now, block, -block.bytes, ours))
+
         for event in events:
-            if isinstance(event, str) and event.startswith(GONE):
-                alive.pop(int(event.removeprefix(GONE)), None)
-            elif isinstance(event, str):
+            if isinstance(event, Allocation):
+                if event.bytes > 0:
+                    block = Block(event.address, event.bytes, event.operators, now)
+                    alive[event.address] = block
+                    self.changes.append(Change(now, block, block.bytes, ours))
+                else:
+                    gone(event.address)
+            elif event.startswith(GONE):
+                gone(int(event.removeprefix(GONE)))
+            elif event.startswith(USED):
+                use, address = event.removeprefix(USED).split()
+                if int(address) in alive:
+                    alive[int(address)].use = "gathered" if use == "gathered" else "bucket"
+            elif event in (LOOKING, LOOKED):
+                ours = event == LOOKING
+            else:
                 self._look(marks[event], alive, looked[marks[event]])
                 now = next(places, now)
-            elif event.bytes > 0:
-                alive[event.address] = Block(event.address, event.bytes, event.operators, now)
-            else:
-                alive.pop(event.address, None)
 
     def _look(self, place: Place, alive: dict[int, Block], claims: Claims) -> None:
         for block in list(alive.values()):
+            block.ends += 1
             block.stays |= place.phase in ("built", "step")
             if block.address in claims:
                 block.claims.append(claims[block.address])
-            elif not block.claims and any(name.startswith(BACKEND) for name in block.operators):
+            elif not block.claims and block.backend:
                 del alive[block.address]
+                self.changes.append(Change(place, block, -block.bytes, True))
         self._at[place] = list(alive.values())
+
+    @property
+    def places(self) -> Iterable[Place]:
+        """The ends of phases, in their order."""
+        return self._at
+
+    @property
+    def blocks(self) -> Iterator[Block]:
+        """All that was ever given out."""
+        return (change.block for change in self.changes if change.more > 0)
 
     def lines(self) -> Iterator[Line]:
         """What is held at the end of each phase, by category and holder."""
         for place, blocks in self._at.items():
             held: defaultdict[tuple[Category, str], int] = defaultdict(int)
             for block in blocks:
-                held[self._explained(block)] += block.bytes
+                held[self.explained(block)] += block.bytes
             for (category, holder), count in held.items():
                 yield Line(place.phase, place.step, category, count, holder)
 
-    def _explained(self, block: Block) -> tuple[Category, str]:
+    def explained(self, block: Block) -> tuple[Category, str]:
+        """Category and holder of what was there at the end of a phase."""
         claim = block.best
         if claim is not None:
             return claim.category, claim.holder

@@ -18,8 +18,10 @@ from ..models.network import build_model
 from .calls import CallTrace
 from .census import Claims, fresh_objects, held, reducers, shown
 from .in_flight import InFlight
-from .ledger import GONE, MARK, Ledger, Place
+from .ledger import GONE, LOOKED, LOOKING, MARK, USED, Ledger, Place
 from .observation import Measured
+from .peaks import peaks
+from .touched import Touched
 
 ALIKE = 2
 """Steps, at least, that must not grow, after the first that ends with all there is to have."""
@@ -65,6 +67,7 @@ class Measuring:
         self._log = AllocatorLog()
         self._in_flight = InFlight(lambda address: self._log.mark(f"{GONE}{address}"))
         self._calls = CallTrace(self._within)
+        self._touched = Touched(lambda use, at: self._log.mark(f"{USED}{use} {at}"))
 
     @contextmanager
     def watching(self) -> Iterator[Measuring]:
@@ -73,7 +76,7 @@ class Measuring:
             self._end = _caller()
             self._log.start()
             try:
-                with self._in_flight, self._calls:
+                with self._in_flight, self._calls, self._touched:
                     yield self
             finally:
                 self._events = self._log.stop(MARK)
@@ -87,6 +90,7 @@ class Measuring:
         """A step is about to be taken."""
         self.step, self.part, self._losses = index, "forward", 0
         self._samples = [(one.inputs, one.target) for one in step.microbatches]
+        self._log.mark(LOOKED)
         self._taking = True
 
     def entered(self) -> None:
@@ -124,6 +128,7 @@ class Measuring:
         ledger = Ledger(self._events, self._looked, self._reducers)
         return Measured(
             lines=tuple(ledger.lines()),
+            peaks=tuple(peaks(ledger)),
             layout=self.layout,
             calls=tuple(self._calls_of(step) for step in range(self.first, self.end)),
             steps=self.end - self.first,
@@ -140,6 +145,7 @@ class Measuring:
     def _over(self, *, next_part: Phase, shows: bool = False) -> None:
         """The phase ends here. shows: the contract lets the implementation be asked for shards."""
         taking, self._taking = self._taking, False
+        self._log.mark(LOOKING)
         place = Place(self.step, self.part)
         claims = held(self._subject, self._samples, _caller(), self._end)
         if shows and self._subject is not None:
@@ -149,6 +155,8 @@ class Measuring:
         self._in_flight.settle(lambda one: has_a_holder(one, claims, living))
         self._looked[place] = claims
         self._log.mark(place.mark)
+        if taking:
+            self._log.mark(LOOKED)
         self.part = next_part
         self._taking = taking
 

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from ..case.schema import Case, UserModel
-from ..contract.layout import Call, Layout, Line
+from ..contract.layout import Call, Layout, Line, Peak
 
 Point = Literal["state", "reduced", "clipped", "saved", "export"]
 """state: after a step (step -1: before the first); reduced, clipped: gradients within a step;
@@ -119,10 +119,12 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     lines: bytes held at the end of each phase of each step, by category and holder; layout: what
     the implementation says beforehand, or None; calls: the collectives of each step, in the order
     in which they were called; steps: that were taken, at least as many as the case has; stage: what
-    the implementation says that it cuts, or None.
+    the implementation says that it cuts, or None; peaks: the most
+    that was held within each phase of each step.
     """
 
     lines: tuple[Line, ...] = ()
+    peaks: tuple[Peak, ...] = ()
     layout: Layout | None = None
     calls: tuple[tuple[Call, ...], ...] = ()
     steps: int = 0

@@ -76,6 +76,7 @@ class Driver:
         self.delays = Delays(case, rank)
         self._random = CarriedRandomness(case, rank)
         self._left = RandomLeft(case)
+        self._notes = True
         self._loss_of = loss_of(case)
 
     def bare(self) -> RankSeen:
@@ -233,6 +234,7 @@ class Driver:
 
     def measured(self) -> RankSeen:
         """The steps as `bare` takes them, and what they hold and send."""
+        self._notes = False  # what it allocates would count
         with Measuring(self.implementation, self.case, self.rank).watching() as measuring:
             subject = self._built()[0]
             measuring.built(subject)
@@ -286,13 +288,15 @@ class Driver:
 
         def loss_of(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
             self.progress.at(f"step {index}, microbatch {number}, after the forward")
-            self._left.note()
+            if self._notes:
+                self._left.note()
             loss = self._loss_of(outputs, target)
             return loss * math.inf if infinite else loss
 
         def entered() -> None:
             begins()
-            self._random.note()
+            if self._notes:
+                self._random.note()
             self.delays.pause()
 
         return Microbatch(

@@ -25,7 +25,7 @@ from .limits import norm_of_empties, one_axis_fp32
 from .scaling import scaler_of
 from .sync import accumulation, synchronized
 from .traffic import ddp as traffic
-from .traffic.writing import with_calls
+from .traffic.writing import with_told
 
 
 class Ddp(BuiltImplementation):
@@ -62,7 +62,7 @@ class Ddp(BuiltImplementation):
         held = ddp_layout(
             model, case, gradient_views=case.sharding.bucket_view, states=replicated_states
         )
-        return with_calls(held, traffic.ddp(model, case), case)
+        return with_told(held, traffic.ddp(model, case), case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)

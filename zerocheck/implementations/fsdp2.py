@@ -30,7 +30,7 @@ from .limits import dim0_sharded, norm_of_empty_shards, one_axis_fp32, one_dtype
 from .scaling import scaler_of
 from .sync import accumulation, synchronized
 from .traffic import fsdp2 as traffic
-from .traffic.writing import with_calls
+from .traffic.writing import with_told
 from .units import in_order_of_calls, unit_modules
 
 # Our models write to no output in place; the warning would come for every Linear of every case.
@@ -78,7 +78,7 @@ class Fsdp2(BuiltImplementation):
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
         """What this rank holds, if it is known (see `fsdp2_layout`), and what it calls."""
         held = fsdp2_layout(model, case, rank)
-        return with_calls(held, traffic.fsdp2(model, case), case)
+        return with_told(held, traffic.fsdp2(model, case), case)
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         """Shard the model in place, then make the optimizer over its sharded parameters.

@@ -23,7 +23,7 @@ from .ddp_bytes import ddp_layout, dummies, shared_states
 from .scaling import scaler_of
 from .sync import accumulation
 from .traffic import ddp as traffic
-from .traffic.writing import with_calls
+from .traffic.writing import with_told
 
 
 class ZeroRedundancy(Ddp):
@@ -64,7 +64,7 @@ class ZeroRedundancy(Ddp):
         held = ddp_layout(
             model, case, gradient_views=False, states=shared_states(rank), beside=dummies
         )
-        return with_calls(held, traffic.zero_redundancy(model, case), case)
+        return with_told(held, traffic.zero_redundancy(model, case), case)
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         """Wrap the model and share out its optimizer states.

@@ -9,13 +9,14 @@ import msgspec
 
 from ..case.schema import Case
 from ..drive.observation import Measured, RankSeen
-from . import communication, persistent, release
+from . import communication, peak, persistent, release
 from .checked import Check
 from .verdict import MEMORY, Judgement, Memory, Obligation, Status, Violation
 from .weighing import weighed
 
 CHECKS: dict[Memory, Check] = {
     "persistent": persistent.check,
+    "peak": peak.check,
     "release": release.check,
     "communication": communication.check,
 }

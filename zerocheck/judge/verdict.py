@@ -8,7 +8,7 @@ import msgspec
 
 Equivalence = Literal["ownership", "loss", "gradient", "clip", "update", "publish", "buffers"]
 Resume = Literal["export", "roundtrip", "continuation", "durability", "damage"]
-Memory = Literal["persistent", "release", "communication"]
+Memory = Literal["persistent", "peak", "release", "communication"]
 Obligation = Literal[Equivalence, Resume, Memory]
 EQUIVALENCE: tuple[Equivalence, ...] = get_args(Equivalence)
 """What every step must do."""
@@ -32,6 +32,7 @@ TITLES: dict[Obligation, str] = {
     "durability": "where a writer is killed, the checkpoint before it or the new one loads whole",
     "damage": "a damaged checkpoint is refused",
     "persistent": "each rank holds the bytes that its layout says, and every byte has a holder",
+    "peak": "at no instant a rank holds more than its layout says",
     "release": "nothing grows from step to step, and nothing survives close()",
     "communication": "each rank calls the collectives that its layout says",
 }
@@ -50,6 +51,7 @@ VACUOUS: dict[Obligation, str] = {
     "durability": "the writer had finished before it was killed",
     "damage": "what is loaded from the damaged checkpoint is right",
     "persistent": "there is one rank, so nothing can be shared out, or no layout says how much",
+    "peak": "there is one rank, or no layout says how much is held within a step",
     "release": "nothing is allocated",
     "communication": "there is one rank, so nothing is sent",
 }

@@ -41,21 +41,26 @@ def write_reports(records: Iterable[Record], directory: Path) -> list[Path]:
     Raises UsageError if the directory cannot be written.
     """
     counted = tally(records)
-    return _write(directory, {name: render(counted) for name, render in FORMATS.items()})
+    return write_texts(directory, {name: render(counted) for name, render in FORMATS.items()})
 
 
 def write_matrix(records: Iterable[MatrixRecord], directory: Path) -> list[Path]:
     """The same for the records of a kill matrix."""
     summary = Summary(records)
-    return _write(directory, {name: render(summary) for name, render in MATRIX_FORMATS.items()})
+    return write_texts(
+        directory, {name: render(summary) for name, render in MATRIX_FORMATS.items()}
+    )
 
 
 def write_changes(changes: Changes, directory: Path) -> list[Path]:
     """The same for a comparison with an earlier run."""
-    return _write(directory, {name: render(changes) for name, render in AGAINST_FORMATS.items()})
+    return write_texts(
+        directory, {name: render(changes) for name, render in AGAINST_FORMATS.items()}
+    )
 
 
-def _write(directory: Path, texts: Mapping[str, str]) -> list[Path]:
+def write_texts(directory: Path, texts: Mapping[str, str]) -> list[Path]:
+    """Write files, each one whole or not at all. Raises UsageError if the directory cannot be."""
     written = []
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -19,10 +19,11 @@ FOLLOWS: dict[Obligation, frozenset[Obligation]] = {
     "update": frozenset(("roundtrip",)),
     "continuation": frozenset(("roundtrip",)),
     "release": frozenset(("persistent",)),
+    "peak": frozenset(("persistent", "communication")),
 }
 """What can follow from what: copies differ because the gradients did, and so on. An update follows
-from a checkpoint before the first step, which changed the state; what grows, from what is
-held beyond the layout."""
+from a checkpoint before the first step, which changed the state; what grows, and what is
+held for a while, from what is held beyond the layout or sent."""
 
 IssueOf = Callable[[CaseFinished, Violation | None], KnownIssue | None]
 """The listed known issue that a failure of a case is, if it is one."""

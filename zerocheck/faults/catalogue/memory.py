@@ -50,4 +50,34 @@ MEMORY = [
         "a cached function keeps the parameters that it was called with",
         "an lru_cache of DeepSpeed's stage 3", "alive after close", spares=EVERY_STEP,
     ),
+    fault(
+        "window:CatBeforeFree", "zero3", "peak",
+        "gradients are put together before they are freed", "FS #1186",
+        "copied before it is freed", spares=EVERY_STEP, features=("wrap-block",),
+    ),
+    fault(
+        "window:GatheredThenCopied", "zero3", "peak",
+        "a unit is gathered into a buffer and copied to where it is used", "seen often",
+        spares=EVERY_STEP, features=("wrap-block",),
+    ),
+    fault(
+        "window:FreedAfterForward", "zero3", "peak",
+        "units are released when the whole forward is over", "seen often",
+        "units not freed before the next", spares=EVERY_STEP, features=("reshard", "wrap-layer"),
+    ),
+    fault(
+        "window:FreedAfterBackward", "zero3", "peak",
+        "units are released when the whole backward is over", "seen often",
+        "units not freed before the next", spares=EVERY_STEP, features=("wrap-layer",),
+    ),
+    fault(
+        "window:ReducedInOneGo", "zero3", "peak",
+        "whole gradients stay until all reductions are over", "seen often",
+        "whole gradients kept within the step", spares=EVERY_STEP, features=("wrap-layer",),
+    ),
+    fault(
+        "window:BucketsInOneGo", "zero2", "peak",
+        "buckets stay until all reductions are over", "seen often",
+        "whole gradients kept within the step", spares=EVERY_STEP, features=("wrap-layer",),
+    ),
 ]  # fmt: skip

@@ -39,7 +39,7 @@ from ..casting import fsdp1_policy
 from ..scaling import sharded_scaler_of
 from ..sync import accumulation, synchronized
 from ..traffic import fsdp1 as traffic
-from ..traffic.writing import with_calls
+from ..traffic.writing import with_told
 from . import checkpoint
 from .bytes import fsdp1_layout
 from .reading import restore, shards_of
@@ -114,7 +114,7 @@ class Fsdp1(BuiltImplementation):
         shards = cls.strategy != ShardingStrategy.NO_SHARD
         keeps = cls.strategy == ShardingStrategy.SHARD_GRAD_OP
         held = fsdp1_layout(model, case, rank, shards=shards, keeps=keeps)
-        return with_calls(held, traffic.fsdp1(model, case, cls.strategy), case)
+        return with_told(held, traffic.fsdp1(model, case, cls.strategy), case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)

@@ -85,6 +85,7 @@ class FlatParameter:
         """
         if self.gradient is None or not self.parameters[0].requires_grad:
             return
+        reduction.make_room()
         whole = self.shard.new_zeros(self.partition.numel)
         for parameter, view in zip(self.parameters, self._views(whole), strict=True):
             if parameter.grad is not None:

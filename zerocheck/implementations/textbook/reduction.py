@@ -9,25 +9,32 @@ import torch.distributed as dist
 
 from ...compat import reduce_scatter_single
 
+DEPTH = 2
+"""Reductions in flight."""
+
 
 class Reduction:
     """Sums flat gradients over ranks, and adds the mean of this rank's shard to where it belongs.
 
-    At most `depth` reductions are in flight: launching one more waits for the oldest first, which
-    bounds the memory of whole gradients to `depth` buffers. The waiting depends on the program and
-    not on the clock, so that the order is the same on all ranks.
+    At most `depth` reductions are in flight: launching one more waits for the oldest first. Who
+    makes room before it allocates the next buffer has `depth` whole ones at most. The waiting
+    depends on the program and not on the clock, so that the order is the same on all ranks.
     """
 
-    def __init__(self, group: dist.ProcessGroup, depth: int = 2) -> None:
+    def __init__(self, group: dist.ProcessGroup, depth: int = DEPTH) -> None:
         self.group = group
         self.depth = depth
         self.world_size = group.size()
         self._flying: deque[tuple[dist.Work | None, torch.Tensor, torch.Tensor]] = deque()
 
-    def launch(self, whole: torch.Tensor, mine: slice, into: torch.Tensor) -> None:
-        """Reduce `whole`, which nobody reads any more; add the mean of `whole[mine]` to `into`."""
+    def make_room(self) -> None:
+        """Wait until one more may be launched."""
         while len(self._flying) >= self.depth:
             self._land()
+
+    def launch(self, whole: torch.Tensor, mine: slice, into: torch.Tensor) -> None:
+        """Reduce `whole`, which nobody reads any more; add the mean of `whole[mine]` to `into`."""
+        self.make_room()
         part = whole[mine]
         self._flying.append((reduce_scatter_single(part, whole, self.group), part, into))
 

@@ -23,7 +23,7 @@ from ...contract.implementation import EXTRAS
 from ...contract.layout import Layout
 from ..limits import one_axis_fp32
 from ..traffic import textbook as traffic
-from ..traffic.writing import with_calls
+from ..traffic.writing import with_told
 from .bucket import Bucket, buckets_of
 from .bytes import bucket_layout
 from .checkpoint.resumable import Resumable
@@ -54,7 +54,7 @@ class Zero1(Resumable):
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
         """What this rank holds and calls; exact for every case."""
         held = bucket_layout(model, case, rank, whole_gradients=True)
-        return with_calls(held, traffic.zero1(model, case), case)
+        return with_told(held, traffic.zero1(model, case), case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         self.model = model

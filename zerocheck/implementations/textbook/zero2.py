@@ -24,7 +24,7 @@ from ...contract.implementation import EXTRAS
 from ...contract.layout import Layout
 from ..limits import one_axis_fp32
 from ..traffic import textbook as traffic
-from ..traffic.writing import with_calls
+from ..traffic.writing import with_told
 from .bucket import Bucket, buckets_of
 from .bytes import bucket_layout
 from .checkpoint.resumable import Resumable
@@ -91,7 +91,7 @@ class Zero2(Resumable):
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
         """What this rank holds and calls; exact for every case."""
         held = bucket_layout(model, case, rank, whole_gradients=False)
-        return with_calls(held, traffic.zero2(model, case), case)
+        return with_told(held, traffic.zero2(model, case), case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         self.model = model

@@ -35,7 +35,7 @@ from ...contract.implementation import EXTRAS
 from ...contract.layout import Layout
 from ..limits import one_axis_fp32, same_units
 from ..traffic import zero3 as traffic
-from ..traffic.writing import with_calls
+from ..traffic.writing import with_told
 from ..units import unit_modules
 from .bucket import Named, of_one_dtype
 from .bytes import zero3_layout
@@ -127,7 +127,7 @@ class Zero3(Resumable):
         """What this rank holds and calls; exact for every case."""
         modules = unit_modules(model, case.sharding)
         held = zero3_layout(model, case, rank, modules, unit_parts(model, case, modules))
-        return with_calls(held, traffic.zero3(model, case), case)
+        return with_told(held, traffic.zero3(model, case), case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         self.model = model

@@ -15,12 +15,15 @@ from torch import nn
 from ...case.schema import Case
 from ...case.shapes import sometimes_used, uncalled, unfrozen
 from ...contract.groups import grouped
-from ...contract.layout import Call
+from ...contract.layout import Phase
 from .passage import Event, is_of_case, or_none, passage
-from .writing import SIZES, Calls, dtype_of
+from .writing import SIZES, Calls, Told, dtype_of
 
 BROADCAST_BUCKET = 250 * 2**20
 """Bytes of states that are broadcast at once, by DDP's default."""
+
+
+STEP_PHASES: tuple[Phase, ...] = ("forward", "backward", "step")
 
 
 class _Tensor(NamedTuple):
@@ -121,7 +124,7 @@ class _Reducer:
             self.calls.add("broadcast", sum(one.elements for one in bucket), bucket[0].dtype)
 
 
-def ddp(model: nn.Module, case: Case) -> tuple[Call, ...] | None:
+def ddp(model: nn.Module, case: Case) -> Told | None:
     """Calls of all steps: each bucket is all-reduced, in their order, whichever gets ready first.
 
     The buckets are made anew once it is known in which order gradients arrive, which the next
@@ -133,7 +136,7 @@ def ddp(model: nn.Module, case: Case) -> tuple[Call, ...] | None:
     return _calls(model, case, lambda _: iter(()))
 
 
-def zero_redundancy(model: nn.Module, case: Case) -> tuple[Call, ...] | None:
+def zero_redundancy(model: nn.Module, case: Case) -> Told | None:
     """Those of DDP, and after each update the parameters: one by one, or all that a rank updates.
 
     None where DDP's are not known.
@@ -144,7 +147,7 @@ def zero_redundancy(model: nn.Module, case: Case) -> tuple[Call, ...] | None:
 @or_none
 def _calls(
     model: nn.Module, case: Case, after: Callable[[int], Iterator[tuple[int, str]]]
-) -> tuple[Call, ...] | None:
+) -> Told | None:
     if not is_of_case(model, case):
         return None
     calls, training = Calls(case), case.training
@@ -166,9 +169,11 @@ def _calls(
             last = number == training.microbatches - 1
             reducer.backward(events, last=last or case.sharding.sync == "each")
         calls.at(step, "step")
+        for phase in STEP_PHASES:
+            calls.window.at(step, phase)
         for elements, dtype in after(step):
             calls.add("broadcast", elements, dtype)
-    return tuple(calls.done)
+    return calls.told(["gathered"])
 
 
 def _published(model: nn.Module, case: Case, step: int) -> Iterator[tuple[int, str]]:

@@ -21,11 +21,10 @@ from torch.distributed.fsdp import ShardingStrategy
 
 from ...case.schema import Case
 from ...case.shapes import call_order, learning
-from ...contract.layout import Call
 from ..fsdp1.refusals import wrapped_units
 from ..units import members
 from .passage import ROOT, Event, is_of_case, or_none, passage
-from .writing import SIZES, Calls, dtype_of
+from .writing import SIZES, Calls, Told, dtype_of
 
 FULL_SHARD = ShardingStrategy.FULL_SHARD
 SHARD_GRAD_OP = ShardingStrategy.SHARD_GRAD_OP
@@ -76,6 +75,7 @@ class _Replay:
         self.case = case
         self.strategy = strategy if case.world_size > 1 else NO_SHARD
         self.calls = Calls(case)
+        self.window = self.calls.window
         units = wrapped_units(model, case.sharding)
         paths = {module: path for path, module in model.named_modules()}
         parameters = dict(model.named_parameters())
@@ -95,7 +95,7 @@ class _Replay:
         self.now = self.views = 0
         self.reduces = True
 
-    def microbatch(self, events: Sequence[Event], step: int, *, reduces: bool) -> None:
+    def microbatch(self, events: Sequence[Event], step: int, *, reduces: bool, last: bool) -> None:
         """One forward and backward."""
         self.reduces = reduces
         used = {event.name for event in events if event.what == "parameter"}
@@ -107,7 +107,8 @@ class _Replay:
         over = {event.unit: place for place, event in enumerate(events) if event.what == "inputs"}
         backward = begun = False
         self.calls.at(step, "forward")
-        for self.now, event in enumerate(events):
+        for now, event in enumerate(self.calls.follow(events, last=last)):
+            self.now = now
             handle: _Handle | None = self.root
             if event.unit != ROOT:
                 handle = self.units[event.unit]
@@ -129,7 +130,6 @@ class _Replay:
                         self._leave(handle, learns=event.learns)
                 case "loss":
                     backward = True
-                    self.calls.at(step, "backward")
                 case "output":
                     begun = True
                     self._complete(made_after=left_at[event.unit, event.number])
@@ -243,6 +243,7 @@ class _Replay:
             handle.made = self.now, self.views
         if self.strategy != NO_SHARD and not handle.whole:
             handle.whole = True
+            self.window.hold("gathered", handle, handle.padded * SIZES[handle.dtype])
             self.calls.add("all_gather", handle.padded, handle.dtype)
 
     def _reshard(self, handle: _Handle, *, free: bool) -> None:
@@ -251,6 +252,7 @@ class _Replay:
         handle.local, handle.prefetched = True, False
         if free:
             handle.whole = False
+            self.window.free("gathered", handle)
 
     def _learns(self, handle: _Handle) -> bool:
         return any(name in self.learns for name in handle.names)
@@ -264,7 +266,7 @@ def _recomputed_twice(case: Case) -> bool:
 
 
 @or_none
-def fsdp1(model: nn.Module, case: Case, strategy: ShardingStrategy) -> tuple[Call, ...] | None:
+def fsdp1(model: nn.Module, case: Case, strategy: ShardingStrategy) -> Told | None:
     """Calls of all steps, with FULL_SHARD, SHARD_GRAD_OP or NO_SHARD.
 
     SHARD_GRAD_OP keeps for the backward what was gathered in the forward. NO_SHARD, which torch
@@ -292,10 +294,12 @@ def fsdp1(model: nn.Module, case: Case, strategy: ShardingStrategy) -> tuple[Cal
             )
         for number in range(training.microbatches):
             last = number == training.microbatches - 1
-            replay.microbatch(events[over], step, reduces=last or case.sharding.sync == "each")
+            reduces = last or case.sharding.sync == "each"
+            replay.microbatch(events[over], step, reduces=reduces, last=last)
         if training.loss_scale is not None:
             calls.add("all_reduce", 1, "float32")
         calls.at(step, "step")
+        calls.window.at(step, "step")
         if training.clip is not None and replay.strategy != NO_SHARD:
             calls.add("all_reduce", 1, "float32")
-    return tuple(calls.done)
+    return calls.told(["gathered"])

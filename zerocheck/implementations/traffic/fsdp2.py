@@ -13,10 +13,10 @@ from torch import nn
 
 from ...case.schema import Case
 from ...case.shapes import learning, sometimes_used
-from ...contract.layout import Call
 from ..units import in_order_of_calls, unit_modules
 from .passage import ROOT, Event, is_of_case, or_none, passage
-from .writing import SIZES, Calls, dtype_of
+from .window import terms_of
+from .writing import SIZES, Calls, Told, dtype_of
 
 State = Literal["idle", "forward", "before backward", "after backward"]
 
@@ -28,10 +28,14 @@ class _Group:
         self.padded: dict[str, int] = {}
         """Elements of each parameter, with its dim 0 padded to a multiple of the ranks."""
         self.dtypes: dict[str, str] = {}
+        self.uneven: set[str] = set()
+        """Parameters that are padded, and their gradients copied to be."""
         for name, parameter in named:
             rows, rest = parameter.shape[0], prod(parameter.shape[1:])
             self.padded[name] = -(-rows // world_size) * world_size * rest
             self.dtypes[name] = dtype_of(parameter)
+            if rows % world_size:
+                self.uneven.add(name)
         self.state: State = "idle"  # of the module
         self.group: State = "idle"  # of its parameters
         self.whole = False
@@ -42,6 +46,12 @@ class _Group:
         self.gradients: set[str] = set()
         self.ahead: list[_Group] = []
         self.behind: list[_Group] = []
+        self.sent: int | None = None
+        """Number of the all-gather that it waits for."""
+
+    def bytes(self, names: Iterable[str]) -> int:
+        """Of some of its parameters, padded."""
+        return sum(self.padded[name] * SIZES[self.dtypes[name]] for name in names)
 
 
 class _Replay:
@@ -50,6 +60,10 @@ class _Replay:
     def __init__(self, model: nn.Module, case: Case) -> None:
         self.case = case
         self.calls = Calls(case)
+        self.window = self.calls.window
+        self.gathers = self.reductions = 0
+        self.kept: int | None = None
+        """Number of the all-gather of the forward whose memory is let go of after the next one."""
         modules = unit_modules(model, case.sharding)
         names = {parameter: name for name, parameter in model.named_parameters()}
         self.units = [
@@ -76,20 +90,18 @@ class _Replay:
         self.held: dict[str, str] = {}
         """Parameters that have a sharded gradient, with its dtype."""
 
-    def microbatch(self, events: Sequence[Event], step: int, *, reduces: bool) -> None:
+    def microbatch(self, events: Sequence[Event], step: int, *, reduces: bool, last: bool) -> None:
         """One forward and backward."""
         self.reduces = reduces
         self.calls.at(step, "forward")
         begun = False
-        for event in events:
+        for event in self.calls.follow(events, last=last):
             unit = self.root if event.unit == ROOT else self.units[event.unit]
             match event.what:
                 case "enter":
                     self._enter(unit)
                 case "leave":
                     self._leave(unit, again=event.again)
-                case "loss":
-                    self.calls.at(step, "backward")
                 case "output":
                     begun = True
                     self._before_backward(unit)
@@ -97,6 +109,7 @@ class _Replay:
                     self._after_backward(unit)
                 case "parameter":
                     self._holder(event.name).gradients.add(event.name)
+                    self.window.gradient(event.name, event.bytes)
         if begun:
             self._end()
 
@@ -125,12 +138,13 @@ class _Replay:
             return
         if not again:
             if unit.reshards:
-                unit.whole = False
+                self._reshard(unit)
             unit.places.append(len(self.order))
             self.order.append(unit)
         unit.group = unit.state = "idle"
         if self.entered is unit:
             self.entered = None
+            self._let_go()
 
     def _before_backward(self, unit: _Group) -> None:
         unit.state = "before backward"
@@ -148,13 +162,14 @@ class _Replay:
     def _after_backward(self, unit: _Group) -> None:
         unit.group = "after backward"
         if not self.reduces:
-            unit.whole = False
+            self._reshard(unit)
             return
         names = list(unit.gradients)
         if self.zeros and unit.ever:
             names = [name for name in unit.padded if name in self.learns]
         unit.gradients.clear()
-        unit.whole = False
+        self._reshard(unit)
+        self._reduce(unit, names)
         self.held.update((name, unit.dtypes[name]) for name in names)
         if names and self.case.world_size > 1:
             self.calls.add(
@@ -167,9 +182,54 @@ class _Replay:
             if unit.group != "after backward":
                 self._after_backward(unit)
             unit.group = unit.state = "idle"
+            if unit.pending:
+                self.window.free("gathered", unit.sent)
             unit.pending = False
             unit.places.clear()
         self.order.clear()
+        self._landed()
+
+    def _reshard(self, unit: _Group) -> None:
+        unit.whole = False
+        for name in unit.padded:
+            self.window.free("gathered", name)
+
+    def _let_go(self) -> None:
+        self.window.free("gathered", self.kept)
+        self.kept = None
+
+    def _landed(self) -> None:
+        for key in self.window.keys("bucket"):
+            self.window.free("bucket", key)
+
+    def _reduce(self, unit: _Group, names: Sequence[str]) -> None:
+        """Gradients are copied into one buffer, padded where they are uneven, and freed. What is
+        reduced becomes the gradient of the shards, or is added to it."""
+        self._landed()
+        if not names:
+            return
+        self.reductions += 1
+        number = self.reductions
+        size = unit.bytes(names)
+        self.window.hold("bucket", number, size)
+        copies = [name for name in names if name in unit.uneven]
+        for name in copies:
+            self.window.hold("other", (number, name), unit.bytes([name]))
+        for name in copies:
+            self.window.free("other", (number, name))
+        for name in names:
+            self.window.free("other", name)
+        if all(name in self.held for name in names):
+            self.window.hold("bucket", -number, size // self.case.world_size)
+            self.window.free("bucket", -number)
+        else:
+            self.window.hold("gradient", number, size // self.case.world_size)
+
+    def cleared(self) -> None:
+        """The gradients are set to None."""
+        self.held.clear()
+        for key in self.window.keys("gradient"):
+            self.window.free("gradient", key)
 
     def _gather(self, unit: _Group) -> None:
         if unit.pending or unit.whole or not unit.padded:
@@ -177,6 +237,9 @@ class _Replay:
         unit.pending = True
         if self.case.world_size == 1:
             return
+        self.gathers += 1
+        unit.sent = self.gathers
+        self.window.hold("gathered", unit.sent, unit.bytes(unit.padded))
         elements = sum(unit.padded.values())
         dtypes = set(unit.dtypes.values())
         if len(dtypes) == 1:
@@ -187,12 +250,21 @@ class _Replay:
         self.calls.add("all_gather", size, "uint8")
 
     def _use(self, unit: _Group) -> None:
-        if unit.pending:
-            unit.pending, unit.whole, unit.ever = False, True, True
+        if not unit.pending:
+            return
+        unit.pending, unit.whole, unit.ever = False, True, True
+        for name in unit.padded:
+            self.window.hold("gathered", name, unit.bytes([name]))
+        if unit.group == "forward":
+            # torch lets go of it before it copies, but for a local variable.
+            self._let_go()
+            self.kept = unit.sent
+        else:
+            self.window.free("gathered", unit.sent)
 
 
 @or_none
-def fsdp2(model: nn.Module, case: Case) -> tuple[Call, ...] | None:
+def fsdp2(model: nn.Module, case: Case) -> Told | None:
     """Calls of all steps. None for another model than that of the case."""
     if not is_of_case(model, case):
         return None
@@ -205,18 +277,22 @@ def fsdp2(model: nn.Module, case: Case) -> tuple[Call, ...] | None:
         over = late is not None and step >= late
         replay.learns = set(learning(case)) if over else trained
         if training.set_to_none:
-            replay.held.clear()
+            replay.cleared()
         if over not in events:
             events[over] = passage(
                 case, lambda bare: unit_modules(bare, case.sharding), step=step, marked=True
             )
         for number in range(training.microbatches):
             last = number == training.microbatches - 1
-            replay.microbatch(events[over], step, reduces=last or case.sharding.sync == "each")
+            reduces = last or case.sharding.sync == "each"
+            replay.microbatch(events[over], step, reduces=reduces, last=last)
+        calls.window.at(step, "step")
         if case.world_size > 1:
             _scale(calls, case, replay.held)
             _clip(calls, case, replay.held)
-    return tuple(calls.done)
+    if case.world_size == 1 or sometimes_used(case.model) or case.sharding.optimizer_first:
+        return Told(tuple(calls.done))
+    return calls.told(terms_of(case))
 
 
 def _scale(calls: Calls, case: Case, held: Mapping[str, str]) -> None:

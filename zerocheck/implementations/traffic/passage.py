@@ -12,27 +12,31 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from ...case.schema import Case
 from ...case.shapes import parameter_shapes, sometimes_used, unfrozen
-from ...contract.layout import Call
+from ...compat_memory import Allocation, AllocatorLog
 from ...models.batches import batch, loss_of
 from ...models.network import build_model
+from .window import NOTHING, Own, owned
 
-What = Literal["enter", "leave", "loss", "output", "inputs", "parameter"]
+What = Literal["enter", "leave", "loss", "output", "inputs", "parameter", "over"]
 
+MARK = "zerocheck event "
+"""Begins the names of events among what the allocator does."""
 ROOT = -1
 """The unit of an event of the whole model."""
 
 
-Predict = TypeVar("Predict", bound=Callable[..., tuple[Call, ...] | None])
+Predict = TypeVar("Predict", bound=Callable[..., Any])
 
 
 class Event(NamedTuple):
     """enter, leave: a unit is called, or returns; loss: the forward is over; output, inputs: the
     gradient of a unit's output, or of all of its inputs, is there; parameter: the gradient of
-    parameter `name` is there.
+    parameter `name` is there; over: the backward is.
 
     unit: its index, or ROOT; number: of "leave" and "output", of the call of a unit in this
     forward, from 0 (ROOT: -1); learns: of "leave", whether the output needs a gradient; again: the
-    backward runs the forward once more.
+    backward runs the forward once more; bytes: of "parameter", of its gradient; own: what the model
+    holds between the event before and this one.
     """
 
     what: What
@@ -41,6 +45,8 @@ class Event(NamedTuple):
     name: str = ""
     learns: bool = False
     again: bool = False
+    bytes: int = 0
+    own: Own = NOTHING
 
 
 class _Marked(torch.autograd.Function):
@@ -65,7 +71,7 @@ def or_none(predict: Predict) -> Predict:
     """predict(model, case, ...) with None where the passage through the model is not enough."""
 
     @wraps(predict)
-    def predicted(*given: Any) -> tuple[Call, ...] | None:
+    def predicted(*given: Any) -> Any:
         try:
             return predict(*given)
         except Unpredicted:
@@ -124,12 +130,18 @@ def _passage(
     for names in flat(model) if flat is not None else ():
         if learns & set(names):
             _unfreeze(model, names)
+    log = AllocatorLog()
     events: list[Event] = []
+
+    def note(*given: Any, **named: Any) -> None:
+        log.mark(f"{MARK}{len(events)}")
+        events.append(Event(*given, **named))
+
     backward = False
     calls = 0
 
     def enter(unit: int, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        events.append(Event("enter", unit, again=backward))
+        note("enter", unit, again=backward)
         if any(isinstance(one, torch.Tensor) for one in named.values()):
             raise Unpredicted
         tensors = [one for one in inputs if isinstance(one, torch.Tensor) and one.requires_grad]
@@ -137,7 +149,7 @@ def _passage(
             return None
 
         def over(*_: Any) -> None:
-            events.append(Event("inputs", unit))
+            note("inputs", unit)
 
         if watched:
             register_multi_grad_hook(tensors, over)
@@ -154,17 +166,19 @@ def _passage(
         if not isinstance(output, torch.Tensor):
             raise Unpredicted
         learns = output.requires_grad
-        events.append(Event("leave", unit, number, learns=learns, again=backward))
+        note("leave", unit, number, learns=learns, again=backward)
         if learns and not backward:
             base = output._base
             source = base if at_base and base is not None and base.requires_grad else output
             source.register_hook(partial(reached, unit, number))  # type: ignore[no-untyped-call]
 
     def reached(unit: int, number: int, _: torch.Tensor) -> None:
-        events.append(Event("output", unit, number))
+        note("output", unit, number)
 
-    def arrived(name: str, _: torch.Tensor) -> None:
-        events.append(Event("parameter", name=name))
+    def arrived(name: str, parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        note("parameter", name=name, bytes=parameter.grad.untyped_storage().nbytes())
+        parameter.grad = None  # a sharder lets go of it when it likes
 
     for unit, module in [(ROOT, model), *enumerate(units(model))]:
         module.register_forward_pre_hook(partial(enter, unit), with_kwargs=True)
@@ -175,12 +189,18 @@ def _passage(
             parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
     drawn = batch(case, step=case.training.first, rank=0, microbatch=0)
     torch.manual_seed(drawn.seed)
-    loss = loss_of(case)(model(*drawn.inputs), drawn.target)
-    events.append(Event("loss", learns=loss.requires_grad))
-    backward = True
-    if loss.requires_grad:
-        loss.backward()  # type: ignore[no-untyped-call]
-    return events
+    log.start()
+    happened: list[str | Allocation] = []
+    try:
+        loss = loss_of(case)(model(*drawn.inputs), drawn.target)
+        note("loss", learns=loss.requires_grad)
+        backward = True
+        if loss.requires_grad:
+            loss.backward()  # type: ignore[no-untyped-call]
+        note("over")
+    finally:
+        happened = log.stop(MARK)
+    return [event._replace(own=own) for event, own in zip(events, owned(happened), strict=True)]
 
 
 def _over(case: Case, step: int) -> bool:

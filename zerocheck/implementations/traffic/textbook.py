@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import nn
 
 from ...case.schema import Case
 from ...case.shapes import unfrozen
-from ...contract.layout import Call
 from ..textbook.bucket import Named, of_one_dtype
 from ..textbook.partition import Partition, aligned, split
-from .writing import Calls, dtype_of
+from ..textbook.reduction import DEPTH
+from .passage import Event, is_of_case, passage
+from .window import terms_of
+from .writing import SIZES, Calls, Told, dtype_of
 
 
 class Flat(NamedTuple):
-    """A flat buffer: its elements, padding included, and its dtype."""
+    """A flat buffer: its elements, padding included, its dtype, and the names of its parameters."""
 
     elements: int
     dtype: str
+    names: tuple[str, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """Of all of it."""
+        return self.elements * SIZES[self.dtype]
 
 
 def flat_of(named: Named, world_size: int) -> Flat:
@@ -28,7 +35,7 @@ def flat_of(named: Named, world_size: int) -> Flat:
     first = named[0][1]
     shapes = [(name, tuple(parameter.shape)) for name, parameter in named]
     numel = Partition(shapes, world_size, aligned(first.element_size())).numel
-    return Flat(numel, dtype_of(first))
+    return Flat(numel, dtype_of(first), tuple(name for name, _ in named))
 
 
 def buckets(model: nn.Module, case: Case) -> list[Flat]:
@@ -56,30 +63,97 @@ def clipping(calls: Calls, case: Case) -> None:
         calls.add("all_reduce", 1, "float64")
 
 
-def zero1(model: nn.Module, case: Case) -> tuple[Call, ...]:
-    """Each bucket is reduced once, after the last microbatch, and gathered after the update."""
-    return _replicated(model, case, reductions=1)
+def zero1(model: nn.Module, case: Case) -> Told:
+    """Each bucket is reduced once, after the last microbatch, and gathered after the update.
+
+    Whole gradients are there all the time: what a backward computes is added to them.
+    """
+    return _Replicated(model, case, scatters=False).told()
 
 
-def zero2(model: nn.Module, case: Case) -> tuple[Call, ...]:
-    """Each bucket is reduced in each backward, always in the same order, used or not."""
-    return _replicated(model, case, reductions=case.training.microbatches)
+def zero2(model: nn.Module, case: Case) -> Told:
+    """Each bucket is reduced in each backward, always in the same order, used or not.
+
+    It is whole from its first gradient on until its reduction is over.
+    """
+    return _Replicated(model, case, scatters=True).told()
 
 
-def _replicated(model: nn.Module, case: Case, *, reductions: int) -> tuple[Call, ...]:
-    flats = buckets(model, case)
-    calls = Calls(case)
-    for step in calls.steps:
-        calls.at(step, "backward")
-        for _ in range(reductions):
-            _each("reduce_scatter", flats, calls)
-        scaling(calls, case)
-        calls.at(step, "step")
-        clipping(calls, case)
-        _each("all_gather", flats, calls)
-    return tuple(calls.done)
+class _Replicated:
+    """ZeRO-1, and ZeRO-2, which scatters each backward's gradients; without tensors."""
 
+    def __init__(self, model: nn.Module, case: Case, *, scatters: bool) -> None:
+        self.model, self.case, self.scatters = model, case, scatters
+        self.flats = buckets(model, case)
+        self.place = {name: n for n, flat in enumerate(self.flats) for name in flat.names}
+        self.calls = Calls(case)
+        self.window = self.calls.window
+        self.events: dict[bool, list[Event]] = {}
+        self.missing: list[int] = []
+        self.flying: list[int] = []
+        self.next = 0
 
-def _each(kind: str, flats: Sequence[Flat], calls: Calls) -> None:
-    for flat in flats:
-        calls.add(kind, *flat)
+    def told(self) -> Told:
+        """All steps. What is held is told of the model of the case only."""
+        calls, case = self.calls, self.case
+        known = case.model.user is None and is_of_case(self.model, case)
+        reductions = case.training.microbatches if self.scatters else 1
+        for number, flat in enumerate(self.flats):
+            size = flat.bytes // (case.world_size if self.scatters else 1)
+            self.window.hold("gradient", number, size)
+        for step in calls.steps:
+            if known:
+                self._hold(step)
+            calls.at(step, "backward")
+            for _ in range(reductions):
+                self._each("reduce_scatter")
+            scaling(calls, case)
+            calls.at(step, "step")
+            self.window.at(step, "step")
+            clipping(calls, case)
+            self._each("all_gather")
+        return calls.told(terms_of(case)) if known else Told(tuple(calls.done))
+
+    def _each(self, kind: str) -> None:
+        for flat in self.flats:
+            self.calls.add(kind, flat.elements, flat.dtype)
+
+    def _hold(self, step: int) -> None:
+        """What is held in the forwards and backwards of a step."""
+        late = self.case.training.unfreeze
+        over = late is not None and step >= late
+        if over not in self.events:
+            self.events[over] = passage(self.case, lambda _: (), step=step)
+        for number in range(self.case.training.microbatches):
+            last = number == self.case.training.microbatches - 1
+            self.calls.at(step, "forward")
+            self.missing, self.next = [len(flat.names) for flat in self.flats], 0
+            for event in self.calls.follow(self.events[over], last=last):
+                if event.what == "parameter":
+                    self._arrived(event)
+            if self.scatters:
+                self._flush()
+
+    def _arrived(self, event: Event) -> None:
+        """A gradient is there. It is copied into its bucket, or added to what is there."""
+        place = self.place[event.name]
+        if self.scatters:
+            self.window.hold("bucket", place, self.flats[place].bytes)
+        self.window.added(event.bytes)
+        self.missing[place] -= 1
+        while self.scatters and self.next < len(self.flats) and not self.missing[self.next]:
+            self._launch()
+
+    def _launch(self) -> None:
+        """Reduce the next bucket, once there are few enough on their way."""
+        self.window.hold("bucket", self.next, self.flats[self.next].bytes)
+        while len(self.flying) >= DEPTH:
+            self.window.free("bucket", self.flying.pop(0))
+        self.flying.append(self.next)
+        self.next += 1
+
+    def _flush(self) -> None:
+        while self.next < len(self.flats):
+            self._launch()
+        while self.flying:
+            self.window.free("bucket", self.flying.pop(0))

@@ -6,12 +6,13 @@ from torch import nn
 
 from ...case.schema import Case
 from ...case.shapes import unfrozen
-from ...contract.layout import Call
 from ..textbook.bucket import of_one_dtype
+from ..textbook.reduction import DEPTH
 from ..units import unit_modules
 from .passage import ROOT, Event, is_of_case, or_none, passage
 from .textbook import Flat, clipping, flat_of, scaling
-from .writing import Calls
+from .window import terms_of
+from .writing import Calls, Told
 
 
 class _Unit:
@@ -20,6 +21,7 @@ class _Unit:
     def __init__(self) -> None:
         self.gathers: list[Flat] = []
         self.reduces: list[tuple[Flat, bool]] = []  # whether it learns from the first step on
+        self.names: list[list[str]] = []  # of the parameters in what is reduced
         self.gathered = False
         self.first_call = -1
 
@@ -30,6 +32,7 @@ class _Replay:
     def __init__(self, model: nn.Module, case: Case) -> None:
         self.case = case
         self.calls = Calls(case)
+        self.window = self.calls.window
         modules = unit_modules(model, case.sharding)
         names = {parameter: name for name, parameter in model.named_parameters()}
         parts = [[(names.pop(p), p) for p in module.parameters()] for module in modules]
@@ -50,17 +53,19 @@ class _Replay:
                 unit.gathers.append(flat)
                 if learns or part[0][0] in later:
                     unit.reduces.append((flat, learns))
+                    unit.names.append([name for name, _ in part])
         return unit
 
-    def microbatch(self, events: list[Event], step: int) -> None:
+    def microbatch(self, events: list[Event], step: int, *, last: bool) -> None:
         """One forward and backward."""
         for unit in (*self.units, self.root):
-            unit.gathered, unit.first_call = False, -1
+            self._release(unit)
+            unit.first_call = -1
         self.expected, self.order, self.open = self.order, [], []
         self.calls.at(step, "forward")
-        for event in events:
-            if event.what == "loss":
-                self.calls.at(step, "backward")
+        for event in self.calls.follow(events, last=last):
+            if event.what == "parameter":
+                self.window.gradient(event.name, event.bytes)
             elif event.what == "enter":
                 self._enter(event)
             elif event.what == "leave" and not event.again:
@@ -69,7 +74,9 @@ class _Replay:
                 self._before_backward(event.number)
         for unit in (*self._closed(-1, []), self.root):
             self._reduce(unit)
-            unit.gathered = False
+            self._release(unit)
+        for key in self.window.keys("bucket"):
+            self.window.free("bucket", key)
 
     def _enter(self, event: Event) -> None:
         if event.unit == ROOT:
@@ -91,9 +98,9 @@ class _Replay:
             return
         if event.unit == ROOT:
             for unit in self.units:
-                unit.gathered = False
+                self._release(unit)
         elif self.units[event.unit] not in self._ahead(len(self.order) - 1):
-            self.units[event.unit].gathered = False
+            self._release(self.units[event.unit])
 
     def _ahead(self, number: int) -> list[_Unit]:
         if self.expected[number : number + 1] != self.order[number:]:
@@ -121,23 +128,35 @@ class _Replay:
             if over:
                 done.append(unit)
             if unit not in keep and (over or self.case.sharding.reshard):
-                unit.gathered = False
+                self._release(unit)
         return done
 
     def _gather(self, unit: _Unit) -> None:
         if not unit.gathered:
-            for flat in unit.gathers:
-                self.calls.add("all_gather", *flat)
+            for number, flat in enumerate(unit.gathers):
+                self.window.hold("gathered", (unit, number), flat.bytes)
+                self.calls.add("all_gather", flat.elements, flat.dtype)
             unit.gathered = True
 
+    def _release(self, unit: _Unit) -> None:
+        for number, _ in enumerate(unit.gathers):
+            self.window.free("gathered", (unit, number))
+        unit.gathered = False
+
     def _reduce(self, unit: _Unit) -> None:
-        for flat, learns in unit.reduces:
+        for number, (flat, learns) in enumerate(unit.reduces):
             if learns or self.late:
-                self.calls.add("reduce_scatter", *flat)
+                flying = self.window.keys("bucket")
+                for key in flying[: len(flying) + 1 - DEPTH]:
+                    self.window.free("bucket", key)
+                self.window.hold("bucket", (unit, number), flat.bytes)
+                for name in unit.names[number]:
+                    self.window.free("other", name)
+                self.calls.add("reduce_scatter", flat.elements, flat.dtype)
 
 
 @or_none
-def zero3(model: nn.Module, case: Case) -> tuple[Call, ...] | None:
+def zero3(model: nn.Module, case: Case) -> Told | None:
     """Units are gathered ahead once the order of a forward is known; each backward is reduced.
 
     None for another model than that of the case.
@@ -145,6 +164,9 @@ def zero3(model: nn.Module, case: Case) -> tuple[Call, ...] | None:
     if not is_of_case(model, case):
         return None
     replay = _Replay(model, case)
+    for unit in (*replay.units, replay.root):
+        for number, (flat, _) in enumerate(unit.reduces):
+            replay.window.hold("gradient", (unit, number), flat.bytes // case.world_size)
     calls = replay.calls
     late = case.training.unfreeze
     events: dict[bool, list[Event]] = {}
@@ -154,10 +176,12 @@ def zero3(model: nn.Module, case: Case) -> tuple[Call, ...] | None:
             events[replay.late] = passage(
                 case, lambda bare: unit_modules(bare, case.sharding), step=step, at_base=True
             )
-        for _ in range(case.training.microbatches):
-            replay.microbatch(events[replay.late], step)
+        for number in range(case.training.microbatches):
+            last = number == case.training.microbatches - 1
+            replay.microbatch(events[replay.late], step, last=last)
         calls.at(step, "backward")
         scaling(calls, case)
         calls.at(step, "step")
+        calls.window.at(step, "step")
         clipping(calls, case)
-    return tuple(calls.done)
+    return calls.told(terms_of(case))

@@ -1,0 +1,70 @@
+"""The most that one rank holds at any instant of each phase, and of what it consists.
+
+Every block is known by what it turned out to be: what the ledger says of it where it was there at
+the end of some phase, else by the collective that used it. What is left is temporary (`other`):
+operators' own memory, and gradients that are on their way. Not counted is what a backend allocates
+within a collective, since nobody tells when it is given back; the harness's samples; and all that
+is allocated while the harness looks at what is held.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from ..contract.layout import ALLOCATED, Category, Peak, Phase, Term, works
+from .census import HARNESS, LOCAL
+from .ledger import Block, Change, Ledger, Place
+
+STEP_PHASES: tuple[Phase, ...] = ("forward", "backward", "step")
+
+
+def peaks(ledger: Ledger) -> Iterator[Peak]:
+    """Of forward, backward and step of each step, in their order."""
+    terms = {id(block): _term(ledger, block) for block in ledger.blocks}
+    changes: dict[Place, list[Change]] = {place: [] for place in ledger.places}
+    for change in ledger.changes:
+        changes[change.place].append(change)
+    held: Counter[Category] = Counter()
+    working: Counter[Category] = Counter()
+    for place, of_phase in changes.items():
+        most = held.copy()
+        highest: Counter[Term] = Counter()
+        highest.update(working)
+        highest["working"] = working.total()
+        for _, block, more, ours in of_phase:
+            term = terms[id(block)]
+            if term is None:
+                continue
+            held[term] += more
+            if works(term, block.bytes):
+                working[term] += more
+            if more < 0 or ours:
+                continue
+            highest[term] = max(highest[term], working[term])
+            instants: list[Term] = ["working"]
+            if term in ALLOCATED and works(term, block.bytes):
+                instants.append(ALLOCATED[term])
+            for one in instants:
+                highest[one] = max(highest[one], working.total())
+            if held.total() > most.total():
+                most = held.copy()
+        if place.phase in STEP_PHASES:
+            yield Peak(place.phase, place.step, dict(+most), dict(+highest))
+
+
+def _term(ledger: Ledger, block: Block) -> Category | None:
+    """What a block is, or None for one that is not counted."""
+    claim = block.best
+    if claim is not None and claim.holder == HARNESS:
+        return None
+    local = claim is not None and claim.holder.startswith(LOCAL)
+    if claim is not None and not local and (claim.rank < 2 or block.stays):
+        return claim.category
+    if block.use is not None:
+        return block.use
+    if block.backend:
+        return None
+    if local or not block.ends:
+        return "other"
+    return ledger.explained(block)[0]

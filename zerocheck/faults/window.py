@@ -1,0 +1,128 @@
+"""Faults within a step: at the end of each phase all is right, and too much is held before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..case.schema import Case
+from ..compat import all_gather_single
+from ..implementations.textbook.flat import FlatParameter
+from ..implementations.textbook.reduction import Reduction
+from ..implementations.textbook.zero2 import Zero2
+from ..implementations.textbook.zero3 import Unit, Zero3
+
+
+class _OfFlats(Zero3):
+    """All flat parameters are of another class."""
+
+    kind: type[FlatParameter] = FlatParameter
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        for flat in self.flats:
+            flat.__class__ = self.kind
+
+
+class _Concatenating(FlatParameter):
+    def reduce(self, reduction: Reduction) -> None:
+        if self.gradient is None or not self.parameters[0].requires_grad:
+            return
+        reduction.make_room()
+        parts = [one.new_zeros(one.numel()) for one in self.parameters]
+        for part, one in zip(parts, self.parameters, strict=True):
+            if one.grad is not None:
+                part.copy_(one.grad.reshape(-1))
+        whole = self.shard.new_zeros(self.partition.numel)
+        for offset, part in zip(self.partition.offsets, parts, strict=True):
+            whole[offset : offset + part.numel()] = part
+        reduction.launch(whole, self.mine, self.gradient)
+        for one in self.parameters:
+            one.grad = None
+
+
+class CatBeforeFree(_OfFlats):
+    """Gradients are put together, and then freed (FS #1186).
+
+    Flagged: copied before it is freed.
+    """
+
+    kind = _Concatenating
+
+
+class _Copying(FlatParameter):
+    fresh: torch.Tensor | None = None
+
+    def gather(self) -> None:
+        if not self.gathered:
+            self.storage.resize_(self._bytes)
+            self.fresh = torch.empty_like(self.full)
+            self._work = all_gather_single(self.fresh, self.shard, self.group)
+            self.gathered = True
+
+    def wait(self) -> None:
+        super().wait()
+        if self.fresh is not None:
+            # Not by the parameters: they do not notice that their memory is filled.
+            self.full.detach().copy_(self.fresh)
+            self.fresh = None
+
+
+class GatheredThenCopied(_OfFlats):
+    """A unit is gathered into a buffer and copied to where it is used: it is there twice."""
+
+    kind = _Copying
+
+
+class FreedAfterForward(Zero3):
+    """Units are released when the whole forward is over, as if the root alone did it.
+
+    Flagged: units not freed before the next.
+    """
+
+    def _after(self, unit: Unit, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        release: Callable[[], None] = unit.release
+        unit.release = lambda: None  # type: ignore[method-assign]
+        super()._after(unit, _module, _inputs, output)
+        unit.release = release  # type: ignore[method-assign]
+
+
+class FreedAfterBackward(Zero3):
+    """Units are released when the whole backward is over. Flagged: units not freed before the next.
+
+    So it is in the many sharders whose backward hooks gather and never reshard.
+    """
+
+    def _close_calls(self, number: int, keep: list[Unit]) -> list[Unit]:
+        return super()._close_calls(number, self.units)
+
+    def _finish(self) -> None:
+        super()._finish()
+        for unit in self.units:
+            unit.release()
+
+
+class ReducedInOneGo(Zero3):
+    """All reductions are in flight at once, each with a whole gradient, until the backward is over.
+
+    Flagged: whole gradients kept within the step.
+    """
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        self.reduction.depth = 1 << 30
+
+
+class BucketsInOneGo(Zero2):
+    """The same in ZeRO-2: its buckets are as large as all gradients together.
+
+    Flagged: whole gradients kept within the step.
+    """
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        self.reduction.depth = 1 << 30

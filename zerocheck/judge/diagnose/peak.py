@@ -1,0 +1,68 @@
+"""Which known cause explains that more is held at an instant than predicted?
+
+By the bytes of what is gathered and reduced in the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from ...case.schema import Case
+from ...contract.layout import Call, Phase, Term
+from ...drive.observation import Measured
+from ..communication import predicted
+
+GATHERING = ("all_gather",)
+REDUCING = ("all_reduce", "reduce_scatter", "reduce")
+
+
+def causes(
+    case: Case, measured: Measured, term: Term, phase: Phase, observed: int, expected: int
+) -> Iterator[str]:
+    """All causes that would hold as many bytes as are observed.
+
+    What is gathered or reduced once is as large as its collective. A cause is named if the excess
+    is that of one of them, of several, or of all that there are.
+    """
+    layout = measured.layout
+    if layout is None or layout.calls is None:
+        return
+    calls = predicted(layout, layout.last)
+    surplus = observed - expected
+    gathers = _sizes(calls, GATHERING, phase)
+    reductions = _sizes(calls, REDUCING, "backward")
+    if term == "gathered":
+        if surplus in gathers or observed == 2 * expected:
+            yield "a gathered unit twice"
+        if _adds_up(surplus, gathers):
+            yield "units not freed before the next"
+    elif term == "bucket":
+        if surplus in reductions or observed == 2 * expected:
+            yield "a bucket twice"
+        if _adds_up(surplus, reductions):
+            yield "whole gradients kept within the step"
+    else:
+        if surplus in gathers:
+            yield "a gathered unit twice"
+        if surplus <= max(reductions, default=0):
+            yield "copied before it is freed"
+
+
+def _sizes(calls: Sequence[Call], kinds: Collection[str], phase: Phase) -> list[int]:
+    """Bytes of each collective of some kinds in a phase; of all phases, if it has none there."""
+    found = [call for call in calls if call.kind in kinds]
+    return [call.bytes for call in found if call.phase == phase] or [one.bytes for one in found]
+
+
+def _adds_up(total: int, sizes: Sequence[int]) -> bool:
+    """Whether some of the sizes are the total together."""
+    sums = {0}
+    for size in sizes:
+        sums |= {one + size for one in sums if one + size <= total}
+        if len(sums) > MOST_SUMS:
+            return False
+    return total in sums
+
+
+MOST_SUMS = 1 << 16
+"""Sums that are tried; with more of them any total is one."""

@@ -1,0 +1,161 @@
+"""How the peak of a step goes with wrapping, prefetching and bucket sizes: predicted and measured.
+
+Each point is a case that is run on ranks of this machine, as for the obligations of memory. It is
+of rank 0, in the last step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from msgspec.structs import replace
+
+from ..case.schema import Block, Case, Data, Model, Sharding, Training
+from ..contract.layout import LASTING, Category, Line, Peak, Term
+from ..drive.observation import Job, Measured, RankSeen
+from ..errors import ZerocheckError
+from ..ranks.pool import Pool
+from .trial import TARGET
+
+BLOCKS = 4
+SMALL, LARGE = 24, 96
+"""Hidden width of every other block, so that `size` can tell them apart."""
+
+CASE = Case(
+    mesh=(2,),
+    model=Model(
+        inputs=32,
+        width=32,
+        blocks=tuple(Block(kind="mlp", hidden=(SMALL, LARGE)[n % 2]) for n in range(BLOCKS)),
+        outputs=32,
+    ),
+    data=Data(batch=4, length=8),
+    training=Training(steps=3),
+)
+"""Small: each point is run with data."""
+
+WRAPS: dict[str, Sharding] = {
+    "layer": Sharding(wrap="layer"),
+    "size 4000": Sharding(wrap="size", bucket=4000),
+    "block": Sharding(wrap="block"),
+    "whole": Sharding(wrap="whole"),
+}
+"""Units by the least of their elements, but for `layer`, `block` and `whole`."""
+PREFETCHES = (0, 1, 2)
+BUCKETS = (2**10, 2**12, 2**14)
+"""Elements of a bucket of ZeRO-2."""
+
+STAGES = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One case. x: what is varied along the curve, predicted, measured: bytes of the peak;
+    highest: the most of each term in the step, as measured."""
+
+    implementation: str
+    curve: str
+    x: int
+    predicted: int
+    measured: int
+    highest: dict[Term, int]
+
+    @property
+    def off(self) -> float:
+        """Of the measured peak."""
+        return abs(self.predicted - self.measured) / self.measured
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What an implementation holds at the end of the forward, and the peak of its step."""
+
+    implementation: str
+    checkpointed: bool
+    activation: int
+    lasting: int
+    peak: int
+
+
+def windows(pool: Pool) -> Iterator[Point]:
+    """FSDP2 and ZeRO-3: each wrapping over prefetching."""
+    for name in ("fsdp2", "zero3"):
+        for wrap, sharding in WRAPS.items():
+            for prefetch in PREFETCHES:
+                yield _point(pool, name, wrap, prefetch, replace(sharding, prefetch=prefetch))
+
+
+def buckets(pool: Pool) -> Iterator[Point]:
+    """ZeRO-2 over the size of its buckets."""
+    for size in BUCKETS:
+        yield _point(pool, "zero2", "buckets", size, Sharding(bucket=size))
+
+
+def stages(pool: Pool, names: Iterable[str] = STAGES) -> Iterator[Terms]:
+    """Each implementation, without and with activation checkpointing."""
+    again = replace(
+        CASE.model, blocks=tuple(replace(block, checkpoint=True) for block in CASE.model.blocks)
+    )
+    for checkpointed, model in ((False, CASE.model), (True, again)):
+        for name in names:
+            seen = measured(pool, name, replace(CASE, model=model))
+            lines = [one for one in seen.lines if one.step == seen.peaks[-1].step]
+            yield Terms(
+                name,
+                checkpointed,
+                sum(one.bytes for one in lines if _is(one, "forward", "activation")),
+                sum(one.bytes for one in lines if _is(one, "backward", *LASTING)),
+                max(one.total for one in _last(seen.peaks)),
+            )
+
+
+def measured(pool: Pool, implementation: str, case: Case) -> Measured:
+    """What rank 0 measures. Raises ZerocheckError if the case cannot be run."""
+    job = Job(implementation=implementation, case=case, measure=True)
+    result = pool.wait(pool.submit(case.world_size, msgspec.msgpack.encode(job)))
+    try:
+        payload = result.payloads[0] if result.payloads else None
+        seen = msgspec.msgpack.decode(payload or b"", type=RankSeen) if payload else RankSeen()
+    finally:
+        result.release()
+    if seen.measured is None:
+        raise ZerocheckError(f"{implementation} was not measured: {seen.unsupported or result}")
+    return seen.measured
+
+
+def pool() -> Pool:
+    """Ranks of this machine."""
+    return Pool(TARGET)
+
+
+def _point(pool: Pool, name: str, curve: str, x: int, sharding: Sharding) -> Point:
+    seen = measured(pool, name, replace(CASE, sharding=sharding))
+    last = _last(seen.peaks)
+    highest: dict[Term, int] = {}
+    for one in last:
+        for term, size in one.highest.items():
+            highest[term] = max(highest.get(term, 0), size)
+    return Point(name, curve, x, predicted(seen), max(one.total for one in last), highest)
+
+
+def predicted(seen: Measured) -> int:
+    """The peak of the last step by the layout: what lasts, and the most of what works."""
+    layout = seen.layout
+    if layout is None or layout.highest is None:
+        raise ZerocheckError("no layout says how much is held within a step")
+    step = min(seen.peaks[-1].step, layout.last)
+    told = max(line.step for line in layout.lines if line.step <= step)
+    lasting = sum(one.bytes for one in layout.lines if _is(one, "backward", *LASTING, step=told))
+    return lasting + max(
+        one.bytes for one in layout.highest if (one.step, one.term) == (step, "working")
+    )
+
+
+def _is(line: Line, phase: str, *categories: Category, step: int | None = None) -> bool:
+    return line.phase == phase and line.category in categories and step in (None, line.step)
+
+
+def _last(peaks: Sequence[Peak]) -> list[Peak]:
+    return [one for one in peaks if one.step == peaks[-1].step]
