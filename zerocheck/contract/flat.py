@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 
-from ...compat import Flat, FlatPiece
-from ...contract import Shard
-from ...contract.build import MOMENT_ROLES
-from ...contract.names import unwrapped
-from ...contract.shard import Role
-from .memory import boxes, in_memory_order, order_of
+from ..compat import Flat, FlatPiece
+from .build import MOMENT_ROLES
+from .memory_order import boxes, in_memory_order, order_of
+from .names import unwrapped
+from .shard import Role, Shard
 
 States = Mapping[torch.Tensor, Mapping[str, Any]]
 
