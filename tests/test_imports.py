@@ -57,8 +57,8 @@ ALLOWED: dict[str, set[str]] = {
     "cli_checkpoint": {"checkpoint", "errors"},
     "cli_memory": {"memory", "catalogue", "errors"},
     "cli": {
-        "attached", "cli_checkpoint", "cli_errors", "cli_journal", "cli_memory", "report", "script", "run",
-        "judge", "faults", "case", "catalogue", "errors", "zerocheck",
+        "attached", "cli_checkpoint", "cli_errors", "cli_journal", "cli_memory", "report",
+        "script", "run", "judge", "faults", "case", "catalogue", "errors", "zerocheck",
     },
     "__main__": {"cli"},
 }  # fmt: skip

@@ -1,6 +1,6 @@
 """A training script as people have them, with `attach` in it, and a fault that begins in mid-run.
 
-torchrun --nproc-per-node 2 train_attached.py fsdp2 12 --every 5 --fault decay_twice
+torchrun --nproc-per-node 2 train_attached.py fsdp2 12 --every 5 --fault decay_twice --begins 7
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ if __name__ == "__main__":
     parser.add_argument("steps", type=int)
     parser.add_argument("--every", type=int)
     parser.add_argument("--fault", default="")
+    parser.add_argument("--begins", type=int, default=7)
     given = parser.parse_args()
     dist.init_process_group("gloo")
-    print(train(given.sharding, given.steps, fault=given.fault, every=given.every))
+    train(
+        given.sharding, given.steps, fault=given.fault, begins=given.begins, every=given.every
+    )
     dist.destroy_process_group()

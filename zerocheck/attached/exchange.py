@@ -57,7 +57,7 @@ class Group:
         """Rank 0 gets what each rank gives, the others nothing."""
         sizes = torch.zeros(self.size, dtype=torch.int64, device=self._device)
         mine = torch.tensor([len(data)], dtype=torch.int64, device=self._device)
-        dist.all_gather(list(sizes.split(1)), mine, group=self._group)
+        dist.all_gather(list(sizes.chunk(self.size)), mine, group=self._group)
         longest = int(sizes.max())
         if not longest:
             return [b""] * self.size
@@ -194,5 +194,3 @@ def _decoded(data: bytes) -> torch.Tensor | None:
         return None
     dtype = _DTYPES[data[:32].decode().strip()]
     return torch.frombuffer(bytearray(data[32:]), dtype=torch.uint8).view(dtype)
-
-

@@ -88,7 +88,8 @@ def groups_of(optimizer: torch.optim.Optimizer) -> dict[int, int]:
 def states_of(optimizer: torch.optim.Optimizer) -> Mapping[Any, Mapping[str, Any]]:
     """The states that this rank holds, by the parameter that the optimizer sees."""
     if isinstance(optimizer, ZeroRedundancyOptimizer):
-        return optimizer.optim.state
+        inner: torch.optim.Optimizer = optimizer.optim
+        return inner.state
     return optimizer.state
 
 

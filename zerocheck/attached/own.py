@@ -7,6 +7,7 @@ float64: the judge needs a few hundred MiB, however large the model is.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -100,9 +101,8 @@ class _Own:
                 squares.append(-1.0)
                 peaks.append(-1.0)
                 continue
-            squares.append(
-                sum(float(part.double().square().sum()) for part in gradient.split(BATCH))
-            )
+            parts = torch.split(gradient, BATCH)
+            squares.append(math.fsum(float(part.double().square().sum()) for part in parts))
             peaks.append(float(gradient.abs().max()) if gradient.numel() else 0.0)
         return tuple(squares), tuple(peaks)
 
@@ -392,5 +392,3 @@ def _group(options: Options) -> Group:
         eps=options.eps,
         weight_decay=options.weight_decay,
     )
-
-

@@ -19,7 +19,7 @@ from . import bundle as bundles
 from .exchange import Alone, Group, Ranks, judge_step
 from .holdings import check_optimizer, words_for
 from .seen import Observed
-from .text import fingerprint, holds_line, violated_text
+from .text import fingerprint, first_of, holds_line, violated_text
 from .watch import Watch
 
 OnViolation = Literal["raise", "warn"]
@@ -194,7 +194,7 @@ class Attached:
         if ranks.rank == 0:
             print(violated_text(what, judgement, place), file=sys.stderr, flush=True)
         if self._on_violation == "raise":
-            first = judgement.violations[0]
+            first = first_of(judgement)
             where = f"; zerocheck replay {place}" if place else ""
             raise Violated(f"step {self.taken}: {first.obligation}: {first.explanation}{where}")
 

@@ -11,7 +11,7 @@ from ..run.records import Finding
 
 def finding(what: str, judgement: Judgement, bundle: str) -> Finding:
     """The violation that comes first, in the form of a finding. bundle: what `replay` takes."""
-    first, *_ = independent(judgement.violations)
+    first = first_of(judgement)
     return Finding(
         number=0,
         fingerprint=fingerprint(what, first),
@@ -25,6 +25,11 @@ def finding(what: str, judgement: Judgement, bundle: str) -> Finding:
         follows=tuple(v.obligation for v in judgement.violations if v is not first),
         case_file=bundle,
     )
+
+
+def first_of(judgement: Judgement) -> Violation:
+    """The violation from which the others can follow."""
+    return independent(judgement.violations)[0]
 
 
 def fingerprint(what: str, violation: Violation) -> str:

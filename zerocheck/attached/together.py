@@ -241,7 +241,12 @@ class _Together:
         if len(self.told) == 1:
             return
         self.exercised.add("publish")
+        parted = False
         for when in (BEFORE, "gradient", AFTER):
+            if when == AFTER and parted:
+                return  # it comes from that
+            if when == "gradient" and not self._all_gave_one():
+                continue
             roles = ("",) if when == "gradient" else ("parameter", *MOMENTS)
             for role in roles:
                 what = f"{when}.{role}" if role else when
@@ -249,8 +254,12 @@ class _Together:
                 if different:
                     obligation: Obligation = "publish" if role else "gradient"
                     self._note(obligation, self._copy(what, role or "gradient", different))
-                    if when == BEFORE:
-                        return  # all that follows comes from it
+                    # A reduced gradient is the same even of parameters that are not.
+                    parted |= when == BEFORE
+
+    def _all_gave_one(self) -> bool:
+        """Whether every rank came to where its gradient is seen."""
+        return all(one.seen.ran or one.seen.skipped for one in self.told)
 
     def _different(self, what: str) -> Iterator[tuple[Holder, Holder]]:
         """(right, wrong) for every copy that differs from that of most ranks, or the lowest."""
@@ -357,7 +366,7 @@ class _Together:
         for rank, clip in enumerate(clips):
             for number in clip.pieces:
                 once.setdefault(self.told[rank].seen.pieces[number].place, (rank, number))
-        exact, numel, relative, floor = self._true(clips[0].kind, [*once.values()])
+        exact, relative, floor = self._true(clips[0].kind, [*once.values()])
         if not math.isfinite(exact):
             return None
         bound = relative * exact + floor
@@ -385,12 +394,12 @@ class _Together:
             causes=known,
         )
 
-    def _true(self, kind: str, holders: Sequence[Holder]) -> tuple[float, int, float, float]:
-        """(norm, elements, relative bound, absolute bound); see judge/clip.py."""
+    def _true(self, kind: str, holders: Sequence[Holder]) -> tuple[float, float, float]:
+        """(norm, relative bound, absolute bound); see judge/clip.py."""
         pieces = [self._piece(holder) for holder in holders]
         numel = sum(torch.Size(piece.local).numel() for piece in pieces)
         if kind == "inf":
-            return max((self._peak(h) for h in holders), default=0.0), numel, 0.0, 0.0
+            return max((self._peak(h) for h in holders), default=0.0), 0.0, 0.0
         squares = [self.told[rank].squares[number] for rank, number in holders]
         total = math.fsum(squares) if all(map(math.isfinite, squares)) else math.inf
         relative = bounds.norm_relative(numel)
@@ -401,7 +410,7 @@ class _Together:
             share = min(1.0, part / total * (1 + 4 * bounds.U)) if total else 1.0
             relative = bounds.narrow_norm_relative(numel, share, len(self.told), narrow)
         eta = max((format.eta for format in formats), default=bounds.ETA)
-        return math.sqrt(total), numel, relative, math.sqrt(numel * eta)
+        return math.sqrt(total), relative, math.sqrt(numel * eta)
 
     def _peak(self, holder: Holder) -> float:
         return self.told[holder[0]].peaks[holder[1]]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -254,7 +255,7 @@ class Watch:
 def _with_rates(options: Options, group: dict[str, Any], near: tuple[float, ...]) -> Options:
     known = (*near, float(group.get("initial_lr", options.lr)))
     others = tuple(dict.fromkeys(rate for rate in known if rate != options.lr))
-    return Options(*[getattr(options, name) for name in options.__struct_fields__[:-1]], others)
+    return msgspec.structs.replace(options, rates=others)
 
 
 @contextmanager
