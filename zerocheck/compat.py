@@ -114,6 +114,22 @@ def work_from_future(future: torch.futures.Future[Any]) -> Any:
     return make(future).boxed()
 
 
+def casts(model: torch.nn.Module) -> bool:
+    """Whether FSDP computes, or reduces gradients, in another dtype than the parameters have."""
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
+    for module in model.modules():
+        policy: Any = None
+        if isinstance(module, FullyShardedDataParallel):
+            policy = module.mixed_precision
+        elif isinstance(module, FSDPModule):
+            state: Any = module._get_fsdp_state()
+            policy = state._mp_policy
+        if policy is not None and (policy.param_dtype or policy.reduce_dtype):
+            return True
+    return False
+
+
 def clip_functions() -> tuple[Any, str, str]:
     """(module, name, name) of what torch's clip_grad_norm_ looks up when it is called.
 

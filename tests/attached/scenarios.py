@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import zerocheck
+from zerocheck.attached.holdings import local
 from zerocheck.attached.session import Attached
 
 Wrap = Callable[[nn.Module], nn.Module]
@@ -78,6 +80,7 @@ def told(check: Attached) -> dict[str, Any]:
             for v in judgement.violations
         ],
         "taken": check.taken,
+        "tier": judgement.tier,
     }
 
 
@@ -179,4 +182,68 @@ def local_norm(*, directory: str) -> dict[str, Any]:
         model(batch()).square().mean().backward()
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
+    return told(check)
+
+
+def random_net() -> nn.Sequential:
+    """With dropout: its masks must be those of the run."""
+    model = net()
+    model[2] = nn.Dropout(0.4)
+    return model
+
+
+def other_names() -> nn.Module:
+    return nn.ModuleDict({"layer": net()})
+
+
+def broken() -> nn.Module:
+    if dist.get_rank() == 1:
+        raise FileNotFoundError("no weights on this machine")
+    return net()
+
+
+def referenced(
+    wrap: str = "ddp",
+    *,
+    directory: str,
+    fault: str = "",
+    factory: str = "net",
+    autocast: bool = False,
+    scales: bool = False,
+    stale: bool = False,
+) -> dict[str, Any]:
+    """Two microbatches, reduced each, and their gradient judged; fault: what is wrong, or nothing."""
+    made = random_net() if factory == "random_net" else net()
+    model = WRAPS[wrap](made)
+    torch.manual_seed(11 + dist.get_rank())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1000.0, enabled=scales)
+    check = zerocheck.attach(
+        model,
+        optimizer,
+        reference=globals()[factory],
+        steps=(1, 2),
+        directory=directory,
+        on_violation="warn",
+    )
+    for number in range(2):
+        if stale:
+            model(batch()).sum().backward()
+        with check.step():
+            for microbatch in range(2):
+                alone = nullcontext()
+                if fault == "local":
+                    alone = model.no_sync()
+                if fault == "cleared" and number:
+                    optimizer.zero_grad()
+                with alone, torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+                    out = model(batch() + microbatch)
+                scaler.scale(out.float().square().mean() / 2).backward()
+            scaler.unscale_(optimizer)
+            for parameter in model.parameters():
+                if fault == "world" and number:
+                    local(parameter.grad).mul_(dist.get_world_size())
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
     return told(check)

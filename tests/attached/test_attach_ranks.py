@@ -2,49 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from asking import Ask, held
 from click.testing import CliRunner
 
-sys.path.insert(0, os.path.dirname(__file__))
-
 from zerocheck.cli import main
-from zerocheck.ranks import Pool
-
-Ask = Callable[..., list[dict[str, Any]]]
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool("attached_targets:run", patience_s=20.0) as pool:
-        yield pool
-
-
-@pytest.fixture
-def ask(pool: Pool, tmp_path: Path) -> Ask:
-    """Run a call on so many ranks; what each returned."""
-
-    def run(call: str, ranks: int = 2, **given: Any) -> list[dict[str, Any]]:
-        payload = json.dumps({"call": call, "directory": str(tmp_path / "kept"), **given})
-        result = pool.wait(pool.submit(ranks, payload.encode()))
-        try:
-            assert result.outcome == "finished", result.summary(stacks=True)
-            return [json.loads(one or b"null") for one in result.payloads]
-        finally:
-            result.release()
-
-    return run
-
-
-def held(told: dict[str, Any]) -> set[str]:
-    assert told.get("violations") == [], told
-    return {o for o, status in told["statuses"].items() if status == "holds"}
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,15 @@ def test_the_next_checked_step_catches_it(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": ":".join(path), "OMP_NUM_THREADS": "1"}
     program = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
-        [*program, "--nproc-per-node", "2", str(SCRIPT)]
-        + ["fsdp2", "40", "--every", "10", "--fault", "decay_twice", "--begins", "15"],
+        [
+            *(*program, "--nproc-per-node", "2", str(SCRIPT), "fsdp2", "40"),
+            *("--every", "10", "--fault", "decay_twice", "--begins", "15"),
+        ],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     said = done.stderr

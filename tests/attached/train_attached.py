@@ -58,7 +58,5 @@ if __name__ == "__main__":
     parser.add_argument("--begins", type=int, default=7)
     given = parser.parse_args()
     dist.init_process_group("gloo")
-    train(
-        given.sharding, given.steps, fault=given.fault, begins=given.begins, every=given.every
-    )
+    train(given.sharding, given.steps, fault=given.fault, begins=given.begins, every=given.every)
     dist.destroy_process_group()

@@ -22,7 +22,7 @@ from ..judge.verdict import Judgement
 from ..run.environment import environment
 from ..run.journal import encode
 from ..run.records import Environment
-from .exchange import Ranks
+from .ranks import Ranks
 from .seen import Observed, Seen
 
 FORMAT = 1

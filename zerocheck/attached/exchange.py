@@ -1,96 +1,24 @@
-"""What ranks of a live run send each other for a check: bytes, and no pickles."""
+"""One checked step of a live run: each rank judges its own, rank 0 what they tell."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
 
 import msgspec
 import torch
-import torch.distributed as dist
 
+from ..contract.semantics import Semantics
 from ..errors import HarnessError, UsageError
-from ..judge.verdict import Judgement
+from ..judge.verdict import Judgement, Status
+from .full import Full, judge_gradient
 from .own import judge_own
+from .ranks import Ranks
+from .reference import Factory
 from .seen import Fetch, Observed, Told
 from .together import judge_together
 
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16,
                                            torch.float64)}  # fmt: skip
-
-
-class Ranks(Protocol):
-    """All ranks of a run, seen from one of them."""
-
-    rank: int
-    size: int
-
-    def gather(self, data: bytes) -> list[bytes]: ...
-    def broadcast(self, data: bytes) -> bytes: ...
-
-
-class Alone:
-    """A run of one process."""
-
-    rank = 0
-    size = 1
-
-    def gather(self, data: bytes) -> list[bytes]:
-        return [data]
-
-    def broadcast(self, data: bytes) -> bytes:
-        return data
-
-
-class Group:
-    """The ranks of a process group; every rank makes the same calls."""
-
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
-        self._group = group
-        self.rank = dist.get_rank(group)
-        self.size = dist.get_world_size(group)
-        backend = str(dist.get_backend(group))
-        on_gpu = "nccl" in backend and "gloo" not in backend
-        self._device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else "cpu"
-        self._first = dist.get_global_rank(group, 0) if group is not None else 0
-
-    def gather(self, data: bytes) -> list[bytes]:
-        """Rank 0 gets what each rank gives, the others nothing."""
-        sizes = torch.zeros(self.size, dtype=torch.int64, device=self._device)
-        mine = torch.tensor([len(data)], dtype=torch.int64, device=self._device)
-        dist.all_gather(list(sizes.chunk(self.size)), mine, group=self._group)
-        longest = int(sizes.max())
-        if not longest:
-            return [b""] * self.size
-        into = None
-        if self.rank == 0:
-            into = [
-                torch.empty(longest, dtype=torch.uint8, device=self._device)
-                for _ in range(self.size)
-            ]
-        dist.gather(self._tensor(data, longest), into, dst=self._first, group=self._group)
-        if into is None:
-            return []
-        lengths = sizes.tolist()
-        return [_bytes(one[:n]) for one, n in zip(into, lengths, strict=True)]
-
-    def broadcast(self, data: bytes) -> bytes:
-        """Every rank gets what rank 0 gives."""
-        size = torch.tensor([len(data)], dtype=torch.int64, device=self._device)
-        dist.broadcast(size, self._first, group=self._group)
-        length = int(size)
-        if not length:
-            return b""
-        tensor = self._tensor(data if self.rank == 0 else b"", length)
-        dist.broadcast(tensor, self._first, group=self._group)
-        return _bytes(tensor)
-
-    def _tensor(self, data: bytes, length: int) -> torch.Tensor:
-        padded = bytearray(data.ljust(length, b"\0"))
-        return torch.frombuffer(padded, dtype=torch.uint8).to(self._device)
-
-
-def _bytes(tensor: torch.Tensor) -> bytes:
-    return tensor.cpu().numpy().tobytes()
 
 
 class _Wish(msgspec.Struct, frozen=True):
@@ -101,29 +29,43 @@ class _Wish(msgspec.Struct, frozen=True):
     number: int = 0
 
 
-def judge_step(observed: Observed | Exception, ranks: Ranks) -> Judgement:
+def judge_step(
+    observed: Observed | Exception,
+    ranks: Ranks,
+    *,
+    reference: Factory | None = None,
+    semantics: Semantics | None = None,
+) -> Judgement:
     """The verdict on a step, on every rank. Every rank calls this.
 
-    Where a rank could not observe the step, or rank 0 not judge it, all ranks raise what it says:
-    UsageError or HarnessError.
+    reference: makes the model that is not wrapped, for the gradient. Where a rank could not observe
+    the step, or rank 0 not judge it, all ranks raise what it says: UsageError or HarnessError.
     """
+    semantics = semantics or Semantics()
     gathered = ranks.gather(_own(observed))
+    replies = [msgspec.msgpack.decode(one, type=_Reply) for one in gathered]
+    bad = next((one for one in replies if one.told is None), _Reply())
+    started = msgspec.msgpack.decode(ranks.broadcast(msgspec.msgpack.encode(bad)), type=_Reply)
+    if started.wrong_usage or started.failed:
+        return _verdict(started)
+    assert isinstance(observed, Observed)
+    told = [one.told for one in replies if one.told is not None]
+    full = Full()
+    if reference is not None:
+        full = judge_gradient(observed, told, reference, semantics, ranks)
     if ranks.rank:
-        if isinstance(observed, Observed):
-            _serve(observed, ranks)
-        else:
-            _refuse(ranks)
-        return _verdict(ranks.broadcast(b""))
+        _serve(observed, ranks)
+        return _verdict(msgspec.msgpack.decode(ranks.broadcast(b""), type=_Reply))
 
     def fetch(rank: int, what: str, number: int) -> torch.Tensor | None:
         wish = _Wish(rank, what, number)
         ranks.broadcast(msgspec.msgpack.encode(wish))
-        assert isinstance(observed, Observed)
         return _decoded(ranks.gather(_encoded(observed, wish, ranks.rank))[rank])
 
-    verdict = _judged(gathered, fetch)
+    verdict = _judged(told, fetch, full if reference is not None else None)
     ranks.broadcast(msgspec.msgpack.encode(_Wish(-1)))
-    return _verdict(ranks.broadcast(msgspec.msgpack.encode(verdict)))
+    ranks.broadcast(msgspec.msgpack.encode(verdict))
+    return _verdict(verdict)
 
 
 class _Reply(msgspec.Struct, frozen=True):
@@ -147,30 +89,36 @@ def _own(observed: Observed | Exception) -> bytes:
     return msgspec.msgpack.encode(reply)
 
 
-def _judged(gathered: list[bytes], fetch: Fetch) -> _Reply:
-    replies = [msgspec.msgpack.decode(one, type=_Reply) for one in gathered]
-    for reply in replies:
-        if reply.told is None:
-            return reply
+def _judged(told: Sequence[Told], fetch: Fetch, full: Full | None) -> _Reply:
     try:
-        told = [reply.told for reply in replies if reply.told is not None]
-        return _Reply(judgement=judge_together(told, fetch))
+        return _Reply(judgement=with_gradient(judge_together(told, fetch), full))
     except Exception as error:
         return _Reply(failed=f"{type(error).__name__}: {error}")
 
 
-def _verdict(data: bytes) -> Judgement:
-    reply = msgspec.msgpack.decode(data, type=_Reply)
+def with_gradient(judgement: Judgement, full: Full | None) -> Judgement:
+    """The judgement, with the verdict on the gradient if there is one."""
+    if full is None or full.reason:
+        return judgement
+    others = [one for one in judgement.violations if one.obligation != "gradient"]
+    copies = [one for one in judgement.violations if one.obligation == "gradient"]
+    found = [full.violation] if full.violation is not None else copies
+    status: Status = "violated" if found else "holds"
+    return msgspec.structs.replace(
+        judgement,
+        statuses={**judgement.statuses, "gradient": status},
+        share={**judgement.share, "gradient": full.share},
+        violations=(*others, *found),
+        tier="full",
+    )
+
+
+def _verdict(reply: _Reply) -> Judgement:
     if reply.wrong_usage:
         raise UsageError(reply.wrong_usage)
     if reply.judgement is None:
         raise HarnessError(f"a checked step could not be judged: {reply.failed}")
     return reply.judgement
-
-
-def _refuse(ranks: Ranks) -> None:
-    """Go along with rank 0, which asks for nothing where a rank has nothing."""
-    ranks.broadcast(b"")
 
 
 def _serve(observed: Observed, ranks: Ranks) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from ..drive.observation import Entry
 from ..judge.verdict import Violation
+from .forwards import Forward
 
 BEFORE, AFTER = "before", "after"
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
@@ -81,7 +82,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     number: of the step, the first after `attach` is 1; ran: steps that the optimizer took within
     it; counts: the optimizer's step count per piece, None where it has no state; skipped: the
     GradScaler, or a fused optimizer by its order, left the update out; finite: whether the gradient
-    was, where a GradScaler looked.
+    was, where a GradScaler looked; forwards: calls of the model that a backward came back to;
+    unjudged: why the gradient is not judged, if there is a reason in the step.
     """
 
     rank: int
@@ -97,15 +99,21 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     skipped: bool = False
     finite: bool | None = None
     loss_scale: float = 1.0
+    forwards: int = 0
+    unjudged: str = ""
     clips: tuple[Clip, ...] = ()
 
 
 @dataclass(frozen=True)
 class Observed:
-    """A checked step on one rank. values: flat tensors on the CPU, in row-major order."""
+    """A checked step on one rank. values: flat tensors on the CPU, in row-major order; forwards:
+    the calls of the model, for the reference; buffers: before them, by name; device: of the run."""
 
     seen: Seen
     values: dict[Key, torch.Tensor] = field(default_factory=dict)
+    forwards: list[Forward] = field(default_factory=list)
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    device: str = "cpu"
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):

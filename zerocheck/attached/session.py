@@ -13,11 +13,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ..contract.semantics import Semantics
 from ..errors import UsageError, Violated, unknown
 from ..judge.verdict import Judgement
 from . import bundle as bundles
-from .exchange import Alone, Group, Ranks, judge_step
+from .exchange import judge_step
 from .holdings import check_optimizer, words_for
+from .ranks import Alone, Group, Ranks
+from .reference import Factory
 from .seen import Observed
 from .text import fingerprint, first_of, holds_line, violated_text
 from .watch import Watch
@@ -29,6 +32,8 @@ def attach(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     *,
+    reference: Factory | None = None,
+    semantics: Semantics | None = None,
     steps: Iterable[int] = (1, 2, 3),
     every: int | None = 1000,
     directory: str | Path = "zerocheck-attach",
@@ -51,6 +56,11 @@ def attach(
 
     model         as it is called in training: of DDP, FSDP1, FSDP2, torch.compile, or plain
     optimizer     torch.optim.AdamW or a subclass, also within ZeroRedundancyOptimizer
+    reference     function without arguments that makes the model before it is wrapped. With it
+                  gradients are judged too: each rank calls that model with what `model` was called
+                  with, and gives its outputs the gradients that came back. So all that reaches the
+                  parameters must go through outputs of `model`
+    semantics     how gradients of ranks become one (`average`, `unused`); default: their mean
     steps         numbers of steps to check; the first after `attach` is 1
     every         check each step whose number is a multiple of it, too; None: no others
     directory     where a violated step is written, for `zerocheck replay`
@@ -66,6 +76,8 @@ def attach(
     return Attached(
         model,
         optimizer,
+        reference=reference,
+        semantics=semantics or Semantics(),
         steps=steps,
         every=every,
         directory=Path(directory),
@@ -85,6 +97,8 @@ class Attached:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
+        reference: Factory | None,
+        semantics: Semantics,
         steps: Iterable[int],
         every: int | None,
         directory: Path,
@@ -100,6 +114,12 @@ class Attached:
             raise UsageError(f"every is {every!r} (allowed: an int from 1 on, or None)")
         check_optimizer(model, optimizer)
         self._every = every
+        if reference is not None and not callable(reference):
+            raise UsageError(
+                f"reference= is of type {type(reference).__name__} (allowed: a function without "
+                "arguments that returns the model before it is wrapped)"
+            )
+        self._reference, self._semantics = reference, semantics
         self._model, self._optimizer = model, optimizer
         self._directory, self._on_violation, self._quiet = directory, on_violation, quiet
         self._group = group
@@ -144,6 +164,7 @@ class Attached:
             rank=ranks.rank,
             world_size=ranks.size,
             number=self.taken,
+            listens=self._reference is not None,
         )
         self._watch.start()
         self._copied = time.perf_counter() - self._started
@@ -166,7 +187,9 @@ class Attached:
         except Exception as error:
             observed = error
         try:
-            judgement = judge_step(observed, ranks)
+            judgement = judge_step(
+                observed, ranks, reference=self._reference, semantics=self._semantics
+            )
             # A step without an update tells little: the next one is checked too.
             assert isinstance(observed, Observed)
             if not observed.seen.ran:

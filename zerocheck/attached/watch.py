@@ -15,12 +15,23 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
-from ..compat import clip_functions
+from ..compat import casts, clip_functions
+from ..contract.names import unwrapped
 from ..contract.shard import Shard
 from ..drive.observation import Entry
 from ..drive.recorder import entry_of
 from ..errors import UsageError
-from .holdings import Holding, count_of, groups_of, holdings, shards_of, states_of, words_for
+from .forwards import Forward, Forwards
+from .holdings import (
+    Holding,
+    count_of,
+    groups_of,
+    holdings,
+    local,
+    shards_of,
+    states_of,
+    words_for,
+)
 from .seen import AFTER, BEFORE, Clip, Key, Observed, Options, Piece, Seen
 
 
@@ -35,11 +46,16 @@ class Watch:
         rank: int,
         world_size: int,
         number: int,
+        listens: bool = False,
     ) -> None:
+        """listens: notes the calls of the model, for the reference."""
         self._model = model
         self._optimizer = optimizer
         self._where = (rank, world_size, number)
         self._hooks = ExitStack()
+        self._listens = Forwards(model) if listens else None
+        self._buffers: dict[str, torch.Tensor] = {}
+        self._unjudged = ""
         self._pieces: list[Piece] = []
         self._numbers: dict[Entry, int] = {}
         self._counts: list[list[float | None]] = []
@@ -66,6 +82,8 @@ class Watch:
         after = self._optimizer.register_step_post_hook(self._left)
         self._hooks.callback(before.remove)
         self._hooks.callback(after.remove)
+        if self._listens is not None:
+            self._listen(self._listens, found)
         for owner, name, make in self._wrappers():
             self._hooks.enter_context(_replaced(owner, name, make))
 
@@ -89,6 +107,8 @@ class Watch:
             )
         self._state(AFTER, holdings(self._model))
         rank, world_size, number = self._where
+        forwards = [] if self._listens is None else [f for f in self._listens.seen if f.counts]
+        self._listens = None
         options = self._options or self._groups()
         late = [float(group["lr"]) for group in self._optimizer.param_groups]
         seen = Seen(
@@ -108,9 +128,32 @@ class Watch:
             skipped=self._skipped,
             finite=self._finite,
             loss_scale=self._scale,
+            forwards=len(forwards),
+            unjudged=self._unjudged or self._nothing_to_judge(forwards),
             clips=tuple(self._clips),
         )
-        return Observed(seen, self._values)
+        device = next((str(p.device) for p in self._model.parameters()), "cpu")
+        return Observed(seen, self._values, forwards, self._buffers, device)
+
+    def _listen(self, listens: Forwards, found: Iterable[Holding]) -> None:
+        """Note what the gradient will be made of, or why it cannot be judged."""
+        self._hooks.enter_context(listens.hooked())
+        self._buffers = {
+            unwrapped(name): buffer.detach().clone() for name, buffer in self._model.named_buffers()
+        }
+        if casts(self._model):
+            self._unjudged = "FSDP computes in another dtype than the parameters have"
+        for holding in found:
+            grad = holding.held.grad
+            if grad is not None and bool(local(grad).any()):
+                self._unjudged = "gradients of before the step are added to"
+
+    def _nothing_to_judge(self, forwards: list[Forward]) -> str:
+        if not self._ran and not self._skipped:
+            return "the optimizer took no step"
+        if self._finite is False:
+            return "the gradient is not finite"
+        return "" if forwards else "no call of the model came to a backward"
 
     def _add(self, shard: Shard, holding: Holding, groups: dict[int, int]) -> None:
         entry, tensor = entry_of(shard), shard.tensor
