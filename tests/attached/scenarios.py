@@ -212,7 +212,7 @@ def referenced(
     scales: bool = False,
     stale: bool = False,
 ) -> dict[str, Any]:
-    """Two microbatches, reduced each, and their gradient judged; fault: what is wrong, or nothing."""
+    """Two microbatches, reduced each, and their gradient judged. fault: what is wrong, if any."""
     made = random_net() if factory == "random_net" else net()
     model = WRAPS[wrap](made)
     torch.manual_seed(11 + dist.get_rank())
