@@ -48,7 +48,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "attached": {
         "report", "run", "judge", "drive", "contract", "checkpoint", "case", "compat",
-        "errors", "zerocheck_reference",
+        "importing", "errors", "zerocheck_reference",
     },
     "pytest_plugin": set(),
     "testing": {"pytest_plugin", "report", "run", "judge", "errors"},

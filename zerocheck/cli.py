@@ -177,7 +177,7 @@ def replay(
     if case.name == "bundle.json" or (case / "bundle.json").is_file():
         from .attached.replay import replay as again
 
-        attached = again(case)
+        attached = again(case, model)
         click.echo(printable(attached.text))
         return attached.exit_code
     if not case.is_file():

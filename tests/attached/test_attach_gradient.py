@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from asking import Ask, held
+from click.testing import CliRunner
+
+from zerocheck.cli import main
 
 
 @pytest.mark.parametrize(
@@ -48,6 +52,21 @@ def test_what_is_wrong_is_named(ask: Ask, given: dict[str, Any], cause: str) -> 
         found = {one["obligation"]: one for one in told["violations"]}
         assert cause in found["gradient"]["causes"], told
         assert told["tier"] == "full"
+
+
+def test_a_bundle_is_judged_again_with_the_model(ask: Ask, tmp_path: Path) -> None:
+    """Each rank's shards, inputs and random state are in it."""
+    given = {"wrap": "fsdp2", "fault": "world", "factory": "random_net", "ranks": 3}
+    ask("referenced", **given)
+    bundle = str(tmp_path / "kept" / "step-2")
+    model = f"{Path(__file__).parent / 'scenarios.py'}:random_net"
+    done = CliRunner().invoke(main, ["replay", bundle, "--model", model])
+    assert done.exit_code == 1, done.output
+    assert "  cause       gradient x W" in done.output
+    assert "reproduced: the same verdict on step 2" in done.output
+    done = CliRunner().invoke(main, ["replay", bundle])
+    assert done.exit_code == 0, done.output
+    assert "its gradient was not judged again: it needs --model" in done.output
 
 
 def test_gradients_of_before_the_step_are_not_judged(ask: Ask) -> None:

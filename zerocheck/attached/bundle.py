@@ -3,7 +3,8 @@
     step-1501/
       bundle.json         format, environment, the verdict
       rank-0.json         what rank 0 saw, but the tensors
-      rank-0.safetensors  them: before.*, reduced, clipped, gradient, after.*, each by parameter
+      rank-0.safetensors  them: before.*, reduced, clipped, gradient, after.*, each by parameter;
+                          with reference= inputs, random states and buffers of the model too
 
 Each rank writes its own files. Where ranks have disks of their own, they are gathered by hand.
 """
@@ -14,16 +15,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import torch
 
 from ..case.codec import parse
 from ..checkpoint.safetensors_file import SafetensorsFile, write_safetensors
+from ..contract.semantics import Semantics
 from ..errors import UsageError
 from ..judge.verdict import Judgement
 from ..run.environment import environment
 from ..run.journal import encode
 from ..run.records import Environment
+from .calls import Call, restored, stored
 from .ranks import Ranks
-from .seen import Observed, Seen
+from .seen import Key, Observed, Seen
 
 FORMAT = 1
 NAME = "bundle.json"
@@ -41,6 +45,14 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     environment: Environment
     judgement: Judgement
+    semantics: dict[str, str] = {}
+
+
+class Rank(msgspec.Struct, frozen=True, kw_only=True):
+    """What rank-N.json holds. calls: of the model; None where they cannot be stored."""
+
+    seen: Seen
+    calls: tuple[Call, ...] | None = ()
 
 
 def place_for(directory: Path, number: int) -> Path:
@@ -52,7 +64,9 @@ def place_for(directory: Path, number: int) -> Path:
     return place
 
 
-def write(place: Path, observed: Observed, judgement: Judgement, ranks: Ranks) -> None:
+def write(
+    place: Path, observed: Observed, judgement: Judgement, semantics: Semantics, ranks: Ranks
+) -> None:
     """Write the bundle; every rank calls this. bundle.json comes last: with it, it is whole."""
     seen = observed.seen
     place.mkdir(parents=True, exist_ok=True)
@@ -60,8 +74,11 @@ def write(place: Path, observed: Observed, judgement: Judgement, ranks: Ranks) -
         f"{what}/{seen.pieces[number].name}/{number}": tensor
         for (what, number), tensor in observed.values.items()
     }
+    calls, more = stored(observed.forwards)
+    tensors |= more
+    tensors |= {f"buffer/{name}": one.cpu().contiguous() for name, one in observed.buffers.items()}
     write_safetensors(place / f"rank-{ranks.rank}.safetensors", tensors)
-    (place / f"rank-{ranks.rank}.json").write_bytes(encode(seen))
+    (place / f"rank-{ranks.rank}.json").write_bytes(encode(Rank(seen=seen, calls=calls)))
     ranks.gather(b"")
     if ranks.rank == 0:
         bundle = Bundle(
@@ -71,6 +88,7 @@ def write(place: Path, observed: Observed, judgement: Judgement, ranks: Ranks) -
             what=seen.what,
             environment=environment(),
             judgement=judgement,
+            semantics={name: str(one) for name, one in vars(semantics).items()},
         )
         (place / NAME).write_bytes(msgspec.json.format(encode(bundle), indent=2))
 
@@ -102,16 +120,28 @@ def _rank(folder: Path, rank: int, world_size: int) -> Observed:
                 f"there is no {one}: the bundle has two files for each of its {world_size} ranks, "
                 "on the machine of that rank; copy them here"
             )
-    seen = _json(path.with_suffix(".json"), Seen)
+    told = _json(path.with_suffix(".json"), Rank)
     file = SafetensorsFile(path)
     if file.findings:
         worst = file.findings[0]
         raise UsageError(f"{path} is damaged: {worst.where}: {worst.detail}")
-    values = {}
+    values: dict[Key, torch.Tensor] = {}
+    buffers, others = {}, {}
     for key in file.tensors:
-        what, _, number = str(key[0]).split("/")
-        values[what, int(number)] = file.read(key)
-    return Observed(seen, values)
+        name = str(key[0])
+        what, _, rest = name.partition("/")
+        if what == "buffer":
+            buffers[rest] = file.read(key)
+        elif what.startswith("forward "):
+            others[name] = file.read(key)
+        else:
+            values[what, int(rest.rpartition("/")[2])] = file.read(key)
+    if told.calls is None:
+        return Observed(told.seen, values)
+    try:
+        return Observed(told.seen, values, restored(told.calls, others), buffers)
+    except KeyError as error:
+        raise UsageError(f"{path} is damaged: it has no tensor {error}") from None
 
 
 def _json(path: Path, kind: type[T]) -> T:

@@ -80,6 +80,16 @@ def share_of(local: Local, tensor: Tensor) -> Total:
     return Total(exact, absolute, local.noise[tensor.name], len(there))
 
 
+def summed(shares: Sequence[Total]) -> Total:
+    """The total of the shares of all ranks."""
+    return Total(
+        torch.stack([one.exact for one in shares]).sum(0),
+        torch.stack([one.absolute for one in shares]).sum(0),
+        sum(one.noise for one in shares),
+        sum(one.arrived for one in shares),
+    )
+
+
 class Judged(NamedTuple):
     """What one rank found: the share of the bound, the ranks' worst tensors, what is missing."""
 

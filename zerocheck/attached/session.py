@@ -212,7 +212,7 @@ class Attached:
             if ranks.rank == 0:
                 place = str(bundles.place_for(self._directory, self.taken))
             place = ranks.broadcast(place.encode()).decode()
-            bundles.write(Path(place), observed, judgement, ranks)
+            bundles.write(Path(place), observed, judgement, self._semantics, ranks)
         self._known |= marks
         if ranks.rank == 0:
             print(violated_text(what, judgement, place), file=sys.stderr, flush=True)
