@@ -189,14 +189,13 @@ def worst(found: Sequence[Judged], tensors: Sequence[Tensor]) -> list[Tensor]:
         for name, ratio in one.wrong.items():
             ratios[name] = max(ratio, ratios.get(name, 0.0))
     sizes = {one.name: torch.Size(one.shape).numel() for one in tensors}
-    by_name = {one.name: one for one in tensors}
-    asked: list[Tensor] = []
+    asked: set[str] = set()
     room = ASKED
     for name in sorted(ratios, key=lambda name: -ratios[name]):
         if not asked or sizes[name] <= room:
-            asked.append(by_name[name])
+            asked.add(name)
             room -= sizes[name]
-    return asked
+    return [one for one in tensors if one.name in asked]
 
 
 def exhibit(observed: Observed, local: Local, asked: Sequence[Tensor]) -> Exhibit:
