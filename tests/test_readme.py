@@ -67,6 +67,26 @@ def test_the_model_of_the_example_runs(tmp_path: Path) -> None:
     assert "all obligations hold in 6 cases" in done.stdout
 
 
+def test_the_training_script_runs(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(example("train.py"))
+    path = [str(Path(zerocheck.__file__).parent.parent), str(ROOT / "reference")]
+    done = subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=tmp_path,
+        env={
+            "PYTHONPATH": ":".join(path),
+            **{"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"},
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("zerocheck: ")]
+    assert [line.split(": ")[1] for line in lines] == ["step 1", "step 2", "step 3"]
+    assert all("ownership, clip, update hold" in line for line in lines)
+
+
 def test_the_known_issue_of_the_example_is_read(tmp_path: Path) -> None:
     found = re.search(r"```toml\n(.*?)```", README, re.DOTALL)
     assert found is not None

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .attached.session import attach as attach
     from .contract.build import Built as Built
     from .contract.build import BuiltImplementation as BuiltImplementation
     from .contract.groups import groups as groups
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from .contract.shard import Shard as Shard
     from .errors import Unsupported as Unsupported
     from .errors import UsageError as UsageError
+    from .errors import Violated as Violated
     from .testing import parametrize_with_checks as parametrize_with_checks
 
 __version__ = "0.1.0"
@@ -38,6 +40,8 @@ _WHERE = {
     "StepReport": "contract.implementation",
     "Unsupported": "errors",
     "UsageError": "errors",
+    "Violated": "errors",
+    "attach": "attached.session",
     "groups": "contract.groups",
     "parametrize_with_checks": "testing",
 }

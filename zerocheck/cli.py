@@ -183,6 +183,12 @@ def replay(
         check_factory(model)
     check_ranks(ranks)
     check_device(device)
+    if case.name == "bundle.json" or (case / "bundle.json").is_file():
+        from .attached.replay import replay as again
+
+        attached = again(case, model)
+        click.echo(printable(attached.text))
+        return attached.exit_code
     if not case.is_file():
         raise UsageError(f"there is no file {str(case)!r}")
     if script is not None:

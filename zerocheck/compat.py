@@ -11,6 +11,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .errors import HarnessError
+
 
 def local_index(tensor: DTensor) -> tuple[slice, ...]:
     """Where the local tensor of a DTensor lies in the whole one, a slice per dim."""
@@ -110,6 +112,38 @@ def work_from_future(future: torch.futures.Future[Any]) -> Any:
 
     make: Any = vars(_distributed_c10d)["_create_work_from_future"]
     return make(future).boxed()
+
+
+def casts(model: torch.nn.Module) -> bool:
+    """Whether FSDP computes, or reduces gradients, in another dtype than the parameters have."""
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
+    for module in model.modules():
+        policy: Any = None
+        if isinstance(module, FullyShardedDataParallel):
+            policy = module.mixed_precision
+        elif isinstance(module, FSDPModule):
+            state: Any = module._get_fsdp_state()
+            policy = state._mp_policy
+        if policy is not None and (policy.param_dtype or policy.reduce_dtype):
+            return True
+    return False
+
+
+def clip_functions() -> tuple[Any, str, str]:
+    """(module, name, name) of what torch's clip_grad_norm_ looks up when it is called.
+
+    The first takes (gradients, norm_type, ...) and returns the norm, the second (parameters,
+    max_norm, norm, ...) and multiplies the gradients. They are seen however a script imported
+    clip_grad_norm_.
+    """
+    from torch.nn.utils import clip_grad
+
+    names = "_get_total_norm", "_clip_grads_with_norm_"
+    for name in names:
+        if not hasattr(clip_grad, name):
+            raise HarnessError(f"torch {torch.__version__} has no torch.nn.utils.clip_grad.{name}")
+    return clip_grad, *names
 
 
 class FlatPiece(NamedTuple):

@@ -30,6 +30,13 @@ class Unsupported(ZerocheckError):
     """
 
 
+class Violated(ZerocheckError):
+    """A checked step of an attached run violates an obligation. All ranks raise it.
+
+    The message names it and where it was written; rank 0 has printed the finding.
+    """
+
+
 class CheckpointError(ZerocheckError):
     """A checkpoint cannot be written, or there is none that is whole.
 

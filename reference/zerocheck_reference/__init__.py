@@ -5,7 +5,7 @@ Every refusal of an argument is a ValueError.
 """
 
 from .adamw import AdamWOptions, AdamWState, adamw_step, bias_correction, initial_state
-from .clip import CLIP_RULES, clip_coefficient, gradient_norm
+from .clip import CLIP_RULES, ClipRule, clip_coefficient, gradient_norm
 from .gradient import LocalPass, average, local_pass
 from .precision import half_ulp, round_to, smallest_subnormal, unit_roundoff
 from .schedule import constant, cosine, linear_warmup
@@ -15,6 +15,7 @@ __all__ = [
     "CLIP_RULES",
     "AdamWOptions",
     "AdamWState",
+    "ClipRule",
     "Group",
     "LocalPass",
     "StepResult",

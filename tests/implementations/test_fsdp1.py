@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from zerocheck.case.schema import Block, Case, Group, Model, Optimizer, Precision, Sharding
 from zerocheck.contract import Implementation
+from zerocheck.contract.memory_order import boxes, in_memory_order, order_of
 from zerocheck.implementations.fsdp1 import Fsdp1, Fsdp1GradOp, Fsdp1NoShard
-from zerocheck.implementations.fsdp1.memory import boxes, in_memory_order, order_of
 from zerocheck.implementations.fsdp1.refusals import unused_become_zero
 
 from .cases import CASES, MLP, on

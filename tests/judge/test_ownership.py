@@ -8,18 +8,18 @@ from small import layout
 
 from zerocheck.drive.observation import Entry, RankSeen, Recorded
 from zerocheck.judge.assemble import Observation
-from zerocheck.judge.ownership import Ownership, _tiling
+from zerocheck.judge.ownership import Ownership, tiling_fault
 from zerocheck.judge.verdict import Violation
 
 Range = tuple[int, int]
 
 
 def _flat(*held: tuple[int, Range], shape: tuple[int, ...] = (10,)) -> str:
-    return _tiling([(rank, Entry("w", shape, *part)) for rank, part in held], shape)
+    return tiling_fault([(rank, Entry("w", shape, *part)) for rank, part in held], shape)
 
 
 def _boxes(*held: tuple[int, tuple[Range, Range]], shape: tuple[int, int] = (4, 4)) -> str:
-    return _tiling(
+    return tiling_fault(
         [
             (rank, Entry("w", shape, 0, (b[0][1] - b[0][0]) * (b[1][1] - b[1][0]), b))
             for rank, b in held
@@ -78,11 +78,11 @@ def test_flat_ranges_among_boxes() -> None:
         Entry("w", (2, 3), 4, 6),
         Entry("w", (2, 3), 2, 3),
     ]
-    assert _tiling(list(enumerate(pieces)), (2, 3)) == ""
+    assert tiling_fault(list(enumerate(pieces)), (2, 3)) == ""
     wrong = [*pieces[:3], Entry("w", (2, 3), 5, 6)]
-    assert "overlap" in _tiling(list(enumerate(wrong)), (2, 3))
+    assert "overlap" in tiling_fault(list(enumerate(wrong)), (2, 3))
     mixed = [pieces[0], Entry("w", (2, 3), 1, 5)]
-    assert "mixed" in _tiling(list(enumerate(mixed)), (2, 3))
+    assert "mixed" in tiling_fault(list(enumerate(mixed)), (2, 3))
 
 
 def test_an_empty_tensor_and_a_scalar() -> None:

@@ -1,4 +1,4 @@
-"""One safetensors file, read without the safetensors package.
+"""One safetensors file, read and written without the safetensors package.
 
 The form: 8 bytes, little endian, with the length of the header; the header, JSON, with dtype,
 shape and byte range of each tensor; the bytes, row-major. The ranges must tile the rest of the
@@ -8,6 +8,7 @@ file exactly. Nothing in it can be executed. (https://huggingface.co/docs/safete
 from __future__ import annotations
 
 import mmap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,26 @@ _DTYPES = {
     "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8,
     "BOOL": torch.bool, "C64": torch.complex64,
 }  # fmt: skip
+
+
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write tensors on the CPU to a file, by name, without a copy of all of them."""
+    header: dict[str, object] = {}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.nbytes
+        header[name] = _Entry(_NAMES[tensor.dtype], list(tensor.shape), (begin, end))
+    head = msgspec.json.encode(header)
+    head += b" " * (-len(head) % 8)  # so that the tensors are aligned
+    with path.open("wb") as file:
+        file.write(len(head).to_bytes(8, "little"))
+        file.write(head)
+        for tensor in tensors.values():
+            if tensor.numel():
+                file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 class _Entry(msgspec.Struct):

@@ -104,11 +104,11 @@ class Recorder:
         key = (shard.name, shard.shape, place, local)
         entry = self._entries.get(key)
         if entry is None:
-            entry = self._entries[key] = _new_entry(shard)
+            entry = self._entries[key] = entry_of(shard)
         return entry
 
 
-def _new_entry(shard: Shard) -> Entry:
+def entry_of(shard: Shard) -> Entry:
     """The entry, after a check that the tensor has the extent that the index says.
 
     Raises ValueError, which becomes the verdict `crashed` with this text.

@@ -223,7 +223,7 @@ class Observation:
             manifests.append(manifest)
             plan = self._plans.get(manifest)
             if plan is None:
-                plan = self._plans[manifest] = _plan(manifest, self.layout)
+                plan = self._plans[manifest] = plan_of(manifest, self.layout)
             plans.append(plan)
             parts.append(part if plan.order is None else part[plan.order])
         if plans[0].index is None:
@@ -253,7 +253,7 @@ def _joined(data: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat(data) if data else torch.empty(0)
 
 
-def _plan(manifest: tuple[Entry, ...], layout: Layout) -> Plan:
+def plan_of(manifest: tuple[Entry, ...], layout: Layout) -> Plan:
     """Entries of names that the model does not have are ownership's business: left out here they
     would shift all others, so they raise KeyError unless ownership ran before."""
     ranges: list[torch.Tensor] = []

@@ -31,7 +31,7 @@ from .layout import Layout
 from .local import LocalRunner, Passes, Scale, as_on_a_rank
 from .ownership import Ownership
 from .state import Start, State
-from .update import Update, UpdateJudge
+from .update import Recipe, Update, UpdateJudge
 from .vacuity import Vacuity
 from .verdict import EQUIVALENCE, Judgement, Obligation, Status, Tier, Violation
 
@@ -59,7 +59,7 @@ class CaseJudge:
         self.start = Start.of(case, model, self.layout, restored=seen[0].restored)
         self.runner = LocalRunner(model, case, self.layout)
         self.ownership = Ownership(self.observation)
-        self.updates = UpdateJudge(self.layout, case)
+        self.updates = UpdateJudge(self.layout, Recipe.of(case))
         self.exercised: set[Obligation] = set()
         self.vacuity = Vacuity(seen)
         self.shares: dict[Obligation, float] = {}

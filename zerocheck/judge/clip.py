@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from zerocheck_reference import clip_coefficient
+from zerocheck_reference import ClipRule, clip_coefficient
 
 from ..case.schema import Case
 from ..contract.semantics import Semantics
@@ -247,9 +247,25 @@ def _enclosure(
     case: Case,
     semantics: Semantics,
 ) -> Enclosure:
-    factor = coefficient(norm, case, semantics)
+    assert case.training.clip is not None
+    return clipped_enclosure(
+        before, norm, case.training.clip, formats, all_narrow=all_narrow, rule=semantics.clip
+    )
+
+
+def clipped_enclosure(
+    before: torch.Tensor,
+    norm: float,
+    max_norm: float,
+    formats: Formats,
+    *,
+    all_narrow: bool,
+    rule: ClipRule = "min(1, c/(norm+eps))",
+) -> Enclosure:
+    """The gradient after clipping, given the norm that was reported. before: float64."""
+    factor = clip_coefficient(norm, max_norm, rule=rule)
     u = max(format.u for format, _ in formats.parts) if all_narrow else U
-    if factor == 1.0 and not _near_one(norm, case, u):
+    if factor == 1.0 and not _near_one(norm, max_norm, u):
         return exactly(before)
 
     def clipped(before: torch.Tensor, format: Format) -> Enclosure:
@@ -258,11 +274,10 @@ def _enclosure(
     return formats.enclose(clipped, before)
 
 
-def _near_one(norm: float, case: Case, u: float) -> bool:
+def _near_one(norm: float, max_norm: float, u: float) -> bool:
     """Whether round-off decides if clipping is active: 4 u around the threshold, u of the
     coefficient."""
-    assert case.training.clip is not None
-    return abs(norm + 1e-6 - case.training.clip) <= 8 * u * case.training.clip
+    return abs(norm + 1e-6 - max_norm) <= 8 * u * max_norm
 
 
 def _clipped_by(

@@ -115,20 +115,31 @@ class Layout:
             format = Format.of(parameter.dtype)
             places.append(Place(name, tuple(parameter.shape), start, stop, trains, group, format))
             start = stop
-        trainable = torch.zeros(start, dtype=torch.bool)
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        return cls.of_places(places, buffers=buffers, aliases=_aliases(model))
+
+    @classmethod
+    def of_places(
+        cls,
+        places: Sequence[Place],
+        *,
+        buffers: dict[str, torch.Tensor] | None = None,
+        aliases: dict[str, str] | None = None,
+    ) -> Layout:
+        """The layout of places that follow each other from 0 on."""
+        size = places[-1].stop if places else 0
+        trainable = torch.zeros(size, dtype=torch.bool)
         for place in places:
             if place.trainable:
                 trainable[place.start : place.stop] = True
-        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        by_name = {place.name: place for place in places}
         return cls(
             tuple(places),
-            start,
-            by_name,
+            size,
+            {place.name: place for place in places},
             trainable,
-            buffers,
-            _formats(places, start),
-            _aliases(model),
+            buffers or {},
+            _formats(places, size),
+            aliases or {},
         )
 
     def at(self, element: int) -> tuple[Place, tuple[int, ...]]:

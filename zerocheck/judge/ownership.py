@@ -82,7 +82,7 @@ class Ownership:
                     problem = f"no rank holds {role} {name!r}"
                     return _violation(step, role, name, (), problem, (nothing,))
                 continue
-            problem = _tiling(here, shape)
+            problem = tiling_fault(here, shape)
             if problem:
                 ranks = tuple(sorted({rank for rank, _ in here}))
                 problem = f"{role} {name!r}: {problem}"
@@ -115,7 +115,7 @@ class Ownership:
         }
 
 
-def _tiling(shards: Sequence[tuple[int, Entry]], shape: tuple[int, ...]) -> str:
+def tiling_fault(shards: Sequence[tuple[int, Entry]], shape: tuple[int, ...]) -> str:
     """What is wrong with the tiling in words, or an empty string.
 
     Equal ranges on different ranks are replicas; the same range twice on one rank is not.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from ..case.legs import end_of
-from ..case.schema import Case
+from ..case.schema import Case, Group
 from ..contract.groups import learning_rates
 from . import bounds
 from .bounds import Enclosure, Format, Reading, Scalars
@@ -36,6 +36,24 @@ class Update(NamedTuple):
     unclipped: torch.Tensor | None = None
 
 
+class Recipe(NamedTuple):
+    """What the optimizer was told: options of each group, those of all groups, and, for the
+    diagnosis, learning rates that each group has at some other step."""
+
+    groups: Sequence[Group]
+    amsgrad: bool
+    maximize: bool
+    rates: Sequence[Sequence[float]]
+
+    @classmethod
+    def of(cls, case: Case) -> Recipe:
+        """That of a case."""
+        told = case.optimizer
+        steps = [learning_rates(case, index) for index in range(end_of(case))]
+        rates = [[step[number] for step in steps] for number in range(len(told.groups))]
+        return cls(told.groups, told.amsgrad, told.maximize, rates)
+
+
 class _Wrong(NamedTuple):
     role: str
     misfit: Misfit
@@ -46,15 +64,15 @@ class _Wrong(NamedTuple):
 
 
 class UpdateJudge:
-    """Judges the updates of one case.
+    """Judges the updates that one optimizer makes.
 
-    Which of the two readings of the hyperparameters holds is one answer for the whole case, not
+    Which of the two readings of the hyperparameters holds is one answer for the whole run, not
     per element: a reading that failed once is out.
     """
 
-    def __init__(self, layout: Layout, case: Case) -> None:
+    def __init__(self, layout: Layout, recipe: Recipe) -> None:
         self.layout = layout
-        self.case = case
+        self.recipe = recipe
         self.readings: list[Reading] = list(bounds.READINGS)
 
     def check(self, update: Update, *, step: int) -> tuple[float, Violation | None]:
@@ -208,7 +226,7 @@ class UpdateJudge:
         s = self._scalars(update, part.group, part.key, reading)
         before, after = update.before, update.after
         g = of(update.gradient)
-        if self.case.optimizer.maximize:
+        if self.recipe.maximize:
             g = -g
         error = update.error
         if isinstance(error, torch.Tensor):
@@ -222,7 +240,7 @@ class UpdateJudge:
                 bounds.exp_avg_sq(of(before.moment("exp_avg_sq")), g, s, error, format),
             ),
         ]
-        if self.case.optimizer.amsgrad:
+        if self.recipe.amsgrad:
             largest = of(after.moment("max_exp_avg_sq"))
             wanted = torch.maximum(of(before.moment("max_exp_avg_sq")), v)
             result.append(("max_exp_avg_sq", largest, exactly(wanted)))
@@ -274,10 +292,10 @@ class UpdateJudge:
             return vector[elements].to(torch.float64)
 
         before, after = update.before, update.after
-        sign = -1.0 if self.case.optimizer.maximize else 1.0
-        largest = "max_exp_avg_sq" if self.case.optimizer.amsgrad else "exp_avg_sq"
+        sign = -1.0 if self.recipe.maximize else 1.0
+        largest = "max_exp_avg_sq" if self.recipe.amsgrad else "exp_avg_sq"
         observed = after.parameter if wrong.role == "parameter" else after.moment(wrong.role)
-        groups = self.case.optimizer.groups
+        groups = self.recipe.groups
         return Segment(
             role=wrong.role,
             observed=of(observed),
@@ -292,9 +310,7 @@ class UpdateJudge:
             since=step + 1,
             scalars=self._scalars(update, wrong.group, wrong.steps, self.readings[0]),
             step=wrong.steps,
-            rates=[
-                learning_rates(self.case, index)[wrong.group] for index in range(end_of(self.case))
-            ],
+            rates=self.recipe.rates[wrong.group],
             others=[
                 (group, update.lr[number])
                 for number, group in enumerate(groups)
@@ -303,7 +319,7 @@ class UpdateJudge:
         )
 
     def _scalars(self, update: Update, group: int, count: int, reading: Reading) -> Scalars:
-        options = self.case.optimizer.groups[group]
+        options = self.recipe.groups[group]
         return bounds.scalars(
             lr=update.lr[group],
             beta1=options.beta1,

@@ -31,6 +31,7 @@ from ...contract import (
     groups,
 )
 from ...contract.checkpoint import beside, take_over
+from ...contract.flat import restore, shards_of
 from ...contract.implementation import EXTRAS, Stage
 from ...contract.layout import Layout
 from ...contract.names import unwrapped
@@ -42,7 +43,6 @@ from ..traffic import fsdp1 as traffic
 from ..traffic.writing import with_told
 from . import checkpoint
 from .bytes import fsdp1_layout
-from .reading import restore, shards_of
 from .refusals import refusal, unused_become_zero, wrapped_units
 
 # All of it is what the case asks for.

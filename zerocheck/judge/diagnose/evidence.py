@@ -42,6 +42,9 @@ class Evidence(NamedTuple):
     buffers: Sequence[FlatBuffer] = ()
     unclipped_before: torch.Tensor | None = None
     alike: bool = False
+    noise: torch.Tensor | float = 0.0
+    """Per element, what the sum of all local gradients can be off, where they are not known to the
+    bit; it is in the enclosure already."""
 
     @property
     def divisor(self) -> float:
@@ -82,9 +85,10 @@ def summed(evidence: Evidence, terms: torch.Tensor, divisor: float) -> Enclosure
     def enclosure(exact: torch.Tensor, absolute: torch.Tensor, format: Format) -> Enclosure:
         return bounds.gradient(exact, absolute, roundings, format)
 
-    return evidence.layout.formats.enclose(
+    found = evidence.layout.formats.enclose(
         enclosure, flat.sum(0) / divisor, flat.abs().sum(0) / divisor
     )
+    return Enclosure(found.exact, found.bound + evidence.noise / divisor)
 
 
 def explains(candidate: Candidate, evidence: Evidence, wrong: torch.Tensor) -> bool:

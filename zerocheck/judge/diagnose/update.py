@@ -156,6 +156,11 @@ def _of_parameter(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
         yield "weight decay twice", _wider(with_(weight_decay=decay * (2 - s.lr * decay)), p, u)
         plain = with_(weight_decay=0.0)
         factor = 1 - s.lr * decay
+        right = with_()
+        yield (
+            "weight decay twice",  # the second time after the update
+            _wider(Enclosure(right.exact * factor, right.bound * abs(factor)), p, u),
+        )
         yield (
             "weight decay after the update",
             _wider(Enclosure(plain.exact * factor, plain.bound * abs(factor)), p, u),

@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 
-from ...compat import Flat, FlatPiece
-from ...contract import Shard
-from ...contract.build import MOMENT_ROLES
-from ...contract.names import unwrapped
-from ...contract.shard import Role
-from .memory import boxes, in_memory_order, order_of
+from ..compat import Flat, FlatPiece
+from .build import MOMENT_ROLES
+from .memory_order import boxes, in_memory_order, order_of
+from .names import unwrapped
+from .shard import Role, Shard
 
 States = Mapping[torch.Tensor, Mapping[str, Any]]
 
@@ -24,20 +23,20 @@ def shards_of(flat: Flat, states: States) -> Iterator[Shard]:
     1-D, or the flat one.
     """
     for piece in flat.pieces:
-        held = _optimized(flat, piece)
-        yield from _cut(flat, piece, "parameter", held)
+        held = optimized(flat, piece)
+        yield from cut(flat, piece, "parameter", held)
         if not held.requires_grad:
             continue
         if held.grad is None:
             yield Shard(unwrapped(piece.name), "gradient", None, piece.shape)
         else:
-            yield from _cut(flat, piece, "gradient", held.grad)
+            yield from cut(flat, piece, "gradient", held.grad)
         state = states.get(held)
         if not state:
             continue
         for role in MOMENT_ROLES:
             if role in state:
-                yield from _cut(flat, piece, role, state[role])
+                yield from cut(flat, piece, role, state[role])
         if "step" in state:
             step = torch.as_tensor(state["step"]).detach()
             yield Shard(unwrapped(piece.name), "step", step, ())
@@ -51,7 +50,7 @@ def restore(
 ) -> None:
     """Put whole tensors {(name, role): tensor} into the local shard and the optimizer's states."""
     for piece in flat.pieces:
-        held = _optimized(flat, piece)
+        held = optimized(flat, piece)
         name = unwrapped(piece.name)
         _write(flat, piece, held.detach(), full[name, "parameter"])
         if not held.requires_grad:
@@ -65,7 +64,7 @@ def restore(
                 _write(flat, piece, entry[role], full[name, role])
 
 
-def _optimized(flat: Flat, piece: FlatPiece) -> torch.nn.Parameter:
+def optimized(flat: Flat, piece: FlatPiece) -> torch.nn.Parameter:
     """The parameter that the optimizer sees."""
     return flat.tensor if flat.originals is None else flat.originals[piece.name]
 
@@ -78,7 +77,7 @@ def _local(flat: Flat, piece: FlatPiece, tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _cut(flat: Flat, piece: FlatPiece, role: Role, tensor: torch.Tensor) -> Iterator[Shard]:
+def cut(flat: Flat, piece: FlatPiece, role: Role, tensor: torch.Tensor) -> Iterator[Shard]:
     name = unwrapped(piece.name)
     local = _local(flat, piece, tensor)
     if not flat.sharded and flat.originals is not None:

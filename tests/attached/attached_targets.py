@@ -1,0 +1,33 @@
+"""What the rank processes of these tests do: train, with `attach` in the script."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+sys.path.insert(0, os.path.dirname(__file__))
+
+import scenarios
+import torch
+import train_attached
+
+from zerocheck.errors import ZerocheckError
+from zerocheck.ranks.context import RankContext
+
+
+def run(payload: bytes, context: RankContext) -> bytes:
+    """{"call": name, ...} -> what came of it."""
+    given = json.loads(payload)
+    call = given.pop("call")
+    torch.use_deterministic_algorithms(False)
+    told: dict[str, Any] = {}
+    try:
+        if call == "train":
+            told["taken"] = train_attached.train(**given)
+        else:
+            told = getattr(scenarios, call)(**given)
+    except ZerocheckError as error:
+        told = {"raised": type(error).__name__, "said": str(error)}
+    return json.dumps(told).encode()

@@ -1,0 +1,249 @@
+"""Ways in which people train, each for a few checked steps. Each returns what was said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+import zerocheck
+from zerocheck.attached.holdings import local
+from zerocheck.attached.session import Attached
+
+Wrap = Callable[[nn.Module], nn.Module]
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 10), nn.LayerNorm(10), nn.Tanh(), nn.Linear(10, 3))
+
+
+def flat_fsdp1(model: nn.Module) -> nn.Module:
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+
+
+def unsharded_fsdp1(model: nn.Module) -> nn.Module:
+    return FullyShardedDataParallel(
+        model,
+        device_id=torch.device("cpu"),
+        sharding_strategy=ShardingStrategy.NO_SHARD,
+        use_orig_params=True,
+    )
+
+
+def original_fsdp1(model: nn.Module) -> nn.Module:
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
+
+
+def hybrid_fsdp2(model: nn.Module) -> nn.Module:
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("r", "s"))
+    return fully_shard(model, mesh=mesh)
+
+
+def fsdp2(model: nn.Module) -> nn.Module:
+    fully_shard(model[0])
+    return fully_shard(model)
+
+
+def compiled_ddp(model: nn.Module) -> nn.Module:
+    return DistributedDataParallel(torch.compile(model, backend="eager"))
+
+
+WRAPS: dict[str, Wrap] = {
+    "plain": lambda model: model,
+    "ddp": DistributedDataParallel,
+    "compiled_ddp": compiled_ddp,
+    "fsdp1": original_fsdp1,
+    "flat_fsdp1": flat_fsdp1,
+    "unsharded_fsdp1": unsharded_fsdp1,
+    "fsdp2": fsdp2,
+    "hybrid_fsdp2": hybrid_fsdp2,
+}
+
+
+def told(check: Attached) -> dict[str, Any]:
+    judgement = check.last
+    assert judgement is not None
+    return {
+        "statuses": judgement.statuses,
+        "share": judgement.share,
+        "violations": [
+            {"obligation": v.obligation, "role": v.role, "causes": v.causes, "ranks": v.ranks}
+            for v in judgement.violations
+        ],
+        "taken": check.taken,
+        "tier": judgement.tier,
+    }
+
+
+def batch(width: int = 6) -> torch.Tensor:
+    return torch.randn(5, width, generator=torch.Generator().manual_seed(3 + dist.get_rank()))
+
+
+def steps(
+    wrap: str = "ddp",
+    *,
+    count: int = 3,
+    directory: str,
+    dtype: str = "float32",
+    clip: bool = True,
+    evaluates: bool = False,
+    sharded: bool = False,
+    **options: Any,
+) -> dict[str, Any]:
+    """Plain steps; `evaluates`: a forward without a backward before each; sharded: states are."""
+    model = WRAPS[wrap](net().to(getattr(torch, dtype)))
+    if sharded:
+        optimizer: torch.optim.Optimizer = ZeroRedundancyOptimizer(
+            model.parameters(), torch.optim.AdamW, lr=1e-2
+        )
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, **options)
+    check = zerocheck.attach(model, optimizer, steps=range(1, count + 1), directory=directory)
+    for number in range(count):
+        if evaluates:
+            with torch.no_grad():
+                model(batch().to(getattr(torch, dtype)))
+        with check.step():
+            out = model(batch().to(getattr(torch, dtype)))
+            (out.float().square().mean() * (number + 1)).backward()
+            if clip and isinstance(model, FullyShardedDataParallel):
+                model.clip_grad_norm_(0.1)
+            elif clip:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+    return told(check)
+
+
+def two_groups(*, directory: str, name: str = "AdamW", **options: Any) -> dict[str, Any]:
+    """Own learning rates, one of them a tensor, betas and decays; a frozen and an unused one."""
+    model = net()
+    model[1].bias.requires_grad_(False)
+    model.register_parameter("unused", nn.Parameter(torch.ones(3)))
+    groups = [
+        {"params": [*model[0].parameters(), model.unused], "betas": (0.8, 0.95), "eps": 1e-3},
+        {"params": [*model[1].parameters(), *model[3].parameters()], "weight_decay": 0.0},
+    ]
+    optimizer = getattr(torch.optim, name)(groups, lr=torch.tensor(1e-2), **options)
+    wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+    check = zerocheck.attach(wrapped, optimizer, steps=(1, 2, 3), directory=directory)
+    for _ in range(3):
+        check.before()
+        wrapped(batch()).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        check.after()
+    return told(check)
+
+
+def scaled(*, directory: str, overflows: bool, fused: bool = False, unskipped: bool = False) -> Any:
+    """Under a GradScaler; the second step overflows on rank 1; unskipped: it is taken anyway."""
+    model = DistributedDataParallel(net())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    check = zerocheck.attach(
+        model, optimizer, steps=(1, 2, 3), directory=directory, on_violation="warn"
+    )
+    found = []
+    for number in range(3):
+        with check.step():
+            loss = model(batch()).square().mean()
+            if overflows and number == 1 and dist.get_rank() == 1:
+                loss = loss * torch.inf
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            if unskipped and number == 1:
+                nothing = torch.zeros(1)
+                state = scaler._per_optimizer_states[id(optimizer)]
+                state["found_inf_per_device"] = {torch.device("cpu"): nothing}
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        found.append(told(check))
+    return {"steps": found, "scale": scaler.get_scale()}
+
+
+def local_norm(*, directory: str) -> dict[str, Any]:
+    """torch's clip_grad_norm_ on FSDP1: each rank clips by the norm of its own shard."""
+    model = original_fsdp1(net())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    check = zerocheck.attach(model, optimizer, directory=directory, on_violation="warn")
+    with check.step():
+        model(batch()).square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+    return told(check)
+
+
+def random_net() -> nn.Sequential:
+    """With dropout: its masks must be those of the run."""
+    model = net()
+    model[2] = nn.Dropout(0.4)
+    return model
+
+
+def other_names() -> nn.Module:
+    return nn.ModuleDict({"layer": net()})
+
+
+def broken() -> nn.Module:
+    if dist.get_rank() == 1:
+        raise FileNotFoundError("no weights on this machine")
+    return net()
+
+
+def referenced(
+    wrap: str = "ddp",
+    *,
+    directory: str,
+    fault: str = "",
+    factory: str = "net",
+    autocast: bool = False,
+    scales: bool = False,
+    stale: bool = False,
+) -> dict[str, Any]:
+    """Two microbatches, reduced each, and their gradient judged. fault: what is wrong, if any."""
+    made = random_net() if factory == "random_net" else net()
+    model = WRAPS[wrap](made)
+    torch.manual_seed(11 + dist.get_rank())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1000.0, enabled=scales)
+    check = zerocheck.attach(
+        model,
+        optimizer,
+        reference=globals()[factory],
+        steps=(1, 2),
+        directory=directory,
+        on_violation="warn",
+    )
+    for number in range(2):
+        if stale:
+            model(batch()).sum().backward()
+        with check.step():
+            for microbatch in range(2):
+                alone = nullcontext()
+                if fault == "local":
+                    alone = model.no_sync()
+                if fault == "cleared" and number:
+                    optimizer.zero_grad()
+                with alone, torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+                    out = model(batch() + microbatch)
+                scaler.scale(out.float().square().mean() / 2).backward()
+            scaler.unscale_(optimizer)
+            for parameter in model.parameters():
+                if fault == "world" and number:
+                    local(parameter.grad).mul_(dist.get_world_size())
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    return told(check)

@@ -1,0 +1,333 @@
+"""`attach` in one process: which steps, what it leaves alone, what it refuses, and its bundles."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+import zerocheck
+from zerocheck.attached import own
+from zerocheck.attached.session import Attached
+from zerocheck.cli import main
+from zerocheck.compat import clip_functions
+
+
+class DecaysTwice(torch.optim.AdamW):
+    """It is wrong from `wrong` on."""
+
+    wrong = math.inf
+    taken = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.taken += 1
+        if self.taken >= self.wrong:
+            with torch.no_grad():
+                for group in self.param_groups:
+                    for parameter in group["params"]:
+                        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        return super().step(closure)
+
+
+def parts(
+    kind: type[torch.optim.Optimizer] = DecaysTwice, **options: Any
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
+    return model, kind(model.parameters(), **{"lr": 1e-2, "weight_decay": 0.1, **options})
+
+
+def take(model: nn.Module, optimizer: torch.optim.Optimizer, *, fails: bool = False) -> None:
+    loss = model(torch.randn(4, 5)).square().mean()
+    if fails:
+        raise FloatingPointError("the user's own")
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def hooks(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
+    """All that a check could leave behind."""
+    module, *names = clip_functions()
+    of_modules = [
+        (len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks))
+        for m in model.modules()
+    ]
+    return [
+        len(optimizer._optimizer_step_pre_hooks),
+        len(optimizer._optimizer_step_post_hooks),
+        *of_modules,
+        *(getattr(module, name) for name in names),
+        torch.amp.GradScaler.step,
+        torch.distributed.fsdp.FullyShardedDataParallel.clip_grad_norm_,
+        *(len(p._backward_hooks or ()) for p in model.parameters()),
+    ]
+
+
+def test_which_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model, optimizer = parts()
+    check = zerocheck.attach(
+        model, optimizer, steps=(1, 4), every=5, done=2, directory=tmp_path / "kept", quiet=True
+    )
+    checked = []
+    original = Attached._begin
+
+    def begin(self: Attached) -> None:
+        checked.append(self.taken)
+        original(self)
+
+    monkeypatch.setattr(Attached, "_begin", begin)
+    for _ in range(14):
+        with check.step():
+            take(model, optimizer)
+    assert checked == [4, 5, 10, 15] and check.taken == 16
+    assert not (tmp_path / "kept").exists()
+
+
+def test_between_checked_steps_nothing_is_hooked(tmp_path: Path) -> None:
+    model, optimizer = parts()
+    clean = hooks(model, optimizer)
+    check = zerocheck.attach(model, optimizer, steps=(1, 3), every=None, directory=tmp_path)
+    assert hooks(model, optimizer) == clean
+    inside = []
+    for _ in range(4):
+        with check.step() as given:
+            assert given is None
+            inside.append(hooks(model, optimizer) != clean)
+            take(model, optimizer)
+        assert hooks(model, optimizer) == clean
+    assert inside == [True, False, True, False]
+    assert check.step() is check.step()  # one object for all of them
+
+
+def test_the_run_is_the_same_to_the_bit(tmp_path: Path) -> None:
+    states = []
+    for attached in (False, True):
+        model, optimizer = parts()
+        check = zerocheck.attach(
+            model,
+            optimizer,
+            steps=range(1, 9) if attached else (),
+            every=None,
+            directory=tmp_path,
+            quiet=True,
+        )
+        for _ in range(5):
+            with check.step():
+                take(model, optimizer)
+        states.append((model.state_dict(), optimizer.state_dict()["state"], torch.get_rng_state()))
+    (model, state, random), (other_model, other_state, other_random) = states
+    assert torch.equal(random, other_random)
+    assert all(torch.equal(model[name], other_model[name]) for name in model)
+    for number, entry in state.items():
+        assert all(torch.equal(entry[role], other_state[number][role]) for role in entry)
+
+
+def test_nothing_is_kept(tmp_path: Path) -> None:
+    model, optimizer = parts()
+    check = zerocheck.attach(model, optimizer, steps=(1, 2), directory=tmp_path, quiet=True)
+
+    def tensors() -> int:
+        gc.collect()
+        return sum(isinstance(one, torch.Tensor) for one in gc.get_objects())
+
+    with check.step():
+        take(model, optimizer)
+    before = tensors()
+    with check.step():
+        take(model, optimizer)
+    assert tensors() == before
+
+
+def test_an_exception_passes(tmp_path: Path) -> None:
+    model, optimizer = parts()
+    clean = hooks(model, optimizer)
+    check = zerocheck.attach(model, optimizer, steps=(1, 2), directory=tmp_path, quiet=True)
+    with pytest.raises(FloatingPointError, match="the user's own"), check.step():
+        take(model, optimizer, fails=True)
+    assert hooks(model, optimizer) == clean and check.last is None
+    with check.step():
+        take(model, optimizer)
+    assert check.last is not None and not check.last.violations
+
+
+def test_a_step_without_an_update_is_made_up_for(tmp_path: Path) -> None:
+    """As where the block is around a microbatch."""
+    model, optimizer = parts()
+    check = zerocheck.attach(
+        model, optimizer, steps=(1,), every=None, directory=tmp_path, quiet=True
+    )
+    for number in range(3):
+        with check.step():
+            model(torch.randn(4, 5)).square().mean().backward()
+            if number == 2:
+                optimizer.step()
+        assert check.last is not None and not check.last.violations
+        assert check._next == (number + 2 if number < 2 else -1)
+
+
+def caught(tmp_path: Path, **options: Any) -> tuple[Attached, Callable[[], None]]:
+    model, optimizer = parts()
+    check = zerocheck.attach(
+        model, optimizer, every=4, directory=tmp_path / "kept", quiet=True, **options
+    )
+    optimizer.wrong = 6
+
+    def step() -> None:
+        with check.step():
+            take(model, optimizer)
+
+    return check, step
+
+
+def test_a_violation_is_raised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check, step = caught(tmp_path)
+    for _ in range(7):
+        step()
+    with pytest.raises(zerocheck.Violated, match=r"step 8: update: .* zerocheck replay .*step-8"):
+        step()
+    told = capsys.readouterr().err
+    assert "VIOLATED one process with DecaysTwice: parameter is wrong" in told
+    assert "  cause       weight decay twice" in told
+    assert check.last is not None and check.last.tier == "state only"
+
+
+def test_or_said_once_with_its_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, step = caught(tmp_path, on_violation="warn")
+    for _ in range(13):
+        step()
+    told = capsys.readouterr().err
+    assert told.count("VIOLATED") == 2 and told.count("  replay ") == 1
+    assert [one.name for one in (tmp_path / "kept").iterdir()] == ["step-8"]
+
+
+def test_large_tensors_are_judged_in_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut anywhere: the same verdict, but for the element where it is worst."""
+    verdicts = []
+    for size in (own.BATCH, 16):
+        monkeypatch.setattr(own, "BATCH", size)
+        check, step = caught(tmp_path, on_violation="warn")
+        for _ in range(8):
+            step()
+        assert check.last is not None
+        verdicts.append(check.last.violations)
+    assert verdicts[0] == verdicts[1]
+    (violation,) = verdicts[0]
+    assert violation.wrong == violation.total == 5 * 7 + 7 + 7 * 2 + 2
+    assert set(violation.tensors) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def test_the_element_is_that_of_the_whole_tensor(tmp_path: Path) -> None:
+    model, optimizer = parts(torch.optim.AdamW)
+    check = zerocheck.attach(
+        model, optimizer, directory=tmp_path / "kept", quiet=True, on_violation="warn"
+    )
+    with check.step():
+        take(model, optimizer)
+        with torch.no_grad():
+            model[2].weight[1, 4] += 1.0
+    assert check.last is not None
+    (violation,) = check.last.violations
+    assert violation.tensors == ("2.weight",) and violation.element == (1, 4)
+    assert violation.observed == model[2].weight[1, 4].item()
+    assert violation.wrong == 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda kept: (kept / "rank-0.safetensors").unlink(), "copy them here"),
+        (lambda kept: (kept / "rank-0.json").write_text("{}"), "is not of a bundle"),
+        (
+            lambda kept: (kept / "rank-0.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}"),
+            "is damaged",
+        ),
+        (
+            lambda kept: (kept / "bundle.json").write_text(
+                (kept / "bundle.json").read_text().replace('"attached": 1', '"attached": 9')
+            ),
+            "bundle format 9; this zerocheck knows format 1",
+        ),
+    ],
+)
+def test_a_bundle_that_is_not_whole(
+    tmp_path: Path, damage: Callable[[Path], None], said: str
+) -> None:
+    _, step = caught(tmp_path, on_violation="warn")
+    for _ in range(8):
+        step()
+    kept = tmp_path / "kept" / "step-8"
+    assert CliRunner().invoke(main, ["replay", str(kept / "bundle.json")]).exit_code == 1
+    damage(kept)
+    done = CliRunner().invoke(main, ["replay", str(kept)])
+    assert done.exit_code == 2 and said in done.output, done.output
+
+
+def refused(**given: Any) -> str:
+    model, optimizer = parts()
+    model, optimizer = given.pop("model", model), given.pop("optimizer", optimizer)
+    with pytest.raises(zerocheck.UsageError) as error:
+        zerocheck.attach(model, optimizer, **given)
+    return str(error.value)
+
+
+def test_what_is_refused() -> None:
+    assert "did you mean 'warn'?" in refused(on_violation="warning")
+    assert "every is 0 (allowed: an int from 1 on, or None)" in refused(every=0)
+    assert "steps holds 0 (allowed: ints from 1 on)" in refused(steps=(0, 1))
+    assert "attach judges AdamW, got SGD" in refused(optimizer=parts(torch.optim.SGD)[1])
+    assert "needs a torch optimizer, got list" in refused(optimizer=[])
+    assert "adds its weight decay of 0.1 to the gradient" in refused(
+        optimizer=parts(torch.optim.Adam)[1]
+    )
+    assert "none of the 4 parameters of the optimizer is one of the model" in refused(
+        model=nn.Linear(2, 2)
+    )
+    wide = nn.Linear(2, 2).double()
+    optimizer = torch.optim.AdamW(wide.parameters())
+    assert "weight is torch.float64" in refused(model=wide, optimizer=optimizer)
+
+
+def test_adam_without_decay_is_judged(tmp_path: Path) -> None:
+    model, optimizer = parts(torch.optim.Adam, weight_decay=0.0)
+    check = zerocheck.attach(model, optimizer, directory=tmp_path, quiet=True)
+    with check.step():
+        take(model, optimizer)
+    assert check.last is not None and check.last.statuses["update"] == "holds"
+
+
+def test_two_updates_in_one_step(tmp_path: Path) -> None:
+    model, optimizer = parts()
+    check = zerocheck.attach(model, optimizer, directory=tmp_path)
+
+    def twice() -> None:
+        with check.step():
+            take(model, optimizer)
+            take(model, optimizer)
+
+    with pytest.raises(zerocheck.UsageError, match="took 2 steps within one checked step"):
+        twice()
+
+
+def test_a_closure_hides_the_gradient(tmp_path: Path) -> None:
+    model, optimizer = parts()
+    check = zerocheck.attach(model, optimizer, directory=tmp_path)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 5)).square().mean()
+        loss.backward()
+        return float(loss)
+
+    with pytest.raises(zerocheck.UsageError, match="cannot see the gradient"), check.step():
+        optimizer.step(closure)

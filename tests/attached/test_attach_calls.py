@@ -1,0 +1,36 @@
+"""Calls of a model become data and back."""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+
+from zerocheck.attached.calls import Call, restored, stored
+from zerocheck.attached.forwards import Forward
+
+
+def forward(**kwargs: object) -> Forward:
+    return Forward(
+        args=(torch.arange(3), [1, (2.5, None)]),
+        kwargs={"mask": {"a": torch.ones(2, 2, dtype=torch.bool)}, **kwargs},
+        random=(torch.get_rng_state(),),
+        autocast=("cpu", torch.bfloat16),
+        training=False,
+        returned=[None, torch.full((2,), 0.5)],
+    )
+
+
+def test_there_and_back() -> None:
+    calls, tensors = stored([forward(name="x"), forward(flag=True)])
+    assert calls is not None and len(tensors) == 2 * 4
+    again = msgspec.json.decode(msgspec.json.encode(calls), type=tuple[Call, ...])
+    first, second = restored(again, tensors)
+    assert torch.equal(first.args[0], torch.arange(3)) and first.args[1] == [1, (2.5, None)]
+    assert first.kwargs["mask"]["a"].all() and first.kwargs["name"] == "x"
+    assert second.kwargs["flag"] is True and second.autocast == ("cpu", torch.bfloat16)
+    assert not second.training and second.returned[0] is None
+    assert second.returned[1] is not None and second.returned[1].tolist() == [0.5, 0.5]
+
+
+def test_what_is_not_plain_is_not_stored() -> None:
+    assert stored([forward(), forward(config=object())]) == (None, {})

@@ -1,0 +1,87 @@
+"""With reference= gradients are judged: right ones hold, however sharded; wrong ones are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asking import Ask, held
+from click.testing import CliRunner
+
+from zerocheck.cli import main
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"wrap": "ddp"},
+        {"wrap": "ddp", "ranks": 3},
+        {"wrap": "ddp", "scales": True},
+        {"wrap": "ddp", "autocast": True},
+        {"wrap": "ddp", "factory": "random_net"},
+        {"wrap": "compiled_ddp"},
+        {"wrap": "fsdp1"},
+        {"wrap": "flat_fsdp1"},
+        {"wrap": "fsdp2", "factory": "random_net"},
+        {"wrap": "hybrid_fsdp2", "ranks": 4},
+    ],
+    ids=str,
+)
+def test_what_is_right_holds(ask: Ask, given: dict[str, Any]) -> None:
+    for told in ask("referenced", **given):
+        assert {"gradient", "ownership", "update"} <= held(told)
+        assert told["tier"] == "full" and told["share"]["gradient"] < 1
+
+
+@pytest.mark.parametrize(
+    ("given", "cause"),
+    [
+        ({"wrap": "ddp", "fault": "world", "ranks": 3}, "gradient x W"),
+        ({"wrap": "fsdp2", "fault": "world", "ranks": 3}, "gradient x W"),
+        ({"wrap": "flat_fsdp1", "fault": "world", "ranks": 3}, "gradient x W"),
+        ({"wrap": "ddp", "fault": "world", "ranks": 3, "autocast": True}, "gradient x W"),
+        ({"wrap": "ddp", "fault": "local"}, "local gradient only"),
+        ({"wrap": "ddp", "fault": "cleared", "ranks": 3}, "last microbatch only"),
+        ({"wrap": "fsdp2", "fault": "cleared", "ranks": 3}, "last microbatch only"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_named(ask: Ask, given: dict[str, Any], cause: str) -> None:
+    for told in ask("referenced", **given):
+        found = {one["obligation"]: one for one in told["violations"]}
+        assert cause in found["gradient"]["causes"], told
+        assert told["tier"] == "full"
+
+
+def test_a_bundle_is_judged_again_with_the_model(ask: Ask, tmp_path: Path) -> None:
+    """Each rank's shards, inputs and random state are in it."""
+    given = {"wrap": "fsdp2", "fault": "world", "factory": "random_net", "ranks": 3}
+    ask("referenced", **given)
+    bundle = str(tmp_path / "kept" / "step-2")
+    model = f"{Path(__file__).parent / 'scenarios.py'}:random_net"
+    done = CliRunner().invoke(main, ["replay", bundle, "--model", model])
+    assert done.exit_code == 1, done.output
+    assert "  cause       gradient x W" in done.output
+    assert "reproduced: the same verdict on step 2" in done.output
+    done = CliRunner().invoke(main, ["replay", bundle])
+    assert done.exit_code == 0, done.output
+    assert "its gradient was not judged again: it needs --model" in done.output
+
+
+def test_gradients_of_before_the_step_are_not_judged(ask: Ask) -> None:
+    for told in ask("referenced", stale=True):
+        assert told["tier"] == "state only" and "update" in held(told)
+
+
+@pytest.mark.parametrize(
+    ("factory", "said"),
+    [
+        ("other_names", "has no parameter '0.weight'; did you mean 'layer.0.weight'?"),
+        ("broken", "raised FileNotFoundError: no weights on this machine"),
+    ],
+)
+def test_a_reference_that_does_not_fit(ask: Ask, factory: str, said: str) -> None:
+    """All ranks hear of it, though it goes wrong on one."""
+    for told in ask("referenced", factory=factory):
+        assert told["raised"] == "UsageError" and said in told["said"], told

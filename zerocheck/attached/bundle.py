@@ -1,0 +1,154 @@
+"""The bundle that a violated step leaves behind: JSON and safetensors, and no code.
+
+    step-1501/
+      bundle.json         format, environment, the verdict
+      rank-0.json         what rank 0 saw, but the tensors
+      rank-0.safetensors  them: before.*, reduced, clipped, gradient, after.*, each by parameter;
+                          with reference= inputs, random states and buffers of the model too
+
+Each rank writes its own files. Where ranks have disks of their own, they are gathered by hand.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import torch
+
+from ..case.codec import parse
+from ..checkpoint.safetensors_file import SafetensorsFile, write_safetensors
+from ..contract.semantics import Semantics
+from ..errors import UsageError
+from ..judge.verdict import Judgement
+from ..run.environment import environment
+from ..run.journal import encode
+from ..run.records import Environment
+from .calls import Call, restored, stored
+from .ranks import Ranks
+from .seen import Key, Observed, Seen
+
+FORMAT = 1
+NAME = "bundle.json"
+
+T = TypeVar("T")
+
+
+class Bundle(msgspec.Struct, frozen=True, kw_only=True):
+    """What bundle.json holds."""
+
+    attached: int
+    """The format of the bundle."""
+    world_size: int
+    number: int
+    what: str
+    environment: Environment
+    judgement: Judgement
+    semantics: dict[str, str] = {}
+
+
+class Rank(msgspec.Struct, frozen=True, kw_only=True):
+    """What rank-N.json holds. calls: of the model; None where they cannot be stored."""
+
+    seen: Seen
+    calls: tuple[Call, ...] | None = ()
+
+
+def place_for(directory: Path, number: int) -> Path:
+    """Where the bundle of a step goes: a folder that does not exist yet."""
+    place, again = directory / f"step-{number}", 1
+    while place.exists():
+        again += 1
+        place = directory / f"step-{number}-{again}"
+    return place
+
+
+def write(
+    place: Path, observed: Observed, judgement: Judgement, semantics: Semantics, ranks: Ranks
+) -> None:
+    """Write the bundle; every rank calls this. bundle.json comes last: with it, it is whole."""
+    seen = observed.seen
+    place.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        f"{what}/{seen.pieces[number].name}/{number}": tensor
+        for (what, number), tensor in observed.values.items()
+    }
+    calls, more = stored(observed.forwards)
+    tensors |= more
+    tensors |= {f"buffer/{name}": one.cpu().contiguous() for name, one in observed.buffers.items()}
+    write_safetensors(place / f"rank-{ranks.rank}.safetensors", tensors)
+    (place / f"rank-{ranks.rank}.json").write_bytes(encode(Rank(seen=seen, calls=calls)))
+    ranks.gather(b"")
+    if ranks.rank == 0:
+        bundle = Bundle(
+            attached=FORMAT,
+            world_size=ranks.size,
+            number=seen.number,
+            what=seen.what,
+            environment=environment(),
+            judgement=judgement,
+            semantics={name: str(one) for name, one in vars(semantics).items()},
+        )
+        (place / NAME).write_bytes(msgspec.json.format(encode(bundle), indent=2))
+
+
+def is_bundle(path: Path) -> bool:
+    """Whether a path names a bundle: its folder, or the bundle.json in it."""
+    return path.name == NAME or (path / NAME).is_file()
+
+
+def read(path: Path) -> tuple[Bundle, list[Observed]]:
+    """A bundle and what each rank saw. Tensors are mapped, not loaded.
+
+    Raises UsageError, with what is wrong where, for what is missing, damaged or of another format.
+    """
+    folder = path.parent if path.name == NAME else path
+    bundle = _json(folder / NAME, Bundle)
+    if bundle.attached != FORMAT:
+        raise UsageError(
+            f"{path} has bundle format {bundle.attached}; this zerocheck knows format {FORMAT}"
+        )
+    return bundle, [_rank(folder, rank, bundle.world_size) for rank in range(bundle.world_size)]
+
+
+def _rank(folder: Path, rank: int, world_size: int) -> Observed:
+    path = folder / f"rank-{rank}.safetensors"
+    for one in (path, path.with_suffix(".json")):
+        if not one.is_file():
+            raise UsageError(
+                f"there is no {one}: the bundle has two files for each of its {world_size} ranks, "
+                "on the machine of that rank; copy them here"
+            )
+    told = _json(path.with_suffix(".json"), Rank)
+    file = SafetensorsFile(path)
+    if file.findings:
+        worst = file.findings[0]
+        raise UsageError(f"{path} is damaged: {worst.where}: {worst.detail}")
+    values: dict[Key, torch.Tensor] = {}
+    buffers, others = {}, {}
+    for key in file.tensors:
+        name = str(key[0])
+        what, _, rest = name.partition("/")
+        if what == "buffer":
+            buffers[rest] = file.read(key)
+        elif what.startswith("forward "):
+            others[name] = file.read(key)
+        else:
+            values[what, int(rest.rpartition("/")[2])] = file.read(key)
+    if told.calls is None:
+        return Observed(told.seen, values)
+    try:
+        return Observed(told.seen, values, restored(told.calls, others), buffers)
+    except KeyError as error:
+        raise UsageError(f"{path} is damaged: it has no tensor {error}") from None
+
+
+def _json(path: Path, kind: type[T]) -> T:
+    try:
+        raw: Any = parse(path.read_bytes(), source=str(path))
+        return msgspec.convert(raw, kind, strict=False)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{path} is not of a bundle: {error}") from None

@@ -1,0 +1,120 @@
+"""The calls of a model as data: JSON for their form, tensors by name beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from .forwards import Forward
+
+_TENSOR, _TUPLE = "a tensor", "a tuple"
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """A Forward without its tensors. In trees {"a tensor": n} stands for the n-th of them, and {"a
+    tuple": [...]} for a tuple. random: states that there are; returned: which outputs got one."""
+
+    args: Any
+    kwargs: Any
+    random: int
+    autocast: tuple[str, str] | None
+    training: bool
+    returned: tuple[bool, ...]
+
+
+def stored(
+    forwards: Sequence[Forward],
+) -> tuple[tuple[Call, ...] | None, dict[str, torch.Tensor]]:
+    """The calls and their tensors; (None, {}) where an input is no tensor and no plain value."""
+    calls, tensors = [], {}
+    try:
+        for number, forward in enumerate(forwards):
+            inputs: list[torch.Tensor] = []
+            calls.append(
+                Call(
+                    args=_plain(forward.args, inputs),
+                    kwargs=_plain(forward.kwargs, inputs),
+                    random=len(forward.random),
+                    autocast=None
+                    if forward.autocast is None
+                    else (forward.autocast[0], str(forward.autocast[1])),
+                    training=forward.training,
+                    returned=tuple(one is not None for one in forward.returned),
+                )
+            )
+            for kind, several in (
+                ("input", inputs),
+                ("random", forward.random),
+                ("returned", forward.returned),
+            ):
+                for position, one in enumerate(several):
+                    if one is not None:
+                        name = f"forward {number}/{kind}/{position}"
+                        tensors[name] = one.detach().cpu().contiguous()
+    except TypeError:
+        return None, {}
+    return tuple(calls), tensors
+
+
+def restored(calls: Sequence[Call], tensors: Mapping[str, torch.Tensor]) -> list[Forward]:
+    """What `stored` was given."""
+    found = []
+    for number, call in enumerate(calls):
+
+        def of(kind: str, position: int, number: int = number) -> torch.Tensor:
+            return tensors[f"forward {number}/{kind}/{position}"]
+
+        autocast = None
+        if call.autocast is not None:
+            dtype = getattr(torch, call.autocast[1].removeprefix("torch."))
+            autocast = call.autocast[0], dtype
+        inputs = {
+            int(name.rpartition("/")[2]): one
+            for name, one in tensors.items()
+            if name.startswith(f"forward {number}/input/")
+        }
+        found.append(
+            Forward(
+                _tree(call.args, inputs),
+                _tree(call.kwargs, inputs),
+                tuple(of("random", position) for position in range(call.random)),
+                autocast,
+                call.training,
+                [
+                    of("returned", position) if there else None
+                    for position, there in enumerate(call.returned)
+                ],
+            )
+        )
+    return found
+
+
+def _plain(tree: Any, tensors: list[torch.Tensor]) -> Any:
+    """Raises TypeError for a value that JSON does not have."""
+    if isinstance(tree, torch.Tensor):
+        tensors.append(tree)
+        return {_TENSOR: len(tensors) - 1}
+    if tree is None or type(tree) in (bool, int, float, str):
+        return tree
+    if type(tree) is tuple:
+        return {_TUPLE: [_plain(one, tensors) for one in tree]}
+    if type(tree) is list:
+        return [_plain(one, tensors) for one in tree]
+    if type(tree) is dict and all(type(name) is str for name in tree):
+        return {name: _plain(one, tensors) for name, one in tree.items()}
+    raise TypeError(f"{type(tree).__name__} is not plain data")
+
+
+def _tree(plain: Any, tensors: Mapping[int, torch.Tensor]) -> Any:
+    if isinstance(plain, list):
+        return [_tree(one, tensors) for one in plain]
+    if not isinstance(plain, dict):
+        return plain
+    if plain.keys() == {_TENSOR}:
+        return tensors[plain[_TENSOR]]
+    if plain.keys() == {_TUPLE}:
+        return tuple(_tree(one, tensors) for one in plain[_TUPLE])
+    return {name: _tree(one, tensors) for name, one in plain.items()}

@@ -1,0 +1,174 @@
+"""Over the ranks of a live run: parameters to the reference, gradients summed, causes found.
+
+Every rank makes the same calls in the same order. What a rank cannot do, all of them hear of before
+the next call, so that none waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+import torch
+
+from ..contract.semantics import Semantics
+from ..drive.observation import Entry
+from ..errors import HarnessError, UsageError
+from ..judge.verdict import Violation
+from .ranks import Ranks
+from .reduced import (
+    Exhibit,
+    Judged,
+    Tensor,
+    compare_own,
+    exhibit,
+    put,
+    share_of,
+    tensors_of,
+    violation,
+    worst,
+)
+from .reference import Factory, Local, Reference
+from .seen import Observed, Told
+
+T = TypeVar("T")
+
+
+class _Plan(msgspec.Struct, frozen=True):
+    """What rank 0 says first. reason: why no gradient is judged."""
+
+    tensors: tuple[Tensor, ...] = ()
+    reason: str = ""
+
+
+class Full(msgspec.Struct, frozen=True):
+    """The verdict on the gradient; rank 0 has it. reason: why there is none."""
+
+    share: float = 0.0
+    violation: Violation | None = None
+    reason: str = ""
+
+
+def judge_gradient(
+    observed: Observed,
+    told: Sequence[Told],
+    factory: Factory,
+    semantics: Semantics,
+    ranks: Ranks,
+) -> Full:
+    """The verdict on rank 0, an empty one on others. told: of all ranks, on rank 0."""
+    plan = _Plan()
+    if ranks.rank == 0:
+        reason = why_not([one.seen for one in told])
+        plan = _Plan(() if reason else tuple(tensors_of([one.seen for one in told])), reason)
+    plan = msgspec.msgpack.decode(ranks.broadcast(msgspec.msgpack.encode(plan)), type=_Plan)
+    if plan.reason:
+        return Full(reason=plan.reason)
+    tensors = [Tensor(*one) for one in plan.tensors]
+
+    def made() -> Reference:
+        reference = Reference(factory, torch.device(observed.device))
+        reference.check({one.name: tuple(one.shape) for one in tensors})
+        return reference
+
+    reference = _agreed(made, ranks)
+    for tensor in tensors:
+        reference.load(tensor.name, _whole(observed, tensor, ranks), trains=tensor.trains)
+    local = _agreed(lambda: reference.local(observed.forwards, observed.buffers), ranks)
+    found = Judged(0.0, {}, (), ())
+    for tensor in tensors:
+        if tensor.trains:
+            total = ranks.total(share_of(local, tensor))
+            found = joined(found, compare_own(observed, tensor, total, semantics))
+    return _verdict(observed, local, found, tensors, semantics, ranks)
+
+
+def why_not(seen: Sequence[object]) -> str:
+    """Why no gradient is judged in this step, or an empty text."""
+    for one in seen:
+        unjudged: str = getattr(one, "unjudged", "")
+        if unjudged:
+            return unjudged
+    return ""
+
+
+def joined(one: Judged, other: Judged) -> Judged:
+    """What a rank found in two tensors."""
+    return Judged(
+        max(one.share, other.share),
+        {**one.wrong, **other.wrong},
+        one.missing + other.missing,
+        one.needless + other.needless,
+    )
+
+
+def _agreed(make: Callable[[], T], ranks: Ranks) -> T:
+    """What `make` gives, once all ranks have it. Raises what the first rank says that has not."""
+    made: T | None = None
+    wrong = failed = ""
+    try:
+        made = make()
+    except UsageError as error:
+        wrong = str(error)
+    except Exception as error:
+        failed = f"the model of reference= raised {type(error).__name__}: {error}"
+    texts = ranks.gather(msgspec.msgpack.encode((wrong, failed)))
+    first = next((one for one in texts if one != _FINE), _FINE)
+    wrong, failed = msgspec.msgpack.decode(ranks.broadcast(first), type=tuple[str, str])
+    if wrong or failed:
+        raise UsageError(wrong or failed)
+    if made is None:
+        raise HarnessError("a rank lost its reference")
+    return made
+
+
+_FINE = msgspec.msgpack.encode(("", ""))
+
+
+def _whole(observed: Observed, tensor: Tensor, ranks: Ranks) -> torch.Tensor:
+    """A parameter before the step, flat: this rank's own copy, or put together from all."""
+    own = [
+        (piece.entry, observed.values["before.parameter", number])
+        for number, piece in enumerate(observed.seen.pieces)
+        if piece.name == tensor.name
+    ]
+    if tensor.whole:
+        return own[0][1]
+    data = [(entry, part.float().numpy().tobytes()) for entry, part in own]
+    gathered = ranks.gather(msgspec.msgpack.encode(data))
+    numel = torch.Size(tensor.shape).numel()
+    whole = torch.zeros(numel)
+    for one in gathered:
+        for entry, part in msgspec.msgpack.decode(one, type=list[tuple[Entry, bytes]]):
+            if part:
+                put(whole, entry, torch.frombuffer(bytearray(part), dtype=torch.float32))
+    if not numel:
+        return whole
+    sent = ranks.broadcast(whole.numpy().tobytes() if ranks.rank == 0 else b"")
+    return torch.frombuffer(bytearray(sent), dtype=torch.float32)
+
+
+def _verdict(
+    observed: Observed,
+    local: Local,
+    found: Judged,
+    tensors: Sequence[Tensor],
+    semantics: Semantics,
+    ranks: Ranks,
+) -> Full:
+    gathered = ranks.gather(msgspec.msgpack.encode(found))
+    every = [Judged(*one) for one in (msgspec.msgpack.decode(g, type=list) for g in gathered)]
+    asked = worst(every, tensors) if ranks.rank == 0 else []
+    names = msgspec.msgpack.encode([one.name for one in asked])
+    wanted = msgspec.msgpack.decode(ranks.broadcast(names), type=list[str])
+    by_name = {one.name: one for one in tensors}
+    asked = [by_name[name] for name in wanted]
+    shown: list[Exhibit] = []
+    if asked:
+        given = ranks.gather(msgspec.msgpack.encode(exhibit(observed, local, asked)))
+        shown = [msgspec.msgpack.decode(one, type=Exhibit) for one in given]
+    if ranks.rank:
+        return Full()
+    share = max(one.share for one in every)
+    return Full(share, violation(every, asked, shown, observed.seen, semantics))

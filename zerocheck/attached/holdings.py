@@ -1,0 +1,166 @@
+"""What this rank holds of a live model, read from the local shards and never from an export."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from ..compat import flat_parameters, local_index
+from ..contract.build import MOMENT_ROLES
+from ..contract.flat import cut, optimized
+from ..contract.names import unwrapped
+from ..contract.shard import Role, Shard
+from ..errors import UsageError
+
+DTYPES = (torch.float32, torch.bfloat16)
+"""Of parameters whose update can be judged."""
+
+Cut = Callable[[Role, torch.Tensor], Iterator[Shard]]
+
+
+@dataclass(frozen=True)
+class Holding:
+    """A parameter, or this rank's part of one.
+
+    held: what the optimizer sees of it (a flat parameter of FSDP1 has many); cut(role, tensor): the
+    shards of it in a tensor that lies as `held` does.
+    """
+
+    name: str
+    held: torch.Tensor
+    cut: Cut
+
+
+def holdings(model: nn.Module) -> list[Holding]:
+    """All parameters of which this rank holds something, in the order of the model.
+
+    FSDP2 gathers its root for a forward and keeps it until the backward; what a forward without a
+    backward left gathered is freed first.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+    found: list[Holding] = []
+    known: set[int] = set()
+    for flat in flat_parameters(model):
+        known |= {id(flat.tensor), *map(id, (flat.originals or {}).values())}
+        for piece in flat.pieces:
+            found.append(
+                Holding(unwrapped(piece.name), optimized(flat, piece), partial(cut, flat, piece))
+            )
+    for wrapped, parameter in model.named_parameters():
+        if id(parameter) not in known:
+            name = unwrapped(wrapped)
+            found.append(Holding(name, parameter, partial(_whole, name, parameter)))
+    return found
+
+
+def _whole(name: str, parameter: torch.Tensor, role: Role, tensor: torch.Tensor) -> Iterator[Shard]:
+    index = local_index(parameter) if isinstance(parameter, DTensor) else None
+    yield Shard(name, role, local(tensor), tuple(parameter.shape), index)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The local tensor, detached. The private field: `to_local` may wait or differentiate."""
+    if isinstance(tensor, DTensor):
+        return tensor._local_tensor.detach()
+    return tensor.detach()
+
+
+def groups_of(optimizer: torch.optim.Optimizer) -> dict[int, int]:
+    """id(parameter) -> index of its group."""
+    return {
+        id(parameter): number
+        for number, group in enumerate(optimizer.param_groups)
+        for parameter in group["params"]
+    }
+
+
+def states_of(optimizer: torch.optim.Optimizer) -> Mapping[Any, Mapping[str, Any]]:
+    """The states that this rank holds, by the parameter that the optimizer sees."""
+    if isinstance(optimizer, ZeroRedundancyOptimizer):
+        inner: torch.optim.Optimizer = optimizer.optim
+        return inner.state
+    return optimizer.state
+
+
+def shards_of(
+    holding: Holding, states: Mapping[Any, Mapping[str, Any]]
+) -> Iterator[tuple[str, Shard]]:
+    """(role, shard) of the parameter and its moments."""
+    for shard in holding.cut("parameter", holding.held):
+        yield "parameter", shard
+    state = states.get(holding.held) or {}
+    for role in MOMENT_ROLES:
+        if role in state:
+            for shard in holding.cut(role, state[role]):
+                yield role, shard
+
+
+def count_of(holding: Holding, states: Mapping[Any, Mapping[str, Any]]) -> float | None:
+    """Steps that the optimizer counts for a parameter, None if it has no state of it."""
+    state = states.get(holding.held)
+    return None if not state or "step" not in state else float(state["step"])
+
+
+def words_for(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """What is checked, in a word each for the sharder and the optimizer."""
+    modules = list(model.modules())
+    kind = "one process"
+    if any(isinstance(module, FSDPModule) for module in modules):
+        kind = "FSDP2"
+    elif any(isinstance(module, FullyShardedDataParallel) for module in modules):
+        kind = "FSDP1"
+    elif any(isinstance(module, DistributedDataParallel) for module in modules):
+        kind = "DDP"
+    return f"{kind} with {type(optimizer).__name__}"
+
+
+def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raise UsageError for an optimizer, or parameters, that cannot be judged."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(f"attach needs a torch optimizer, got {type(optimizer).__name__}")
+    inner = optimizer
+    if isinstance(optimizer, ZeroRedundancyOptimizer):
+        inner = optimizer.optim
+        if vars(optimizer).get("_overlap_with_ddp"):
+            raise UsageError(
+                "ZeroRedundancyOptimizer(overlap_with_ddp=True) updates within the backward, where "
+                "no step can be seen (allowed: overlap_with_ddp=False)"
+            )
+    allowed = "allowed: torch.optim.AdamW, its subclasses, Adam without weight decay, and these in "
+    allowed += "ZeroRedundancyOptimizer"
+    if not isinstance(inner, (torch.optim.AdamW, torch.optim.Adam)):
+        raise UsageError(f"attach judges AdamW, got {type(inner).__name__} ({allowed})")
+    for number, group in enumerate(inner.param_groups):
+        decoupled = group.get("decoupled_weight_decay", isinstance(inner, torch.optim.AdamW))
+        if group["weight_decay"] and not decoupled:
+            raise UsageError(
+                f"attach judges AdamW; parameter group {number} of this {type(inner).__name__} "
+                f"adds its weight decay of {group['weight_decay']:g} to the gradient ({allowed})"
+            )
+    _check_parameters(model, optimizer)
+
+
+def _check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    groups = groups_of(optimizer)
+    held = [holding for holding in holdings(model) if id(holding.held) in groups]
+    if not held and groups and any(p.numel() for p in model.parameters()):
+        raise UsageError(
+            f"none of the {len(groups)} parameters of the optimizer is one of the model: an "
+            "optimizer that is made before the model is wrapped keeps the parameters of before, "
+            "and updates nothing; make it after wrapping, and attach after both"
+        )
+    for holding in held:
+        if holding.held.dtype not in DTYPES:
+            names = ", ".join(str(dtype) for dtype in DTYPES)
+            raise UsageError(f"{holding.name} is {holding.held.dtype} (allowed: {names})")

@@ -1,0 +1,355 @@
+"""The reduced gradient against the local gradients of all ranks, one tensor at a time.
+
+Every rank computes its local gradients, then the ranks sum one tensor after the other in float64;
+each compares what it holds. Where something is wrong, rank 0 gets the local gradients of the worst
+tensors, and asks which known cause explains them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from ..case.schema import Case, Training
+from ..contract.semantics import Semantics
+from ..drive.observation import Entry
+from ..judge import bounds
+from ..judge.assemble import Held, plan_of
+from ..judge.bounds import Enclosure, Format
+from ..judge.compare import compare, describe
+from ..judge.diagnose.evidence import Evidence
+from ..judge.diagnose.gradient import causes
+from ..judge.layout import Layout, Place
+from ..judge.local import Passes
+from ..judge.verdict import Violation
+from .reference import Local
+from .seen import Observed, Piece, Seen
+
+ASKED = 1 << 20
+"""Elements of wrong tensors that are asked for a cause, at most; one tensor at least."""
+
+
+class Tensor(NamedTuple):
+    """A parameter of the run. whole: every rank holds all of it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    trains: bool
+    whole: bool
+
+
+class Total(NamedTuple):
+    """Of one tensor over all ranks: sums of gradients and of their magnitudes, of what each can be
+    off, and of the microbatches that gave one."""
+
+    exact: torch.Tensor
+    absolute: torch.Tensor
+    noise: float
+    arrived: int
+
+
+def tensors_of(ranks: Sequence[Seen]) -> list[Tensor]:
+    """All parameters of the run, in the order in which ranks tell them."""
+    found: dict[str, Tensor] = {}
+    whole: dict[str, int] = {}
+    for seen in ranks:
+        for piece in seen.pieces:
+            entry = piece.entry
+            trains = piece.group >= 0
+            found.setdefault(
+                piece.name, Tensor(piece.name, entry.shape, piece.dtype, trains, False)
+            )
+            numel = torch.Size(entry.shape).numel()
+            whole[piece.name] = whole.get(piece.name, 0) + (entry.stop - entry.start == numel)
+    return [one._replace(whole=whole[one.name] == len(ranks)) for one in found.values()]
+
+
+def share_of(local: Local, tensor: Tensor) -> Total:
+    """What one rank gives to the total."""
+    there = [one.double() for one in local.gradients[tensor.name] if one is not None]
+    numel = torch.Size(tensor.shape).numel()
+    zero = torch.zeros(numel, dtype=torch.float64)
+    exact, absolute = zero.clone(), zero
+    for one in there:
+        exact += one
+        absolute = absolute + one.abs()
+    return Total(exact, absolute, local.noise[tensor.name], len(there))
+
+
+def summed(shares: Sequence[Total]) -> Total:
+    """The total of the shares of all ranks."""
+    return Total(
+        torch.stack([one.exact for one in shares]).sum(0),
+        torch.stack([one.absolute for one in shares]).sum(0),
+        sum(one.noise for one in shares),
+        sum(one.arrived for one in shares),
+    )
+
+
+class Judged(NamedTuple):
+    """What one rank found: the share of the bound, the ranks' worst tensors, what is missing."""
+
+    share: float
+    wrong: dict[str, float]
+    missing: tuple[str, ...]
+    needless: tuple[str, ...]
+
+
+def enclosure(total: Total, tensor: Tensor, seen: Seen, semantics: Semantics) -> Enclosure:
+    """The reduced gradient of a whole tensor.
+
+    Roundings as where each microbatch is reduced, the most that there can be, and two for a loss
+    scale that is no power of two; then what the local gradients can be off.
+    """
+    divisor = seen.loss_scale * (seen.world_size if semantics.average == "mean" else 1)
+    roundings = 2 + bounds.gradient_roundings(
+        world_size=seen.world_size,
+        microbatches=max(1, seen.forwards),
+        average=semantics.average,
+        divide="loss",
+        accumulate="reduce_each",
+    )
+    format = Format.of(Piece(_NOWHERE, (), tensor.dtype, 0).torch_dtype)
+    exact, absolute = total.exact / divisor, total.absolute / divisor
+    derived = bounds.gradient(exact, absolute, roundings, format)
+    return Enclosure(exact, derived.bound + total.noise / divisor)
+
+
+_NOWHERE = Entry("", (), 0, 0)
+
+
+def gradient_of(observed: Observed, number: int) -> torch.Tensor | None:
+    """The reduced gradient of a piece, before clipping."""
+    reduced = observed.values.get(("reduced", number))
+    return observed.values.get(("gradient", number)) if reduced is None else reduced
+
+
+def compare_own(observed: Observed, tensor: Tensor, total: Total, semantics: Semantics) -> Judged:
+    """One tensor, on one rank."""
+    share, wrong = 0.0, 0.0
+    missing = needless = False
+    whole = enclosure(total, tensor, observed.seen, semantics)
+    for number, piece in enumerate(observed.seen.pieces):
+        if piece.name != tensor.name or piece.group < 0:
+            continue
+        gradient = gradient_of(observed, number)
+        if gradient is None:
+            missing |= total.arrived > 0
+            continue
+        needless |= not total.arrived and semantics.unused == "skip" and bool(gradient.any())
+        part = Enclosure(*(cut(one, piece.entry) for one in whole))
+        used, misfit = compare(gradient.double(), part)
+        share = max(share, used if misfit is None else 0.0)
+        if misfit is not None:
+            wrong = max(wrong, float(misfit.ratio.max()))
+    return Judged(
+        share,
+        {tensor.name: wrong} if wrong else {},
+        (tensor.name,) if missing else (),
+        (tensor.name,) if needless else (),
+    )
+
+
+def cut(whole: torch.Tensor, entry: Entry) -> torch.Tensor:
+    """The elements of a shard, flat, from a whole flat tensor."""
+    if entry.box is None:
+        return whole[entry.start : entry.stop]
+    box = tuple(slice(low, high) for low, high in entry.box)
+    return whole.view(entry.shape)[box].reshape(-1)
+
+
+def put(into: torch.Tensor, entry: Entry, part: torch.Tensor) -> None:
+    """Write the elements of a shard into a whole flat tensor."""
+    if entry.box is None:
+        into[entry.start : entry.stop] = part
+    else:
+        box = tuple(slice(low, high) for low, high in entry.box)
+        view = into.view(entry.shape)[box]
+        view.copy_(part.view(view.shape))
+
+
+class Exhibit(msgspec.Struct, frozen=True):
+    """What a rank shows of wrong tensors: local gradients per tensor and microbatch, None where
+    there is none, and its shards of the reduced one. Tensors as bytes of fp32."""
+
+    local: tuple[tuple[bytes | None, ...], ...]
+    noise: tuple[float, ...]
+    entries: tuple[Entry, ...]
+    held: tuple[bytes, ...]
+
+
+def worst(found: Sequence[Judged], tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The wrong tensors that are looked at: the worst first, not more than ASKED elements."""
+    ratios: dict[str, float] = {}
+    for one in found:
+        for name, ratio in one.wrong.items():
+            ratios[name] = max(ratio, ratios.get(name, 0.0))
+    sizes = {one.name: torch.Size(one.shape).numel() for one in tensors}
+    asked: set[str] = set()
+    room = ASKED
+    for name in sorted(ratios, key=lambda name: -ratios[name]):
+        if not asked or sizes[name] <= room:
+            asked.add(name)
+            room -= sizes[name]
+    return [one for one in tensors if one.name in asked]
+
+
+def exhibit(observed: Observed, local: Local, asked: Sequence[Tensor]) -> Exhibit:
+    """What this rank shows of them."""
+    names = {one.name for one in asked}
+    entries, held = [], []
+    for number, piece in enumerate(observed.seen.pieces):
+        gradient = gradient_of(observed, number)
+        if piece.name in names and gradient is not None:
+            entries.append(piece.entry)
+            held.append(_bytes(gradient))
+    return Exhibit(
+        tuple(
+            tuple(None if g is None else _bytes(g) for g in local.gradients[one.name])
+            for one in asked
+        ),
+        tuple(local.noise[one.name] for one in asked),
+        tuple(entries),
+        tuple(held),
+    )
+
+
+def violation(
+    found: Sequence[Judged],
+    asked: Sequence[Tensor],
+    exhibits: Sequence[Exhibit],
+    seen: Seen,
+    semantics: Semantics,
+) -> Violation | None:
+    """What is wrong with the gradient, with its causes. found, exhibits: of each rank."""
+    for role, text, cause in (
+        ("missing", "has no gradient though the model used it", "gradient missing"),
+        (
+            "needless",
+            "has a gradient though no rank used it; the declared semantics (unused='skip') leave "
+            "it alone",
+            "none became zero",
+        ),
+    ):
+        names = [name for one in found for name in getattr(one, role)]
+        if names:
+            ranks = tuple(r for r, one in enumerate(found) if names[0] in getattr(one, role))
+            return Violation(
+                obligation="gradient",
+                step=seen.number,
+                role="gradient",
+                tensors=tuple(dict.fromkeys(names)),
+                ranks=ranks,
+                explanation=f"{names[0]} {text}",
+                causes=(cause,),
+            )
+    return _diagnosed(asked, exhibits, seen, semantics) if asked else None
+
+
+def _diagnosed(
+    asked: Sequence[Tensor], exhibits: Sequence[Exhibit], seen: Seen, semantics: Semantics
+) -> Violation | None:
+    layout = _layout(asked)
+    passes = _passes(layout, exhibits, seen)
+    noise = torch.zeros(layout.size, dtype=torch.float64)
+    parts = []
+    for number, (tensor, place) in enumerate(zip(asked, layout.places, strict=True)):
+        terms = passes.gradients[..., place.start : place.stop].double()
+        total = Total(
+            terms.sum((0, 1)) * seen.loss_scale,
+            terms.abs().sum((0, 1)) * seen.loss_scale,
+            sum(one.noise[number] for one in exhibits),
+            int(passes.arrived[..., number].sum()),
+        )
+        noise[place.start : place.stop] = total.noise / seen.loss_scale
+        parts.append(enclosure(total, tensor, seen, semantics))
+    wanted = Enclosure(torch.cat([p.exact for p in parts]), torch.cat([p.bound for p in parts]))
+    held = _held(layout, exhibits)
+    bad, first = [], None
+    for rank, (part, plan) in enumerate(zip(held.parts, held.plans, strict=True)):
+        own = Enclosure(plan.gather(wanted.exact), plan.gather(wanted.bound))
+        misfit = compare(part.double(), own)[1]
+        if misfit is not None:
+            bad.append(rank)
+            first = first or (misfit, plan.index)
+    if first is None:
+        return None
+    case = Case(
+        mesh=(seen.world_size,), training=Training(microbatches=min(64, max(1, seen.forwards)))
+    )
+    told = causes(
+        Evidence(
+            held,
+            passes,
+            wanted,
+            layout,
+            case,
+            semantics,
+            loss_scale=seen.loss_scale,
+            noise=noise,
+        )
+    )
+    return describe(
+        first[0],
+        layout,
+        obligation="gradient",
+        step=seen.number,
+        role="gradient",
+        ranks=tuple(bad),
+        elements=first[1],
+        explanation=told.explanation,
+        causes=told.names,
+    )
+
+
+def _layout(asked: Sequence[Tensor]) -> Layout:
+    places, start = [], 0
+    for one in asked:
+        stop = start + torch.Size(one.shape).numel()
+        format = Format.of(Piece(_NOWHERE, (), one.dtype, 0).torch_dtype)
+        places.append(Place(one.name, one.shape, start, stop, True, 0, format))
+        start = stop
+    return Layout.of_places(places)
+
+
+def _passes(layout: Layout, exhibits: Sequence[Exhibit], seen: Seen) -> Passes:
+    """Microbatches that a rank did not have are zeros."""
+    count = max((len(one.local[0]) for one in exhibits), default=1) or 1
+    gradients = torch.zeros(len(exhibits), count, layout.size)
+    arrived = torch.zeros(len(exhibits), count, len(layout.places), dtype=torch.bool)
+    for rank, one in enumerate(exhibits):
+        for number, place in enumerate(layout.places):
+            for microbatch, data in enumerate(one.local[number]):
+                if data is not None:
+                    gradients[rank, microbatch, place.start : place.stop] = _tensor(data)
+                    arrived[rank, microbatch, number] = True
+    if seen.loss_scale != 1.0:
+        gradients = gradients.double() / seen.loss_scale
+    return Passes(gradients, arrived, [], [])
+
+
+def _held(layout: Layout, exhibits: Sequence[Exhibit]) -> Held:
+    parts, plans = [], []
+    for one in exhibits:
+        plan = plan_of(one.entries, layout)
+        part = torch.cat([_tensor(data) for data in one.held]) if one.held else torch.empty(0)
+        parts.append(part if plan.order is None else part[plan.order])
+        plans.append(plan)
+    whole = torch.full((layout.size,), torch.nan)
+    for part, plan in zip(reversed(parts), reversed(plans), strict=True):
+        plan.scatter(whole, part)
+    return Held(whole, tuple(parts), tuple(plans), tuple(one.entries for one in exhibits))
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.float().contiguous().numpy().tobytes()
+
+
+def _tensor(data: bytes) -> torch.Tensor:
+    if not data:
+        return torch.empty(0)
+    return torch.frombuffer(bytearray(data), dtype=torch.float32)

@@ -1,0 +1,155 @@
+"""The local gradient by the model that is not wrapped, on one device, and how far it can be off.
+
+The bits of a local gradient depend on kernels, alignment and the order of additions, which the run
+chooses as it likes (torch.compile, cuDNN, FSDP's flat parameters). So its round-off is not derived
+but estimated: all parameters are moved by one unit of round-off, up or down at random, and how far
+the gradient of a tensor moves is multiplied by MARGIN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from zerocheck_reference import unit_roundoff
+
+from ..contract.names import unwrapped
+from ..errors import UsageError, did_you_mean
+from .forwards import Forward, entered, on_gpu, tensors_in
+
+Factory = Callable[[], nn.Module]
+
+MARGIN = 16.0
+"""Every operation rounds, on the way forth and back; moving the parameters stands for one rounding
+of each. It is not derived: the verdict on a gradient is an estimate, and says so."""
+
+TWINS = 2
+"""Runs with moved parameters."""
+
+
+@dataclass(frozen=True)
+class Local:
+    """The gradients of one rank. gradients[name][m]: of microbatch m, flat fp32 on the CPU, None
+    where it has none; noise[name]: how far an element of their sum can be off."""
+
+    gradients: Mapping[str, Sequence[torch.Tensor | None]]
+    noise: Mapping[str, float]
+
+
+class Reference:
+    """The model that is not wrapped, with the parameters of the step."""
+
+    def __init__(self, factory: Factory, device: torch.device) -> None:
+        with _own_random():
+            made = factory()
+            # A factory of `zerocheck run --model` gives more than the model.
+            model = made[0] if isinstance(made, tuple) and made else made
+        if not isinstance(model, nn.Module):
+            raise UsageError(
+                f"reference= must return the model that is not wrapped, got {type(model).__name__}"
+            )
+        self.device = device
+        self.model = model.to(device)
+        self._parameters = {unwrapped(name): p for name, p in self.model.named_parameters()}
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise UsageError unless it has the parameters of the run. shapes: by name."""
+        for name, shape in shapes.items():
+            if name not in self._parameters:
+                near = did_you_mean(name, self._parameters)
+                raise UsageError(f"the model of reference= has no parameter {name!r}{near}")
+            own = tuple(self._parameters[name].shape)
+            if own != shape:
+                raise UsageError(
+                    f"{name} of the model of reference= has the shape {list(own)}, that of the "
+                    f"run has {list(shape)}"
+                )
+        for name in self._parameters:
+            if name not in shapes:
+                near = did_you_mean(name, shapes)
+                raise UsageError(f"the run has no parameter {name!r} of reference={near}")
+
+    def load(self, name: str, whole: torch.Tensor, *, trains: bool) -> None:
+        """Put a parameter in. whole: flat."""
+        parameter = self._parameters[name]
+        parameter.requires_grad_(trains)
+        with torch.no_grad():
+            parameter.copy_(whole.view(parameter.shape))
+
+    def local(self, forwards: Sequence[Forward], buffers: Mapping[str, torch.Tensor]) -> Local:
+        """The gradients of these calls. buffers: those that the run had before them."""
+        with _own_random():
+            first = self._run(forwards, buffers)
+            noise = dict.fromkeys(self._parameters, 0.0)
+            kept = {name: p.detach().clone() for name, p in self._parameters.items()}
+            unit = max((_unit(forward, kept) for forward in forwards), default=0.0)
+            for twin in range(TWINS):
+                self._move(kept, unit, twin)
+                for name, gradients in self._run(forwards, buffers).items():
+                    moved, was = _summed(gradients), _summed(first[name])
+                    if moved is not None and was is not None and was.numel():
+                        off = float((moved - was).abs().nan_to_num(nan=0.0).max())
+                        noise[name] = max(noise[name], MARGIN * off)
+        return Local(first, noise)
+
+    def _run(
+        self, forwards: Sequence[Forward], buffers: Mapping[str, torch.Tensor]
+    ) -> dict[str, list[torch.Tensor | None]]:
+        found: dict[str, list[torch.Tensor | None]] = {name: [] for name in self._parameters}
+        with torch.no_grad():
+            for name, buffer in self.model.named_buffers():
+                if unwrapped(name) in buffers:
+                    buffer.copy_(buffers[unwrapped(name)])
+        for forward in forwards:
+            for parameter in self._parameters.values():
+                parameter.grad = None
+            with torch.enable_grad():
+                outputs = [*tensors_in(entered(forward, self.model, self.device))]
+                if len(outputs) != len(forward.returned):
+                    raise UsageError(
+                        f"the model of reference= returns {len(outputs)} tensors that need a "
+                        f"gradient, that of the run {len(forward.returned)}"
+                    )
+                pairs = [
+                    (output, gradient.to(output.device, output.dtype))
+                    for output, gradient in zip(outputs, forward.returned, strict=True)
+                    if gradient is not None
+                ]
+                torch.autograd.backward([one for one, _ in pairs], [one for _, one in pairs])
+            for name, parameter in self._parameters.items():
+                grad = parameter.grad
+                found[name].append(None if grad is None else grad.reshape(-1).float().cpu())
+                parameter.grad = None
+        return found
+
+    def _move(self, kept: Mapping[str, torch.Tensor], unit: float, twin: int) -> None:
+        draw = torch.Generator().manual_seed(twin)
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                sign = torch.randint(0, 2, parameter.shape, generator=draw).to(self.device) * 2 - 1
+                parameter.copy_(kept[name].double() * (1 + unit * sign))
+
+
+def _unit(forward: Forward, parameters: Mapping[str, torch.Tensor]) -> float:
+    """The round-off of the narrowest dtype that is computed in. Twice: the number next to it."""
+    dtypes = {p.dtype for p in parameters.values() if p.dtype != torch.float64}
+    if forward.autocast is not None:
+        dtypes.add(forward.autocast[1])
+    return 2 * max((unit_roundoff(dtype) for dtype in dtypes), default=0.0)
+
+
+def _summed(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    there = [one.double() for one in gradients if one is not None]
+    return torch.stack(there).sum(0) if there else None
+
+
+@contextmanager
+def _own_random() -> Iterator[None]:
+    """Random numbers are drawn from a state of its own."""
+    devices = [torch.cuda.current_device()] if on_gpu() else []
+    with torch.random.fork_rng(devices):
+        yield

@@ -1,0 +1,131 @@
+"""Judges the bundle of a checked step again: one process, no ranks.
+
+No code of the user runs, unless a model is named, to judge gradients too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from ..contract.semantics import Semantics
+from ..importing import imported
+from ..judge.verdict import Judgement, Violation
+from .bundle import Bundle, read
+from .exchange import with_gradient
+from .full import Full, joined, why_not
+from .own import judge_own
+from .reduced import (
+    Judged,
+    compare_own,
+    exhibit,
+    put,
+    share_of,
+    summed,
+    tensors_of,
+    violation,
+    worst,
+)
+from .reference import Reference
+from .seen import Observed
+from .text import violated_text
+from .together import judge_together
+
+
+class Replayed:
+    """What the replay gave, beside what the bundle says."""
+
+    def __init__(self, path: Path, bundle: Bundle, judgement: Judgement, without: str) -> None:
+        """without: why the gradient was not judged, if it was not."""
+        self._path = path
+        self._without = without
+        self.bundle = bundle
+        self.judgement = judgement
+
+    @property
+    def text(self) -> str:
+        """The finding, if there is one, and a sentence that compares."""
+        said = [self.verdict]
+        if self.judgement.violations:
+            said.insert(0, violated_text(self.bundle.what, self.judgement, str(self._path)) + "\n")
+        return "\n".join(said)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence. Without a model the gradient is left out on both sides."""
+        number, note = self.bundle.number, ""
+        was, now = self.bundle.judgement.violations, self.judgement.violations
+        if self.bundle.judgement.tier == "full" and self.judgement.tier != "full":
+            was, now = (tuple(v for v in one if v.obligation != "gradient") for one in (was, now))
+            note = f" (its gradient was not judged again: {self._without})"
+        if [_kind(one) for one in was] == [_kind(one) for one in now]:
+            return f"reproduced: the same verdict on step {number}{note}"
+        if [one.obligation for one in was] == [one.obligation for one in now]:
+            return f"reproduced: step {number} violates the same obligations{note}"
+        told = ", ".join(one.obligation for one in was) or "nothing"
+        again = ", ".join(one.obligation for one in now) or "nothing"
+        return f"not reproduced: step {number} violated {told}, now it violates {again}{note}"
+
+    @property
+    def exit_code(self) -> int:
+        """1 if something is violated, else 0."""
+        return 1 if self.judgement.violations else 0
+
+
+def _kind(violation: Violation) -> tuple[object, ...]:
+    """All but numbers, and where it is worst: the bound of a gradient is an estimate, and moves
+    with the number of threads."""
+    told = violation
+    return told.obligation, told.role, {*told.tensors}, told.ranks, told.causes
+
+
+def replay(path: Path, model: str | None = None) -> Replayed:
+    """Judge a bundle again. model: `path/to/file.py:factory`, the model before it is wrapped.
+
+    Raises UsageError for a bundle that is not whole, or a model that is not that of the run.
+    """
+    bundle, ranks = read(path)
+    told = [judge_own(one) for one in ranks]
+
+    def fetch(rank: int, what: str, number: int) -> torch.Tensor | None:
+        return ranks[rank].values.get((what, number))
+
+    judgement = judge_together(told, fetch)
+    without = "it needs --model"
+    if model is not None:
+        full = _gradient(bundle, ranks, model)
+        judgement, without = with_gradient(judgement, full), full.reason
+    return Replayed(path, bundle, judgement, without)
+
+
+def _gradient(bundle: Bundle, ranks: list[Observed], model: str) -> Full:
+    """The verdict on the gradient; as in full.py, with all ranks here, one after the other."""
+    every = [one.seen for one in ranks]
+    reason = why_not(every)
+    if not reason and any(not one.forwards for one in ranks):
+        reason = "the bundle does not hold what the model was called with"
+    if reason:
+        return Full(reason=reason)
+    reference = Reference(imported(model), torch.device("cpu"))
+    tensors = tensors_of(every)
+    reference.check({one.name: one.shape for one in tensors})
+    for tensor in tensors:
+        whole = torch.zeros(torch.Size(tensor.shape).numel())
+        for one in reversed(ranks):
+            for number, piece in enumerate(one.seen.pieces):
+                if piece.name == tensor.name:
+                    put(whole, piece.entry, one.values["before.parameter", number].float())
+        reference.load(tensor.name, whole, trains=tensor.trains)
+    locals_ = [reference.local(one.forwards, one.buffers) for one in ranks]
+    semantics = Semantics(**bundle.semantics)  # type: ignore[arg-type]
+    found = [Judged(0.0, {}, (), ()) for _ in ranks]
+    for tensor in tensors:
+        if tensor.trains:
+            total = summed([share_of(local, tensor) for local in locals_])
+            for rank, one in enumerate(ranks):
+                found[rank] = joined(found[rank], compare_own(one, tensor, total, semantics))
+    asked = worst(found, tensors)
+    shown = [exhibit(one, local, asked) for one, local in zip(ranks, locals_, strict=True)]
+    share = max(one.share for one in found)
+    return Full(share, violation(found, asked, shown, every[0], semantics))

@@ -1,0 +1,153 @@
+"""What one rank saw of one checked step: small structured data, and the tensors that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import torch
+
+from ..drive.observation import Entry
+from ..judge.verdict import Violation
+from .forwards import Forward
+
+BEFORE, AFTER = "before", "after"
+MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+
+Key = tuple[str, int]
+"""(what, number of the piece). what: "before.parameter", ... "after.max_exp_avg_sq"; "gradient", as
+the optimizer was given it; "reduced" and "clipped", the gradient around clipping."""
+
+
+class Piece(msgspec.Struct, frozen=True, array_like=True):
+    """A shard that this rank holds of a parameter.
+
+    local: shape of the local tensor, in elements; dtype: of the parameter; group: index of the
+    optimizer's parameter group, -1 if the optimizer does not have it.
+    """
+
+    entry: Entry
+    local: tuple[int, ...]
+    dtype: str
+    group: int
+
+    @property
+    def name(self) -> str:
+        """Of the parameter, in the unwrapped model."""
+        return self.entry.name
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """Equal for the same elements on two ranks."""
+        return self.entry.name, self.entry.start, self.entry.stop, self.entry.box
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """Its dtype."""
+        found = getattr(torch, self.dtype.removeprefix("torch."))
+        assert isinstance(found, torch.dtype)
+        return found
+
+
+class Options(msgspec.Struct, frozen=True):
+    """A parameter group, as it was when the optimizer took its step.
+
+    rates: learning rates that it has at other times.
+    """
+
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    amsgrad: bool
+    maximize: bool
+    rates: tuple[float, ...] = ()
+
+
+class Clip(msgspec.Struct, frozen=True):
+    """One clipping by norm. norm: what was reported; kind: "2" or "inf", or another p; pieces: the
+    numbers of those that it clipped."""
+
+    max_norm: float
+    kind: str
+    norm: float
+    pieces: tuple[int, ...]
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """All but the tensors.
+
+    number: of the step, the first after `attach` is 1; ran: steps that the optimizer took within
+    it; counts: the optimizer's step count per piece, None where it has no state; skipped: the
+    GradScaler, or a fused optimizer by its order, left the update out; finite: whether the gradient
+    was, where a GradScaler looked; forwards: calls of the model that a backward came back to;
+    unjudged: why the gradient is not judged, if there is a reason in the step.
+    """
+
+    rank: int
+    world_size: int
+    number: int
+    what: str
+    pieces: tuple[Piece, ...]
+    options: tuple[Options, ...]
+    before: tuple[float | None, ...]
+    after: tuple[float | None, ...]
+    ran: int
+    scaling: bool = False
+    skipped: bool = False
+    finite: bool | None = None
+    loss_scale: float = 1.0
+    forwards: int = 0
+    unjudged: str = ""
+    clips: tuple[Clip, ...] = ()
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A checked step on one rank. values: flat tensors on the CPU, in row-major order; forwards:
+    the calls of the model, for the reference; buffers: before them, by name; device: of the run."""
+
+    seen: Seen
+    values: dict[Key, torch.Tensor] = field(default_factory=dict)
+    forwards: list[Forward] = field(default_factory=list)
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    device: str = "cpu"
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank tells the others, after it judged its own shards.
+
+    hashes: per piece, by what is hashed, as in Key; squares, peak: per piece, the sum of squares
+    and the largest magnitude of its gradient before clipping, -1 where there is none; shares,
+    violations: of its own judgement.
+    """
+
+    seen: Seen
+    hashes: tuple[dict[str, str], ...]
+    squares: tuple[float, ...]
+    peaks: tuple[float, ...]
+    shares: dict[str, float] = {}
+    violations: tuple[Violation, ...] = ()
+
+
+Fetch = Callable[[int, str, int], torch.Tensor | None]
+"""fetch(rank, what, number of its piece): the tensor, or None if it has none."""
+
+
+def element_of(piece: Piece, position: int) -> tuple[int, ...]:
+    """Index in the whole tensor of an element of the local one, by its row-major position."""
+    box = piece.entry.box
+    if box is None:
+        return _index(piece.entry.start + position, piece.entry.shape)
+    inner = _index(position, tuple(high - low for low, high in box))
+    return tuple(low + at for (low, _), at in zip(box, inner, strict=True))
+
+
+def _index(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    index: list[int] = []
+    for size in reversed(shape):
+        index.append(position % size)
+        position //= size
+    return tuple(reversed(index))

@@ -1,0 +1,274 @@
+"""`zerocheck.attach`: checks chosen steps of a training script that runs anyway."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, get_args
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ..contract.semantics import Semantics
+from ..errors import UsageError, Violated, unknown
+from ..judge.verdict import Judgement
+from . import bundle as bundles
+from .exchange import judge_step
+from .holdings import check_optimizer, words_for
+from .ranks import Alone, Group, Ranks
+from .reference import Factory
+from .seen import Observed
+from .text import fingerprint, first_of, holds_line, violated_text
+from .watch import Watch
+
+OnViolation = Literal["raise", "warn"]
+
+
+def attach(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    reference: Factory | None = None,
+    semantics: Semantics | None = None,
+    steps: Iterable[int] = (1, 2, 3),
+    every: int | None = 1000,
+    directory: str | Path = "zerocheck-attach",
+    on_violation: OnViolation = "raise",
+    done: int = 0,
+    group: dist.ProcessGroup | None = None,
+    quiet: bool = False,
+) -> Attached:
+    """Check chosen steps of a training run, in which `model` and `optimizer` are used as always.
+
+        check = zerocheck.attach(model, optimizer)
+        for x, y in loader:
+            with check.step():
+                loss_fn(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    Every rank calls this, after the model is wrapped and its optimizer made. The block is around
+    all that belongs to one update: all microbatches, clipping, `optimizer.step()`.
+
+    model         as it is called in training: of DDP, FSDP1, FSDP2, torch.compile, or plain
+    optimizer     torch.optim.AdamW or a subclass, also within ZeroRedundancyOptimizer
+    reference     function without arguments that makes the model before it is wrapped. With it
+                  gradients are judged too: each rank calls that model with what `model` was called
+                  with, and gives its outputs the gradients that came back. So all that reaches the
+                  parameters must go through outputs of `model`
+    semantics     how gradients of ranks become one (`average`, `unused`); default: their mean
+    steps         numbers of steps to check; the first after `attach` is 1
+    every         check each step whose number is a multiple of it, too; None: no others
+    directory     where a violated step is written, for `zerocheck replay`
+    on_violation  "raise": Violated, on all ranks; "warn": rank 0 prints it, and training goes on
+    done          steps taken before, for a run that is resumed: its first step is done + 1
+    group         the ranks that train this model; default: all
+    quiet         say nothing of steps in which all holds
+
+    On a checked step each rank copies its shards to the CPU, before and after, and the gradient:
+    seven times the bytes of its parameters, until the step is judged. On all other steps one
+    integer is compared, and nothing is hooked. Raises UsageError for what cannot be judged.
+    """
+    return Attached(
+        model,
+        optimizer,
+        reference=reference,
+        semantics=semantics or Semantics(),
+        steps=steps,
+        every=every,
+        directory=Path(directory),
+        on_violation=on_violation,
+        done=done,
+        group=group,
+        quiet=quiet,
+    )
+
+
+class Attached:
+    """What `attach` returns. `taken`: the number of the last step that began; `last`: the verdict
+    on the last step that was checked, or None."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        reference: Factory | None,
+        semantics: Semantics,
+        steps: Iterable[int],
+        every: int | None,
+        directory: Path,
+        on_violation: OnViolation,
+        done: int,
+        group: dist.ProcessGroup | None,
+        quiet: bool,
+    ) -> None:
+        if on_violation not in get_args(OnViolation):
+            raise unknown("on_violation", str(on_violation), get_args(OnViolation))
+        self._steps = sorted(_numbers(steps))
+        if every is not None and (not isinstance(every, int) or every < 1):
+            raise UsageError(f"every is {every!r} (allowed: an int from 1 on, or None)")
+        check_optimizer(model, optimizer)
+        self._every = every
+        if reference is not None and not callable(reference):
+            raise UsageError(
+                f"reference= is of type {type(reference).__name__} (allowed: a function without "
+                "arguments that returns the model before it is wrapped)"
+            )
+        self._reference, self._semantics = reference, semantics
+        self._model, self._optimizer = model, optimizer
+        self._directory, self._on_violation, self._quiet = directory, on_violation, quiet
+        self._group = group
+        self._watch: Watch | None = None
+        self._known: set[str] = set()
+        self._checking = _Checking(self)
+        self.taken = done
+        self.last: Judgement | None = None
+        self._next = self._after(done)
+
+    def step(self) -> _Nothing:
+        """The context for one update. One comparison, unless the step is to be checked."""
+        self.taken += 1
+        return _NOTHING if self.taken != self._next else self._checking
+
+    def before(self) -> None:
+        """Call this where a step begins, if a `with` does not fit; `after` where it ends."""
+        self.taken += 1
+        if self.taken == self._next:
+            self._begin()
+
+    def after(self) -> None:
+        """The end of a step that began with `before`."""
+        if self._watch is not None:
+            self._end()
+
+    def _after(self, number: int) -> int:
+        """The next step to check after this one; -1 for none."""
+        after = [step for step in self._steps if step > number]
+        if self._every is not None:
+            after.append((number // self._every + 1) * self._every)
+        return min(after, default=-1)
+
+    def _begin(self) -> None:
+        self._started = time.perf_counter()
+        ranks = self._ranks()
+        if self._watch is not None:  # the step before was left without `after`
+            self._watch.stop()
+        self._watch = Watch(
+            self._model,
+            self._optimizer,
+            rank=ranks.rank,
+            world_size=ranks.size,
+            number=self.taken,
+            listens=self._reference is not None,
+        )
+        self._watch.start()
+        self._copied = time.perf_counter() - self._started
+
+    def _abandon(self) -> None:
+        """The step raised an exception: it is not judged."""
+        assert self._watch is not None
+        self._watch.stop()
+        self._watch = None
+        self._next = self._after(self.taken)
+
+    def _end(self) -> None:
+        assert self._watch is not None
+        started = time.perf_counter()
+        watch, self._watch = self._watch, None
+        self._next = self._after(self.taken)
+        ranks = self._ranks()
+        try:
+            observed: Observed | Exception = watch.observed()
+        except Exception as error:
+            observed = error
+        try:
+            judgement = judge_step(
+                observed, ranks, reference=self._reference, semantics=self._semantics
+            )
+            # A step without an update tells little: the next one is checked too.
+            assert isinstance(observed, Observed)
+            if not observed.seen.ran:
+                self._next = self.taken + 1
+            self.last = judgement
+            if judgement.violations:
+                self._violated(observed, judgement, ranks)
+            elif ranks.rank == 0 and not self._quiet:
+                seconds = self._copied + time.perf_counter() - started
+                print(holds_line(self.taken, judgement, seconds), file=sys.stderr, flush=True)
+        finally:
+            watch.stop()
+
+    def _violated(self, observed: Observed, judgement: Judgement, ranks: Ranks) -> None:
+        """Write the bundle of what is new, say so, and raise if that is wanted."""
+        what = words_for(self._model, self._optimizer)
+        marks = {fingerprint(what, violation) for violation in judgement.violations}
+        place = ""
+        if marks - self._known:
+            if ranks.rank == 0:
+                place = str(bundles.place_for(self._directory, self.taken))
+            place = ranks.broadcast(place.encode()).decode()
+            bundles.write(Path(place), observed, judgement, self._semantics, ranks)
+        self._known |= marks
+        if ranks.rank == 0:
+            print(violated_text(what, judgement, place), file=sys.stderr, flush=True)
+        if self._on_violation == "raise":
+            first = first_of(judgement)
+            where = f"; zerocheck replay {place}" if place else ""
+            raise Violated(f"step {self.taken}: {first.obligation}: {first.explanation}{where}")
+
+    def _ranks(self) -> Ranks:
+        if not (dist.is_available() and dist.is_initialized()):
+            return Alone()
+        return Group(self._group)
+
+
+def _numbers(steps: Iterable[int]) -> set[int]:
+    numbers = set(steps)
+    for number in numbers:
+        if not isinstance(number, int) or number < 1:
+            raise UsageError(f"steps holds {number!r} (allowed: ints from 1 on)")
+    return numbers
+
+
+class _Nothing:
+    """The context of a step that is not checked."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return None
+
+
+_NOTHING = _Nothing()
+
+
+class _Checking(_Nothing):
+    """The context of a step that is."""
+
+    def __init__(self, attached: Attached) -> None:
+        self._attached = attached
+
+    def __enter__(self) -> None:
+        self._attached._begin()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self._attached._end()
+        else:
+            self._attached._abandon()

@@ -1,0 +1,52 @@
+"""How a checked step reads: the same words as a finding of `zerocheck run`."""
+
+from __future__ import annotations
+
+from ..judge.verdict import Judgement, Violation
+from ..report.text import finding_text
+from ..run.findings import independent
+from ..run.known_issues import joined
+from ..run.records import Finding
+
+
+def finding(what: str, judgement: Judgement, bundle: str) -> Finding:
+    """The violation that comes first, in the form of a finding. bundle: what `replay` takes."""
+    first = first_of(judgement)
+    return Finding(
+        number=0,
+        fingerprint=fingerprint(what, first),
+        implementation=what,
+        status="violated",
+        title=first.explanation,
+        case_number=0,
+        obligation=first.obligation,
+        violation=first,
+        causes=first.causes,
+        follows=tuple(v.obligation for v in judgement.violations if v is not first),
+        case_file=bundle,
+    )
+
+
+def first_of(judgement: Judgement) -> Violation:
+    """The violation from which the others can follow."""
+    return independent(judgement.violations)[0]
+
+
+def fingerprint(what: str, violation: Violation) -> str:
+    """What is checked, obligation, role and cause; no numbers."""
+    return joined(what, violation.obligation, violation.role, "+".join(violation.causes))
+
+
+def violated_text(what: str, judgement: Judgement, bundle: str) -> str:
+    """The finding for people."""
+    return finding_text(finding(what, judgement, bundle))
+
+
+def holds_line(number: int, judgement: Judgement, seconds: float) -> str:
+    """One line on a step in which all that was judged holds."""
+    held = [o for o, status in judgement.statuses.items() if status == "holds"]
+    share = max(judgement.share.values(), default=0.0)
+    return (
+        f"zerocheck: step {number}: {', '.join(held)} hold, at most {share:.0%} of a bound used "
+        f"({judgement.tier}; checked in {seconds:.2f} s)"
+    )

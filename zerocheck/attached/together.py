@@ -1,0 +1,446 @@
+"""Judges what only all ranks together can tell: ownership, copies, norms, and that they agree.
+
+What ranks send for it is small: places and hashes of their shards, and what they found in them. Of
+a copy that differs, one tensor is fetched from two ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from msgspec.structs import replace
+
+from ..judge import bounds
+from ..judge.bounds import Format
+from ..judge.compare import different_bits
+from ..judge.diagnose.clip import SENTENCES as NORM_SENTENCES
+from ..judge.diagnose.clip import Norm, norm_causes
+from ..judge.diagnose.publish import SENTENCES, causes
+from ..judge.ownership import tiling_fault
+from ..judge.verdict import EQUIVALENCE, Judgement, Obligation, Status, Violation
+from .own import merged
+from .seen import AFTER, BEFORE, MOMENTS, Clip, Fetch, Piece, Told, element_of
+
+Holder = tuple[int, int]
+"""(rank, number of the piece there)."""
+
+
+def judge_together(told: Sequence[Told], fetch: Fetch) -> Judgement:
+    """The verdict on a checked step. told[r]: what rank r says."""
+    with torch.no_grad():
+        return _Together(told, fetch).judgement()
+
+
+@dataclass
+class _Together:
+    told: Sequence[Told]
+    fetch: Fetch
+    violations: dict[Obligation, Violation] = field(default_factory=dict)
+    exercised: set[Obligation] = field(default_factory=set)
+    shares: dict[Obligation, float] = field(default_factory=dict)
+
+    def judgement(self) -> Judgement:
+        self.step = self.told[0].seen.number
+        self.holders: dict[tuple[object, ...], list[Holder]] = {}
+        for rank, one in enumerate(self.told):
+            for number, piece in enumerate(one.seen.pieces):
+                self.holders.setdefault(piece.place, []).append((rank, number))
+        self._note("ownership", self._ownership())
+        self._note("update", self._agreement())
+        self._own()
+        self._note("update", self._never_updated())
+        self._copies()
+        if any(one.seen.clips for one in self.told):
+            self._note("clip", self._norms())
+        statuses: dict[Obligation, Status] = {
+            o: "violated"
+            if o in self.violations
+            else "holds"
+            if o in self.exercised
+            else "not exercised"
+            for o in EQUIVALENCE
+        }
+        return Judgement(
+            statuses=statuses,
+            share=self.shares,
+            violations=tuple(self.violations.values()),
+            tier="state only",
+        )
+
+    def _note(self, obligation: Obligation, violation: Violation | None) -> None:
+        self.exercised.add(obligation)
+        if violation is not None:
+            self.violations.setdefault(obligation, violation)
+
+    def _piece(self, holder: Holder) -> Piece:
+        return self.told[holder[0]].seen.pieces[holder[1]]
+
+    def _violation(self, obligation: Obligation, role: str, text: str, cause: str) -> Violation:
+        return Violation(
+            obligation=obligation,
+            step=self.step,
+            role=role,
+            tensors=(),
+            ranks=(),
+            explanation=text,
+            causes=(cause,),
+        )
+
+    def _ownership(self) -> Violation | None:
+        """Parameters and moments tile their tensors, by the places that ranks tell."""
+        for role in ("parameter", *MOMENTS):
+            shapes: dict[str, tuple[int, ...]] = {}
+            held: dict[str, list[tuple[int, object]]] = {}
+            for rank, one in enumerate(self.told):
+                for number, piece in enumerate(one.seen.pieces):
+                    if f"{AFTER}.{role}" not in one.hashes[number]:
+                        continue
+                    shape = shapes.setdefault(piece.name, piece.entry.shape)
+                    if shape != piece.entry.shape:
+                        text = f"{piece.name} has the shape {list(shape)} on one rank and "
+                        text += f"{list(piece.entry.shape)} on another"
+                        found = self._violation("ownership", role, text, "shapes differ")
+                        return replace(found, tensors=(piece.name,), ranks=(rank,))
+                    held.setdefault(piece.name, []).append((rank, piece.entry))
+            for name, shards in held.items():
+                problem = tiling_fault(shards, shapes[name])  # type: ignore[arg-type]
+                if problem:
+                    ranks = tuple(sorted({rank for rank, _ in shards}))
+                    text = f"{role} {name!r}: {problem}"
+                    found = self._violation("ownership", role, text, "")
+                    return replace(found, tensors=(name,), ranks=ranks, causes=())
+        return None
+
+    def _agreement(self) -> Violation | None:
+        """All ranks took one and the same step."""
+        seen = [one.seen for one in self.told]
+        for what, values in (
+            ("took a step", [one.ran > 0 and not one.skipped for one in seen]),
+            ("scale their losses", [one.scaling for one in seen]),
+        ):
+            some = tuple(rank for rank, value in enumerate(values) if value)
+            if 0 < len(some) < len(values):
+                text = f"only some ranks {what} (ranks {', '.join(map(str, some))} of {len(seen)})"
+                found = self._violation("update", "step", text, "ranks disagree")
+                return replace(found, ranks=some)
+        scales = {one.loss_scale for one in seen}
+        if len(scales) > 1:
+            text = f"ranks have different loss scales ({', '.join(f'{s:g}' for s in scales)})"
+            return self._violation("update", "loss_scale", text, "ranks disagree")
+        return self._decision() or self._options() or self._counts()
+
+    def _decision(self) -> Violation | None:
+        """Under a GradScaler a step is skipped if and only if the gradient is not finite."""
+        seen = [one.seen for one in self.told]
+        if not all(one.scaling for one in seen) or any(one.finite is None for one in seen):
+            return None
+        finite, skipped = all(one.finite for one in seen), seen[0].skipped
+        if skipped == (not finite):
+            return None
+        words = ("skipped though the gradient is finite", "step skipped")
+        if not skipped:
+            words = ("not skipped though the gradient is not finite", "step not skipped")
+        return self._violation("update", "step", f"the step was {words[0]}", words[1])
+
+    def _options(self) -> Violation | None:
+        """Each parameter group has the same options on all ranks."""
+        for rank, one in enumerate(self.told):
+            for number, (mine, first) in enumerate(
+                zip(one.seen.options, self.told[0].seen.options, strict=False)
+            ):
+                for name in ("lr", "beta1", "beta2", "eps", "weight_decay"):
+                    here, there = getattr(mine, name), getattr(first, name)
+                    if here != there:
+                        text = f"parameter group {number} has {name} {there:g} on rank 0 and "
+                        text += f"{here:g} on rank {rank}"
+                        found = self._violation("update", "step", text, "ranks disagree")
+                        return replace(found, ranks=(rank,), observed=here, expected=there)
+        return None
+
+    def _counts(self) -> Violation | None:
+        """Each parameter has one step count, on all ranks that have a part of it."""
+        known: dict[str, tuple[int, float]] = {}
+        for rank, one in enumerate(self.told):
+            for piece, count in zip(one.seen.pieces, one.seen.after, strict=True):
+                if count is None:
+                    continue
+                first, other = known.setdefault(piece.name, (rank, count))
+                if count != other:
+                    text = f"the optimizer's step count of {piece.name} is {other:g} on rank "
+                    text += f"{first} and {count:g} on rank {rank}"
+                    found = self._violation("update", "step", text, "step count")
+                    return replace(
+                        found, tensors=(piece.name,), ranks=(rank,), observed=count, expected=other
+                    )
+        return None
+
+    def _own(self) -> None:
+        """What ranks found in their own shards. A rank whose copy is right elsewhere is left to
+        `_copies`: what it has to say is that its copy differs."""
+        for one in self.told:
+            for obligation, share in one.shares.items():
+                known: Obligation = obligation  # type: ignore[assignment]
+                self.exercised.add(known)
+                self.shares[known] = max(share, self.shares.get(known, 0.0))
+        found: dict[Obligation, list[Violation]] = {}
+        for rank, one in enumerate(self.told):
+            for violation in one.violations:
+                if not self._right_elsewhere(rank, violation):
+                    found.setdefault(violation.obligation, []).append(violation)
+        for obligation, several in found.items():
+            whole = merged(several)
+            assert whole is not None
+            same = [one for one in several if one.role == whole.role]
+            ranks = tuple(sorted({rank for one in same for rank in one.ranks}))
+            # Copies of the same elements count once.
+            if len(ranks) > 1 and all(one.tensors == whole.tensors for one in same):
+                whole = replace(whole, wrong=same[0].wrong, total=same[0].total)
+            self._note(obligation, replace(whole, ranks=ranks))
+
+    def _right_elsewhere(self, rank: int, violation: Violation) -> bool:
+        if not violation.tensors:
+            return False
+        for number, piece in enumerate(self.told[rank].seen.pieces):
+            if piece.name != violation.tensors[0]:
+                continue
+            for other, _ in self.holders[piece.place]:
+                same = [o for o in self.told[other].violations if o.obligation == "update"]
+                if other != rank and violation.obligation == "update" and not same:
+                    return self._differs(rank, other, number)
+        return False
+
+    def _differs(self, rank: int, other: int, number: int) -> bool:
+        place = self.told[rank].seen.pieces[number].place
+        there = next(n for r, n in self.holders[place] if r == other)
+        mine, its = self.told[rank].hashes[number], self.told[other].hashes[there]
+        return any(its[what] != mine[what] for what in mine if what in its)
+
+    def _never_updated(self) -> Violation | None:
+        """Who has a gradient and is in the optimizer has a state on some rank."""
+        seen = self.told[0].seen
+        if seen.skipped or not seen.ran:
+            return None
+        for holders in self.holders.values():
+            told = [(self._piece(h), self.told[h[0]].hashes[h[1]]) for h in holders]
+            if any(f"{AFTER}.exp_avg" in hashes for _, hashes in told):
+                continue
+            for (rank, _), (piece, hashes) in zip(holders, told, strict=True):
+                if piece.group >= 0 and "gradient" in hashes and piece.local != (0,):
+                    text = f"{piece.name} has a gradient, and no rank has a state of it: it was "
+                    text += "not updated"
+                    found = self._violation("update", "parameter", text, "never updated")
+                    return replace(found, tensors=(piece.name,), ranks=(rank,))
+        return None
+
+    def _copies(self) -> None:
+        """Who holds the same elements holds the same bits: before the step, the gradient, after."""
+        if len(self.told) == 1:
+            return
+        self.exercised.add("publish")
+        parted = False
+        for when in (BEFORE, "gradient", AFTER):
+            if when == AFTER and parted:
+                return  # it comes from that
+            if when == "gradient" and not self._all_gave_one():
+                continue
+            roles = ("",) if when == "gradient" else ("parameter", *MOMENTS)
+            for role in roles:
+                what = f"{when}.{role}" if role else when
+                different = [*self._different(what)]
+                if different:
+                    obligation: Obligation = "publish" if role else "gradient"
+                    self._note(obligation, self._copy(what, role or "gradient", different))
+                    # A reduced gradient is the same even of parameters that are not.
+                    parted |= when == BEFORE
+
+    def _all_gave_one(self) -> bool:
+        """Whether every rank came to where its gradient is seen."""
+        return all(one.seen.ran or one.seen.skipped for one in self.told)
+
+    def _different(self, what: str) -> Iterator[tuple[Holder, Holder]]:
+        """(right, wrong) for every copy that differs from that of most ranks, or the lowest."""
+        for holders in self.holders.values():
+            told = {h: self.told[h[0]].hashes[h[1]].get(what) for h in holders}
+            here = {holder: one for holder, one in told.items() if one is not None}
+            if what == "gradient" and 0 < len(here) < len(told):
+                here = {holder: one or "none" for holder, one in told.items()}
+            if len(set(here.values())) < 2:
+                continue
+            common = Counter(here.values()).most_common(1)[0][0]
+            right = next(holder for holder, one in here.items() if one == common)
+            for holder, one in here.items():
+                if one != common:
+                    yield right, holder
+
+    def _copy(self, what: str, role: str, different: list[tuple[Holder, Holder]]) -> Violation:
+        right, wrong = different[0]
+        piece = self._piece(wrong)
+        ranks = tuple(sorted({holder[0] for _, holder in different}))
+        names = tuple(dict.fromkeys(self._piece(holder).name for _, holder in different))
+        if role == "gradient":
+            text = "the gradient that the optimizer was given differs between ranks that hold the "
+            text += "same parameters: not all of them took part in its reduction, or it was "
+            text += "changed after it"
+            known: tuple[str, ...] = ("copies of the gradient differ",)
+        else:
+            text = f"copies of {role} differ between ranks; they must agree bit for bit"
+            known = ("copies differ",)
+        if what.startswith(BEFORE):
+            text = f"before the step, {text}: they parted in a step that was not checked"
+        if len({*ranks, right[0]}) == len(self.told) == 2:
+            text += " (of two ranks, either can be the wrong one)"
+        violation = Violation(
+            obligation="gradient" if role == "gradient" else "publish",
+            step=self.step,
+            role=role,
+            tensors=names,
+            ranks=ranks,
+            explanation=text,
+            causes=known,
+        )
+        ours, theirs = self.fetch(right[0], what, right[1]), self.fetch(wrong[0], what, wrong[1])
+        if ours is None or theirs is None:
+            lacking = [h[0] for h, one in ((right, ours), (wrong, theirs)) if one is None]
+            text += f"; rank {lacking[0]} has none of {piece.name}"
+            return replace(violation, explanation=text)
+        mask = different_bits(theirs, ours)
+        where = mask.nonzero().reshape(-1)
+        error = (theirs[where].double() - ours[where].double()).abs().nan_to_num(nan=torch.inf)
+        worst = int(where[int(error.argmax())])
+        if role != "gradient":
+            known, text = self._known(what, wrong, theirs, ours, where, text)
+        return replace(
+            violation,
+            element=element_of(piece, worst),
+            observed=float(theirs[worst]),
+            expected=float(ours[worst]),
+            bound=0.0,
+            wrong=int(mask.sum()),
+            total=mask.numel(),
+            causes=known,
+            explanation=text,
+        )
+
+    def _known(
+        self,
+        what: str,
+        wrong: Holder,
+        theirs: torch.Tensor,
+        ours: torch.Tensor,
+        where: torch.Tensor,
+        text: str,
+    ) -> tuple[tuple[str, ...], str]:
+        """What explains the copy; what its rank itself found, if no cause of copies does."""
+        earlier = None
+        if what.startswith(AFTER):
+            earlier = self.fetch(wrong[0], what.replace(AFTER, BEFORE, 1), wrong[1])
+        found = causes(theirs[where], ours[where], None if earlier is None else earlier[where])
+        if found != ("copies differ",):
+            return found, text + "".join(f"; {SENTENCES[o]}" for o in found if o in SENTENCES)
+        own = [one for one in self.told[wrong[0]].violations if one.obligation == "update"]
+        if own and own[0].causes:
+            return own[0].causes, f"{text}; in this step, on rank {wrong[0]}: {own[0].explanation}"
+        return found, text
+
+    def _norms(self) -> Violation | None:
+        """Every rank's reported norm is that of the whole gradient, each element counted once."""
+        calls = min(len(one.seen.clips) for one in self.told)
+        if any(len(one.seen.clips) != calls for one in self.told):
+            text = "ranks clip different numbers of times"
+            return self._violation("clip", "norm", text, "ranks disagree")
+        for call in range(calls):
+            found = self._norm(call)
+            if found is not None:
+                return found
+        return None
+
+    def _norm(self, call: int) -> Violation | None:
+        clips = [one.seen.clips[call] for one in self.told]
+        if clips[0].kind not in ("2", "inf"):
+            return None
+        once: dict[tuple[object, ...], Holder] = {}
+        for rank, clip in enumerate(clips):
+            for number in clip.pieces:
+                once.setdefault(self.told[rank].seen.pieces[number].place, (rank, number))
+        exact, relative, floor = self._true(clips[0].kind, [*once.values()])
+        if not math.isfinite(exact):
+            return None
+        bound = relative * exact + floor
+        bad = [r for r, clip in enumerate(clips) if not abs(clip.norm - exact) <= bound]
+        if not bad:
+            used = max(abs(clip.norm - exact) for clip in clips)
+            self.shares["clip"] = max(used / bound if bound else 0.0, self.shares.get("clip", 0.0))
+            return None
+        clip = clips[bad[0]]
+        known = self._norm_causes(clip, bad[0], exact, len(once), relative, floor, once)
+        text = f"the reported norm is {clip.norm:.9g}, the norm of the gradient is {exact:.9g}"
+        text += "".join(f"; {NORM_SENTENCES[one]}" for one in known[:1] if one in NORM_SENTENCES)
+        finite = bound and math.isfinite(clip.norm)
+        return Violation(
+            obligation="clip",
+            step=self.step,
+            role="norm",
+            tensors=(),
+            ranks=tuple(bad),
+            explanation=text,
+            observed=clip.norm,
+            expected=exact,
+            bound=bound,
+            ratio=abs(clip.norm - exact) / bound if finite else None,
+            causes=known,
+        )
+
+    def _true(self, kind: str, holders: Sequence[Holder]) -> tuple[float, float, float]:
+        """(norm, relative bound, absolute bound); see judge/clip.py."""
+        pieces = [self._piece(holder) for holder in holders]
+        numel = sum(torch.Size(piece.local).numel() for piece in pieces)
+        if kind == "inf":
+            return max((self._peak(h) for h in holders), default=0.0), 0.0, 0.0
+        squares = [self.told[rank].squares[number] for rank, number in holders]
+        total = math.fsum(squares) if all(map(math.isfinite, squares)) else math.inf
+        relative = bounds.norm_relative(numel)
+        formats = [Format.of(piece.torch_dtype) for piece in pieces]
+        narrow = next((format for format in formats if format.narrow), None)
+        if narrow is not None:
+            part = math.fsum(s for s, f in zip(squares, formats, strict=True) if f.narrow)
+            share = min(1.0, part / total * (1 + 4 * bounds.U)) if total else 1.0
+            relative = bounds.narrow_norm_relative(numel, share, len(self.told), narrow)
+        eta = max((format.eta for format in formats), default=bounds.ETA)
+        return math.sqrt(total), relative, math.sqrt(numel * eta)
+
+    def _peak(self, holder: Holder) -> float:
+        return self.told[holder[0]].peaks[holder[1]]
+
+    def _norm_causes(
+        self,
+        clip: Clip,
+        rank: int,
+        exact: float,
+        pieces: int,
+        relative: float,
+        floor: float,
+        once: dict[tuple[object, ...], Holder],
+    ) -> tuple[str, ...]:
+        """One vector of one element has the norm of a whole one; so the sums that ranks told do."""
+        told = self.told[rank]
+        own = [(rank, number) for number in clip.pieces]
+        mine, *_ = self._true(clip.kind, own)
+        other, *_ = self._true("2" if clip.kind == "inf" else "inf", [*once.values()])
+        norm = Norm(
+            reported=clip.norm,
+            exact=exact,
+            whole=torch.tensor([other], dtype=torch.float64),
+            own=torch.tensor([mine], dtype=torch.float64),
+            complete=len(own) == pieces,
+            world_size=len(self.told),
+            previous=None,
+            relative=relative,
+            floor=floor,
+            by_dtype={},
+            loss_scale=told.seen.loss_scale,
+        )
+        return norm_causes(norm, clip.kind)

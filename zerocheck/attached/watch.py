@@ -1,0 +1,315 @@
+"""Watches one step: copies the state around it, and the gradient where the optimizer takes it.
+
+Hooks are there from the beginning of a checked step to its end, and at no other time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+
+from ..compat import casts, clip_functions
+from ..contract.names import unwrapped
+from ..contract.shard import Shard
+from ..drive.observation import Entry
+from ..drive.recorder import entry_of
+from ..errors import UsageError
+from .forwards import Forward, Forwards
+from .holdings import (
+    Holding,
+    count_of,
+    groups_of,
+    holdings,
+    local,
+    shards_of,
+    states_of,
+    words_for,
+)
+from .seen import AFTER, BEFORE, Clip, Key, Observed, Options, Piece, Seen
+
+
+class Watch:
+    """One step of a live model, from `start` to `seen` or `stop`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        rank: int,
+        world_size: int,
+        number: int,
+        listens: bool = False,
+    ) -> None:
+        """listens: notes the calls of the model, for the reference."""
+        self._model = model
+        self._optimizer = optimizer
+        self._where = (rank, world_size, number)
+        self._hooks = ExitStack()
+        self._listens = Forwards(model) if listens else None
+        self._buffers: dict[str, torch.Tensor] = {}
+        self._unjudged = ""
+        self._pieces: list[Piece] = []
+        self._numbers: dict[Entry, int] = {}
+        self._counts: list[list[float | None]] = []
+        self._values: dict[Key, torch.Tensor] = {}
+        self._options: tuple[Options, ...] = ()
+        self._clips: list[Clip] = []
+        self._kind = "2"
+        self._ran = 0
+        self._depth = 0
+        self._scaling = self._skipped = self._closure = False
+        self._scale = 1.0
+        self._finite: bool | None = None
+
+    def start(self) -> None:
+        """Copy the state, and hook into the optimizer, clipping and GradScaler."""
+        found = holdings(self._model)
+        groups = groups_of(self._optimizer)
+        for holding in found:
+            for shard in holding.cut("parameter", holding.held):
+                self._add(shard, holding, groups)
+        self._state(BEFORE, found)
+        self._early = [float(group["lr"]) for group in self._optimizer.param_groups]
+        before = self._optimizer.register_step_pre_hook(self._entered)
+        after = self._optimizer.register_step_post_hook(self._left)
+        self._hooks.callback(before.remove)
+        self._hooks.callback(after.remove)
+        if self._listens is not None:
+            self._listen(self._listens, found)
+        for owner, name, make in self._wrappers():
+            self._hooks.enter_context(_replaced(owner, name, make))
+
+    def stop(self) -> None:
+        """Take the hooks off and forget everything."""
+        self._hooks.close()
+        self._values = {}
+
+    def observed(self) -> Observed:
+        """Take the hooks off, copy the state after the step; all that was seen of it.
+
+        Raises UsageError for a step that is more than one update, or hides its gradient.
+        """
+        self._hooks.close()
+        if self._closure:
+            raise UsageError("attach cannot see the gradient of optimizer.step(closure)")
+        if self._ran > 1:
+            raise UsageError(
+                f"the optimizer took {self._ran} steps within one checked step (allowed: 1); put "
+                "check.step() around one update"
+            )
+        self._state(AFTER, holdings(self._model))
+        rank, world_size, number = self._where
+        forwards = [] if self._listens is None else [f for f in self._listens.seen if f.counts]
+        self._listens = None
+        options = self._options or self._groups()
+        late = [float(group["lr"]) for group in self._optimizer.param_groups]
+        seen = Seen(
+            rank=rank,
+            world_size=world_size,
+            number=number,
+            what=words_for(self._model, self._optimizer),
+            pieces=tuple(self._pieces),
+            options=tuple(
+                _with_rates(one, self._optimizer.param_groups[n], (self._early[n], late[n]))
+                for n, one in enumerate(options)
+            ),
+            before=tuple(self._counts[0]),
+            after=tuple(self._counts[1]),
+            ran=self._ran,
+            scaling=self._scaling,
+            skipped=self._skipped,
+            finite=self._finite,
+            loss_scale=self._scale,
+            forwards=len(forwards),
+            unjudged=self._unjudged or self._nothing_to_judge(forwards),
+            clips=tuple(self._clips),
+        )
+        device = next((str(p.device) for p in self._model.parameters()), "cpu")
+        return Observed(seen, self._values, forwards, self._buffers, device)
+
+    def _listen(self, listens: Forwards, found: Iterable[Holding]) -> None:
+        """Note what the gradient will be made of, or why it cannot be judged."""
+        self._hooks.enter_context(listens.hooked())
+        self._buffers = {
+            unwrapped(name): buffer.detach().clone() for name, buffer in self._model.named_buffers()
+        }
+        if casts(self._model):
+            self._unjudged = "FSDP computes in another dtype than the parameters have"
+        for holding in found:
+            grad = holding.held.grad
+            if grad is not None and bool(local(grad).any()):
+                self._unjudged = "gradients of before the step are added to"
+
+    def _nothing_to_judge(self, forwards: list[Forward]) -> str:
+        if not self._ran and not self._skipped:
+            return "the optimizer took no step"
+        if self._finite is False:
+            return "the gradient is not finite"
+        return "" if forwards else "no call of the model came to a backward"
+
+    def _add(self, shard: Shard, holding: Holding, groups: dict[int, int]) -> None:
+        entry, tensor = entry_of(shard), shard.tensor
+        assert tensor is not None
+        group = groups.get(id(holding.held), -1) if holding.held.requires_grad else -1
+        self._numbers[entry] = len(self._pieces)
+        self._pieces.append(Piece(entry, tuple(tensor.shape), str(tensor.dtype), group))
+
+    def _state(self, when: str, found: Iterable[Holding]) -> None:
+        states = states_of(self._optimizer)
+        counts: list[float | None] = [None] * len(self._pieces)
+        for holding in found:
+            count = count_of(holding, states)
+            for role, shard in shards_of(holding, states):
+                number = self._numbers.get(entry_of(shard))
+                if number is None:
+                    raise UsageError(
+                        f"{holding.name} is another part of its tensor after the step than before "
+                        "it; attach again when the model is wrapped anew"
+                    )
+                counts[number] = count
+                self._put(f"{when}.{role}", number, shard.tensor)
+        self._counts.append(counts)
+
+    def _put(self, what: str, number: int, tensor: torch.Tensor | None) -> None:
+        if tensor is not None:
+            self._values[what, number] = tensor.reshape(-1).to("cpu", copy=True)
+
+    def _gradients(self, what: str, only: Collection[int] | None = None) -> list[int]:
+        """Copy the gradients; returns the numbers of their pieces. only: ids of parameters."""
+        numbers = []
+        for holding in holdings(self._model):
+            grad = holding.held.grad
+            if grad is None or (only is not None and id(holding.held) not in only):
+                continue
+            for shard in holding.cut("gradient", grad):
+                number = self._numbers[entry_of(shard)]
+                self._put(what, number, shard.tensor)
+                numbers.append(number)
+        return numbers
+
+    def _entered(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        # The step of a subclass calls that of its parent, which has the hooks too.
+        self._depth += 1
+        if self._depth > 1:
+            return
+        self._ran += 1
+        self._closure |= any(callable(one) for one in (*args[1:], kwargs.get("closure")))
+        self._options = self._groups()
+        self._gradients("gradient")
+        found_inf = getattr(optimizer, "found_inf", None)
+        if found_inf is not None:  # a fused optimizer, which a GradScaler tells what to do
+            self._skipped = bool(found_inf != 0)
+            self._finite = not self._skipped
+            scale = getattr(optimizer, "grad_scale", None)
+            if scale is not None:
+                self._scale = float(scale)
+                self._unscale()
+
+    def _unscale(self) -> None:
+        """Divide the gradients as the kernel is about to do, in fp32."""
+        for key, gradient in self._values.items():
+            if key[0] == "gradient":
+                self._values[key] = (gradient.float() / self._scale).to(gradient.dtype)
+
+    def _left(self, *_: Any) -> None:
+        self._depth -= 1
+
+    def _groups(self) -> tuple[Options, ...]:
+        return tuple(
+            Options(
+                lr=float(group["lr"]),
+                beta1=float(group["betas"][0]),
+                beta2=float(group["betas"][1]),
+                eps=float(group["eps"]),
+                weight_decay=float(group["weight_decay"]),
+                amsgrad=bool(group["amsgrad"]),
+                maximize=bool(group["maximize"]),
+            )
+            for group in self._optimizer.param_groups
+        )
+
+    def _wrappers(self) -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
+        module, norm, multiply = clip_functions()
+        yield module, norm, self._noting_kind
+        yield module, multiply, self._noting_clip
+        yield FullyShardedDataParallel, "clip_grad_norm_", self._noting_sharded_clip
+        yield torch.amp.GradScaler, "step", self._noting_scaler
+
+    def _noting_kind(self, original: Any) -> Any:
+        def noting(tensors: Any, norm_type: float = 2.0, *more: Any, **named: Any) -> Any:
+            self._kind = f"{float(norm_type):g}"
+            return original(tensors, norm_type, *more, **named)
+
+        return noting
+
+    def _noting_clip(self, original: Any) -> Any:
+        def noting(parameters: Any, max_norm: float, total_norm: Any, *more: Any) -> Any:
+            parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+            ids = {id(parameter) for parameter in parameters}
+            pieces = self._gradients("reduced", ids)
+            result = original(parameters, max_norm, total_norm, *more)
+            self._gradients("clipped", ids)
+            norm = total_norm.full_tensor() if isinstance(total_norm, DTensor) else total_norm
+            self._clips.append(Clip(float(max_norm), self._kind, float(norm), tuple(pieces)))
+            return result
+
+        return noting
+
+    def _noting_sharded_clip(self, original: Any) -> Any:
+        def noting(module: Any, max_norm: float, norm_type: float = 2.0) -> Any:
+            count = len(self._clips)
+            pieces = self._gradients("reduced")
+            norm = original(module, max_norm, norm_type)
+            if len(self._clips) == count:  # with NO_SHARD it called what is noted already
+                self._gradients("clipped")
+                kind = f"{float(norm_type):g}"
+                self._clips.append(Clip(float(max_norm), kind, float(norm), tuple(pieces)))
+            return norm
+
+        return noting
+
+    def _noting_scaler(self, original: Any) -> Any:
+        def noting(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if optimizer is not self._optimizer or not scaler.is_enabled():
+                return original(scaler, optimizer, *args, **kwargs)
+            self._scaling = True
+            self._scale = float(scaler.get_scale())
+            ran = self._ran
+            result = original(scaler, optimizer, *args, **kwargs)
+            if self._ran == ran:
+                self._skipped = True
+                self._gradients("gradient")
+            if self._finite is None:
+                found = [one for (what, _), one in self._values.items() if what == "gradient"]
+                self._finite = all(bool(one.isfinite().all()) for one in found)
+            return result
+
+        return noting
+
+
+def _with_rates(options: Options, group: dict[str, Any], near: tuple[float, ...]) -> Options:
+    known = (*near, float(group.get("initial_lr", options.lr)))
+    others = tuple(dict.fromkeys(rate for rate in known if rate != options.lr))
+    return msgspec.structs.replace(options, rates=others)
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """owner.name is make(what it was) within."""
+    own, original = vars(owner).get(name), getattr(owner, name)
+    setattr(owner, name, make(original))
+    try:
+        yield
+    finally:
+        if own is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, own)
