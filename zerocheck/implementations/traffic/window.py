@@ -21,9 +21,11 @@ WORKING: tuple[Term, ...] = ("working", "gathering", "reducing")
 
 def terms_of(case: Case) -> tuple[Term, ...]:
     """What can be told of: what the model itself holds, if it does not depend on the data. Of the
-    user's own model it is not known whether it does."""
+    user's own model it is not known whether it does. Batch and group norm hold a tensor of the
+    size of their input for longer on real ranks than in a bare pass: nothing is told of them."""
     communicated: tuple[Term, ...] = ("gathered", "bucket")
-    depends = case.model.user is not None or sometimes_used(case.model)
+    norms = any(block.kind in ("batch_norm", "group_norm") for block in case.model.blocks)
+    depends = case.model.user is not None or sometimes_used(case.model) or norms
     return communicated if depends else (*communicated, *WORKING)
 
 
