@@ -92,11 +92,14 @@ def test_an_error_is_not_repeated(
 ) -> None:
     monkeypatch.setattr(Run, "error", error)
     one, two = Run("x", "one"), Run("x", "two")
+    lengths: list[int] = []
     for run, kind in ((one, type(error)), (one, type(error)), (two, None)):
         kind = kind or (UsageError if isinstance(error, UsageError) else HarnessError)
-        with pytest.raises(kind, match=str(error)):
+        with pytest.raises(kind, match=str(error)) as caught:
             run.result(tmp_path, SESSION)
+        lengths.append(len(caught.traceback))
     assert len(Run.log) == 1
+    assert lengths[1] <= lengths[0] + 1  # a raise does not add to the last one's traceback
 
 
 def test_a_run_that_was_killed_is_run_again(

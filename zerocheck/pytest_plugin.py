@@ -157,7 +157,9 @@ def pytest_runtest_makereport(
     report.zerocheck_run = str(_session.place() / run.key)  # pytest-xdist sends it along
     error = None if call.excinfo is None else call.excinfo.value
     detail = getattr(error, "detail", None)
-    if call.excinfo is not None and detail is not None:
+    if call.excinfo is not None and isinstance(error, UsageError):
+        report.longrepr = call.excinfo.getrepr(style="value")  # as the command line says it
+    elif call.excinfo is not None and detail is not None:
         report.longrepr = shown = call.excinfo.getrepr(style="value")  # without our lines of code
         if shown.reprcrash is not None:
             shown.reprcrash.message = str(error)  # in the summary: the title, not our class

@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -50,6 +51,7 @@ class SharedRun:
         self.key = f"{re.sub(r'[^A-Za-z0-9_-]', '-', label)}-{digest}"
         self._given = given
         self._result: Tally | Exception | None = None
+        self._trace: TracebackType | None = None
 
     def result(self, directory: Path, session: str, others: Sequence[SharedRun] = ()) -> Tally:
         """The counts of the run. A second call does not run it again, even after an error.
@@ -62,7 +64,8 @@ class SharedRun:
             if not any(run._begun(directory, session) for run in others):
                 time.sleep(_POLL_S)
         if isinstance(self._result, Exception):
-            raise self._result
+            # As it was first raised: each raise adds to the traceback.
+            raise self._result.with_traceback(self._trace)
         assert self._result is not None
         return self._result
 
@@ -99,7 +102,7 @@ class SharedRun:
         try:
             self._result = self._run(directory)
         except Exception as error:
-            self._result = error
+            self._result, self._trace = error, error.__traceback__
             ended.error = str(error) or type(error).__name__
             ended.usage = isinstance(error, UsageError)
         os.ftruncate(file, 0)
