@@ -107,6 +107,20 @@ def test_one_element_off(role: str, element: int) -> None:
     assert violation.tensors == (place.name,) and violation.element == index
 
 
+def test_a_decay_by_hand_after_the_update_is_a_second_one() -> None:
+    case, before = _case(), _before()
+    after = _after(case, before)
+    decayed = after.parameter * (1 - GROUP.lr * GROUP.weight_decay)
+    after = state(
+        decayed.tolist(), after.steps, **{r: v.tolist() for r, v in after.moments.items()}
+    )
+    _, violation = _judge(before, after, case)
+    assert violation is not None and violation.causes == ("weight decay twice",)
+    after.parameter[2] += 1e-5  # one element that it does not explain
+    _, violation = _judge(before, after, case)
+    assert violation is not None and "weight decay twice" not in violation.causes
+
+
 def test_the_maximum_is_exact() -> None:
     case, before = _case(amsgrad=True), _before(amsgrad=True)
     after = _after(case, before)

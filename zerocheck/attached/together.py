@@ -6,7 +6,6 @@ a copy that differs, one tensor is fetched from two ranks.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,19 +13,13 @@ from dataclasses import dataclass, field
 import torch
 from msgspec.structs import replace
 
-from ..judge import bounds
-from ..judge.bounds import Format
 from ..judge.compare import different_bits
-from ..judge.diagnose.clip import SENTENCES as NORM_SENTENCES
-from ..judge.diagnose.clip import Norm, norm_causes
 from ..judge.diagnose.publish import SENTENCES, causes
 from ..judge.ownership import tiling_fault
 from ..judge.verdict import EQUIVALENCE, Judgement, Obligation, Status, Violation
+from .norms import Holder, Norms
 from .own import merged
-from .seen import AFTER, BEFORE, MOMENTS, Clip, Fetch, Piece, Told, element_of
-
-Holder = tuple[int, int]
-"""(rank, number of the piece there)."""
+from .seen import AFTER, BEFORE, MOMENTS, Fetch, Piece, Told, element_of
 
 
 def judge_together(told: Sequence[Told], fetch: Fetch) -> Judgement:
@@ -55,7 +48,9 @@ class _Together:
         self._note("update", self._never_updated())
         self._copies()
         if any(one.seen.clips for one in self.told):
-            self._note("clip", self._norms())
+            share, violation = Norms(self.told).check()
+            self._note("clip", violation)
+            self.shares["clip"] = max(share, self.shares.get("clip", 0.0))
         statuses: dict[Obligation, Status] = {
             o: "violated"
             if o in self.violations
@@ -345,102 +340,3 @@ class _Together:
         if own and own[0].causes:
             return own[0].causes, f"{text}; in this step, on rank {wrong[0]}: {own[0].explanation}"
         return found, text
-
-    def _norms(self) -> Violation | None:
-        """Every rank's reported norm is that of the whole gradient, each element counted once."""
-        calls = min(len(one.seen.clips) for one in self.told)
-        if any(len(one.seen.clips) != calls for one in self.told):
-            text = "ranks clip different numbers of times"
-            return self._violation("clip", "norm", text, "ranks disagree")
-        for call in range(calls):
-            found = self._norm(call)
-            if found is not None:
-                return found
-        return None
-
-    def _norm(self, call: int) -> Violation | None:
-        clips = [one.seen.clips[call] for one in self.told]
-        if clips[0].kind not in ("2", "inf"):
-            return None
-        once: dict[tuple[object, ...], Holder] = {}
-        for rank, clip in enumerate(clips):
-            for number in clip.pieces:
-                once.setdefault(self.told[rank].seen.pieces[number].place, (rank, number))
-        exact, relative, floor = self._true(clips[0].kind, [*once.values()])
-        if not math.isfinite(exact):
-            return None
-        bound = relative * exact + floor
-        bad = [r for r, clip in enumerate(clips) if not abs(clip.norm - exact) <= bound]
-        if not bad:
-            used = max(abs(clip.norm - exact) for clip in clips)
-            self.shares["clip"] = max(used / bound if bound else 0.0, self.shares.get("clip", 0.0))
-            return None
-        clip = clips[bad[0]]
-        known = self._norm_causes(clip, bad[0], exact, len(once), relative, floor, once)
-        text = f"the reported norm is {clip.norm:.9g}, the norm of the gradient is {exact:.9g}"
-        text += "".join(f"; {NORM_SENTENCES[one]}" for one in known[:1] if one in NORM_SENTENCES)
-        finite = bound and math.isfinite(clip.norm)
-        return Violation(
-            obligation="clip",
-            step=self.step,
-            role="norm",
-            tensors=(),
-            ranks=tuple(bad),
-            explanation=text,
-            observed=clip.norm,
-            expected=exact,
-            bound=bound,
-            ratio=abs(clip.norm - exact) / bound if finite else None,
-            causes=known,
-        )
-
-    def _true(self, kind: str, holders: Sequence[Holder]) -> tuple[float, float, float]:
-        """(norm, relative bound, absolute bound); see judge/clip.py."""
-        pieces = [self._piece(holder) for holder in holders]
-        numel = sum(torch.Size(piece.local).numel() for piece in pieces)
-        if kind == "inf":
-            return max((self._peak(h) for h in holders), default=0.0), 0.0, 0.0
-        squares = [self.told[rank].squares[number] for rank, number in holders]
-        total = math.fsum(squares) if all(map(math.isfinite, squares)) else math.inf
-        relative = bounds.norm_relative(numel)
-        formats = [Format.of(piece.torch_dtype) for piece in pieces]
-        narrow = next((format for format in formats if format.narrow), None)
-        if narrow is not None:
-            part = math.fsum(s for s, f in zip(squares, formats, strict=True) if f.narrow)
-            share = min(1.0, part / total * (1 + 4 * bounds.U)) if total else 1.0
-            relative = bounds.narrow_norm_relative(numel, share, len(self.told), narrow)
-        eta = max((format.eta for format in formats), default=bounds.ETA)
-        return math.sqrt(total), relative, math.sqrt(numel * eta)
-
-    def _peak(self, holder: Holder) -> float:
-        return self.told[holder[0]].peaks[holder[1]]
-
-    def _norm_causes(
-        self,
-        clip: Clip,
-        rank: int,
-        exact: float,
-        pieces: int,
-        relative: float,
-        floor: float,
-        once: dict[tuple[object, ...], Holder],
-    ) -> tuple[str, ...]:
-        """One vector of one element has the norm of a whole one; so the sums that ranks told do."""
-        told = self.told[rank]
-        own = [(rank, number) for number in clip.pieces]
-        mine, *_ = self._true(clip.kind, own)
-        other, *_ = self._true("2" if clip.kind == "inf" else "inf", [*once.values()])
-        norm = Norm(
-            reported=clip.norm,
-            exact=exact,
-            whole=torch.tensor([other], dtype=torch.float64),
-            own=torch.tensor([mine], dtype=torch.float64),
-            complete=len(own) == pieces,
-            world_size=len(self.told),
-            previous=None,
-            relative=relative,
-            floor=floor,
-            by_dtype={},
-            loss_scale=told.seen.loss_scale,
-        )
-        return norm_causes(norm, clip.kind)

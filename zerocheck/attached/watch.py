@@ -71,6 +71,13 @@ class Watch:
 
     def start(self) -> None:
         """Copy the state, and hook into the optimizer, clipping and GradScaler."""
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self) -> None:
         found = holdings(self._model)
         groups = groups_of(self._optimizer)
         for holding in found:

@@ -1,0 +1,132 @@
+"""The norm that ranks report when they clip: that of the whole gradient, each element once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..judge import bounds
+from ..judge.bounds import Format
+from ..judge.diagnose.clip import SENTENCES, Norm, norm_causes
+from ..judge.verdict import Violation
+from .seen import Clip, Told
+
+Holder = tuple[int, int]
+"""(rank, number of the piece there)."""
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Judges them from the sums of squares that ranks tell."""
+
+    told: Sequence[Told]
+
+    def check(self) -> tuple[float, Violation | None]:
+        """(share of the bound, violation or None)."""
+        calls = min(len(one.seen.clips) for one in self.told)
+        if any(len(one.seen.clips) != calls for one in self.told):
+            return 0.0, Violation(
+                obligation="clip",
+                step=self.told[0].seen.number,
+                role="norm",
+                tensors=(),
+                ranks=(),
+                explanation="ranks clip different numbers of times",
+                causes=("ranks disagree",),
+            )
+        share = 0.0
+        for call in range(calls):
+            used, found = self._norm(call)
+            share = max(share, used)
+            if found is not None:
+                return share, found
+        return share, None
+
+    def _norm(self, call: int) -> tuple[float, Violation | None]:
+        clips = [one.seen.clips[call] for one in self.told]
+        if clips[0].kind not in ("2", "inf"):
+            return 0.0, None
+        once: dict[tuple[object, ...], Holder] = {}
+        for rank, clip in enumerate(clips):
+            for number in clip.pieces:
+                once.setdefault(self.told[rank].seen.pieces[number].place, (rank, number))
+        exact, relative, floor = self._true(clips[0].kind, [*once.values()])
+        if not math.isfinite(exact):
+            return 0.0, None
+        bound = relative * exact + floor
+        bad = [r for r, clip in enumerate(clips) if not abs(clip.norm - exact) <= bound]
+        if not bad:
+            used = max(abs(clip.norm - exact) for clip in clips)
+            return used / bound if bound else 0.0, None
+        clip = clips[bad[0]]
+        known = self._norm_causes(clip, bad[0], exact, len(once), relative, floor, once)
+        text = f"the reported norm is {clip.norm:.9g}, the norm of the gradient is {exact:.9g}"
+        text += "".join(f"; {SENTENCES[one]}" for one in known[:1] if one in SENTENCES)
+        finite = bound and math.isfinite(clip.norm)
+        return 0.0, Violation(
+            obligation="clip",
+            step=self.told[0].seen.number,
+            role="norm",
+            tensors=(),
+            ranks=tuple(bad),
+            explanation=text,
+            observed=clip.norm,
+            expected=exact,
+            bound=bound,
+            ratio=abs(clip.norm - exact) / bound if finite else None,
+            causes=known,
+        )
+
+    def _true(self, kind: str, holders: Sequence[Holder]) -> tuple[float, float, float]:
+        """(norm, relative bound, absolute bound); see judge/clip.py."""
+        pieces = [self.told[rank].seen.pieces[number] for rank, number in holders]
+        numel = sum(torch.Size(piece.local).numel() for piece in pieces)
+        if kind == "inf":
+            return max((self._peak(h) for h in holders), default=0.0), 0.0, 0.0
+        squares = [self.told[rank].squares[number] for rank, number in holders]
+        total = math.fsum(squares) if all(map(math.isfinite, squares)) else math.inf
+        relative = bounds.norm_relative(numel)
+        formats = [Format.of(piece.torch_dtype) for piece in pieces]
+        narrow = next((format for format in formats if format.narrow), None)
+        if narrow is not None:
+            part = math.fsum(s for s, f in zip(squares, formats, strict=True) if f.narrow)
+            share = min(1.0, part / total * (1 + 4 * bounds.U)) if total else 1.0
+            relative = bounds.narrow_norm_relative(numel, share, len(self.told), narrow)
+        eta = max((format.eta for format in formats), default=bounds.ETA)
+        return math.sqrt(total), relative, math.sqrt(numel * eta)
+
+    def _peak(self, holder: Holder) -> float:
+        return self.told[holder[0]].peaks[holder[1]]
+
+    def _norm_causes(
+        self,
+        clip: Clip,
+        rank: int,
+        exact: float,
+        pieces: int,
+        relative: float,
+        floor: float,
+        once: dict[tuple[object, ...], Holder],
+    ) -> tuple[str, ...]:
+        """One vector of one element has the norm of a whole one; so the sums that ranks told do."""
+        told = self.told[rank]
+        own = [(rank, number) for number in clip.pieces]
+        mine, *_ = self._true(clip.kind, own)
+        other, *_ = self._true("2" if clip.kind == "inf" else "inf", [*once.values()])
+        norm = Norm(
+            reported=clip.norm,
+            exact=exact,
+            whole=torch.tensor([other], dtype=torch.float64),
+            own=torch.tensor([mine], dtype=torch.float64),
+            complete=len(own) == pieces,
+            world_size=len(self.told),
+            previous=None,
+            relative=relative,
+            floor=floor,
+            by_dtype={},
+            loss_scale=told.seen.loss_scale,
+        )
+        return norm_causes(norm, clip.kind)
