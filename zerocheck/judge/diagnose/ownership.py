@@ -60,7 +60,7 @@ def of_nothing(tiling: Tiling, shape: Shape) -> tuple[str, ...]:
     """All causes of a tensor of this shape that no rank has."""
     if not math.prod(shape):
         return (EMPTY,)
-    masks = {name: _masks(tiling, name) for name in tiling.shapes}
+    masks = {name: _masks(tiling, name) for name in tiling.shapes if tiling.held.get(name)}
     local = _by_local_rank(tiling, masks) and any(bool(counts.any()) for counts in masks.values())
     return ("parameter left out", *([LOCAL] if local else []))
 
