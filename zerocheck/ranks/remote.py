@@ -8,6 +8,7 @@ are the same.
 from __future__ import annotations
 
 import hashlib
+import mmap
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -104,6 +105,13 @@ class LocalView(ArenaView):
         return found
 
 
+def received(data: bytes) -> ArenaView:
+    """The arena of a rank on another machine that came as a whole. Pages are aligned, as there."""
+    mapping = mmap.mmap(-1, max(1, len(data)))
+    mapping[: len(data)] = data
+    return ArenaView(mapping)
+
+
 class RemoteView(ArenaView):
     """The arena of a rank on another machine. Nothing of it is here before it is asked for."""
 
@@ -117,6 +125,7 @@ class RemoteView(ArenaView):
         self._held = held
 
     def tensor(self, slot: Slot) -> Tensor:
+        import numpy as np
         import torch
 
         dtype = getattr(torch, slot.dtype, None)
@@ -130,8 +139,9 @@ class RemoteView(ArenaView):
         same, data = self._post.ask(self._rank, ask)
         if data is None:
             return offers[same][0]
-        # A bytearray and not bytes: torch warns of memory that is not writable.
-        fetched = torch.frombuffer(bytearray(data), dtype=dtype, count=slot.numel)
+        # Aligned, as in the arena: a kernel chooses its path by the address.
+        fetched = torch.empty(slot.numel, dtype=dtype)
+        fetched.view(torch.uint8).numpy()[:] = np.frombuffer(data, dtype=np.uint8)
         self._held.note(fetched, slot.dtype)
         return fetched
 

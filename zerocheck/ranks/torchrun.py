@@ -18,7 +18,7 @@ from zerocheck.errors import HarnessError, RanksLost, UsageError
 from zerocheck.launched import Stopping, host_number
 from zerocheck.ranks.failures import is_echo, is_timeout
 from zerocheck.ranks.heartbeat import Beat, read_beat
-from zerocheck.ranks.remote import Held, LocalView, Post, RemoteView
+from zerocheck.ranks.remote import Held, LocalView, Post, RemoteView, received
 from zerocheck.ranks.result import JobResult, RankStood, first_to_fail, once
 from zerocheck.ranks.torchrun_rank import (
     Order,
@@ -321,8 +321,7 @@ class TorchrunPool:
         if report is None:
             return None
         if report.mailed:
-            # A bytearray and not bytes: torch warns of memory that is not writable.
-            return ArenaView(bytearray(self._mail.take(f"arena/{number}/{rank}")))
+            return received(self._mail.take(f"arena/{number}/{rank}"))
         if report.used >= 0:
             return RemoteView(self._post, rank, arena, report.used, held)
         reply = report.reply
