@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 _numbers = itertools.count(1)
 
@@ -72,18 +72,15 @@ class TwoHosts:
     """Raises Unavailable where they cannot be made."""
 
     def __init__(self) -> None:
-        number = f"{os.getpid() % 10_000}{next(_numbers)}"
-        net = f"10.{64 + os.getpid() % 128}.{next(_numbers) % 256}"
-        self._names = tempfile.NamedTemporaryFile("w", prefix="hosts-")
+        number = f"{os.getpid()}{next(_numbers)}"
+        self._names = Path(tempfile.mkdtemp(prefix="hosts-")) / "hosts"
         self.hosts = [
-            Host(f"zc{letter}{number}", f"{net}.{place}", self._names.name)
+            Host(f"zc{letter}{number}", f"10.77.0.{place}", str(self._names))
             for place, letter in ((1, "a"), (2, "b"))
         ]
-        self._names.write("127.0.0.1 localhost\n")
-        self._names.writelines(f"{host.address} {host.name}\n" for host in self.hosts)
-        self._names.flush()
+        lines = ["127.0.0.1 localhost", *(f"{host.address} {host.name}" for host in self.hosts)]
+        self._names.write_text("\n".join(lines) + "\n")
 
-    def __enter__(self) -> TwoHosts:
         one, other = (host.name for host in self.hosts)
         try:
             for host in self.hosts:
@@ -95,9 +92,8 @@ class TwoHosts:
                 _ip("-n", host.name, "link", "set", link, "up")
                 _ip("-n", host.name, "link", "set", "lo", "up")
         except Unavailable:
-            self._remove()
+            self.close()
             raise
-        return self
 
     def slow_down(self, rate: str) -> None:
         """Let the link carry no more than that, such as "20mbit", in each direction."""
@@ -106,21 +102,14 @@ class TwoHosts:
             command = ["qdisc", "replace", "dev", link, "root", "tbf", *limit]
             _run(["ip", "netns", "exec", host.name, "tc", *command])
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._remove()
-
-    def _remove(self) -> None:
+    def close(self) -> None:
+        """End what runs on them, and remove them."""
         for host in self.hosts:
             host.die()
             for process in host.processes:
                 process.communicate()
             subprocess.run(["ip", "netns", "del", host.name], capture_output=True)
-        self._names.close()
+        shutil.rmtree(self._names.parent)
 
 
 def _ip(*arguments: str) -> None:
