@@ -209,9 +209,11 @@ def replay(
         raise UsageError(f"there is no file {str(case)!r}")
     if script is not None:
         return _write_script(case, implementation, script)
+    note_untested()
+    if kind == "processes":
+        return show_replay(case, implementation, model, None)
     from .run.launch import with_ranks
 
-    note_untested()
     return with_ranks(
         kind,
         lambda opened: show_replay(case, implementation, model, opened),

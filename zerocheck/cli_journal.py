@@ -51,9 +51,9 @@ def _run_recorded(options: RunOptions, ranks: Ranks | None) -> int:
 
 
 def show_replay(
-    case: Path, implementation: str | None, model: str | None, ranks: Ranks
+    case: Path, implementation: str | None, model: str | None, ranks: Ranks | None
 ) -> int:
-    """Replay a case file on these ranks and say what came of it; the exit code."""
+    """Replay a case file, on these ranks or on new ones, and say what came of it; the exit code."""
     from rich.console import Console
     from rich.text import Text
 
