@@ -61,9 +61,7 @@ def _say(message: str, code: int) -> int:
     """Once for a launch, if all ranks find the same: rank 0 says it."""
     if launched.is_rank_0() or code == HARNESS:
         click.echo(f"error: {message}", err=True)
-        launched.tell(code, message)
-    else:
-        launched.tell(code, launched.SEE_RANK_0)
+    launched.tell(code, message)
     return code
 
 

@@ -17,6 +17,7 @@ from zerocheck.errors import RanksLost
 from zerocheck.launched import check_environment, choose_interface, host_number
 from zerocheck.ranks.arena import Arena
 from zerocheck.ranks.context import RankContext, load_target
+from zerocheck.ranks.device import prepare
 from zerocheck.ranks.failures import describe
 from zerocheck.ranks.heartbeat import Heartbeat
 from zerocheck.ranks.messages import Message, Raised, Reply
@@ -78,6 +79,7 @@ class TorchrunRank:
         """Waits for the other ranks. Raises UsageError outside of torchrun."""
         check_environment()
         choose_interface()
+        prepare(device)
         torch.set_num_threads(1)  # as the judge; torchrun sees to it only for several ranks a host
         self._target = load_target(target)
         self._device = device
@@ -85,8 +87,6 @@ class TorchrunRank:
         self._timeout_s = timeout_s
         meeting: Iterator[tuple[Store, int, int]] = rendezvous("env://")
         store, self.rank, self.world_size = next(meeting)
-        if device.startswith("cuda"):
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         # torchrun's agent keeps the store over restarts: keys of a former life must not be read.
         prefix = f"zerocheck/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         self._store = PrefixStore(prefix, store)
