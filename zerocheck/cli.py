@@ -104,7 +104,7 @@ def main() -> None:
     """Check sharded training code step by step against single-device AdamW.
 
     Exit codes: 0 all obligations hold; 1 a finding, or nothing was checked; 2 wrong usage;
-    3 zerocheck itself failed; 130 interrupted.
+    3 zerocheck itself failed, or ranks of a launcher were lost; 130 interrupted.
     """
 
 
