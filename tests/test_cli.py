@@ -38,7 +38,7 @@ def with_engine(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> list[RunOpti
     """Replace the engine; returns the options that it is called with."""
     asked: list[RunOptions] = []
 
-    def run(options: RunOptions, handlers: Sequence[Handler]) -> int:
+    def run(options: RunOptions, handlers: Sequence[Handler], *, ranks: None) -> int:
         asked.append(options)
         return engine(options, handlers)
 
@@ -288,13 +288,13 @@ def test_report_notes_a_torn_line(tmp_path: Path) -> None:
 
 
 def test_only_rank_0_of_torchrun_reports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def serve(options: RunOptions, handlers: Sequence[Handler]) -> int:
-        assert not handlers
-        return 0
+    def serve(kind: str, do: Callable[..., int], *, device: str, timeout_s: float) -> int:
+        assert (kind, device, timeout_s) == ("torchrun", "cpu", 7.0)
+        return 1  # what rank 0 said, at its end
 
-    with_engine(monkeypatch, serve)
-    monkeypatch.setenv("RANK", "1")
-    assert invoke("run", "--ranks", "torchrun").exit_code == 0
+    monkeypatch.setattr("zerocheck.run.launch.with_ranks", serve)
+    assert invoke("run", "--ranks", "torchrun", "--timeout", "7").exit_code == 1
+    assert invoke("replay", "x.json", "--ranks", "torchrun", "--timeout", "7").exit_code == 1
     assert not list(tmp_path.iterdir())
 
 
@@ -317,12 +317,7 @@ def test_replay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: Status,
     names = ("--implementation", "a.py:My", "--model", "m.py:tiny")
     result = invoke("replay", "case.json", *names)
     assert result.exit_code == code
-    given = {
-        "implementation": "a.py:My",
-        "model": "m.py:tiny",
-        "ranks": "processes",
-        "device": "cpu",
-    }
+    given = {"implementation": "a.py:My", "model": "m.py:tiny", "ranks": None}
     assert asked == [(Path("case.json"), given)]
     assert ("VIOLATED zero2" in result.stdout) == (status == "violated")
     assert result.stdout.endswith("[b]again\n")

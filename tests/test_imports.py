@@ -19,6 +19,7 @@ REFERENCE = Path(__file__).parent.parent / "reference" / "zerocheck_reference"
 ALLOWED: dict[str, set[str]] = {
     "__init__": {"attached", "contract", "errors", "testing"},
     "errors": set(),
+    "launched": {"errors"},
     "compat": {"errors"},
     "compat_memory": set(),
     "catalogue": {"errors"},
@@ -31,11 +32,11 @@ ALLOWED: dict[str, set[str]] = {
     "drive": {
         "faults", "contract", "models", "case", "catalogue", "compat", "compat_memory", "errors",
     },
-    "ranks": {"drive", "contract", "case", "compat", "errors"},
+    "ranks": {"drive", "contract", "case", "compat", "launched", "errors"},
     "judge": {"drive", "contract", "models", "case", "compat", "errors", "zerocheck_reference"},
     "run": {
         "judge", "ranks", "drive", "contract", "models", "case", "catalogue", "compat", "errors",
-        "faults", "zerocheck",
+        "faults", "launched", "zerocheck",
     },
     "report": {"run", "judge", "contract", "case", "errors"},
     "script": {
@@ -53,8 +54,8 @@ ALLOWED: dict[str, set[str]] = {
     "shared_run": {"report", "run", "errors"},
     "pytest_plugin": {"shared_run", "report", "run", "errors"},
     "testing": {"pytest_plugin", "shared_run", "report", "run", "judge", "errors"},
-    "cli_errors": {"errors", "zerocheck"},
-    "cli_journal": {"cli_errors", "report", "run"},
+    "cli_errors": {"errors", "launched", "zerocheck"},
+    "cli_journal": {"cli_errors", "launched", "report", "run"},
     "cli_checkpoint": {"checkpoint", "errors"},
     "cli_memory": {"memory", "report", "run", "catalogue", "errors"},
     "cli": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import newcomer
 import pytest
+from torch.distributed.run import config_from_args, parse_args
 
 import zerocheck
 from zerocheck.cli import main as program
@@ -125,3 +127,35 @@ def test_what_documents_name_exists(path: Path) -> None:
         assert command in program.commands, command
     for option in re.findall(r"(?m)zerocheck run [^`\n]*?(--[a-z-]+)", text):
         assert option in {o for p in program.commands["run"].params for o in p.opts}, option
+
+
+def test_the_slurm_script_starts_zerocheck(tmp_path: Path) -> None:
+    """With stand-ins for Slurm and torchrun, down to options that zerocheck takes."""
+    text = (ROOT / "docs" / "gpu-nodes.md").read_text(encoding="utf-8")
+    found = re.search(r"```bash\n(.*?)```", text, re.DOTALL)
+    assert found is not None
+    (tmp_path / "job.sh").write_text(found.group(1))
+    for name, does in {
+        "scontrol": "printf 'node-1\\nnode-2\\n'",
+        "srun": 'shift; exec "$@"',
+        "torchrun": 'printf "%s\\n" "$@" > arguments',
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    slurm = {"JOB_NODELIST": "node-[1-2]", "JOB_NUM_NODES": "2", "JOB_ID": "77"}
+    subprocess.run(
+        ["bash", "job.sh"],
+        cwd=tmp_path,
+        env={f"SLURM_{name}": value for name, value in slurm.items()}
+        | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        check=True,
+    )
+    given = (tmp_path / "arguments").read_text().split()
+    config, module, arguments = config_from_args(parse_args(given))
+    assert module == sys.executable and arguments[:3] == ["-u", "-m", "zerocheck"]
+    assert (config.min_nodes, config.nproc_per_node) == (2, 4)
+    assert (config.rdzv_backend, config.rdzv_endpoint) == ("c10d", "node-1:29400")
+    assert arguments[3] == "run"
+    options = program.commands["run"].make_context("run", list(arguments[4:])).params
+    assert options["implementations"] == ("my_sharding.py:my_fsdp",)
+    assert options["report_dir"] == Path("report-77") and options["profile"] == "ci"

@@ -12,7 +12,14 @@ import click
 from . import __version__
 from .cli_checkpoint import checkpoint
 from .cli_errors import Program
-from .cli_journal import note_untested, report_matrix, report_run, start_faults, start_run
+from .cli_journal import (
+    note_untested,
+    report_matrix,
+    report_run,
+    show_replay,
+    start_faults,
+    start_run,
+)
 from .cli_memory import memory
 from .errors import UsageError
 from .run.settings import SETTINGS, as_options, project_settings
@@ -77,9 +84,16 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
 _ranks = click.option(
     "--ranks",
     metavar="KIND",
-    default="processes",
+    help="processes: started here; torchrun: given by the launcher. Default: torchrun where its "
+    "environment is there, else processes.",
+)
+_timeout = click.option(
+    "--timeout",
+    type=float,
+    metavar="SECONDS",
+    default=60.0,
     show_default=True,
-    help="processes: started here; torchrun: given by the launcher.",
+    help="torchrun: how long a collective may wait before its ranks count as hung.",
 )
 _device = click.option("--device", metavar="NAME", default="cpu", show_default=True, help="cpu.")
 
@@ -90,7 +104,7 @@ def main() -> None:
     """Check sharded training code step by step against single-device AdamW.
 
     Exit codes: 0 all obligations hold; 1 a finding, or nothing was checked; 2 wrong usage;
-    3 zerocheck itself failed; 130 interrupted.
+    3 zerocheck itself failed, or ranks of a launcher were lost; 130 interrupted.
     """
 
 
@@ -111,12 +125,14 @@ def main() -> None:
     help="Only cases that have this feature. Give it again for several.",
 )
 @_ranks
+@_timeout
 @_device
 def run(
     implementations: tuple[str, ...],
     features: tuple[str, ...],
     model: str | None,
-    ranks: Any,
+    ranks: str | None,
+    timeout: float,
     device: str,
     **given: Any,
 ) -> int:
@@ -126,14 +142,15 @@ def run(
     those of [tool.zerocheck] in pyproject.toml.
     """
     from .catalogue import BUILT_IN
-    from .run.options import RunOptions
+    from .run.options import RunOptions, choose_ranks
 
     settings = {**project_settings(Path.cwd()), **_given(given)}
     options = RunOptions(
         implementations=implementations or tuple(BUILT_IN),
         features=features,
         model=model,
-        ranks=ranks,
+        ranks=choose_ranks(ranks),
+        timeout=timeout,
         device=device,
         **as_options(settings),
     )
@@ -159,53 +176,50 @@ def run(
     help="Write a script that shows the fault with torch alone, and run nothing; - prints it.",
 )
 @_ranks
+@_timeout
 @_device
 def replay(
     case: Path,
     implementation: str | None,
     model: str | None,
     script: Path | None,
-    ranks: str,
+    ranks: str | None,
+    timeout: float,
     device: str,
 ) -> int:
     """Run one case again, as a finding names it. Exits with 1 if it fails again."""
-    from rich.console import Console
-    from rich.text import Text
-
     from .catalogue import check_factory, check_spelling
-    from .report.progress import print_finding
-    from .report.text import failures_of, printable
-    from .run.options import check_device, check_ranks
+    from .run.options import check_device, check_timeout, choose_ranks
 
     if implementation is not None:
         check_spelling(implementation)
     if model is not None:
         check_factory(model)
-    check_ranks(ranks)
+    kind = choose_ranks(ranks)
     check_device(device)
+    check_timeout(timeout)
     if case.name == "bundle.json" or (case / "bundle.json").is_file():
         from .attached.replay import replay as again
+        from .report.text import printable
 
         attached = again(case, model)
         click.echo(printable(attached.text))
         return attached.exit_code
-    if not case.is_file():
+    if kind == "processes" and not case.is_file():  # under torchrun rank 0 needs it, on its host
         raise UsageError(f"there is no file {str(case)!r}")
     if script is not None:
         return _write_script(case, implementation, script)
-    from .run import replay as replaying
-
     note_untested()
-    replayed = replaying.replay(
-        case, implementation=implementation, model=model, ranks=ranks, device=device
+    if kind == "processes":
+        return show_replay(case, implementation, model, None)
+    from .run.launch import with_ranks
+
+    return with_ranks(
+        kind,
+        lambda opened: show_replay(case, implementation, model, opened),
+        device=device,
+        timeout_s=timeout,
     )
-    if replayed is None:
-        return 0  # not rank 0 of torchrun
-    console = Console(highlight=False, soft_wrap=True)
-    for failure in failures_of(replayed.finished):
-        print_finding(console, failure)
-    console.print(Text(printable(replayed.verdict)))
-    return replayed.exit_code
 
 
 def _write_script(case: Path, implementation: str | None, script: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import traceback
@@ -11,10 +12,12 @@ from typing import Any, NoReturn
 
 import click
 
-from . import __version__
-from .errors import HarnessError, UsageError, unknown
+from . import __version__, launched
+from .errors import HarnessError, RanksLost, UsageError, unknown
 
 USAGE, HARNESS, INTERRUPTED = 2, 3, 130
+LINGER_S = 10.0
+"""Other ranks of a launcher wait so long with what rank 0 says too; it ends them before."""
 
 
 class Program(click.Group):
@@ -47,14 +50,30 @@ class Program(click.Group):
             code = _say(str(error), USAGE)
         except click.Abort:
             code = _say("interrupted", INTERRUPTED)
+        except RanksLost as error:
+            code = _say(str(error), HARNESS)
         except Exception as error:
             code = _harness_failed(error, given)
-        sys.exit(code or 0)
+        _leave(code or 0)
 
 
 def _say(message: str, code: int) -> int:
-    click.echo(f"error: {message}", err=True)
+    """Once for a launch, if all ranks find the same: rank 0 says it."""
+    if launched.is_rank_0() or code == HARNESS:
+        click.echo(f"error: {message}", err=True)
+    launched.tell(code, message)
     return code
+
+
+def _leave(code: int) -> NoReturn:
+    if code in (USAGE, INTERRUPTED) and not launched.is_rank_0():
+        launched.let_rank_0_speak(code, LINGER_S)
+    if launched.launched():
+        # Process groups that broke take seconds to tear down, and the launcher ends us meanwhile.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _harness_failed(error: Exception, args: list[str]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from . import launched
 from .cli_errors import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -18,20 +18,56 @@ if TYPE_CHECKING:
     from .run.matrix.options import MatrixOptions
     from .run.options import RunOptions
     from .run.tally import Tally
+    from .run.trial import Ranks
 
 
 def start_run(options: RunOptions) -> int:
     """Run, judge, and write the reports; the exit code. Under torchrun rank 0 writes."""
+    if options.ranks != "torchrun":
+        return _run_recorded(options, None)
+    from .run.launch import with_ranks
+
+    # The other ranks are let go when the reports are written: see launched.py.
+    return with_ranks(
+        options.ranks,
+        lambda opened: _run_recorded(options, opened),
+        device=options.device,
+        timeout_s=options.timeout,
+    )
+
+
+def _run_recorded(options: RunOptions, ranks: Ranks | None) -> int:
     from .report.progress import Progress
 
-    if options.ranks == "torchrun" and os.environ.get("RANK", "0") != "0":
-        return _engine(options)  # rank 0 judges and reports
-    return _recorded(
-        options.report_dir / "journal.ndjson",
-        Progress(),
-        lambda *handlers: _engine(options, *handlers),
-        _write_run,
-    )
+    def start(*handlers: Any) -> int:
+        from .run import engine
+
+        note_untested()
+        return engine.run(options, handlers, ranks=ranks)
+
+    code = _recorded(options.report_dir / "journal.ndjson", Progress(), start, _write_run)
+    launched.tell(code, f"zerocheck ends with exit code {code}: see {options.report_dir}/report.md")
+    return code
+
+
+def show_replay(
+    case: Path, implementation: str | None, model: str | None, ranks: Ranks | None
+) -> int:
+    """Replay a case file, on these ranks or on new ones, and say what came of it; the exit code."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from .report.progress import print_finding
+    from .report.text import failures_of, printable
+    from .run import replay as replaying
+
+    replayed = replaying.replay(case, implementation=implementation, model=model, ranks=ranks)
+    console = Console(highlight=False, soft_wrap=True)
+    for failure in failures_of(replayed.finished):
+        print_finding(console, failure)
+    console.print(Text(printable(replayed.verdict)))
+    launched.tell(replayed.exit_code, printable(replayed.verdict))
+    return replayed.exit_code
 
 
 def _recorded(
@@ -58,18 +94,11 @@ def _recorded(
     return code
 
 
-def _engine(options: RunOptions, *handlers: Any) -> int:
-    from .run import engine
-
-    note_untested()
-    return engine.run(options, handlers)
-
-
 def note_untested() -> None:
     """Once for a launch: rank 0 says it."""
     from .run.environment import untested
 
-    if untested() and os.environ.get("RANK", "0") == "0":
+    if untested() and launched.is_rank_0():
         note(untested())
 
 

@@ -22,6 +22,13 @@ class HarnessError(ZerocheckError):
     """zerocheck itself failed (exit code 3). Please report it with the message."""
 
 
+class RanksLost(ZerocheckError):
+    """Ranks of a launcher are gone, so the run ends (exit code 3, or 1 if it found something).
+
+    Not a failure of the code under test, as far as is known: hosts die for other reasons too.
+    """
+
+
 class Unsupported(ZerocheckError):
     """Raise it in an implementation to say that it cannot run a case, with the reason.
 

@@ -47,7 +47,9 @@ def test_every_feature_occurs_for_each_world_size() -> None:
             name for case in draw(500, seed=1, world_sizes=(size,)) for name in features(case)
         }
         left = set(OF_STEPS) - counts
-        assert all(name.startswith("world-") for name in left), left
+        # Two hosts of two ranks have one each.
+        assert left <= {"hosts-uneven"} | {name for name in left if name.startswith("world-")}
+        assert size == 2 or "hosts-uneven" not in left
 
 
 def test_cases_are_small() -> None:

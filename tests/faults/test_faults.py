@@ -180,6 +180,7 @@ def test_names_are_given_once() -> None:
             "checkpoints",
             "communication",
             "memory",
+            "hosts",
             "injected",
         )
         for value in vars(import_module(f"zerocheck.faults.catalogue.{module}")).values()

@@ -12,7 +12,7 @@ from test_case import CASE
 from zerocheck.case.schema import Block, Case, Data, Model, Sharding, Training
 from zerocheck.drive.observation import Entry, Lie, RankSeen
 from zerocheck.judge.diagnose.loss import causes as causes_of_losses
-from zerocheck.judge.diagnose.ownership import Tiling, of_shapes, of_tiling
+from zerocheck.judge.diagnose.ownership import Tiling, of_nothing, of_shapes, of_tiling
 from zerocheck.judge.flat import NOBODY, flat_buffers
 from zerocheck.judge.layout import Layout
 from zerocheck.models.network import build_model
@@ -149,6 +149,40 @@ def _held(*held: tuple[int, int, int], name: str = "w", numel: int = 10) -> dict
 def test_causes_of_a_tiling(held: dict, world_size: int, causes: tuple[str, ...]) -> None:
     shapes = {name: entries[0][1].shape for name, entries in held.items()}
     assert of_tiling(Tiling(shapes, held, world_size)) == causes
+
+
+@pytest.mark.parametrize(
+    ("held", "hosts", "causes"),
+    [
+        (_held((0, 0, 4), (1, 4, 8), (2, 0, 4)), (2,), ("shard of the local rank",)),
+        (_held((0, 0, 4), (1, 0, 4), (2, 4, 8)), (1, 2), ("shard of the local rank",)),
+        (
+            _held((0, 0, 4), (1, 0, 4), (2, 0, 4)),
+            (1,),
+            ("shard of the local rank", "same shard on every rank"),
+        ),
+        (_held((0, 0, 4), (1, 0, 4), (2, 0, 4)), (), ("same shard on every rank",)),
+        # Right for the hosts, but for what else is missing.
+        (_held((0, 0, 4), (1, 4, 8)), (2,), ("rank left out",)),
+        (_held((0, 0, 4), (1, 4, 8), (2, 4, 8)), (2,), ()),
+    ],
+)
+def test_causes_of_a_tiling_over_hosts(
+    held: dict, hosts: tuple[int, ...], causes: tuple[str, ...]
+) -> None:
+    assert of_tiling(Tiling({"w": (10,)}, held, 3, hosts)) == causes
+
+
+def test_causes_of_a_tensor_that_nobody_has() -> None:
+    shapes = {"w": (10,), "v": (4,), "none": (0,)}
+    held = _held((0, 0, 5), (1, 0, 5))
+    assert of_nothing(Tiling(shapes, held, 2, (1,)), (4,)) == (
+        "parameter left out",
+        "shard of the local rank",
+    )
+    assert of_nothing(Tiling(shapes, held, 2), (4,)) == ("parameter left out",)
+    assert of_nothing(Tiling(shapes, held, 2, (1,)), (0,)) == ("empty parameter left out",)
+    assert of_nothing(Tiling(shapes, {}, 2, (1,)), (4,)) == ("parameter left out",)
 
 
 def test_causes_of_another_shape() -> None:

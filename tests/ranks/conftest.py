@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ def shared_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
 def ask(shared_pool: Pool) -> Ask:
     """Run one job to its end."""
 
-    def run(world_size: int, what: str = "", **options: bool) -> JobResult:
+    def run(world_size: int, what: str = "", **options: Any) -> JobResult:
         result = shared_pool.wait(shared_pool.submit(world_size, what.encode(), **options))
         result.release()
         return result

@@ -175,3 +175,14 @@ def backward(context: RankContext, argument: str) -> float:
     optimizer.step()
     weight = plain.module.weight.grad
     return float(weight.sum())
+
+
+def told(context: RankContext, argument: str) -> list[str]:
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+    return [os.environ[name] for name in (*names, "GROUP_WORLD_SIZE")]
+
+
+def imported(context: RankContext, argument: str) -> str:
+    import reads_its_place
+
+    return reads_its_place.LOCAL_RANK

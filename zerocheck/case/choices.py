@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from .hosts import drawn as drawn_hosts
 from .schema import (
     Block,
     Case,
@@ -108,9 +109,11 @@ class Choices:
         mesh = self.option("mesh", self._worlds)
         data = self.data()
         model = self.model(data, prod(mesh))
+        seed = self.field("seed", lambda: self._choose(100) + 100 * self._choose(100))
         return Case(
             mesh=mesh,
-            seed=self.field("seed", lambda: self._choose(100) + 100 * self._choose(100)),
+            hosts=self.field("hosts", lambda: drawn_hosts(seed, prod(mesh))),
+            seed=seed,
             data=self.of_model(data, model),
             model=model,
             optimizer=self.optimizer(model),

@@ -8,6 +8,7 @@ from itertools import chain, pairwise
 from math import prod
 
 from ..errors import unknown
+from .hosts import counts
 from .schema import Block, Case, Leg
 from .shapes import (
     call_order,
@@ -93,6 +94,11 @@ def _sizes(case: Case) -> list[tuple[int, int]]:
     return list(pairwise(sizes))
 
 
+def _on_hosts(case: Case) -> tuple[int, ...]:
+    """Ranks on each host."""
+    return counts(case.hosts, case.world_size)
+
+
 def _twice(case: Case) -> bool:
     calls = call_order(case.model)
     return len(set(calls)) < len(calls)
@@ -127,6 +133,12 @@ _WORLD = _table(
         lambda c: any(length % c.world_size for length in _lengths(c)),
     ),
     ("uneven-total", "the world does not divide the number of elements", _uneven_total),
+    ("hosts", "several hosts", lambda c: len(_on_hosts(c)) > 1),
+    (
+        "hosts-uneven",
+        "hosts with different numbers of ranks",
+        lambda c: len(set(_on_hosts(c))) > 1,
+    ),
     dimension="world",
 )
 

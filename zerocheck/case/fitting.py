@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from .hosts import counts, spelled
 from .schema import Block, BlockKind, Case, Model, Optimizer
 from .shapes import matching, parameter_shapes, trainable
 
@@ -43,8 +44,12 @@ def fitting(case: Case) -> Case:
         training = _replace(training, overflow=None)
     elif training.overflow is not None:
         training = _replace(training, overflow=min(training.overflow, last))
+    hosts = case.hosts
+    if not case.resume:  # else they are those of other numbers of ranks too
+        hosts = spelled(counts(hosts, case.world_size))
     return _replace(
         case,
+        hosts=hosts,
         model=model,
         data=data,
         start=start,

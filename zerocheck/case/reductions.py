@@ -146,9 +146,20 @@ def _everything(case: Case) -> Iterator[Case]:
             yield _replace(plain, resume=(leg,))
     else:
         yield plain
+        if case.hosts:
+            yield _replace(plain, hosts=(1,))
     steps = min(_DEFAULT.training.steps, case.training.steps)
     training = _replace(one, steps=steps)
     yield Case(mesh=case.mesh, seed=case.seed, training=training, model=model, resume=case.resume)
+    if case.hosts:
+        yield Case(
+            mesh=case.mesh,
+            hosts=case.hosts,
+            seed=case.seed,
+            training=training,
+            model=model,
+            resume=case.resume,
+        )
 
 
 def _bare(model: Model) -> Model:
@@ -225,6 +236,7 @@ def _without(case: Case, out: Collection[int]) -> Case:
 
 def _paths(case: Case) -> Iterator[str]:
     """Every field that has a simplest value, in the order in which they are tried."""
+    yield "hosts"
     for index, leg in enumerate(case.resume):
         yield from (f"resume[{index}].{f}" for f in leg.__struct_fields__)
     for section in SECTIONS:
@@ -269,6 +281,8 @@ def _field(case: Case, path: str) -> Iterator[Case]:
         values = [(size,) for size in (1, 2, 3) if (size,) < value]
         # As many ranks as saved is the simplest.
         values = [] if value == case.mesh else [case.mesh, *values]
+    elif name == "hosts":
+        values = [simple for simple in dict.fromkeys(((), (1,))) if simple < value]
     elif isinstance(value, tuple):
         values = [(), *_with_one_out(value)] if value else []
     else:
@@ -313,6 +327,8 @@ def _set(case: Case, path: str, value: Any) -> Case:
         legs = list(case.resume)
         legs[int(index)] = _replace(legs[int(index)], **{name: value})
         return _replace(case, resume=tuple(legs))
+    if path == "hosts":
+        return _replace(case, hosts=value)
     section, _, rest = path.partition(".")
     owner = getattr(case, section)
     listed, _, name = rest.rpartition("].")

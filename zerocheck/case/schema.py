@@ -275,6 +275,9 @@ Mesh = Annotated[
 ]
 
 
+Hosts = Annotated[tuple[Annotated[int, Meta(ge=1, le=MAX_WORLD_SIZE)], ...], Meta(max_length=64)]
+
+
 class Leg(_Data, frozen=True, kw_only=True):
     """A part of the training after a checkpoint: other ranks load it and go on."""
 
@@ -305,6 +308,10 @@ class Case(_Data, frozen=True, kw_only=True):
 
     format: Literal[1] = FORMAT
     mesh: Mesh = (2,)
+    hosts: Hosts = ()
+    """Ranks on each host, in the order of ranks; the last number stands for all hosts after it, and
+    () is one host for all. Each rank's environment says so, as that of torchrun does, and nothing
+    else differs: a fault that only several hosts show is seen on one machine."""
     seed: Annotated[int, Meta(ge=0, lt=1 << 62)] = 0
     model: Model = Model()
     data: Data = Data()

@@ -58,7 +58,7 @@ class CaseJudge:
         self.semantics = Semantics(**seen[0].semantics)  # type: ignore[arg-type]
         self.start = Start.of(case, model, self.layout, restored=seen[0].restored)
         self.runner = LocalRunner(model, case, self.layout)
-        self.ownership = Ownership(self.observation)
+        self.ownership = Ownership(self.observation, case.hosts)
         self.updates = UpdateJudge(self.layout, Recipe.of(case))
         self.exercised: set[Obligation] = set()
         self.vacuity = Vacuity(seen)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 
+from ..case.hosts import Hosts
 from ..contract.shard import Role
 from ..drive.observation import Entry, Point
 from ..errors import did_you_mean
 from .assemble import Observation
-from .diagnose.ownership import EMPTY, Tiling, of_shapes, of_tiling, words
+from .diagnose.ownership import Tiling, of_nothing, of_shapes, of_tiling, words
 from .verdict import Violation
 
 MOMENTS: tuple[Role, ...] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
@@ -20,8 +20,10 @@ Key = tuple[int, int, tuple[tuple[int, int], ...] | None]
 class Ownership:
     """Checks every point; manifests that were checked already are not looked at again."""
 
-    def __init__(self, observation: Observation) -> None:
+    def __init__(self, observation: Observation, hosts: Hosts = ()) -> None:
+        """hosts: on which the ranks are, as in a case."""
         self._observation = observation
+        self._hosts = hosts
         self._layout = observation.layout
         self._fine: set[tuple[str, tuple[tuple[int, ...], ...]]] = set()
 
@@ -55,6 +57,7 @@ class Ownership:
                 for name, shards in by_name.items()
             },
             self._observation.world_size,
+            self._hosts,
         )
         for name, shards in by_name.items():
             ranks = tuple(sorted({rank for rank, _ in shards}))
@@ -78,9 +81,9 @@ class Ownership:
             here = tiling.held.get(name, [])
             if not here:
                 if role in ("parameter", "buffer"):
-                    nothing = "parameter left out" if math.prod(shape) else EMPTY
                     problem = f"no rank holds {role} {name!r}"
-                    return _violation(step, role, name, (), problem, (nothing,))
+                    found = of_nothing(tiling, shape)
+                    return _violation(step, role, name, (), problem, found)
                 continue
             problem = tiling_fault(here, shape)
             if problem:

@@ -62,6 +62,12 @@ class Arena:
         """A copy of all slots, for a parent that cannot map the file."""
         return b"" if self._map is None else self._map[: self._at]
 
+    def part(self, start: int, stop: int) -> bytes:
+        """A copy of bytes that are filled. Raises ValueError for others."""
+        if self._map is None or not 0 <= start <= stop <= self._at:
+            raise ValueError(f"bytes {start} to {stop} lie outside of the arena")
+        return self._map[start:stop]
+
     def reset(self) -> None:
         """Forget all slots. Pages stay, unless a job left very many.
 

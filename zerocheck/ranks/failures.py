@@ -16,6 +16,8 @@ _ECHO = re.compile(
     re.IGNORECASE,
 )
 
+_TIMEOUT = re.compile(r"Timed out waiting|collective operation timeout", re.IGNORECASE)
+
 
 def describe(error: BaseException, *, harness: bool = False) -> Raised:
     """Type, message and traceback, the latter without the harness's own frames on top."""
@@ -43,6 +45,12 @@ def describe(error: BaseException, *, harness: bool = False) -> Raised:
 def is_echo(error: Raised) -> bool:
     """Whether gloo says here only that another rank is gone."""
     return _ECHO.search(error.text) is not None
+
+
+def is_timeout(error: Raised) -> bool:
+    """Whether a collective waited for longer than the process group's timeout, or is an echo of
+    another rank's that did."""
+    return _TIMEOUT.search(error.text) is not None
 
 
 def trim_stack(text: str) -> str:

@@ -17,6 +17,7 @@ class Flight:
     world_size: int
     payloads: Sequence[bytes]
     fresh: bool
+    hosts: tuple[int, ...] = ()
     sequence: int = 0
     arena: int = 0
     sent_at: float = 0.0
@@ -37,6 +38,11 @@ class Flight:
     def unfinished(self, gone: frozenset[int]) -> list[int]:
         """Ranks that live and have not replied."""
         return [r for r in range(self.world_size) if r not in self.replies and r not in gone]
+
+    @property
+    def kind(self) -> tuple[int, tuple[int, ...]]:
+        """Jobs of one kind share a team."""
+        return self.world_size, self.hosts
 
     @property
     def complete(self) -> bool:

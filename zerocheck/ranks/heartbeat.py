@@ -17,8 +17,12 @@ INTERVAL_S = 1.0
 
 
 class Beat(Message, frozen=True):
-    """`cpu_s`: processor time of the process so far. `stack`: of its main thread."""
+    """`number`: 1 for the first of a job. `cpu_s`: processor time of the process so far.
 
+    `stack`: of its main thread.
+    """
+
+    number: int
     counter: int
     cpu_s: float
     where: str
@@ -38,12 +42,14 @@ class Heartbeat:
         self._mail = mail
         self._board = board
         self._key = ""
+        self._number = 0
         self._wake = threading.Event()
         self._main = threading.main_thread().ident or 0
         threading.Thread(target=self._run, name="zerocheck-heartbeat", daemon=True).start()
 
     def start(self, key: str) -> None:
         self._key = key
+        self._number = 0
         self._wake.set()
 
     def stop(self) -> None:
@@ -64,7 +70,9 @@ class Heartbeat:
         standing: Standing = self._board.read(0)
         top = sys._current_frames().get(self._main)
         stack = "".join(traceback.format_stack(top)) if top is not None else ""
+        self._number += 1
         return Beat(
+            number=self._number,
             counter=standing.counter,
             cpu_s=time.process_time(),
             where=standing.where,

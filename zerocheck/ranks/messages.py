@@ -33,10 +33,14 @@ class Hello(Message, frozen=True):
 
 
 class Spawn(Message, frozen=True):
-    """Fork one rank per socket; the sockets follow the frame as file descriptors."""
+    """Fork one rank per socket; the sockets follow the frame as file descriptors.
+
+    hosts: on which hosts the ranks are to believe themselves, as in a case.
+    """
 
     ticket: int
     world_size: int
+    hosts: tuple[int, ...]
     directory: str
     board: str
     arena_directories: list[str]

@@ -94,10 +94,12 @@ class Nursery:
         directory: str,
         board: str,
         arena_directories: Sequence[str],
+        hosts: tuple[int, ...] = (),
     ) -> int:
         """Ask for a rank at each socket. Returns the ticket for `spawned`."""
         ticket = next(self._tickets)
-        self._post(Spawn(ticket, len(far_ends), directory, board, list(arena_directories)))
+        size = len(far_ends)
+        self._post(Spawn(ticket, size, hosts, directory, board, list(arena_directories)))
         descriptors = [sock.fileno() for sock in far_ends]
         for start in range(0, len(descriptors), _FDS_AT_ONCE):
             try:

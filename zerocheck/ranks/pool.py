@@ -97,29 +97,37 @@ class Pool:
 
     @property
     def rank_pids(self) -> dict[int, list[int]]:
-        """The pids of the living teams, by world size."""
-        return {team.world_size: team.pids() for team in self._teams}
+        """The pids of the living teams on one host, by world size."""
+        return {team.world_size: team.pids() for team in self._teams if not team.hosts}
 
     # The two things that callers do
 
     def submit(
-        self, world_size: int, payload: bytes | Sequence[bytes], *, fresh: bool = False
+        self,
+        world_size: int,
+        payload: bytes | Sequence[bytes],
+        *,
+        fresh: bool = False,
+        hosts: tuple[int, ...] = (),
     ) -> Pending:
         """Send a job, one payload for all ranks or one for each, and do not wait for it.
 
-        Jobs of one world size run in the order of submission. `fresh`: on new processes, which
-        end with the job. Raises UsageError for a world size that cannot be.
+        Jobs of one world size and the same hosts run in the order of submission. `fresh`: on new
+        processes, which end with the job. `hosts`: as in a case; the ranks' environment says so
+        from their beginning, since user code may read it when it is imported. Raises UsageError
+        for a world size that cannot be.
         """
         if self._closed:
             raise HarnessError("the pool is closed")
         living = sum(team.world_size for team in self._teams)
-        known = any(team.world_size == world_size for team in self._teams) and not fresh
+        kind = world_size, hosts
+        known = any((t.world_size, t.hosts) == kind for t in self._teams) and not fresh
         if not known or isinstance(world_size, bool):
             world_size = check_world_size(world_size, already=living)
         payloads = [payload] * world_size if isinstance(payload, bytes) else list(payload)
         if len(payloads) != world_size:
             raise UsageError(f"{len(payloads)} payloads for a world size of {world_size}")
-        flight = Flight(world_size, payloads, fresh)
+        flight = Flight(world_size, payloads, fresh, hosts)
         with self._all_or_nothing():
             self._queue.append(flight)
             self._turn(0.0)
@@ -177,13 +185,13 @@ class Pool:
             return
         if not self._cores.try_hold():
             return
-        blocked: set[int] = set()
+        blocked: set[object] = set()
         for flight in list(self._queue):
-            if flight.world_size in blocked:
+            if flight.kind in blocked:
                 continue
             team = self._team_for(flight)
             if team is None:
-                blocked.add(flight.world_size)
+                blocked.add(flight.kind)
                 continue
             self._queue.remove(flight)
             team.send(flight)
@@ -200,25 +208,26 @@ class Pool:
     def _team_for(self, flight: Flight) -> Team | None:
         """None when the job has to wait until a broken team is gone."""
         if flight.fresh:
-            return self._new_team(flight.world_size, dedicated=True)
+            return self._new_team(flight, dedicated=True)
         for team in self._teams:
-            if team.world_size == flight.world_size and not team.dedicated:
+            if (team.world_size, team.hosts) == flight.kind and not team.dedicated:
                 if team.accepting:
                     return team
                 if team.flights:
                     return None
                 self._end(team)
                 break
-        return self._new_team(flight.world_size)
+        return self._new_team(flight)
 
-    def _new_team(self, world_size: int, *, dedicated: bool = False) -> Team:
+    def _new_team(self, flight: Flight, *, dedicated: bool = False) -> Team:
         if not self._nursery.alive:
             self._restart()
         team = Team(
-            world_size,
+            flight.world_size,
             nursery=self._nursery,
             scratch=self._scratch,
             ceiling_s=self._ceiling_s,
+            hosts=flight.hosts,
             dedicated=dedicated,
         )
         self._teams.append(team)

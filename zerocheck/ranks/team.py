@@ -44,10 +44,15 @@ class Team:
         nursery: Nursery,
         scratch: Scratch,
         ceiling_s: float,
+        hosts: tuple[int, ...] = (),
         dedicated: bool = False,
     ) -> None:
-        """Ask for the ranks, and do not wait for them. Raises HarnessError or OSError."""
+        """Ask for the ranks, and do not wait for them. Raises HarnessError or OSError.
+
+        hosts: as in a case; what the ranks' environment says.
+        """
         self.world_size = world_size
+        self.hosts = hosts
         self.dedicated = dedicated
         self.flights: deque[Flight] = deque()
         self.gone: frozenset[int] = frozenset()
@@ -86,6 +91,7 @@ class Team:
                 directory=self._directory,
                 board=board,
                 arena_directories=self._arena_directories,
+                hosts=hosts,
             )
         except BaseException:
             for sock in self.sockets:

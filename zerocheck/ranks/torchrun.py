@@ -11,24 +11,35 @@ import itertools
 import time
 from collections.abc import Sequence
 from types import TracebackType
+from typing import NoReturn
 
-from zerocheck.errors import HarnessError, UsageError
-from zerocheck.ranks.failures import is_echo
+from zerocheck.case.hosts import Hosts, counts, spelled
+from zerocheck.errors import HarnessError, RanksLost, UsageError
+from zerocheck.launched import Stopping, host_number
+from zerocheck.ranks.failures import is_echo, is_timeout
 from zerocheck.ranks.heartbeat import Beat, read_beat
+from zerocheck.ranks.remote import Held, LocalView, Post, RemoteView, received
 from zerocheck.ranks.result import JobResult, RankStood, first_to_fail, once
 from zerocheck.ranks.torchrun_rank import (
     Order,
     Report,
     TorchrunRank,
+    decode_arrived,
     decode_report,
     encode,
     machine,
 )
 from zerocheck.ranks.view import ArenaView, Mappings
 
+TIMEOUT_S = 60.0
+"""Of the process group: no collective of a drawn case takes that long, slow links included."""
+
 _SPARE_S = 10.0
 _GOODBYE_S = 5.0
 _CPU_SHARE = 0.1
+_LOST_S = 20.0
+"""Without a beat, of which a living rank sends one in a second."""
+_ARRIVAL_S = 300.0
 
 
 class TorchrunPending:
@@ -53,12 +64,14 @@ class TorchrunPool:
         *,
         device: str = "cpu",
         backend: str | None = None,
-        timeout_s: float = 60.0,
+        timeout_s: float = TIMEOUT_S,
+        stopping: Stopping | None = None,
     ) -> None:
         """`backend` is gloo for the cpu and nccl for cuda unless given.
 
-        `timeout_s` is the process group's: a collective that waits for longer raises.
-        Raises UsageError outside of torchrun.
+        `timeout_s` is the process group's: a collective that waits for longer raises. `stopping`:
+        what a signal asked for is raised between jobs. On rank 0 this waits until all have arrived.
+        Raises UsageError outside of torchrun, RanksLost if one does not arrive.
         """
         backend = backend or ("nccl" if device.startswith("cuda") else "gloo")
         self._self = TorchrunRank(target, device=device, backend=backend, timeout_s=timeout_s)
@@ -74,13 +87,27 @@ class TorchrunPool:
         self._arenas = itertools.count()
         self._free: list[int] = []
         self._mappings = Mappings()
+        self._stopping = stopping
+        self._post = Post(self._mail, self._wait_for)
+        self.code = 0
+        """The exit code that all ranks are to leave with."""
+        self.hosts: Hosts = ()
+        """On which hosts the ranks are, as in a case; known on rank 0."""
+        self._names: dict[int, str] = {0: ""}
+        if self.rank == 0:
+            self.hosts = self._arrivals()
 
     def submit(
-        self, world_size: int, payload: bytes | Sequence[bytes], *, fresh: bool = False
+        self,
+        world_size: int,
+        payload: bytes | Sequence[bytes],
+        *,
+        fresh: bool = False,
+        hosts: Hosts = (),
     ) -> TorchrunPending:
         """As `Pool.submit`, on rank 0. `fresh` means a new process group in the same processes.
 
-        Raises UsageError unless `world_size` is the launcher's.
+        Raises UsageError unless `world_size` and, if they are given, `hosts` are the launcher's.
         """
         if self.rank != 0:
             raise HarnessError("only rank 0 submits; the others serve")
@@ -88,6 +115,12 @@ class TorchrunPool:
             raise UsageError(
                 f"torchrun started {self.world_size} ranks, so world size {world_size!r} cannot"
                 f" run; ask for --world-sizes {self.world_size}"
+            )
+        if hosts and counts(hosts, world_size) != counts(self.hosts, world_size):
+            raise UsageError(
+                f"the case is of hosts with {_listed(counts(hosts, world_size))} ranks, torchrun "
+                f"started {_listed(counts(self.hosts, world_size))}; --ranks processes simulates "
+                "any hosts"
             )
         payloads = [payload] * world_size if isinstance(payload, bytes) else list(payload)
         if len(payloads) != world_size:
@@ -103,15 +136,26 @@ class TorchrunPool:
             if self._broken or self._closed:
                 raise HarnessError(self._broken or "the pool is closed")
             pending._result = self._run(pending)
+            if self._stopping is not None:
+                self._stopping.check()
         return pending._result
 
-    def serve(self) -> None:
-        """On all ranks but 0: do jobs until rank 0 closes its pool. Returns then."""
+    def serve(self) -> int:
+        """On all ranks but 0: do jobs until rank 0 closes its pool. Returns its exit code then.
+
+        Raises RanksLost when rank 0 is gone.
+        """
         if self.rank == 0:
             raise HarnessError("rank 0 submits and waits; it does not serve")
-        while self._self.serve_one(next(self._numbers)):
-            pass
+        code = None
+        while code is None:
+            code = self._self.serve_one(next(self._numbers))
         self.close()
+        return code
+
+    def give_up(self, why: str) -> None:
+        """Ranks are lost: close without waiting for them."""
+        self._broken = self._broken or why
 
     def close(self) -> None:
         """On rank 0: let the others return from `serve`. Closing twice is fine."""
@@ -122,7 +166,7 @@ class TorchrunPool:
             number = next(self._numbers)
             others = range(1, self.world_size)
             for rank in others:
-                self._mail.put(f"order/{number}/{rank}", encode(Order(-1, 0, "")))
+                self._mail.put(f"order/{number}/{rank}", encode(Order(-1, 0, "", self.code)))
             # The store may live in this process: leave last.
             until = time.monotonic() + (0.0 if self._broken else _GOODBYE_S)
             for rank in others:
@@ -152,12 +196,47 @@ class TorchrunPool:
             self._mail.put(f"order/{number}/{rank}", encode(order))
         began = time.monotonic()
         reply = self._self.perform(number, order, pending._payloads[0])
-        reports = {0: Report(reply, self._self.board.read(0), 0)}
+        if self._stopping is not None:
+            self._stopping.check()
+        reports = {0: Report(reply, self._self.board.read(0))}
         beats = self._collect(number, reports)
         return self._judge(number, arena, reports, beats, time.monotonic() - began)
 
+    def _arrivals(self) -> Hosts:
+        """The hosts of all ranks. Those whose ranks are not next to each other count as one."""
+        hosts = [host_number()]
+        until = time.monotonic() + _ARRIVAL_S
+        for rank in range(1, self.world_size):
+            key = f"arrived/{rank}"
+            if not self._mail.wait(key, give_up=lambda: time.monotonic() > until):
+                raise RanksLost(f"rank {rank} did not come within {_ARRIVAL_S:.0f} s")
+            arrived = decode_arrived(self._mail.take(key))
+            hosts.append(arrived.host)
+            self._names[rank] = arrived.name
+        together = [(host, len(list(ranks))) for host, ranks in itertools.groupby(hosts)]
+        if len({host for host, _ in together}) < len(together):
+            return ()
+        return spelled([count for _, count in together])
+
+    def _wait_for(self, rank: int, key: str) -> None:
+        until = time.monotonic() + self._timeout_s
+        if not self._mail.wait(key, give_up=lambda: time.monotonic() > until):
+            self._lose([rank], f"no answer for {self._timeout_s:.0f} s")
+
+    def _lose(self, ranks: Sequence[int], why: str) -> NoReturn:
+        """Raises RanksLost."""
+        names = {self._names[rank] for rank in ranks}
+        who = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+        self._broken = f"{who} ({', '.join(sorted(names))}) gave {why}, so this run ends here"
+        raise RanksLost(self._broken)
+
     def _collect(self, number: int, reports: dict[int, Report]) -> dict[int, Beat | None]:
-        """Wait for the other ranks' reports; returns the last beat of those that hang."""
+        """Wait for the other ranks' reports; returns the last beat of those that hang.
+
+        Raises RanksLost where there are no beats.
+        """
+        heard = dict.fromkeys(range(1, self.world_size), time.monotonic())
+        numbers: dict[int, int] = {}
         waiting = set(range(1, self.world_size))
         moved_at = looked_at = time.monotonic()
         beats: dict[int, Beat | None] = {}
@@ -172,6 +251,12 @@ class TorchrunPool:
             now = time.monotonic()
             if now - looked_at > 1.0:
                 seen = {rank: read_beat(self._mail, f"beat/{number}/{rank}") for rank in waiting}
+                for rank, beat in seen.items():
+                    if beat is not None and beat.number != numbers.get(rank):
+                        numbers[rank], heard[rank] = beat.number, now
+                lost = [rank for rank in sorted(waiting) if now - heard[rank] > _LOST_S]
+                if lost:
+                    self._lose(lost, f"no sign of life for {_LOST_S:.0f} s")
                 if _moved(beats, seen, now - moved_at):
                     beats, moved_at = seen, now
                 looked_at = now
@@ -202,33 +287,50 @@ class TorchrunPool:
                 f"rank {ranks} did not come back from a job; torchrun's ranks cannot be started"
                 " anew one by one, so this run ends here"
             )
+        late = any(map(is_timeout, errors)) and all(is_timeout(e) or is_echo(e) for e in errors)
         alike = len(errors) == self.world_size and len({e.type_name for e in errors}) == 1
         self._tainted = bool(errors) and not (alike and not any(map(is_echo, errors)))
         stood = tuple(
-            _stood(rank, reports.get(rank), beats.get(rank)) for rank in range(self.world_size)
+            _stood(rank, reports.get(rank), beats.get(rank), late=late)
+            for rank in range(self.world_size)
         )
         first = first_to_fail(stood)
-        views = [self._view(number, rank, arena, reports.get(rank)) for rank in range(len(stood))]
+        held = Held()  # of this job alone: arenas are filled again
+        views = [
+            self._view(number, rank, arena, reports.get(rank), held) for rank in range(len(stood))
+        ]
         replies = [reports[rank].reply if rank in reports else None for rank in range(len(stood))]
         return JobResult(
-            outcome="crashed" if errors else "hung" if beats else "finished",
+            outcome="hung" if beats or late else "crashed" if errors else "finished",
             payloads=tuple(reply.payload if reply else None for reply in replies),
             arenas=tuple(views),
             stood=stood,
             duration_s=seconds,
-            first_failed=first,
-            reason="no sign of progress from some ranks" if beats and not errors else "",
+            first_failed=None if late else first,
+            reason="no sign of progress from some ranks"
+            if beats
+            else f"collectives waited for {self._timeout_s:.3g} s in vain"
+            if late
+            else "",
             _release=once(lambda: self._free.append(arena)),
         )
 
-    def _view(self, number: int, rank: int, arena: int, report: Report | None) -> ArenaView | None:
+    def _view(
+        self, number: int, rank: int, arena: int, report: Report | None, held: Held
+    ) -> ArenaView | None:
         if report is None:
             return None
         if report.mailed:
-            # A bytearray and not bytes: torch warns of memory that is not writable.
-            return ArenaView(bytearray(self._mail.take(f"arena/{number}/{rank}")))
+            return received(self._mail.take(f"arena/{number}/{rank}"))
+        if report.used >= 0:
+            return RemoteView(self._post, rank, arena, report.used, held)
         reply = report.reply
-        return self._mappings.view(rank, arena, reply.arena_path, reply.arena_bytes)
+        view = self._mappings.view(rank, arena, reply.arena_path, reply.arena_bytes)
+        return LocalView(view, held)
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return " and ".join(map(str, numbers))
 
 
 def _moved(before: dict[int, Beat | None], now: dict[int, Beat | None], seconds: float) -> bool:
@@ -244,8 +346,11 @@ def _moved(before: dict[int, Beat | None], now: dict[int, Beat | None], seconds:
     return False
 
 
-def _stood(rank: int, report: Report | None, beat: Beat | None) -> RankStood:
-    """`at_s` counts from the rank's own begin: clocks of two machines cannot be compared."""
+def _stood(rank: int, report: Report | None, beat: Beat | None, *, late: bool) -> RankStood:
+    """`at_s` counts from the rank's own begin: clocks of two machines cannot be compared.
+
+    late: what ranks raised was the end of their patience.
+    """
     if report is None:
         if beat is None:
             return RankStood(rank=rank, state="waiting")
@@ -258,6 +363,15 @@ def _stood(rank: int, report: Report | None, beat: Beat | None) -> RankStood:
             stack=beat.stack,
         )
     error, standing = report.reply.error, report.standing
+    if late and error is not None:
+        return RankStood(
+            rank=rank,
+            state="waiting",
+            where=standing.where,
+            collective=standing.collective,
+            collective_sequence=standing.collective_sequence,
+            stack=error.traceback,
+        )
     return RankStood(
         rank=rank,
         state="finished" if error is None else "raised",

@@ -13,49 +13,54 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from zerocheck.errors import UsageError
+from zerocheck.errors import RanksLost
+from zerocheck.launched import check_environment, choose_interface, host_number
 from zerocheck.ranks.arena import Arena
 from zerocheck.ranks.context import RankContext, load_target
+from zerocheck.ranks.device import prepare
 from zerocheck.ranks.failures import describe
 from zerocheck.ranks.heartbeat import Heartbeat
 from zerocheck.ranks.messages import Message, Raised, Reply
 from zerocheck.ranks.progress import Board, Progress, Standing
+from zerocheck.ranks.remote import WHOLE_BYTES, Answers
 from zerocheck.ranks.scratch import Scratch
 from zerocheck.ranks.store_mail import StoreMail
 from zerocheck.ranks.worker import execute
 
-_ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
 
 class Order(Message, frozen=True):
-    """What a rank is to do next. `group` counts the process groups; -1 ends the run."""
+    """What a rank is to do next. `group` counts the process groups; -1 ends the run.
+
+    `code`: the exit code then.
+    """
 
     group: int
     arena: int
     machine: str
+    code: int = 0
 
 
 class Report(Message, frozen=True):
-    """A reply with the rank's record. `mailed` bytes of arena follow in the store."""
+    """A reply with the rank's record. `used`: bytes of arena that are on another machine, or -1;
+    `mailed`: they follow in the store."""
 
     reply: Reply
     standing: Standing
-    mailed: int
+    used: int = -1
+    mailed: bool = False
+
+
+class Arrived(Message, frozen=True):
+    """Where a rank is: its host, as the launcher numbers or names it."""
+
+    host: str
+    name: str
 
 
 encode = msgspec.msgpack.Encoder().encode
 decode_order = msgspec.msgpack.Decoder(Order).decode
 decode_report = msgspec.msgpack.Decoder(Report).decode
-
-
-def check_environment() -> None:
-    """Raises UsageError outside of torchrun."""
-    missing = [name for name in _ENVIRONMENT if name not in os.environ]
-    if missing:
-        raise UsageError(
-            f"{', '.join(missing)} not set: start this with `torchrun --nproc-per-node N ...`,"
-            " or use --ranks processes"
-        )
+decode_arrived = msgspec.msgpack.Decoder(Arrived).decode
 
 
 def machine() -> str:
@@ -73,14 +78,15 @@ class TorchrunRank:
     def __init__(self, target: str, *, device: str, backend: str, timeout_s: float) -> None:
         """Waits for the other ranks. Raises UsageError outside of torchrun."""
         check_environment()
+        choose_interface()
+        prepare(device)
+        torch.set_num_threads(1)  # as the judge; torchrun sees to it only for several ranks a host
         self._target = load_target(target)
         self._device = device
         self._backend = backend
         self._timeout_s = timeout_s
         meeting: Iterator[tuple[Store, int, int]] = rendezvous("env://")
         store, self.rank, self.world_size = next(meeting)
-        if device.startswith("cuda"):
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         # torchrun's agent keeps the store over restarts: keys of a former life must not be read.
         prefix = f"zerocheck/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         self._store = PrefixStore(prefix, store)
@@ -93,6 +99,10 @@ class TorchrunRank:
             self._heartbeat = Heartbeat(StoreMail(PrefixStore(prefix, store.clone())), self.board)
         self._arenas: dict[int, Arena] = {}
         self._group = -1
+        self._answers = Answers(self.mail, self.rank)
+        if self.rank != 0:
+            arrived = Arrived(host_number(), socket.gethostname())
+            self.mail.put(f"arrived/{self.rank}", encode(arrived))
 
     def perform(self, number: int, order: Order, payload: bytes) -> Reply:
         """Join the group that the order names if need be, then run the target."""
@@ -102,34 +112,45 @@ class TorchrunRank:
             arena = self._arenas[order.arena] = Arena(name, self._scratch.directories)
         arena.reset()
         self._progress.begin(number, 0)
-        if self._heartbeat is not None:
-            self._heartbeat.start(f"beat/{number}/{self.rank}")
-        try:
-            broken = self._join(order.group)
-            context = RankContext(self.rank, self.world_size, arena, self._progress)
-            return execute(self._target, number, payload, context, broken)
-        finally:
-            if self._heartbeat is not None:
-                self._heartbeat.stop()
+        broken = self._join(order.group)
+        context = RankContext(self.rank, self.world_size, arena, self._progress)
+        return execute(self._target, number, payload, context, broken)
 
-    def serve_one(self, number: int) -> bool:
-        """Do what rank 0 orders next. False when that is to leave."""
+    def serve_one(self, number: int) -> int | None:
+        """Do what rank 0 orders next, and answer its questions until then.
+
+        The exit code when that is to leave. Raises RanksLost when rank 0 is gone.
+        """
+        try:
+            return self._serve_one(number)
+        except RuntimeError as error:  # of the store: errors of user code are in the reply
+            raise RanksLost(f"rank {self.rank} lost contact with rank 0: {error}") from error
+
+    def _serve_one(self, number: int) -> int | None:
         key = f"order/{number}/{self.rank}"
-        self.mail.wait(key)
+        while not self.mail.wait(key, give_up=lambda: self._answers.answer_one(self._arenas)):
+            pass
         order = decode_order(self.mail.take(key))
         if order.group < 0:
             self.mail.post(f"bye/{self.rank}", b"1")
-            return False
+            return order.code
         payload = self.mail.take(f"payload/{number}/{self.rank}")
-        reply = self.perform(number, order, payload)
-        mailed = 0
-        if order.machine != machine():
-            packed = self._arenas[order.arena].packed()
-            mailed = len(packed)
-            self.mail.put(f"arena/{number}/{self.rank}", packed)
-        report = Report(reply, self.board.read(0), mailed)
-        self.mail.put(f"report/{number}/{self.rank}", encode(report))
-        return True
+        if self._heartbeat is not None:  # until the report is there: a slow link takes long
+            self._heartbeat.start(f"beat/{number}/{self.rank}")
+        try:
+            reply = self.perform(number, order, payload)
+            report = Report(reply, self.board.read(0))
+            if order.machine != machine():
+                arena = self._arenas[order.arena]
+                mailed = arena.used <= WHOLE_BYTES
+                if mailed:
+                    self.mail.put(f"arena/{number}/{self.rank}", arena.packed())
+                report = Report(reply, report.standing, arena.used, mailed)
+            self.mail.put(f"report/{number}/{self.rank}", encode(report))
+        finally:
+            if self._heartbeat is not None:
+                self._heartbeat.stop()
+        return None
 
     def close(self) -> None:
         if dist.is_initialized():

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
+from zerocheck.case.hosts import counts, places
 from zerocheck.ranks.arena import Arena
 from zerocheck.ranks.context import RankContext, Target
 from zerocheck.ranks.failures import describe
@@ -36,6 +37,7 @@ def run(target: Target, spawn: Spawn, rank: int, sock: socket.socket, zygote: in
     """Serve jobs until the parent closes the socket. Runs right after the fork."""
     _bind_to(zygote)
     _redirect(spawn.directory, rank)
+    os.environ.update(launched(rank, spawn.world_size, spawn.hosts))
     torch.set_num_threads(1)
     gc.enable()
     board = Board(spawn.board, spawn.world_size)
@@ -110,6 +112,20 @@ def execute(
         sys.stderr.flush()
     arena = context.arena
     return Reply(sequence, True, began, ended, result, broken, arena.path, arena.size)
+
+
+def launched(rank: int, world_size: int, hosts: tuple[int, ...]) -> dict[str, str]:
+    """What torchrun sets in the environment of a rank, but for the address of its rendezvous."""
+    place = places(hosts, world_size)[rank]
+    values = {
+        "RANK": rank,
+        "WORLD_SIZE": world_size,
+        "LOCAL_RANK": place.local_rank,
+        "LOCAL_WORLD_SIZE": place.local_world_size,
+        "GROUP_RANK": place.host,
+        "GROUP_WORLD_SIZE": len(counts(hosts, world_size)),
+    }
+    return {name: str(value) for name, value in values.items()}
 
 
 def _bind_to(zygote: int) -> None:

@@ -57,6 +57,8 @@ def _summary(counted: Tally) -> Iterable[str]:
             f"**This run did not finish: {counted.cases} of {counted.planned} cases were run.** "
             "What follows is of those."
         )
+    if counted.finished is not None and counted.finished.outcome == "lost":
+        yield f"Ranks were lost: {escape(counted.finished.why[-1])}"
     if failing:
         yield "\n".join(f"- {escape(reason)}" for reason in failing)
     else:

@@ -202,10 +202,16 @@ def print_outcome(console: Console, counted: Tally) -> None:
     for reason in reasons:
         console.print(Text(one_line(reason), style="red"))
     if not counted.complete:
-        line = f"interrupted after {counted.cases} of {counted.planned} cases"
+        line = f"{ended(counted)} after {counted.cases} of {counted.planned} cases"
         console.print(Text(line, style="yellow"))
     elif not reasons:
         console.print(Text(all_hold(counted), style="bold green"))
+
+
+def ended(counted: Tally) -> str:
+    """How a run ended that did not come to its end."""
+    lost = counted.finished is not None and counted.finished.outcome == "lost"
+    return "ranks were lost" if lost else "interrupted"
 
 
 def _print_loads(console: Console, loads: Loads) -> None:

@@ -5,80 +5,69 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 from ..case.schema import Case
-from ..errors import UsageError
+from ..catalogue import is_built_in
+from ..errors import RanksLost, UsageError
 from ..judge.local import as_on_a_rank
+from ..judge.verdict import RESUME
 from ..ranks.limits import check_world_size
-from ..ranks.pool import Pool
 from ..ranks.torchrun import TorchrunPool
 from .casefile import clear, write
 from .confirmation import TRIES, confirm
 from .environment import environment
 from .events import Bus, Handler
 from .findings import Bug, Findings
+from .launch import with_ranks
 from .ledger import Ledger
 from .model import with_models
 from .options import RunOptions
 from .plan import Plan, Planned
 from .records import CaseFile, Finding, Record, RunFinished, RunStarted
 from .shrink import RUN_SECONDS, SECONDS, Limits, paths, shrink, worth
-from .tally import INTERRUPTED, exit_code, tally, why
-from .trial import TARGET, Outcome, Ranks, Trial, describe, refusals
-
-PATIENCE_S = 5.0
-"""Seconds without any sign of life after which ranks count as hung."""
+from .tally import INTERRUPTED, LOST, exit_code, tally, why
+from .trial import Outcome, Ranks, Trial, describe, refusals
 
 HANGS = 3
 """After so many hangs of an implementation, known ones aside, its other cases are left out."""
 
 
 def run(options: RunOptions, handlers: Sequence[Handler], *, ranks: Ranks | None = None) -> int:
-    """Run everything; returns the exit code (0 all hold, 1 a finding or nothing checked).
+    """Run everything; returns the exit code (0 all hold, 1 a finding or nothing checked, 3 ranks of
+    a launcher were lost and nothing was found before).
 
     ranks: rank processes that are there already; they are left open.
     Raises UsageError for an implementation that cannot be loaded. On KeyboardInterrupt the journal
     is finished first; then it is raised again.
     """
-    if ranks is not None:
-        return _Run(options, handlers, ranks).run()
-    with open_ranks(options.ranks, device=options.device) as (opened, given):
-        if opened is None:
-            return 0
-        if given is not None:
-            options = _on_given_ranks(options, given)
-        return _Run(options, handlers, opened).run()
+    if ranks is None:
+        return with_ranks(
+            options.ranks,
+            lambda opened: run(options, handlers, ranks=opened),
+            device=options.device,
+            timeout_s=options.timeout,
+        )
+    if isinstance(ranks, TorchrunPool):
+        options = _on_given_ranks(options, ranks)
+    return _Run(options, handlers, ranks).run()
 
 
-@contextmanager
-def open_ranks(kind: str, *, device: str = "cpu") -> Iterator[tuple[Ranks | None, int | None]]:
-    """(rank processes, the world size if a launcher fixed it).
-
-    No rank processes on a rank of torchrun other than 0, which has served when this returns.
-    """
-    if kind == "processes":
-        with Pool(TARGET, patience_s=PATIENCE_S) as pool:
-            yield pool, None
-        return
-    launched = TorchrunPool(TARGET, device=device)
-    with launched:
-        if launched.rank != 0:
-            launched.serve()
-            yield None, launched.world_size
-        else:
-            yield launched, launched.world_size
-
-
-def _on_given_ranks(options: RunOptions, world_size: int) -> RunOptions:
-    """The options for a launcher's ranks: all cases run on all of them."""
+def _on_given_ranks(options: RunOptions, ranks: TorchrunPool) -> RunOptions:
+    """The options for a launcher's ranks: all cases run on all of them, where they are."""
+    world_size = ranks.world_size
     if options.world_sizes_given and options.world_sizes != (world_size,):
         raise UsageError(
             f"torchrun started {world_size} ranks; --world-sizes must be {world_size}, or left out"
         )
-    return dataclasses.replace(options, world_sizes=(world_size,))
+    if set(options.obligations) & set(RESUME):
+        raise UsageError(
+            "torchrun's ranks cannot be killed or be another number: resume obligations need "
+            "--ranks processes"
+        )
+    return dataclasses.replace(options, world_sizes=(world_size,), hosts=ranks.hosts)
 
 
 class _Run:
@@ -91,6 +80,7 @@ class _Run:
         self.ledger = Ledger(options, self.environment.torch)
         self.findings = Findings(self.ledger.issue_of)
         self.told: dict[int, Finding] = {}
+        self.running: Trial | None = None
         self.hangs: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
         self.folder = Path(options.report_dir) / "findings"
@@ -137,9 +127,34 @@ class _Run:
             self._stale(self.plan.cases)
             self._shrink()
         except KeyboardInterrupt:
-            self._finish(interrupted=True)
+            self._finish("interrupted")
             raise
-        return self._finish(interrupted=False)
+        except RanksLost as lost:
+            return self._finish("lost", f"{lost}{self._under_way()}")
+        return self._finish("done")
+
+    def _under_way(self) -> str:
+        """Write down the case that ran when ranks were lost: it may be what killed them."""
+        if self.running is None:
+            return ""
+        path = write(
+            self.folder,
+            "ranks-lost",
+            CaseFile(
+                implementation=self.running.implementation,
+                case=self.running.case,
+                status="crashed",
+                judgement=None,
+                environment=self.environment,
+                title="ranks were lost while it ran",
+                obligations=self.options.obligations,
+            ),
+        )
+        named = f" --implementation {self.running.implementation}"
+        return (
+            "; the case under way can be run on one machine, which shows if it kills ranks: "
+            f"zerocheck replay {path}{'' if is_built_in(self.running.implementation) else named}"
+        )
 
     def _refusals(self, implementation: str, cases: Sequence[Case]) -> list[str | None]:
         """Why cases are not run: the implementation refuses them, or they are known to hang it."""
@@ -158,7 +173,9 @@ class _Run:
             item = planned[number] if number < len(planned) else None
             result = None
             if waiting is not None:
+                self.running = waiting[1]
                 result = waiting[1].result()
+                self.running = None
             upcoming: tuple[int, Trial] | None = None
             if (
                 item is not None
@@ -282,17 +299,21 @@ class _Run:
             if not self.ledger.shown(issue):
                 self.bus.handle(self.ledger.stale(issue, tries))
 
-    def _finish(self, *, interrupted: bool) -> int:
+    def _finish(self, outcome: Literal["done", "interrupted", "lost"], *more: str) -> int:
         for bug in self.findings.bugs:
             self._tell(bug)
         tallied = tally(self.records)
         code = exit_code(tallied)
+        if outcome == "interrupted":
+            code = INTERRUPTED
+        elif outcome == "lost" and not tallied.findings:
+            code = LOST
         self.bus.handle(
             RunFinished(
-                outcome="interrupted" if interrupted else "done",
-                exit_code=INTERRUPTED if interrupted else code,
+                outcome=outcome,
+                exit_code=code,
                 seconds=time.perf_counter() - self.started,
-                why=(*why(tallied), *self._left_out()),
+                why=(*why(tallied), *self._left_out(), *more),
             )
         )
         return code

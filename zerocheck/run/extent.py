@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 
 from ..case.features import BASIC, FEATURES, GROUPS, features
+from ..case.hosts import counts
 from ..case.reductions import value_at
 from ..case.schema import Case
 from ..case.shapes import empties, trainable
@@ -35,9 +36,11 @@ def size(case: Case) -> str:
     """`"2 ranks, 1 block, 1 step"`."""
     blocks, user = len(case.model.blocks), case.model.user
     ranks = " then ".join(str(leg.mesh[0]) for leg in case.resume)
+    number = len(counts(case.hosts, case.world_size))
+    hosts = f" on {number} hosts" if number > 1 else ""
     return ", ".join(
         (
-            _count(case.world_size, "rank") + (f" then {ranks}" if ranks else ""),
+            _count(case.world_size, "rank") + (f" then {ranks}" if ranks else "") + hosts,
             _count(blocks, "block") if blocks else user.factory if user else "no blocks",
             _count(case.training.steps, "step"),
         )

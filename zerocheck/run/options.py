@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from ..case.features import FEATURES
+from ..case.hosts import Hosts
 from ..case.schema import MAX_WORLD_SIZE
 from ..catalogue import BUILT_IN, check_factory, check_spelling
 from ..errors import UsageError, did_you_mean, unknown
 from ..judge.verdict import EQUIVALENCE, MEMORY, OBLIGATIONS, RESUME, Obligation
+from ..launched import launched
 from .known_issues import KnownIssue, load
 from .profiles import PROFILES
 
@@ -36,9 +38,10 @@ class RunOptions:
     implementations: built-in names, package.module:Name or path/to/file.py:Name; world_sizes:
     numbers of ranks to draw from; max_cases: cases per implementation at most; features: only
     cases that have all of them; model: the user's own, `path/to/file.py:factory`, in place of
-    drawn ones; known_issues: files of known issues beside ours, and "none" for
-    not ours; shrink: look for the smallest case of each finding. Raises UsageError for what cannot
-    be used.
+    drawn ones; known_issues: files of known issues beside ours, and "none" for not ours; shrink:
+    look for the smallest case of each finding; timeout: seconds that a collective of a launcher's
+    ranks may take; hosts: on which those ranks are, as in a case, None for any. Raises UsageError
+    for what cannot be used.
     """
 
     implementations: tuple[str, ...] = tuple(BUILT_IN)
@@ -54,6 +57,8 @@ class RunOptions:
     known_issues: tuple[str, ...] = ()
     shrink: bool = True
     model: str | None = None
+    timeout: float = 60.0
+    hosts: Hosts | None = None
     issues: tuple[KnownIssue, ...] = field(init=False, default=())
     """What stands in the files of known issues."""
     world_sizes_given: bool = field(init=False, default=False)
@@ -79,6 +84,7 @@ class RunOptions:
         check_device(self.device)
         for size in self.world_sizes:
             _check_integer("world size", size, 1, MAX_WORLD_SIZE)
+        check_timeout(self.timeout)
         _check_integer("seed", self.seed, 0, SEED_LIMIT - 1)
         if self.max_cases is not None:
             _check_integer("max cases", self.max_cases, 1, 1 << 31)
@@ -115,6 +121,23 @@ def check_ranks(given: str) -> None:
     """Raise UsageError for a kind of ranks that there is not."""
     if given not in RANKS:
         raise unknown("kind of ranks", given, RANKS)
+
+
+def choose_ranks(given: str | None) -> Ranks:
+    """The kind of ranks that is asked for, or that there is: a launcher's, if it started us.
+
+    Raises UsageError for a kind that there is not.
+    """
+    if given is None:
+        return "torchrun" if launched() else "processes"
+    check_ranks(given)
+    return "torchrun" if given == "torchrun" else "processes"
+
+
+def check_timeout(given: float) -> None:
+    """Raise UsageError for a number of seconds that nothing can be waited for."""
+    if not 1.0 <= given <= 86_400.0:
+        raise UsageError(f"--timeout {given:g} is out of range (allowed: 1 to 86400 seconds)")
 
 
 def check_device(given: str) -> None:

@@ -183,6 +183,8 @@ class Plan:
     def _fixed(self, described: Described) -> dict[str, object]:
         """What cases of the implementation must have: what it fixes, and nothing that it lacks."""
         fixed: dict[str, object] = dict(described.fixed)
+        if self._options.hosts is not None:
+            fixed["hosts"] = self._options.hosts
         if not described.restores:
             fixed["start"] = {**_mapping(fixed.get("start")), "step": 0, "moments": "zero"}
         if described.lacks and not self._options.features:  # who asks for them is told why not

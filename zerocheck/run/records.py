@@ -185,9 +185,12 @@ class StaleIssue(msgspec.Struct, frozen=True, kw_only=True, tag="stale issue"):
 
 
 class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run finished"):
-    """Last line. outcome: 'done' or 'interrupted'; exit_code as of the command line."""
+    """Last line. outcome: 'done', 'interrupted', or 'lost' where ranks of a launcher were.
 
-    outcome: Literal["done", "interrupted"]
+    exit_code: as of the command line.
+    """
+
+    outcome: Literal["done", "interrupted", "lost"]
     exit_code: int
     seconds: float
     why: tuple[str, ...] = ()

@@ -14,14 +14,15 @@ import msgspec
 from ..case.schema import Case
 from ..catalogue import is_built_in
 from ..errors import UsageError
+from ..ranks.pool import Pool
 from .casefile import read
 from .confirmation import TRIES, fails_alike, in_a_word, runs_to_see
-from .engine import open_ranks
 from .environment import environment
+from .launch import PATIENCE_S
 from .model import case_with
 from .records import CaseFile, CaseFinished, Environment
 from .tally import FAILING
-from .trial import Outcome, Trial, describe
+from .trial import TARGET, Outcome, Ranks, Trial, describe
 
 
 def replay(
@@ -29,16 +30,14 @@ def replay(
     *,
     implementation: str | None = None,
     model: str | None = None,
-    ranks: str = "processes",
-    device: str = "cpu",
-) -> Replayed | None:
+    ranks: Ranks | None = None,
+) -> Replayed:
     """Run the case of a file, several times if what it shows depends on the moment.
-
-    None on a rank of torchrun other than 0.
 
     implementation: run it on this one instead. Without it only built-in ones are run: no code is
     imported that only the file names. model: the user's own that the case has, by its name or
-    where it is here. Raises UsageError for what is missing, and for a file that is not one.
+    where it is here; ranks: rank processes that are there already, else some are started. Raises
+    UsageError for what is missing, and for a file that is not one.
     """
     case_file = read(path)
     name = implementation or case_file.implementation
@@ -52,28 +51,32 @@ def replay(
         )
     if user is None and model is not None:
         raise UsageError(f"--model: the model of {path} is zerocheck's own; leave --model out")
-    size = case_file.case.world_size
-    with open_ranks(ranks, device=device) as (processes, _):
-        if processes is None:
-            return None
-        smallest = 1 if ranks == "processes" else size
-        describe(processes, name, world_size=smallest)
-        changed = ""
-        if model is not None:
-            case = case_with(processes, case_file.case, model, world_size=smallest)
-            changed = _changed(case_file.case, case)
-            case_file = msgspec.structs.replace(case_file, case=case)
-        replayed = Replayed(case_file, name, changed=changed)
-        while len(replayed.outcomes) < replayed.runs:
-            trial = Trial(
-                processes,
-                name,
-                case_file.case,
-                fresh=True,
-                trace=case_file.status in ("crashed", "hung"),
-                obligations=case_file.obligations,
-            )
-            replayed.outcomes.append(trial.outcome(digest=True))
+    if ranks is not None:
+        return _replayed(case_file, name, model, ranks)
+    with Pool(TARGET, patience_s=PATIENCE_S) as pool:
+        return _replayed(case_file, name, model, pool)
+
+
+def _replayed(case_file: CaseFile, name: str, model: str | None, ranks: Ranks) -> Replayed:
+    """Run it as often as it takes."""
+    smallest = 1 if isinstance(ranks, Pool) else case_file.case.world_size
+    describe(ranks, name, world_size=smallest)
+    changed = ""
+    if model is not None:
+        case = case_with(ranks, case_file.case, model, world_size=smallest)
+        changed = _changed(case_file.case, case)
+        case_file = msgspec.structs.replace(case_file, case=case)
+    replayed = Replayed(case_file, name, changed=changed)
+    while len(replayed.outcomes) < replayed.runs:
+        trial = Trial(
+            ranks,
+            name,
+            case_file.case,
+            fresh=True,
+            trace=case_file.status in ("crashed", "hung"),
+            obligations=case_file.obligations,
+        )
+        replayed.outcomes.append(trial.outcome(digest=True))
     return replayed
 
 

@@ -26,6 +26,9 @@ _LOOKED_AT: tuple[Status, ...] = (*FAILING, "known", "holds")
 INTERRUPTED = 130
 """Exit code of a run that did not come to its end."""
 
+LOST = 3
+"""Exit code of a run that lost its ranks before it found anything."""
+
 # What one word for several cases is: the first of these that any case has.
 _WORST_FIRST: tuple[Status, ...] = (*FAILING, "known", "holds", "unsupported", "not exercised")
 
@@ -296,5 +299,8 @@ def exit_code(counted: Tally) -> int:
 
 
 def run_exit_code(counted: Tally) -> int:
-    """The exit code of the whole run: as `exit_code`, 130 if it did not come to its end."""
+    """The exit code of the whole run: as `exit_code`, 130 if it did not come to its end, and if it
+    lost its ranks the code that it said."""
+    if counted.finished is not None and counted.finished.outcome == "lost":
+        return counted.finished.exit_code
     return exit_code(counted) if counted.complete else INTERRUPTED

@@ -33,7 +33,14 @@ KILLS = 4
 class Ranks(Protocol):
     """Rank processes, wherever they live."""
 
-    def submit(self, world_size: int, payload: bytes, *, fresh: bool = False) -> Any: ...
+    def submit(
+        self,
+        world_size: int,
+        payload: bytes,
+        *,
+        fresh: bool = False,
+        hosts: tuple[int, ...] = (),
+    ) -> Any: ...
     def wait(self, pending: Any) -> JobResult: ...
     def close(self) -> None: ...
 
@@ -115,7 +122,8 @@ class Trial:
     def _submit(self, job: Job) -> Any:
         assert job.case is not None
         payload = msgspec.msgpack.encode(job)
-        return self._ranks.submit(job.case.world_size, payload, fresh=self._fresh)
+        size, hosts = job.case.world_size, job.case.hosts
+        return self._ranks.submit(size, payload, fresh=self._fresh, hosts=hosts)
 
     @property
     def done(self) -> bool:

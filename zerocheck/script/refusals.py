@@ -16,6 +16,8 @@ def reasons(name: str, case: Case, checks: tuple[Check, ...], steps: int) -> Ite
         yield "the model is the user's own (model.user)"
     if len(case.mesh) != 1:
         yield f"the mesh has {len(case.mesh)} axes"
+    if case.hosts:
+        yield "its ranks are told that they are on several hosts (hosts)"
     if case.precision.compute != "fp32" or case.precision.reduce != "fp32":
         yield "it computes or reduces in another dtype than fp32 (precision)"
     if any(block.dtype != "fp32" for block in case.model.blocks):

@@ -10,6 +10,7 @@ from .communication import COMMUNICATION
 from .fault import Fault
 from .forwards import BROKEN, BUFFERS, FORWARDS
 from .gradients import ACCUMULATION, CLIPPING, GRADIENT, SCALING
+from .hosts import HOSTS
 from .injected import INJECTED, injected_into
 from .left_out import LEFT_OUT, RESTORING
 from .memory import MEMORY
@@ -23,7 +24,7 @@ FAULTS: dict[str, Fault] = {
     for fault in (
         *GRADIENT, *ACCUMULATION, *SCALING, *CLIPPING, *UPDATE, *PUBLISHING, *OWNERSHIP,
         *FORWARDS, *BUFFERS, *DTYPES, *BROKEN, *LEFT_OUT, *RESTORING, *RACES,
-        *CHECKPOINTS, *EXPORTS, *FILES, *MEMORY, *COMMUNICATION, *INJECTED,
+        *CHECKPOINTS, *EXPORTS, *FILES, *MEMORY, *COMMUNICATION, *HOSTS, *INJECTED,
     )
 }  # fmt: skip
 """Name -> fault."""

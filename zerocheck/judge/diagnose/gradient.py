@@ -11,7 +11,7 @@ import torch
 from .. import bounds
 from ..bounds import Enclosure
 from ..local import Scale
-from . import placement, ranks, rounded
+from . import hosts, placement, ranks, rounded
 from .evidence import Candidate, Evidence, explains, slack, summed, times, wrong_tensors
 
 SEEDED_ALIKE = (
@@ -71,6 +71,7 @@ def _candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
     yield from _scaled(evidence)
     yield from _by_loss_scale(evidence)
     yield from ranks.candidates(evidence)
+    yield from hosts.candidates(evidence)
     yield from placement.candidates(evidence, wrong)
     world, count = evidence.passes.gradients.shape[:2]
     terms = evidence.passes.gradients.to(torch.float64)

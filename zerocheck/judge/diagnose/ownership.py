@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import NamedTuple
 
 import torch
 
+from ...case.hosts import Hosts, places
 from ...drive.observation import Entry
 
 Shape = tuple[int, ...]
@@ -17,14 +19,17 @@ Held = Sequence[tuple[int, Entry]]
 class Tiling(NamedTuple):
     """Who holds what of all tensors of a role.
 
-    shapes: as the model has them; held: by name, (rank, entry) of what is there.
+    shapes: as the model has them; held: by name, (rank, entry) of what is there; hosts: on which
+    the ranks are, as in a case.
     """
 
     shapes: Mapping[str, Shape]
     held: Mapping[str, Held]
     world_size: int
+    hosts: Hosts = ()
 
 
+LOCAL = "shard of the local rank"
 EMPTY = "empty parameter left out"
 
 SENTENCES = {
@@ -32,6 +37,8 @@ SENTENCES = {
     "twice on one rank": "one rank has the same elements twice",
     "same shard on every rank": "every rank holds the same part of each tensor, as if it were "
     "one and the same rank",
+    LOCAL: "each rank holds what belongs to the rank whose number is its own on its host: the "
+    "local rank was taken for the rank",
     "remainder dropped": "of every tensor the last n mod W elements are left out",
     "rank left out": "what is missing belongs to a rank that shows nothing",
     "padded shape": "dim 0 is rounded up to a multiple of W: the padding is counted",
@@ -47,6 +54,15 @@ def of_tiling(tiling: Tiling) -> tuple[str, ...]:
     masks = {name: _masks(tiling, name) for name in tiling.shapes if tiling.held.get(name)}
     masks = {name: mask for name, mask in masks.items() if mask.shape[1]}
     return tuple(_of_masks(tiling, masks))
+
+
+def of_nothing(tiling: Tiling, shape: Shape) -> tuple[str, ...]:
+    """All causes of a tensor of this shape that no rank has."""
+    if not math.prod(shape):
+        return (EMPTY,)
+    masks = {name: _masks(tiling, name) for name in tiling.shapes if tiling.held.get(name)}
+    local = _by_local_rank(tiling, masks) and any(bool(counts.any()) for counts in masks.values())
+    return ("parameter left out", *([LOCAL] if local else []))
 
 
 def of_shapes(tiling: Tiling) -> tuple[str, ...]:
@@ -96,6 +112,8 @@ def _of_masks(tiling: Tiling, masks: Mapping[str, torch.Tensor]) -> Iterator[str
     if not gaps:
         return
     world = tiling.world_size
+    if _by_local_rank(tiling, masks):
+        yield LOCAL
     if world > 1 and all(bool((masks[name] == masks[name][0]).all()) for name in masks):
         yield "same shard on every rank"
         return
@@ -105,6 +123,21 @@ def _of_masks(tiling: Tiling, masks: Mapping[str, torch.Tensor]) -> Iterator[str
     idle = [rank for rank in range(world) if not any(bool(m[rank].any()) for m in masks.values())]
     if idle and world > 1:
         yield "rank left out"
+
+
+def _by_local_rank(tiling: Tiling, masks: Mapping[str, torch.Tensor]) -> bool:
+    """Ranks hold the same where their local ranks are the same, and else have nothing in common."""
+    local = [place.local_rank for place in places(tiling.hosts, tiling.world_size)]
+    if len(set(local)) == len(local):
+        return False
+    for counts in masks.values():
+        for rank, other in combinations(range(len(local)), 2):
+            if local[rank] == local[other]:
+                if not torch.equal(counts[rank], counts[other]):
+                    return False
+            elif bool((counts[rank].bool() & counts[other].bool()).any()):
+                return False
+    return True
 
 
 def _overlaps(counts: torch.Tensor) -> bool:

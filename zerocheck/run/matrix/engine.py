@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from ...drive.observation import Described
 from ...faults.catalogue import Fault
 from ...judge.local import as_on_a_rank
-from ..engine import open_ranks
 from ..environment import environment
+from ..launch import with_ranks
 from ..plan import Drawn, Plan
 from ..shrink import Limits, paths, shrink
 from ..tally import INTERRUPTED
@@ -42,9 +42,7 @@ def run(options: MatrixOptions, handlers: Sequence[Handler], *, ranks: Ranks | N
     """
     if ranks is not None:
         return _Matrix(options, handlers, ranks).run()
-    with open_ranks("processes") as (opened, _):
-        assert opened is not None
-        return _Matrix(options, handlers, opened).run()
+    return with_ranks("processes", lambda opened: _Matrix(options, handlers, opened).run())
 
 
 class _Matrix:

@@ -1,0 +1,56 @@
+"""Ranks of the pool are told on which hosts they are, before user code is imported."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from conftest import Ask, answers
+
+from zerocheck.ranks import Pool
+
+
+def test_each_rank_is_told_its_place(ask: Ask) -> None:
+    told = answers(ask(3, "told", hosts=(2,)))
+    assert told == [
+        ["0", "3", "0", "2", "0", "2"],
+        ["1", "3", "1", "2", "0", "2"],
+        ["2", "3", "0", "1", "1", "2"],
+    ]
+    assert [t[2:] for t in answers(ask(2, "told"))] == [
+        ["0", "2", "0", "1"],
+        ["1", "2", "0", "1"],
+    ]
+    assert [t[2:] for t in answers(ask(2, "told", hosts=(1,), fresh=True))] == [
+        ["0", "1", "0", "2"],
+        ["0", "1", "1", "2"],
+    ]
+
+
+def test_other_hosts_are_other_processes(shared_pool: Pool, ask: Ask) -> None:
+    """What a module reads when it is imported stays what it was in that process."""
+    one = answers(ask(2, "imported"))
+    other = answers(ask(2, "imported", hosts=(1,)))
+    assert (one, other) == (["0", "1"], ["0", "0"])
+    assert answers(ask(2, "imported")) == one
+    assert set(shared_pool.rank_pids) >= {2}
+
+
+def test_jobs_of_several_hosts_run_beside_each_other(shared_pool: Pool) -> None:
+    pending = [
+        shared_pool.submit(2, f"echo {number}".encode(), hosts=hosts)
+        for number, hosts in enumerate(((), (1,), (), (1,)))
+    ]
+    results = [shared_pool.wait(one) for one in pending]
+    for number, result in enumerate(results):
+        assert [answer[3] for answer in answers(result)] == [str(number)] * 2
+        result.release()
+
+
+@pytest.mark.parametrize("name", ["LOCAL_RANK", "RANK"])
+def test_the_launchers_own_are_not_handed_down(
+    name: str, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "7")
+    assert "7" not in answers(ask(2, "told", fresh=True))[1]
+    assert os.environ[name] == "7"

@@ -1,0 +1,76 @@
+"""Faults that nobody sees on one host: there the local rank is the rank, and the host the world."""
+
+from __future__ import annotations
+
+import os
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..case.schema import Case
+from ..implementations.textbook.sharded_adamw import ShardedAdamW
+from ..implementations.textbook.zero1 import Zero1
+from ..implementations.textbook.zero3 import Zero3
+
+
+def _number(name: str) -> int:
+    return int(os.environ[name])
+
+
+class LocalRankForRank(Zero3):
+    """The local rank chooses the shard (DS PR#7601, where it was `rank % per_node`).
+
+    Flagged: ownership, elements that no rank holds.
+    """
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        for flat in self.flats:
+            flat.gather()
+            flat.wait()
+            flat.mine = flat.partition.shard(_number("LOCAL_RANK"))
+            flat.pieces = flat.partition.pieces(_number("LOCAL_RANK"))
+            flat.shard.copy_(flat.full[flat.mine])
+            flat.release()
+        owned = [one for flat in self.flats for one in flat.owned()]
+        self.optimizer = ShardedAdamW(case, owned, self.group, mesh.device_type)
+
+
+class DividedByLocalWorldSize(Zero1):
+    """The sum over all ranks is divided by the number of ranks on the host.
+
+    Flagged: gradient.
+    """
+
+    def _reduce(self) -> None:
+        super()._reduce()
+        for one in self.optimizer.owned:
+            one.gradient.mul_(self.world_size).div_(_number("LOCAL_WORLD_SIZE"))
+
+
+class ReducedWithinHost(Zero1):
+    """Gradients are reduced over the ranks of each host, and never between hosts.
+
+    Flagged: gradient.
+    """
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        hosts = [0] * self.world_size
+        dist.all_gather_object(hosts, _number("GROUP_RANK"), group=self.group)
+        for host in dict.fromkeys(hosts):
+            ranks = [rank for rank, its in enumerate(hosts) if its == host]
+            group = dist.new_group(ranks)  # all ranks take part in making each
+            if self.group.rank() in ranks:
+                self.within = group
+
+    def _reduce(self) -> None:
+        for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
+            dist.all_reduce(gradients, group=self.within)
+            self._own(bucket, gradients).div_(self.within.size())
+        self.reduced = True
+
+    def close(self) -> None:
+        dist.destroy_process_group(self.within)
+        super().close()

@@ -1,0 +1,40 @@
+"""A wrong gradient of ranks that take their host for the world. Of one host there is nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from ...case.hosts import places
+from .evidence import Candidate, Evidence, summed, times
+
+
+def candidates(evidence: Evidence) -> Iterator[Candidate]:
+    """The mean takes the number of ranks on a host, or hosts reduce apart."""
+    world, _ = evidence.passes.gradients.shape[:2]
+    ranks = places(evidence.case.hosts, world)
+    if ranks[-1].host == 0:
+        return
+    mean = evidence.semantics.average == "mean"
+    if mean:
+        sizes = ", ".join(str(size) for size in dict.fromkeys(r.local_world_size for r in ranks))
+        yield Candidate(
+            "divided by the ranks of a host",
+            f"the sum over ranks is divided by the number of ranks on a host ({sizes}; "
+            f"LOCAL_WORLD_SIZE), and not by {world}",
+            [times(evidence, world / place.local_world_size) for place in ranks],
+        )
+    terms = evidence.passes.gradients.to(torch.float64)
+    yield Candidate(
+        "reduced within each host",
+        "each host reduces the gradients of its own ranks, and nothing is reduced between hosts",
+        [
+            summed(
+                evidence,
+                terms[[other for other, its in enumerate(ranks) if its.host == place.host]],
+                evidence.divisor * (place.local_world_size / world if mean else 1),
+            )
+            for place in ranks
+        ],
+    )

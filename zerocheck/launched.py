@@ -1,0 +1,139 @@
+"""What a launcher such as torchrun tells its processes, and how it ends them.
+
+torchrun ends all processes of a host with SIGTERM as soon as one of them leaves with an error, and
+prints a table of those that did. So all ranks leave together, with one exit code, and the table
+holds the outcome.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import struct
+import time
+from contextlib import suppress
+from types import FrameType
+
+from zerocheck.errors import RanksLost, UsageError
+
+NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+SEE_RANK_0 = "rank 0 says why"
+_SIOCGIFADDR = 0x8915
+
+
+def launched() -> bool:
+    """Whether a launcher started this process, beside others."""
+    return all(name in os.environ for name in NEEDED)
+
+
+def is_rank_0() -> bool:
+    """Whether this process speaks for all; also where there is no launcher."""
+    return not launched() or os.environ["RANK"] == "0"
+
+
+def check_environment() -> None:
+    """Raises UsageError outside of torchrun."""
+    missing = [name for name in NEEDED if name not in os.environ]
+    if missing:
+        raise UsageError(
+            f"{', '.join(missing)} not set: start this with `torchrun --nproc-per-node N ...`,"
+            " or use --ranks processes"
+        )
+
+
+def host_number() -> str:
+    """Equal on ranks of one host: the launcher's number of it, or the host's name."""
+    return os.environ.get("GROUP_RANK") or socket.gethostname()
+
+
+def choose_interface() -> None:
+    """Let gloo use the interface that reaches the rendezvous, unless the user chose one.
+
+    gloo looks its own host's name up, which is 127.0.1.1 on many machines, and then waits in vain.
+    """
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        return
+    with suppress(OSError):
+        port = int(os.environ["MASTER_PORT"])
+        (family, _, _, _, address), *_ = socket.getaddrinfo(
+            os.environ["MASTER_ADDR"], port, type=socket.SOCK_DGRAM
+        )
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)  # sends nothing
+            own = probe.getsockname()[0]
+        alone = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):
+                if _address(name) == own and (alone or not own.startswith("127.")):
+                    os.environ["GLOO_SOCKET_IFNAME"] = name
+                    return
+
+
+def _address(interface: str) -> str:
+    """Its IPv4 address. Raises OSError if it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("256s", interface.encode()[:15])
+        return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
+
+
+class Stopping:
+    """On rank 0, what ends the run from outside: Ctrl-C, or SIGTERM of the launcher.
+
+    The signal raises where it strikes. User code under test may catch it: `check` raises it again.
+    """
+
+    def __init__(self) -> None:
+        self._why: BaseException | None = None
+        signal.signal(signal.SIGINT, self._interrupted)
+        signal.signal(signal.SIGTERM, self._terminated)
+
+    def check(self) -> None:
+        """Raise what was asked for, if it was."""
+        if self._why is not None:
+            raise self._why
+
+    def _interrupted(self, _number: int, _frame: FrameType | None) -> None:
+        self._stop(KeyboardInterrupt())
+
+    def _terminated(self, _number: int, _frame: FrameType | None) -> None:
+        self._stop(
+            RanksLost(
+                "the launcher ended this run (SIGTERM), as it does when another rank dies or the "
+                "job is cancelled"
+            )
+        )
+
+    def _stop(self, why: BaseException) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # the report is still to be written
+        self._why = why
+        raise why
+
+
+def leave_at_once(code: int) -> None:
+    """From here on a signal of the launcher ends this process with this exit code."""
+
+    def leave(_number: int, _frame: FrameType | None) -> None:
+        os._exit(code)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, leave)
+
+
+def tell(code: int, text: str) -> None:
+    """What the launcher's table of failures says of this rank."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path or not code:
+        return
+    said = {"py_callstack": text, "timestamp": str(int(time.time()))}
+    with suppress(OSError), open(path, "w", encoding="utf-8") as file:
+        json.dump({"message": {"message": text, "extraInfo": said}}, file)
+
+
+def let_rank_0_speak(code: int, seconds: float) -> None:
+    """Before a rank leaves for a reason that rank 0 says too: the launcher would end that first."""
+    leave_at_once(code)
+    time.sleep(seconds)

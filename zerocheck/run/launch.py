@@ -1,0 +1,65 @@
+"""Rank processes for a command: started here, or given by a launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .. import launched
+from ..errors import RanksLost, UsageError
+from ..ranks.pool import Pool
+from ..ranks.torchrun import TIMEOUT_S, TorchrunPool
+from .trial import TARGET, Ranks
+
+PATIENCE_S = 5.0
+"""Seconds without any sign of life after which ranks count as hung."""
+
+USAGE, LOST, INTERRUPTED = 2, 3, 130
+"""Exit codes as of the command line, for what ends a command before it returns one."""
+
+
+def with_ranks(
+    kind: str,
+    do: Callable[[Ranks], int],
+    *,
+    device: str = "cpu",
+    timeout_s: float = TIMEOUT_S,
+) -> int:
+    """`do` with rank processes of this kind; returns its exit code.
+
+    On ranks of a launcher other than 0 the same code is returned, and `do` is not called: they
+    serve until rank 0 is through with it. Raises what `do` raises, and RanksLost.
+    """
+    if kind == "processes":
+        with Pool(TARGET, patience_s=PATIENCE_S) as pool:
+            return do(pool)
+    launched.check_environment()
+    if launched.is_rank_0():
+        return _on_rank_0(do, device, timeout_s)
+    # Rank 0 says what there is to be said, of Ctrl-C too.
+    launched.leave_at_once(INTERRUPTED)
+    with TorchrunPool(TARGET, device=device, timeout_s=timeout_s) as pool:
+        code = pool.serve()
+    launched.leave_at_once(code)
+    launched.tell(code, launched.SEE_RANK_0)
+    return code
+
+
+def _on_rank_0(do: Callable[[Ranks], int], device: str, timeout_s: float) -> int:
+    stopping = launched.Stopping()
+    code = LOST
+    with TorchrunPool(TARGET, device=device, timeout_s=timeout_s, stopping=stopping) as pool:
+        try:
+            code = do(pool)
+        except UsageError:
+            code = USAGE
+            raise
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+            raise
+        except RanksLost as lost:
+            pool.give_up(str(lost))
+            raise
+        finally:
+            pool.code = code
+            launched.leave_at_once(code)
+    return code
