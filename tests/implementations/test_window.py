@@ -12,7 +12,7 @@ from zerocheck.catalogue import BUILT_IN
 from zerocheck.compat_memory import Allocation
 from zerocheck.contract.layout import Highest, Term
 from zerocheck.contract.loading import load
-from zerocheck.implementations.traffic.window import Own, Window, owned
+from zerocheck.implementations.traffic.window import Own, Window, owned, terms_of
 from zerocheck.models.network import build_model
 
 MODEL = Model(
@@ -140,3 +140,13 @@ def test_what_the_model_needs_is_not_told_where_the_data_say_it(name: str) -> No
     layout = load(name).layout(build_model(case), case, 0)
     assert layout is not None
     assert not [one for one in layout.highest or () if one.term == "working"]
+
+
+def test_only_what_does_not_depend_on_more_is_told() -> None:
+    def terms(*kinds: str) -> tuple[Term, ...]:
+        blocks = tuple(Block(kind=kind) for kind in kinds)  # type: ignore[arg-type]
+        return terms_of(Case(model=Model(blocks=blocks)))
+
+    assert terms("mlp") == ("gathered", "bucket", "working", "gathering", "reducing")
+    assert terms("mlp", "batch_norm") == terms("group_norm") == ("gathered", "bucket")
+    assert terms("experts", "mlp") == ("gathered",)

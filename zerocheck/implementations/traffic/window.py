@@ -20,13 +20,19 @@ WORKING: tuple[Term, ...] = ("working", "gathering", "reducing")
 
 
 def terms_of(case: Case) -> tuple[Term, ...]:
-    """What can be told of: what the model itself holds, if it does not depend on the data. Of the
-    user's own model it is not known whether it does. Batch and group norm hold a tensor of the
-    size of their input for longer on real ranks than in a bare pass: nothing is told of them."""
-    communicated: tuple[Term, ...] = ("gathered", "bucket")
+    """What can be told of: where the data say which parameters are used, they say which buckets
+    are full when, and only what is gathered does not depend on that.
+
+    What the model itself holds is not known of the user's own, whose operators may depend on the
+    data. Batch and group norm hold a tensor of the size of their input for longer on real ranks
+    than in a bare pass: of models with them it is not told either.
+    """
+    if sometimes_used(case.model):
+        return ("gathered",)
     norms = any(block.kind in ("batch_norm", "group_norm") for block in case.model.blocks)
-    depends = case.model.user is not None or sometimes_used(case.model) or norms
-    return communicated if depends else (*communicated, *WORKING)
+    if case.model.user is not None or norms:
+        return ("gathered", "bucket")
+    return ("gathered", "bucket", *WORKING)
 
 
 class Own(NamedTuple):
