@@ -292,7 +292,8 @@ def fsdp2(model: nn.Module, case: Case) -> Told | None:
             _clip(calls, case, replay.held)
     if case.world_size == 1 or sometimes_used(case.model) or case.sharding.optimizer_first:
         return Told(tuple(calls.done))
-    return calls.told(terms_of(case))
+    adds = training.microbatches > 1 or not training.set_to_none
+    return calls.told(terms_of(case, adds=adds))
 
 
 def _scale(calls: Calls, case: Case, held: Mapping[str, str]) -> None:
