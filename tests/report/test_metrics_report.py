@@ -45,7 +45,13 @@ def records() -> list[Record]:
         started("fsdp2", "zero2"),
         timed(0, PACE),
         timed(1, replace(PACE, seconds=0.006, copied=0.2)),
-        timed(2, replace(PACE, seconds=0.004), save_seconds=(0.5, 0.25), load_seconds=(0.125,)),
+        timed(
+            2,
+            replace(PACE, seconds=0.004),
+            save_seconds=(0.5, 0.25),
+            load_seconds=(0.125,),
+            peak_bytes=4096,
+        ),
         timed(3, seen, ranks=4),
         replace(greedy, case=replace(greedy.case, model=model)),
         timed(5, Pace(broken="rank 1 died of SIGKILL")),
@@ -85,7 +91,7 @@ def test_markdown_has_a_row_for_each_number_of_ranks() -> None:
     assert cells[0].startswith(f"fsdp2 2 3 9 5 512 {shares}"), cells[0]
     assert cells[0].endswith("25 % 12 % 4 3,000 – –")
     assert cells[2].startswith("fsdp2 4 1 3 4 512 – – – – – – ")
-    assert cells[3] == "fsdp2 2 0.375 1 0.125"
+    assert cells[3:] == ["fsdp2 2 1 4,096 4,096", "fsdp2 2 0.375 1 0.125"]
     assert "rank 1 is waited for most: the others are idle 25 % of the step, it 5 %" in part
     assert "1 case could not be timed: rank 1 died of SIGKILL" in part
     assert "(offload)" not in part
@@ -109,6 +115,7 @@ def test_json_has_all_figures() -> None:
     assert three["gathered"] > 1 and len(metrics["patterns"]) == 1
     assert metrics["not_timed"] == ["rank 1 died of SIGKILL"]
     assert metrics["save_seconds"] == {"count": 2, "median": 0.375}
+    assert metrics["measured_peaks"][0]["most"] == 4096
     empty = data["implementations"]["zero2"]["metrics"]
     assert empty["by_world_size"] == [] and empty["load_seconds"] == {"count": 0, "median": None}
 

@@ -217,8 +217,8 @@ def _shares(counted: Tally) -> str:
 def _metrics(counted: Tally) -> Iterable[str]:
     every = counted.implementations
     timed, checkpoints = metrics.rows(every), metrics.checkpoint_rows(every)
-    broken = metrics.broken_lines(every)
-    if not (timed or checkpoints or broken):
+    broken, peaks = metrics.broken_lines(every), metrics.peak_rows(every)
+    if not (timed or checkpoints or broken or peaks):
         return
     yield f"## {metrics.TITLE}"
     if timed:
@@ -233,6 +233,9 @@ def _metrics(counted: Tally) -> Iterable[str]:
         yield "\n".join(f"- {escape(line)}" for line in ranked)
     if broken:
         yield "\n".join(f"- {escape(line)}" for line in broken)
+    if peaks:
+        yield "The most that a rank held at any instant of a step, of the cases that were measured:"
+        yield table(metrics.PEAK_HEADERS, [[escape(row[0]), *row[1:]] for row in peaks])
     if checkpoints:
         yield "Checkpoints, each on its slowest rank, while nothing else went on:"
         rows = [[escape(row[0]), *row[1:]] for row in checkpoints]

@@ -132,6 +132,16 @@ def checkpoint_rows(implementations: Implementations) -> list[list[str]]:
     ]
 
 
+def peak_rows(implementations: Implementations) -> list[list[str]]:
+    """Bytes of measured cases, a row for each implementation and number of ranks."""
+    return [
+        [name, str(ranks), str(len(sizes)), _count(median(sizes)), _count(max(sizes))]
+        for name, implementation in implementations.items()
+        for ranks, sizes in sorted(implementation.metrics.peaks.items())
+    ]
+
+
+PEAK_HEADERS = ("implementation", "ranks", "cases measured", "median, bytes", "most, bytes")
 CHECKPOINT_HEADERS = ("implementation", "saves", "median, s", "loads", "median, s")
 
 
@@ -175,6 +185,10 @@ def as_data(metrics: Metrics) -> dict[str, Any]:
             for pattern, text in metrics.patterns.items()
         ],
         "not_timed": metrics.broken,
+        "measured_peaks": [
+            {"world_size": ranks, "cases": len(sizes), "median": median(sizes), "most": max(sizes)}
+            for ranks, sizes in sorted(metrics.peaks.items())
+        ],
         "save_seconds": _statistics(metrics.saves),
         "load_seconds": _statistics(metrics.loads),
     }

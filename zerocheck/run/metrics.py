@@ -99,12 +99,14 @@ def _middle(values: Iterable[float | None]) -> float | None:
 class Metrics:
     """How an implementation ran. paces: by world size; patterns: the sentences, each that of the
     first case that shows it, and in how many timed cases there is one that begins alike; broken:
-    why cases could not be timed; saves, loads: seconds."""
+    why cases could not be timed; peaks: bytes of each measured case, by world size; saves, loads:
+    seconds."""
 
     paces: dict[int, Paces] = field(default_factory=dict)
     patterns: dict[str, str] = field(default_factory=dict)
     shown: Counter[str] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)
+    peaks: dict[int, list[int]] = field(default_factory=dict)
     saves: list[float] = field(default_factory=list)
     loads: list[float] = field(default_factory=list)
 
@@ -112,6 +114,8 @@ class Metrics:
         """Count one case."""
         self.saves += record.save_seconds
         self.loads += record.load_seconds
+        if record.peak_bytes is not None:
+            self.peaks.setdefault(record.case.world_size, []).append(record.peak_bytes)
         pace = record.pace
         if pace is None:
             return

@@ -77,6 +77,8 @@ def _whole_gather(case: Case, pace: Pace) -> str | None:
     asked = case.sharding.wrap
     if "wrap" not in pace.obeys or asked not in ("block", "layer"):
         return None
+    if case.model.user is not None:  # its units are its own
+        return None
     shapes, dtypes = parameter_shapes(case.model), parameter_dtypes(case.model)
     if not any(prod(shapes[name]) for name in shapes if name.startswith("blocks.")):
         return None

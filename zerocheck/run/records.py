@@ -127,6 +127,8 @@ class CaseFinished(msgspec.Struct, frozen=True, kw_only=True, tag="case finished
     """Of each leg that loaded and went on, on its slowest rank."""
     pace: Pace | None = None
     """How the steps passed, if the case was timed."""
+    peak_bytes: int | None = None
+    """The most that a rank held at any instant of a step, if the case was measured."""
     known: tuple[Obligation, ...] = ()
 
 

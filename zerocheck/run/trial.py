@@ -82,6 +82,7 @@ class Outcome:
     save_seconds: tuple[float, ...] = ()
     load_seconds: tuple[float, ...] = ()
     pace: Pace | None = None
+    peak_bytes: int | None = None
 
     @property
     def headline(self) -> str:
@@ -246,6 +247,7 @@ def judged(
             save_seconds=_longest([rank.written_seconds for rank in seen] for seen, _ in legs),
             load_seconds=_longest([rank.load_seconds for rank in seen] for seen, _ in legs),
             pace=_pace(case, results.timed),
+            peak_bytes=None if results.measured is None else _peak(runs[-1][0]),
             seconds=sum(result.duration_s for result in results.all) + spent,
             judge_seconds=spent,
         )
@@ -264,6 +266,12 @@ def _pace(case: Case, result: JobResult | None) -> Pace | None:
         return Pace(broken=result.summary(stacks=False))
     seen, _ = observed(result)
     return paced(case, [rank.timed or Timed() for rank in seen])
+
+
+def _peak(seen: Sequence[RankSeen]) -> int | None:
+    """The most that any rank held at any instant, or None if no step was measured."""
+    peaks = (peak for rank in seen if rank.measured is not None for peak in rank.measured.peaks)
+    return max((peak.total for peak in peaks), default=None)
 
 
 def _longest(legs: Iterable[Sequence[float]]) -> tuple[float, ...]:
