@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from timed_by_hand import call, rank, step
 
-from zerocheck.case.schema import Block, Case, Data, Model, Training
+from zerocheck.case.schema import Block, Case, Data, Model, Training, UserModel, UserParameter
 from zerocheck.drive.observation import Timed
 from zerocheck.run.pace import Pace
 from zerocheck.run.pacing import alone, paced
@@ -94,6 +95,11 @@ def test_figures_are_medians_over_steps_and_the_slowest_rank_counts() -> None:
     assert pace.seconds == 2e-6 and pace.steps == 3
     assert pace.kinds == () and pace.overlap is None and pace.update is None
     assert paced(CASE, [rank(), rank()]) is None
+
+
+def test_tokens_of_the_users_own_batches_are_not_known() -> None:
+    user = UserModel(factory="a:b", parameters=(UserParameter(name="w", shape=(2,)),))
+    assert of(rank(step()), case=replace(CASE, model=Model(user=user))).tokens == 0
 
 
 def test_tensors_that_are_reduced_alone_are_counted_by_their_bytes() -> None:

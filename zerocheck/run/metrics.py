@@ -54,7 +54,9 @@ class Paces:
     @property
     def tokens_per_second(self) -> float | None:
         """Positions that all ranks together read."""
-        return self.middle(lambda pace: pace.tokens / pace.seconds if pace.seconds else None)
+        return self.middle(
+            lambda pace: pace.tokens / pace.seconds if pace.tokens and pace.seconds else None
+        )
 
     @property
     def idle(self) -> float | None:

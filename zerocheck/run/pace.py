@@ -30,8 +30,8 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     """How the steps of one case passed, on a run of its own with nothing observed.
 
     steps: that count, without the warm-up; seconds: of a step on its slowest rank; tokens:
-    positions that all ranks together read in a step (batch x length x microbatches x ranks);
-    forward: time within forwards over the time of the step; update: that after
+    positions that all ranks together read in a step (batch x length x microbatches x ranks),
+    0 where batches are the user's own; forward: time within forwards over the time of the step; update: that after
     `step.reached("reduced")`, None where it was not called; copied: that in copies between devices;
     kinds: by the share of callers' time, the greatest first.
 

@@ -41,7 +41,7 @@ def paced(case: Case, ranks: Sequence[Timed]) -> Pace | None:
     return Pace(
         steps=len(steps),
         seconds=_rounded(median(max(map(_length, step)) for step in steps) / 1e9),
-        tokens=case.data.batch * case.data.length * case.training.microbatches * case.world_size,
+        tokens=_tokens(case),
         forward=_middle(sum(rank.forward for rank in step) / _all(step) for step in steps),
         update=_middle(one for one in update if one is not None) if None not in update else None,
         copied=_middle(sum(rank.copied for rank in step) / _all(step) for step in steps),
@@ -55,6 +55,13 @@ def paced(case: Case, ranks: Sequence[Timed]) -> Pace | None:
         reserved=_most(one.reserved for one in ranks),
         obeys=tuple(word for word in USED if word in ranks[0].options),
     )
+
+
+def _tokens(case: Case) -> int:
+    """Positions of one step. What the user's own batches hold is not known from the case: 0."""
+    if case.model.user is not None:
+        return 0
+    return case.data.batch * case.data.length * case.training.microbatches * case.world_size
 
 
 def alone(case: Case, calls: Iterable[CollectiveTimes]) -> int:
