@@ -77,7 +77,7 @@ def lines(implementations: Implementations) -> list[str]:
 
 def _line(name: str, one: Paces) -> str:
     calls = one.middle(lambda pace: pace.calls)
-    parts = [f"{_count(calls)} collectives in a step"]
+    parts = [f"{_count(calls)} collective{'s' if calls != 1 else ''} in a step"]
     waiting = one.middle(lambda pace: pace.waiting)
     if waiting is not None:
         parts.append(f"{_percent(waiting)} of it waiting in them")

@@ -31,9 +31,9 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
     steps: that count, without the warm-up; seconds: of a step on its slowest rank; tokens:
     positions that all ranks together read in a step (batch x length x microbatches x ranks),
-    0 where batches are the user's own; forward: time within forwards over the time of the step; update: that after
-    `step.reached("reduced")`, None where it was not called; copied: that in copies between devices;
-    kinds: by the share of callers' time, the greatest first.
+    0 where batches are the user's own; forward: time within forwards over the time of the step;
+    update: that after `step.reached("reduced")`, None where it was not called; copied: that in
+    copies between devices; kinds: by the share of callers' time, the greatest first.
 
     overlap: of the time in which at least one collective was on its way, from the call of its
     operator until it was over, the share in which the caller did not wait, summed over ranks; None
