@@ -6,10 +6,17 @@ machines differ. Reports show those figures in their order, and no verdict.
 
 from __future__ import annotations
 
-from math import prod
+from math import ceil, prod
 
 from ..case.schema import Case
-from ..case.shapes import learning, parameter_dtypes, parameter_shapes
+from ..case.shapes import (
+    call_order,
+    learning,
+    parameter_dtypes,
+    parameter_shapes,
+    sometimes_used,
+    uncalled,
+)
 from .pace import ITEMSIZE, REDUCING, Pace
 
 
@@ -46,47 +53,53 @@ def _one_by_one(case: Case, pace: Pace) -> str | None:
 
 
 def _whole_bucket(case: Case, pace: Pace) -> str | None:
-    """A reduction is larger than any bucket that the case asks for, by code that obeys `bucket`.
+    """There are fewer reductions than buckets are asked for, by code that obeys `bucket`.
 
-    A bucket that is closed once it holds b elements has fewer than b and the largest tensor, and
-    over W ranks it is padded by less than W. With `wrap` the buckets are units, of any size.
+    A bucket that is closed once it holds b elements has fewer than b and the largest tensor t, so
+    E elements are more than E / (b + t) buckets, whatever they are padded with. An element is 4
+    bytes, as DDP counts; parameters that some step may not use are left out. With `wrap` the
+    buckets are units, of any size.
     """
     if "bucket" not in pace.obeys or "wrap" in pace.obeys:
         return None
     shapes, dtypes = parameter_shapes(case.model), parameter_dtypes(case.model)
-    sizes = {name: prod(shapes[name]) for name in learning(case)}
-    itemsize = max((ITEMSIZE[dtypes[name]] for name in sizes), default=4)
-    # Each tensor of a bucket may be padded for itself.
-    limit = case.sharding.bucket + max(sizes.values(), default=0) + case.world_size * len(sizes)
-    largest = max((kind.largest for kind in pace.kinds if kind.kind in REDUCING), default=0)
-    if largest <= itemsize * limit:
+    unsure = (*uncalled(case.model), *sometimes_used(case.model))
+    sizes = [
+        prod(shapes[name]) * ITEMSIZE[dtypes[name]]
+        for name in learning(case)
+        if not name.startswith(unsure)
+    ]
+    reducing = [kind for kind in pace.kinds if kind.kind in REDUCING]
+    calls = sum(kind.calls for kind in reducing)
+    needed = sum(sizes) / (4 * case.sharding.bucket + max(sizes, default=0))
+    if not calls or calls >= needed:
         return None
-    whole = sum(sizes[name] * ITEMSIZE[dtypes[name]] for name in sizes)
+    largest = max(kind.largest for kind in reducing)
     return (
-        f"a bucket that spikes memory: one reduction of {largest:,} bytes, {largest / whole:.0%} "
-        f"of all gradients, where buckets of {case.sharding.bucket:,} elements are asked for"
+        f"a bucket that spikes memory: {calls:g} reductions in a step, the largest of {largest:,} "
+        f"bytes, where buckets of {case.sharding.bucket:,} elements need {ceil(needed)} at least"
     )
 
 
 def _whole_gather(case: Case, pace: Pace) -> str | None:
-    """All parameters are gathered at once, by code that obeys `wrap`, where units are asked for.
+    """The bytes of all parameters are gathered at once, by code that obeys `wrap`, in fewer
+    all-gathers than there are units.
 
-    The stem and the head are in no block, so a unit of a block or a layer is never all there is
-    where a block has parameters. A unit by size may be, so nothing is said of those.
+    Each block that is called is a unit at least, and the stem with the head another, and each is
+    gathered once in a step at least. Bytes alone do not tell: a unit of a tiny model may be padded
+    to more than the model. Of units by size, and of the user's own models, nothing is said.
     """
     asked = case.sharding.wrap
-    if "wrap" not in pace.obeys or asked not in ("block", "layer"):
-        return None
-    if case.model.user is not None:  # its units are its own
+    if "wrap" not in pace.obeys or asked not in ("block", "layer") or case.model.user is not None:
         return None
     shapes, dtypes = parameter_shapes(case.model), parameter_dtypes(case.model)
-    if not any(prod(shapes[name]) for name in shapes if name.startswith("blocks.")):
-        return None
+    called = {f"blocks.{index}" for index in call_order(case.model)}
+    units = {".".join(name.split(".")[:2]) for name in shapes if prod(shapes[name])} & called
     whole = sum(prod(shapes[name]) * ITEMSIZE[dtypes[name]] for name in shapes)
-    largest = max((kind.largest for kind in pace.kinds if kind.kind == "all_gather"), default=0)
-    if largest < whole:
+    gathers = [kind for kind in pace.kinds if kind.kind == "all_gather"]
+    if not gathers or gathers[0].largest < whole or gathers[0].calls >= len(units) + 1:
         return None
     return (
-        f"a wrapping that gathers too much: one all-gather of {largest:,} bytes holds the whole "
-        f"model, where units of one {asked} are asked for"
+        f"a wrapping that gathers too much: one all-gather of {gathers[0].largest:,} bytes, the "
+        f"model has {whole:,}, where {len(units) + 1} units or more are asked for"
     )
