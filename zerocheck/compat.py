@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -101,6 +101,12 @@ def process_group(given: Any) -> dist.ProcessGroup:
 def wait_for_work(boxed: Any) -> None:
     """Wait for the Work that a c10d operator returned, boxed for C++."""
     dist.Work.unbox(boxed).wait()
+
+
+def when_over(boxed: Any, call: Callable[[], None]) -> None:
+    """Have `call` called, on whatever thread, once the Work that a c10d operator returned, boxed
+    for C++, is over. Raises RuntimeError for one that cannot tell (send, recv)."""
+    dist.Work.unbox(boxed).get_future().add_done_callback(lambda _: call())
 
 
 def work_from_future(future: torch.futures.Future[Any]) -> Any:

@@ -63,7 +63,8 @@ class Checkpoints:
     """The checkpoints that one rank reads and writes in one leg of a case, as its job says.
 
     samples, random: what was seen of the data position and the random state; seconds: what saving
-    took.
+    took, until all was written; written_seconds: the same without what the harness copied
+    meanwhile, 0 if training went on meanwhile; load_seconds: what loading took.
     """
 
     def __init__(self, case: Case, job: Job | None = None, *, rank: int = 0) -> None:
@@ -73,6 +74,8 @@ class Checkpoints:
         self.samples: list[int] = []
         self.random: dict[str, bytes] = {}
         self.seconds = 0.0
+        self.written_seconds = 0.0
+        self.load_seconds = 0.0
         self._loader = Position()
         self._saving: Saving | None = None
         self._began = 0.0
@@ -89,7 +92,9 @@ class Checkpoints:
 
     def load(self, subject: Implementation) -> None:
         """Load into an implementation that was just built."""
+        began = time.monotonic()
         subject.load(self.job.load, self._loader)
+        self.load_seconds = time.monotonic() - began
         self.samples.append(self._loader.samples)
         self.random["loaded"] = _random_state()
 
@@ -121,9 +126,12 @@ class Checkpoints:
         self._began = time.monotonic()
         self._arm()
         self._saving = subject.save(self.job.save, self._loader)
+        called = time.monotonic()
         recorder.take(last - 1, "saved", subject.shards(), STATE_ROLES)
+        copied = time.monotonic() - called
         if not in_background(self.case):
             self.finish()
+            self.written_seconds = self.seconds - copied
 
     def finish(self) -> None:
         """Wait until the checkpoint is written."""

@@ -42,6 +42,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Load, and tell what came of it; take no step."""
     measure: bool = False
     """Take the steps bare, and tell what they hold and send: see `Measured`."""
+    time: bool = False
+    """Take the steps bare, and tell how they passed: see `Timed`."""
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -131,6 +133,55 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     stage: int | None = None
 
 
+class CollectiveTimes(msgspec.Struct, frozen=True, array_like=True):
+    """When one rank was in a collective; times in ns of the clock, as `Timed` says.
+
+    kind, bytes, ranks: as of `contract.layout.Call`; root: rank within the group, -1 without one;
+    begun: its operator was called; returned: the operator gave the caller the Work; stalled: since
+    when the caller had called no operator when the collective was over, not before `returned`, and
+    the same as `over` where it was within one; over: the Work was complete.
+    """
+
+    kind: str
+    bytes: int
+    ranks: int
+    root: int
+    begun: int
+    returned: int
+    stalled: int
+    over: int
+
+
+class StepTimes(msgspec.Struct, frozen=True, array_like=True):
+    """One step of one rank. began, ended: of `train_step`, ns; forward: ns from entering a
+    microbatch until its loss, all microbatches together; reduced: when `step.reached("reduced")`
+    was called, 0 if it was not; copied: ns in operators that copy between devices; calls: in their
+    order."""
+
+    began: int
+    ended: int
+    forward: int = 0
+    reduced: int = 0
+    copied: int = 0
+    calls: tuple[CollectiveTimes, ...] = ()
+
+
+class Timed(msgspec.Struct, frozen=True, kw_only=True):
+    """How the steps of a rank passed, with nothing observed but times.
+
+    steps: those that count, so without the warm-up; clock: which CLOCK_MONOTONIC, the same for
+    ranks whose times can be compared; options: what the implementation says that it obeys;
+    allocated, reserved: the most bytes in these steps by the accelerator's allocator, None without
+    one.
+    """
+
+    steps: tuple[StepTimes, ...] = ()
+    clock: str = ""
+    options: tuple[str, ...] = ()
+    allocated: int | None = None
+    reserved: int | None = None
+
+
 class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
     """The reply of a rank for one case."""
 
@@ -157,6 +208,12 @@ class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
     """The random state when the checkpoint was "saved", and after it was "loaded"."""
     measured: Measured | None = None
     """Of a job with `measure`."""
+    written_seconds: float = 0.0
+    """The same without what the harness copied meanwhile; 0 if training went on meanwhile."""
+    load_seconds: float = 0.0
+    """What loading took."""
+    timed: Timed | None = None
+    """Of a job with `time`."""
 
 
 class Looked(msgspec.Struct, frozen=True, kw_only=True):

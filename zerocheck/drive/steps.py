@@ -37,6 +37,7 @@ from .observation import RankSeen, StepSeen
 from .poison import poisoned
 from .randomness import CarriedRandomness, RandomLeft
 from .recorder import GRADIENT_ROLES, STATE_ROLES, Recorder
+from .timing import Timing
 
 
 class Progress(Protocol):
@@ -122,6 +123,8 @@ class Driver:
             exports=exports(self.implementation),
             samples=tuple(self.checkpoints.samples),
             save_seconds=self.checkpoints.seconds,
+            written_seconds=self.checkpoints.written_seconds,
+            load_seconds=self.checkpoints.load_seconds,
             random=self.checkpoints.random,
         )
 
@@ -255,6 +258,22 @@ class Driver:
             del subject
             measuring.closed()
         return RankSeen(semantics=semantics, measured=measuring.measured())
+
+    def timed(self) -> RankSeen:
+        """The steps as `bare` takes them, and how they passed."""
+        timing = Timing(self.implementation, self.case)
+        subject = self._built()[0]
+        with timing.watching():
+            for index in range(timing.first, timing.end):
+                step = self._step(
+                    index, seen=timing.seen, reached=timing.reached, entered=timing.entered
+                )
+                timing.begun(index)
+                subject.train_step(step)
+                timing.taken()
+        self.progress.at("close()")
+        subject.close()
+        return RankSeen(timed=timing.timed())
 
     def _step(
         self,

@@ -10,7 +10,7 @@ from ..judge.verdict import STATUSES
 from ..run.journal import encode
 from ..run.records import Finding
 from ..run.tally import ImplementationTally, Tally, run_exit_code, why
-from . import coverage, resumed, weights
+from . import coverage, metrics, resumed, weights
 from .text import replay_line
 
 REPORT_FORMAT = 1
@@ -77,6 +77,7 @@ def _implementation(implementation: ImplementationTally) -> dict[str, Any]:
         "memory": weights.as_data(implementation),
         "coverage": coverage.as_data(implementation),
         "cases_digest": implementation.digest,
+        "metrics": metrics.as_data(implementation.metrics),
         "unsupported": dict(implementation.refused),
         "tiers": dict(implementation.tiers),
         "semantics": implementation.semantics,

@@ -13,6 +13,7 @@ from tabulate import tabulate
 from ..run.loads import Loads
 from ..run.records import CaseFinished, Finding, Record, RunFinished, RunStarted, StaleIssue
 from ..run.tally import FAILING, Cell, Tally, why
+from . import metrics
 from .coverage import coverage_lines
 from .known import all_hold, left_out_lines, stale_lines
 from .resumed import TITLE, headers, rows, tried_lines
@@ -193,6 +194,8 @@ def print_outcome(console: Console, counted: Tally) -> None:
                     "they were recovered from exp_avg"
                 )
             )
+    for line in metrics.lines(counted.implementations):
+        console.print(Text(one_line(line)))
     for line in left_out_lines(counted):
         console.print(Text(line, style="yellow"))
     for line in coverage_lines(counted):

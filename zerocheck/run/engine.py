@@ -29,6 +29,7 @@ from .plan import Plan, Planned
 from .records import CaseFile, Finding, Record, RunFinished, RunStarted
 from .shrink import RUN_SECONDS, SECONDS, Limits, paths, shrink, worth
 from .tally import INTERRUPTED, LOST, exit_code, tally, why
+from .timed import TimedCases
 from .trial import Outcome, Ranks, Trial, describe, refusals
 
 HANGS = 3
@@ -81,6 +82,7 @@ class _Run:
         self.findings = Findings(self.ledger.issue_of)
         self.told: dict[int, Finding] = {}
         self.running: Trial | None = None
+        self.timed = TimedCases(options.world_sizes)
         self.hangs: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
         self.folder = Path(options.report_dir) / "findings"
@@ -191,6 +193,7 @@ class _Run:
                         item.implementation,
                         item.case,
                         obligations=self.options.obligations,
+                        timed=self.timed.next(item),
                     ),
                 )
             number += item is not None
@@ -202,6 +205,8 @@ class _Run:
 
     def _finished(self, number: int, trial: Trial, outcome: Outcome) -> None:
         finished = outcome.record(number, trial.implementation, trial.case)
+        if outcome.pace is None:
+            self.timed.failed(Planned(trial.implementation, trial.case))
         finished = self.ledger.marked(finished)
         self.bus.handle(finished)
         if outcome.judgement is not None or outcome.status == "unsupported" or finished.known:

@@ -55,6 +55,10 @@ class Legs:
         case = msgspec.structs.replace(self.case, resume=(), disturbance=Disturbance())
         return Job(implementation=self._implementation, case=case, trace=self._trace, measure=True)
 
+    def timing(self) -> Job:
+        """The job in which the steps are timed, without any checkpoint. Nothing is delayed."""
+        return msgspec.structs.replace(self.measuring(), measure=False, trace=False, time=True)
+
     def control(self, number: int) -> Job | None:
         """The job of leg `number` with the checkpoint as it was written, if it only loads.
 

@@ -12,6 +12,7 @@ import msgspec
 
 from ..case.schema import Case
 from ..judge.verdict import Judgement, Obligation, Status, Violation
+from .pace import Pace
 
 JOURNAL_FORMAT = 1
 
@@ -120,6 +121,14 @@ class CaseFinished(msgspec.Struct, frozen=True, kw_only=True, tag="case finished
     """Of a crash or hang of a resumed case, the loads that had begun: see Judgement.loads."""
     seconds: float = 0.0
     judge_seconds: float = 0.0
+    save_seconds: tuple[float, ...] = ()
+    """Of each leg that saved while nothing else went on, on its slowest rank."""
+    load_seconds: tuple[float, ...] = ()
+    """Of each leg that loaded and went on, on its slowest rank."""
+    pace: Pace | None = None
+    """How the steps passed, if the case was timed."""
+    peak_bytes: int | None = None
+    """The most that a rank held at any instant of a step, if the case was measured."""
     known: tuple[Obligation, ...] = ()
 
 

@@ -14,6 +14,7 @@ from ..case.features import groups
 from ..judge.verdict import EQUIVALENCE, Obligation, Status
 from .coverage import FEW, Covered
 from .loads import Loads, together
+from .metrics import Metrics
 from .records import CaseFinished, Coverage, Finding, Record, RunFinished, RunStarted, StaleIssue
 from .weights import Weights
 from .weights import add as weigh
@@ -82,6 +83,7 @@ class ImplementationTally:
     tiers: Counter[str] = field(default_factory=Counter)
     semantics: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
+    metrics: Metrics = field(default_factory=Metrics)
     _run: list[bytes] = field(default_factory=list)
 
     @property
@@ -107,6 +109,7 @@ class ImplementationTally:
         self.seconds += record.seconds
         self._run.append(hashlib.blake2b(msgspec.json.encode(record.case), digest_size=16).digest())
         self.covered.add(record)
+        self.metrics.add(record)
         self.loads.add(record, self.cells)
         weigh(self.weights, record)
         if record.status == "unsupported":

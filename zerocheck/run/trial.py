@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Protocol
 
@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from ..case.schema import Case, UserModel
-from ..drive.observation import Described, Job, Looked, RankSeen, Recorded, Refusals
+from ..drive.observation import Described, Job, Looked, RankSeen, Recorded, Refusals, Timed
 from ..errors import HarnessError, UsageError
 from ..judge.assemble import Fetch
 from ..judge.case import judge
@@ -21,6 +21,8 @@ from ..judge.verdict import MEMORY, Judgement, Obligation, Status
 from ..ranks.result import JobResult
 from ..ranks.slot import Slot
 from .legs import Legs
+from .pace import Pace
+from .pacing import DIGITS, paced
 from .records import CaseFinished
 
 TARGET = "zerocheck.drive.rank:run"
@@ -48,15 +50,17 @@ class Ranks(Protocol):
 class Results(NamedTuple):
     """What came of each leg of a case, of one if it is not resumed; a leg that only loads comes
     twice, first with the checkpoint as it was written. done: what was done to it, in words;
-    measured: what came of the run that is measured, if there was one."""
+    measured, timed: what came of the run that is measured, and of that which is timed, if there was
+    one."""
 
     legs: tuple[JobResult, ...]
     done: str = ""
     measured: JobResult | None = None
+    timed: JobResult | None = None
 
     @property
     def all(self) -> tuple[JobResult, ...]:
-        """Of each job."""
+        """Of each job that is judged."""
         return self.legs if self.measured is None else (*self.legs, self.measured)
 
 
@@ -75,6 +79,10 @@ class Outcome:
     begun: int = 0
     seconds: float = 0.0
     judge_seconds: float = 0.0
+    save_seconds: tuple[float, ...] = ()
+    load_seconds: tuple[float, ...] = ()
+    pace: Pace | None = None
+    peak_bytes: int | None = None
 
     @property
     def headline(self) -> str:
@@ -94,7 +102,8 @@ class Trial:
 
     The legs of a resumed case run one after the other, as `result` waits for them. Where one of
     MEMORY is among the obligations, the steps are taken once more and measured; where nothing else
-    is, they are measured alone. obligations: those that are judged; None: all but MEMORY.
+    is, they are measured alone. obligations: those that are judged; None: all but MEMORY. timed:
+    the steps are taken once more, with nothing observed, and timed; nothing of it is judged.
     """
 
     def __init__(
@@ -106,6 +115,7 @@ class Trial:
         fresh: bool = False,
         trace: bool = False,
         obligations: Collection[Obligation] | None = None,
+        timed: bool = False,
     ) -> None:
         self.implementation = implementation
         self.case = case
@@ -115,6 +125,7 @@ class Trial:
         asked = set(obligations or ())
         self._legs = Legs(implementation, case, trace=trace)
         self._measures = self._legs.measuring() if asked & set(MEMORY) else None
+        self._times = self._legs.timing() if timed else None
         self._only_measures = self._measures is not None and asked <= set(MEMORY)
         first = self._measures if self._only_measures else None
         self._pending = self._submit(first or self._legs.job(0))
@@ -135,7 +146,7 @@ class Trial:
         results = [self._ranks.wait(self._pending)]
         if self._only_measures:
             self._legs.remove()
-            return Results((), measured=results[0])
+            return Results((), measured=results[0], timed=self._timed(results[0]))
         measured = None
         try:
             for number in range(1, len(self._legs)):
@@ -156,7 +167,15 @@ class Trial:
                 measured = self._ranks.wait(self._pending)
         finally:
             self._legs.remove()
-        return Results(tuple(results), self._legs.done, measured)
+        timed = self._timed(measured or results[-1])
+        return Results(tuple(results), self._legs.done, measured, timed)
+
+    def _timed(self, before: JobResult) -> JobResult | None:
+        """The run that is timed, if there is to be one and the one before came to its end."""
+        if self._times is None or _ended(before):
+            return None
+        self._pending = self._submit(self._times)
+        return self._ranks.wait(self._pending)
 
     def _between(self, number: int, result: JobResult) -> None:
         """Kill the writers of a leg, or damage what it wrote, if the next leg asks for it.
@@ -225,12 +244,39 @@ def judged(
         return Outcome(
             status="violated" if judgement.violations else "holds",
             judgement=judgement,
+            save_seconds=_longest([rank.written_seconds for rank in seen] for seen, _ in legs),
+            load_seconds=_longest([rank.load_seconds for rank in seen] for seen, _ in legs),
+            pace=_pace(case, results.timed),
+            peak_bytes=None if results.measured is None else _peak(runs[-1][0]),
             seconds=sum(result.duration_s for result in results.all) + spent,
             judge_seconds=spent,
         )
     finally:
         for result in results.all:
             result.release()
+        if results.timed is not None:
+            results.timed.release()
+
+
+def _pace(case: Case, result: JobResult | None) -> Pace | None:
+    """How the steps passed. That they broke here is no verdict: they are not all the case's."""
+    if result is None:
+        return None
+    if result.outcome != "finished" or None in result.payloads:
+        return Pace(broken=result.summary(stacks=False))
+    seen, _ = observed(result)
+    return paced(case, [rank.timed or Timed() for rank in seen])
+
+
+def _peak(seen: Sequence[RankSeen]) -> int | None:
+    """The most that any rank held at any instant, or None if no step was measured."""
+    peaks = (peak for rank in seen if rank.measured is not None for peak in rank.measured.peaks)
+    return max((peak.total for peak in peaks), default=None)
+
+
+def _longest(legs: Iterable[Sequence[float]]) -> tuple[float, ...]:
+    """Of each leg that has any, seconds of the slowest rank."""
+    return tuple(float(f"{max(leg):.{DIGITS}g}") for leg in legs if any(leg))
 
 
 def observed(result: JobResult) -> tuple[list[RankSeen], Fetch]:
