@@ -16,10 +16,11 @@ from tabulate import tabulate
 from zerocheck.drive.observation import Job
 from zerocheck.ranks.cores import Cores
 from zerocheck.ranks.pool import Pool
+from zerocheck.run.asking import describe, refusals
 from zerocheck.run.ledger import Ledger
 from zerocheck.run.options import RunOptions
 from zerocheck.run.plan import Plan, Planned
-from zerocheck.run.trial import TARGET, Outcome, Trial, describe, judged, refusals
+from zerocheck.run.trial import TARGET, Outcome, Trial, judged
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from ..judge.local import as_on_a_rank
 from ..judge.verdict import RESUME
 from ..ranks.limits import check_world_size
 from ..ranks.torchrun import TorchrunPool
+from .asking import describe, refusals
 from .casefile import clear, write
 from .confirmation import TRIES, confirm
 from .environment import environment
@@ -30,7 +31,7 @@ from .records import CaseFile, Finding, Record, RunFinished, RunStarted
 from .shrink import RUN_SECONDS, SECONDS, Limits, paths, shrink, worth
 from .tally import INTERRUPTED, LOST, exit_code, tally, why
 from .timed import TimedCases
-from .trial import Outcome, Ranks, Trial, describe, refusals
+from .trial import Outcome, Ranks, Trial
 
 HANGS = 3
 """After so many hangs of an implementation, known ones aside, its other cases are left out."""

@@ -13,8 +13,9 @@ from ..catalogue import check_factory
 from ..drive.observation import Described
 from ..errors import UsageError
 from ..judge.verdict import Obligation
+from .asking import look
 from .options import RunOptions
-from .trial import Ranks, look
+from .trial import Ranks
 
 
 def with_models(

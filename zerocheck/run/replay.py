@@ -15,6 +15,7 @@ from ..case.schema import Case
 from ..catalogue import is_built_in
 from ..errors import UsageError
 from ..ranks.pool import Pool
+from .asking import describe
 from .casefile import read
 from .confirmation import TRIES, fails_alike, in_a_word, runs_to_see
 from .environment import environment
@@ -22,7 +23,7 @@ from .launch import PATIENCE_S
 from .model import case_with
 from .records import CaseFile, CaseFinished, Environment
 from .tally import FAILING
-from .trial import TARGET, Outcome, Ranks, Trial, describe
+from .trial import TARGET, Outcome, Ranks, Trial
 
 
 def replay(

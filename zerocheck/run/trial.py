@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 import torch
 
-from ..case.schema import Case, UserModel
-from ..drive.observation import Described, Job, Looked, RankSeen, Recorded, Refusals, Timed
-from ..errors import HarnessError, UsageError
+from ..case.schema import Case
+from ..drive.observation import Job, RankSeen, Recorded, Timed
+from ..errors import HarnessError
 from ..judge.assemble import Fetch
 from ..judge.case import judge
 from ..judge.measured import judge_measured, merged
@@ -289,69 +289,6 @@ def observed(result: JobResult) -> tuple[list[RankSeen], Fetch]:
         return arena.tensor(Slot(record.offset, record.numel, record.dtype))
 
     return seen, fetch
-
-
-def look(ranks: Ranks, name: str, *, world_size: int = 1) -> UserModel:
-    """What the user's own model is, looked at in a rank process: it runs the user's code.
-
-    Raises UsageError if it cannot be judged.
-    """
-    result = ranks.wait(ranks.submit(world_size, msgspec.msgpack.encode(Job(look=name))))
-    try:
-        payload = result.payloads[0]
-        if payload is None:
-            raise UsageError(
-                f"a look at {name} ended the process that tried it: {result.summary(stacks=True)}"
-            )
-        looked = msgspec.msgpack.decode(payload, type=Looked)
-    finally:
-        result.release()
-    if looked.model is None:
-        raise UsageError(looked.error)
-    return looked.model
-
-
-def describe(ranks: Ranks, implementation: str, *, world_size: int = 1) -> Described:
-    """What an implementation declares, read in a rank process: it runs the user's code.
-
-    Raises UsageError if it cannot be loaded.
-    """
-    job = msgspec.msgpack.encode(Job(implementation=implementation))
-    result = ranks.wait(ranks.submit(world_size, job))
-    try:
-        payload = result.payloads[0]
-        if payload is None:
-            raise UsageError(
-                f"loading {implementation} ended the process that tried it: "
-                f"{result.summary(stacks=True)}"
-            )
-        described = msgspec.msgpack.decode(payload, type=Described)
-    finally:
-        result.release()
-    if described.error:
-        raise UsageError(described.error)
-    return described
-
-
-def refusals(
-    ranks: Ranks, implementation: str, candidates: Sequence[Case], *, world_size: int = 1
-) -> list[str | None]:
-    """Of each candidate, why the implementation does not support it, or None.
-
-    A rank process asks, since it runs the user's code. If that ends the process, nothing counts as
-    refused: the cases will show what is wrong.
-    """
-    job = Job(implementation=implementation, candidates=tuple(candidates))
-    result = ranks.wait(ranks.submit(world_size, msgspec.msgpack.encode(job)))
-    try:
-        payload = result.payloads[0]
-        if payload is None or not candidates:
-            return [None] * len(candidates)
-        refused = msgspec.msgpack.decode(payload, type=Refusals)
-    finally:
-        result.release()
-    reasons = (None, *refused.reasons)
-    return [reasons[number] for number in refused.of]
 
 
 def _broken(case: Case, result: JobResult, begun: int) -> Outcome:

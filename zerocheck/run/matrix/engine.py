@@ -12,12 +12,13 @@ from msgspec.structs import replace
 from ...drive.observation import Described
 from ...faults.catalogue import Fault
 from ...judge.local import as_on_a_rank
+from ..asking import describe, refusals
 from ..environment import environment
 from ..launch import with_ranks
 from ..plan import Drawn, Plan
 from ..shrink import Limits, paths, shrink
 from ..tally import INTERRUPTED
-from ..trial import Ranks, Results, describe, judged, refusals
+from ..trial import Ranks, Results, judged
 from .hunt import Answer, Hunt
 from .options import MatrixOptions
 from .records import FaultsFinished, FaultShrunk, FaultsStarted, MatrixRecord

@@ -1,0 +1,75 @@
+"""What a rank process is asked beforehand, since it runs the user's code: no case is run here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ..case.schema import Case, UserModel
+from ..drive.observation import Described, Job, Looked, Refusals
+from ..errors import UsageError
+from .trial import Ranks
+
+
+def look(ranks: Ranks, name: str, *, world_size: int = 1) -> UserModel:
+    """What the user's own model is, looked at in a rank process: it runs the user's code.
+
+    Raises UsageError if it cannot be judged.
+    """
+    result = ranks.wait(ranks.submit(world_size, msgspec.msgpack.encode(Job(look=name))))
+    try:
+        payload = result.payloads[0]
+        if payload is None:
+            raise UsageError(
+                f"a look at {name} ended the process that tried it: {result.summary(stacks=True)}"
+            )
+        looked = msgspec.msgpack.decode(payload, type=Looked)
+    finally:
+        result.release()
+    if looked.model is None:
+        raise UsageError(looked.error)
+    return looked.model
+
+
+def describe(ranks: Ranks, implementation: str, *, world_size: int = 1) -> Described:
+    """What an implementation declares, read in a rank process: it runs the user's code.
+
+    Raises UsageError if it cannot be loaded.
+    """
+    job = msgspec.msgpack.encode(Job(implementation=implementation))
+    result = ranks.wait(ranks.submit(world_size, job))
+    try:
+        payload = result.payloads[0]
+        if payload is None:
+            raise UsageError(
+                f"loading {implementation} ended the process that tried it: "
+                f"{result.summary(stacks=True)}"
+            )
+        described = msgspec.msgpack.decode(payload, type=Described)
+    finally:
+        result.release()
+    if described.error:
+        raise UsageError(described.error)
+    return described
+
+
+def refusals(
+    ranks: Ranks, implementation: str, candidates: Sequence[Case], *, world_size: int = 1
+) -> list[str | None]:
+    """Of each candidate, why the implementation does not support it, or None.
+
+    A rank process asks, since it runs the user's code. If that ends the process, nothing counts as
+    refused: the cases will show what is wrong.
+    """
+    job = Job(implementation=implementation, candidates=tuple(candidates))
+    result = ranks.wait(ranks.submit(world_size, msgspec.msgpack.encode(job)))
+    try:
+        payload = result.payloads[0]
+        if payload is None or not candidates:
+            return [None] * len(candidates)
+        refused = msgspec.msgpack.decode(payload, type=Refusals)
+    finally:
+        result.release()
+    reasons = (None, *refused.reasons)
+    return [reasons[number] for number in refused.of]
