@@ -407,7 +407,7 @@ def test_a_test_for_each_obligation_and_group() -> None:
     assert not any("resume" in name for name in found)
     some = ids(obligations=["memory", "roundtrip"])
     assert {name.split("-")[1] for name in some} == {
-        "roundtrip", "persistent", "release", "communication", "coverage",
+        "roundtrip", "persistent", "peak", "release", "communication", "coverage",
     }  # fmt: skip
     assert "fsdp2-roundtrip-resume" in some
     both = ids(obligations=("clip", "gradient"))
