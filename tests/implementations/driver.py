@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from zerocheck.case.schema import Case
 from zerocheck.contract import Implementation, Microbatch, Semantics, Shard, Step
 from zerocheck.contract.groups import learning_rates
+from zerocheck.drive.fidelity import ForwardProbe
 from zerocheck.drive.poison import deterministic, poisoned
 from zerocheck.errors import Unsupported
 from zerocheck.models.batches import batch, loss_of
@@ -29,6 +30,9 @@ from zerocheck.models.start import initial_state
 torch.set_num_threads(1)
 # The first AdamW imports torch._dynamo: once, before the ranks are forked.
 torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))]).step()
+
+Placed = dict[str, tuple[int, tuple[int, ...]]]
+"""{parameter: (address modulo 64, strides)} that a forward computed with: BLAS chooses by them."""
 
 View = tuple[str, str, torch.Tensor | None, tuple[int, ...], Any]
 """A copied shard: name, role, tensor, shape, index."""
@@ -44,6 +48,7 @@ class Seen:
     clipped: list[list[View]] = field(default_factory=list)
     after: list[list[View]] = field(default_factory=list)
     norms: list[float | None] = field(default_factory=list)
+    placed: list[Placed] = field(default_factory=list)
 
 
 def in_ranks(world_size: int, function: Callable[..., Any], *given: Any) -> list[Any]:
@@ -138,6 +143,8 @@ def observe(mesh: DeviceMesh, kind: type[Implementation], case: Case) -> Seen | 
         return reason
     model = build_model(case)
     state = initial_state(case, model)
+    strides = {name: parameter.stride() for name, parameter in model.named_parameters()}
+    probe = ForwardProbe(model)
     try:
         implementation = kind(model, case, mesh)
     except Unsupported as refusal:
@@ -150,7 +157,15 @@ def observe(mesh: DeviceMesh, kind: type[Implementation], case: Case) -> Seen | 
         (seen.reduced if moment == "reduced" else seen.clipped).append(copied(implementation))
 
     for index in range(case.training.steps):
-        report = implementation.train_step(step_of(case, index, dist.get_rank(), reached))
+        probe.forget()
+        with probe.watching():
+            report = implementation.train_step(step_of(case, index, dist.get_rank(), reached))
+        seen.placed.append(
+            {
+                name: (probe.misaligned.get(name, 0), probe.strides.get(name, strides[name]))
+                for name in strides
+            }
+        )
         seen.norms.append(report.grad_norm)
         seen.after.append(copied(implementation))
     implementation.close()

@@ -11,10 +11,11 @@ from zerocheck.case.schema import Case
 from zerocheck.contract import grouped
 from zerocheck.contract.groups import learning_rates
 from zerocheck.contract.semantics import Semantics
+from zerocheck.drive.fidelity import place
 from zerocheck.models.network import build_model
 from zerocheck.models.start import initial_state
 
-from .driver import Seen, View, assembled, microbatches
+from .driver import Placed, Seen, View, assembled, microbatches
 
 U = 2.0**-24
 Tensors = dict[str, torch.Tensor]
@@ -41,7 +42,8 @@ def check(case: Case, ranks: list[Seen]) -> None:
         norms = {rank.norms[index] for rank in ranks}
         reduced = assembled([rank.reduced[index] for rank in ranks], "gradient")
         parameters = _present(assembled(before, "parameter"))
-        _check_gradient(case, semantics, index, parameters, reduced, trainable)
+        placed = [rank.placed[index] for rank in ranks]
+        _check_gradient(case, semantics, index, parameters, reduced, trainable, placed)
         clipped = reduced
         if case.training.clip is not None:
             clipped = assembled([rank.clipped[index] for rank in ranks], "gradient")
@@ -58,15 +60,15 @@ def _check_gradient(
     parameters: Tensors,
     reduced: dict[str, torch.Tensor | None],
     trainable: set[str],
+    placed: list[Placed],
 ) -> None:
     model = build_model(case)
     own = dict(model.named_parameters())
-    with torch.no_grad():
-        for name, parameter in own.items():
-            parameter.copy_(parameters[name])
     total: dict[str, torch.Tensor] = {}
     absolute: dict[str, torch.Tensor] = {}
     for rank in range(case.world_size):
+        for name, parameter in own.items():
+            parameter.data = place(parameters[name], *placed[rank][name])
         for microbatch in microbatches(case, index, rank):
             model.zero_grad(set_to_none=True)
             loss = microbatch.loss(model) / case.training.microbatches
