@@ -24,8 +24,12 @@ PLANTED = "module.set_gradient_divide_factor(1.0)"
 
 
 def call(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command that sees nothing of this session but the machine's settings."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "PYTEST", "GITHUB"))}
+    """Run a command that sees nothing of this session but the machine's settings.
+
+    Constraints of isolated builds are left out: pip refuses them where nothing is isolated.
+    """
+    hidden = ("PYTHON", "PYTEST", "GITHUB", "PIP_BUILD_CONSTRAINT")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
     return subprocess.run(
         [*map(str, command)],
         cwd=cwd,

@@ -144,7 +144,7 @@ def test_nothing_is_kept(tmp_path: Path) -> None:
     before = tensors()
     with check.step():
         take(model, optimizer)
-    assert tensors() == before
+    assert tensors() <= before  # what other tests left may go meanwhile
 
 
 def test_an_exception_passes(tmp_path: Path) -> None:

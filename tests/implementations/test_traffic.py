@@ -162,6 +162,7 @@ def test_a_passage_goes_forward_then_backward() -> None:
     assert units == [
         ("enter", -1), ("enter", 0), ("leave", 0), ("enter", 1), ("leave", 1), ("leave", -1),
         ("loss", -1), ("output", -1), ("output", 1), ("inputs", 1), ("output", 0), ("inputs", 0),
+        ("over", -1),
     ]  # fmt: skip
     assert {event.name for event in events if event.what == "parameter"} == set(
         dict(build_model(case).named_parameters())

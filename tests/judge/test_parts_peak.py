@@ -136,6 +136,7 @@ def test_what_is_not_told_is_not_compared() -> None:
         ("working", 40, {"a gathered unit twice", "copied before it is freed"}),
         ("working", 100, {"a gathered unit twice", "copied before it is freed"}),
         ("working", 99, {"copied before it is freed"}),
+        ("working", 140, {"units not freed before the next"}),
         ("working", 101, set()),
     ],
 )

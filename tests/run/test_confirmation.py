@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from collected import Collect
 
 from zerocheck.ranks.pool import Pool
@@ -15,6 +16,7 @@ from zerocheck.run.engine import run
 from zerocheck.run.options import RunOptions
 from zerocheck.run.records import Finding, RunFinished
 from zerocheck.run.replay import replay
+from zerocheck.run.timed import TimedCases
 
 # A sharder that is wrong in the runs for which `wrong(run)` says so; each rank counts its own.
 SUBJECT = """
@@ -56,6 +58,12 @@ class Gradient(zerocheck.BuiltImplementation):
     def build(self, model, case, mesh):
         return build(model, case, mesh)
 """
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sharders here count their runs."""
+    monkeypatch.setattr(TimedCases, "next", lambda *_: False)
 
 
 def findings(

@@ -44,6 +44,8 @@ def causes(
     else:
         if surplus in gathers:
             yield "a gathered unit twice"
+        elif _adds_up(surplus, gathers):
+            yield "units not freed before the next"
         if surplus <= max(reductions, default=0):
             yield "copied before it is freed"
 
