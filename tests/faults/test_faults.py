@@ -127,8 +127,11 @@ def test_caught(shown: dict[str, Shown], pool: Pool, name: str) -> None:
     assert not BROKEN & set(statuses), [o.reason for o in one.outcomes]
     assert {violation.obligation for violation in one.first} == {fault.obligation}
     assert any(violation.mild == fault.mild for violation in one.first)
-    common = set.intersection(*(set(violation.causes) for violation in one.first))
-    assert set(fault.causes) <= common, [(v.causes, v.explanation) for v in one.first]
+    # What a race leaves behind depends on the moment: there one case that names it is enough.
+    races = fault.sometimes < 1 or "delays" in fault.features
+    found = (set(violation.causes) for violation in one.first)
+    named = set.union(*found) if races else set.intersection(*found)
+    assert set(fault.causes) <= named, [(v.causes, v.explanation) for v in one.first]
 
 
 @pytest.mark.parametrize("name", [n for n, f in FAULTS.items() if f.spares])
