@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from ..judge.compare import different_bits
 from ..judge.diagnose.publish import SENTENCES, causes
 from ..judge.ownership import tiling_fault
-from ..judge.verdict import EQUIVALENCE, Judgement, Obligation, Status, Violation
+from ..judge.verdict import Judgement, Obligation, Violation, statuses_of
 from .norms import Holder, Norms
 from .own import merged
 from .seen import AFTER, BEFORE, MOMENTS, Fetch, Piece, Told, element_of
@@ -51,16 +51,8 @@ class _Together:
             share, violation = Norms(self.told).check()
             self._note("clip", violation)
             self.shares["clip"] = max(share, self.shares.get("clip", 0.0))
-        statuses: dict[Obligation, Status] = {
-            o: "violated"
-            if o in self.violations
-            else "holds"
-            if o in self.exercised
-            else "not exercised"
-            for o in EQUIVALENCE
-        }
         return Judgement(
-            statuses=statuses,
+            statuses=statuses_of(self.violations, self.exercised),
             share=self.shares,
             violations=tuple(self.violations.values()),
             tier="state only",

@@ -25,6 +25,9 @@ SIDE_INPUTS = 3
 MATRIX_KINDS = frozenset(("mlp", "attention", "recurrent", "experts"))
 """Kinds of blocks with matrices, which `transposed` is about."""
 
+ITEMSIZE: dict[ParameterDtype, int] = {"fp32": 4, "bf16": 2}
+"""Bytes of an element of a parameter."""
+
 Shape = tuple[int, ...]
 
 
@@ -45,6 +48,12 @@ def parameter_dtypes(model: Model) -> dict[str, ParameterDtype]:
     if model.user is not None:
         return {one.name: one.dtype for one in model.user.parameters}
     return {name: "bf16" if name.startswith(narrow) else "fp32" for name in parameter_shapes(model)}
+
+
+def parameter_bytes(model: Model) -> dict[str, int]:
+    """Name -> bytes of the whole parameter, in the same order."""
+    shapes, dtypes = parameter_shapes(model), parameter_dtypes(model)
+    return {name: math.prod(shape) * ITEMSIZE[dtypes[name]] for name, shape in shapes.items()}
 
 
 def parameter_elements(model: Model) -> int:

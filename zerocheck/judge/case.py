@@ -33,7 +33,7 @@ from .ownership import Ownership
 from .state import Start, State
 from .update import Recipe, Update, UpdateJudge
 from .vacuity import Vacuity
-from .verdict import EQUIVALENCE, Judgement, Obligation, Status, Tier, Violation
+from .verdict import Judgement, Obligation, Tier, Violation, statuses_of
 
 
 def judge(case: Case, seen: Sequence[RankSeen], fetch: Fetch, *, digest: bool = False) -> Judgement:
@@ -72,14 +72,7 @@ class CaseJudge:
         """The verdict on every obligation of a step."""
         if self._owned(self.first - 1, "state"):
             self._induction()
-        statuses: dict[Obligation, Status] = {
-            o: "violated"
-            if o in self.violations
-            else "holds"
-            if o in self.exercised
-            else "not exercised"
-            for o in EQUIVALENCE
-        }
+        statuses = statuses_of(self.violations, self.exercised)
         first = sorted(self.violations.values(), key=lambda v: v.step)
         return Judgement(
             statuses=statuses,

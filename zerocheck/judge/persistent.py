@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from math import prod
 
 from ..case.schema import Case
-from ..case.shapes import learning, parameter_dtypes, parameter_shapes
+from ..case.shapes import learning, parameter_bytes
 from ..contract.layout import CATEGORIES, PHASES, Category, Line, Phase
 from ..drive.census import HARNESS, LOCAL
 from ..drive.ledger import UNEXPLAINED
@@ -173,12 +172,7 @@ def _causes(
         if frozen is not None and frozen[category] == observed:
             yield "not unfrozen"
             return
-    itemsize = {"fp32": 4, "bf16": 2}
-    dtypes = parameter_dtypes(case.model)
-    sizes = {
-        name: prod(shape) * itemsize[dtypes[name]]
-        for name, shape in parameter_shapes(case.model).items()
-    }
+    sizes = parameter_bytes(case.model)
     learns = sum(sizes[name] for name in learning(case))
     surplus = observed - expected
     if surplus < 0:

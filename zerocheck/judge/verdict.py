@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal, get_args
 
 import msgspec
@@ -131,6 +132,16 @@ class Weighed(msgspec.Struct, frozen=True, kw_only=True):
     elements: int
     stage: int | None = None
     told: bool = False
+
+
+def statuses_of(
+    violated: Collection[Obligation], exercised: Collection[Obligation]
+) -> dict[Obligation, Status]:
+    """The verdict on each obligation of a step."""
+    return {
+        one: "violated" if one in violated else "holds" if one in exercised else "not exercised"
+        for one in EQUIVALENCE
+    }
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 from ..case.schema import Case
-from ..case.shapes import learning, parameter_dtypes, parameter_shapes
+from ..case.shapes import learning, parameter_bytes, parameter_elements
 from ..contract.layout import Category
 from ..drive.observation import Measured
 from .communication import volume
 from .verdict import Weighed
 
-ITEMSIZE = {"fp32": 4, "bf16": 2}
-"""Bytes of an element of a parameter."""
 BETWEEN: tuple[Category, ...] = ("parameter", "gradient", "optimizer", "bucket", "gathered")
 """What a rank holds of training between steps."""
 
@@ -30,7 +27,7 @@ def weighed(case: Case, measured: Sequence[Measured]) -> Weighed | None:
         together=sum(ends),
         sent=max(volume(one.calls[-1]) if one.calls else 0.0 for one in measured),
         trained=trained_bytes(case),
-        elements=sum(prod(shape) for shape in parameter_shapes(case.model).values()),
+        elements=parameter_elements(case.model),
         stage=measured[0].stage,
         told=all(layout is not None and bool(layout.lines) for layout in layouts),
     )
@@ -48,13 +45,12 @@ def _at_the_end(measured: Measured) -> int:
 
 def copy_bytes(case: Case) -> tuple[int, int, int]:
     """Bytes of one copy: parameters, gradients and moments; frozen ones have neither of these."""
-    shapes, dtypes = parameter_shapes(case.model), parameter_dtypes(case.model)
-    parameters = sum(prod(shape) * ITEMSIZE[dtypes[name]] for name, shape in shapes.items())
+    parameters = sum(parameter_bytes(case.model).values())
     trained = trained_bytes(case)
     return parameters, trained, trained * (2 + case.optimizer.amsgrad)
 
 
 def trained_bytes(case: Case) -> int:
     """Bytes of the parameters that are trained, from the start or later."""
-    shapes, dtypes = parameter_shapes(case.model), parameter_dtypes(case.model)
-    return sum(prod(shapes[name]) * ITEMSIZE[dtypes[name]] for name in learning(case))
+    sizes = parameter_bytes(case.model)
+    return sum(sizes[name] for name in learning(case))

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from math import prod
 from statistics import median
 
 from ..case.schema import Case
-from ..case.shapes import parameter_dtypes, parameter_shapes
-from .pace import ITEMSIZE, Pace
+from ..case.shapes import parameter_bytes
+from .pace import Pace
 from .patterns import patterns
 from .records import CaseFinished
 
@@ -86,8 +85,7 @@ class Paces:
 
 
 def _gathered(case: Case, pace: Pace) -> float | None:
-    shapes, dtypes = parameter_shapes(case.model), parameter_dtypes(case.model)
-    whole = sum(prod(shapes[name]) * ITEMSIZE[dtypes[name]] for name in shapes)
+    whole = sum(parameter_bytes(case.model).values())
     largest = [kind.largest for kind in pace.kinds if kind.kind == "all_gather"]
     return max(largest) / whole if largest and whole else None
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-ITEMSIZE = {"fp32": 4, "bf16": 2}
-"""Bytes of an element of a parameter."""
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 """Kinds of collectives that reduce gradients."""
 

@@ -8,9 +8,9 @@ from math import prod
 from statistics import median
 
 from ..case.schema import Case
-from ..case.shapes import learning, parameter_dtypes, parameter_shapes
+from ..case.shapes import ITEMSIZE, learning, parameter_dtypes, parameter_shapes
 from ..drive.observation import CollectiveTimes, StepTimes, Timed
-from .pace import ITEMSIZE, REDUCING, Kind, Pace
+from .pace import REDUCING, Kind, Pace
 
 DIGITS = 4
 """That are written down of a figure."""

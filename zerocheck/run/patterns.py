@@ -12,12 +12,13 @@ from ..case.schema import Case
 from ..case.shapes import (
     call_order,
     learning,
+    parameter_bytes,
     parameter_dtypes,
     parameter_shapes,
     sometimes_used,
     uncalled,
 )
-from .pace import ITEMSIZE, REDUCING, Pace
+from .pace import REDUCING, Pace
 
 
 def patterns(case: Case, pace: Pace) -> tuple[str, ...]:
@@ -62,13 +63,9 @@ def _whole_bucket(case: Case, pace: Pace) -> str | None:
     """
     if "bucket" not in pace.obeys or "wrap" in pace.obeys:
         return None
-    shapes, dtypes = parameter_shapes(case.model), parameter_dtypes(case.model)
+    whole = parameter_bytes(case.model)
     unsure = (*uncalled(case.model), *sometimes_used(case.model))
-    sizes = [
-        prod(shapes[name]) * ITEMSIZE[dtypes[name]]
-        for name in learning(case)
-        if not name.startswith(unsure)
-    ]
+    sizes = [whole[name] for name in learning(case) if not name.startswith(unsure)]
     reducing = [kind for kind in pace.kinds if kind.kind in REDUCING]
     calls = sum(kind.calls for kind in reducing)
     needed = sum(sizes) / (4 * case.sharding.bucket + max(sizes, default=0))
@@ -92,10 +89,10 @@ def _whole_gather(case: Case, pace: Pace) -> str | None:
     asked = case.sharding.wrap
     if "wrap" not in pace.obeys or asked not in ("block", "layer") or case.model.user is not None:
         return None
-    shapes, dtypes = parameter_shapes(case.model), parameter_dtypes(case.model)
+    sizes = parameter_bytes(case.model)
     called = {f"blocks.{index}" for index in call_order(case.model)}
-    units = {".".join(name.split(".")[:2]) for name in shapes if prod(shapes[name])} & called
-    whole = sum(prod(shapes[name]) * ITEMSIZE[dtypes[name]] for name in shapes)
+    units = {".".join(name.split(".")[:2]) for name, size in sizes.items() if size} & called
+    whole = sum(sizes.values())
     gathers = [kind for kind in pace.kinds if kind.kind == "all_gather"]
     if not gathers or gathers[0].largest < whole or gathers[0].calls >= len(units) + 1:
         return None

@@ -23,7 +23,7 @@ from ...case.schema import Case
 from ...case.shapes import call_order, learning
 from ..fsdp1.refusals import wrapped_units
 from ..units import members
-from .passage import ROOT, Event, is_of_case, or_none, passage
+from .passage import ROOT, Event, is_of_case, or_none, passage, passages
 from .writing import SIZES, Calls, Told, dtype_of
 
 FULL_SHARD = ShardingStrategy.FULL_SHARD
@@ -278,24 +278,23 @@ def fsdp1(model: nn.Module, case: Case, strategy: ShardingStrategy) -> Told | No
         return None
     replay = _Replay(model, case, strategy)
     calls, training = replay.calls, case.training
-    late = training.unfreeze
-    events: dict[bool, list[Event]] = {}
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    for step in calls.steps:
-        over = late is not None and step >= late
-        replay.learns = set(learning(case)) if over else trained
-        if over not in events:
-            events[over] = passage(
-                case,
-                lambda bare: wrapped_units(bare, case.sharding),
-                step=step,
-                watched=True,
-                flat=lambda bare: members(bare, wrapped_units(bare, case.sharding)).values(),
-            )
+
+    def go(step: int) -> list[Event]:
+        return passage(
+            case,
+            lambda bare: wrapped_units(bare, case.sharding),
+            step=step,
+            watched=True,
+            flat=lambda bare: members(bare, wrapped_units(bare, case.sharding)).values(),
+        )
+
+    for step, late, events in passages(case, calls.steps, go):
+        replay.learns = set(learning(case)) if late else trained
         for number in range(training.microbatches):
             last = number == training.microbatches - 1
             reduces = last or case.sharding.sync == "each"
-            replay.microbatch(events[over], step, reduces=reduces, last=last)
+            replay.microbatch(events, step, reduces=reduces, last=last)
         if training.loss_scale is not None:
             calls.add("all_reduce", 1, "float32")
         calls.at(step, "step")

@@ -14,7 +14,7 @@ from torch import nn
 from ...case.schema import Case
 from ...case.shapes import learning, sometimes_used
 from ..units import in_order_of_calls, unit_modules
-from .passage import ROOT, Event, is_of_case, or_none, passage
+from .passage import ROOT, Event, is_of_case, or_none, passage, passages
 from .window import terms_of
 from .writing import SIZES, Calls, Told, dtype_of
 
@@ -270,22 +270,19 @@ def fsdp2(model: nn.Module, case: Case) -> Told | None:
         return None
     replay = _Replay(model, case)
     calls, training = replay.calls, case.training
-    late = training.unfreeze
-    events: dict[bool, list[Event]] = {}
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    for step in calls.steps:
-        over = late is not None and step >= late
-        replay.learns = set(learning(case)) if over else trained
+
+    def go(step: int) -> list[Event]:
+        return passage(case, lambda bare: unit_modules(bare, case.sharding), step=step, marked=True)
+
+    for step, late, events in passages(case, calls.steps, go):
+        replay.learns = set(learning(case)) if late else trained
         if training.set_to_none:
             replay.cleared()
-        if over not in events:
-            events[over] = passage(
-                case, lambda bare: unit_modules(bare, case.sharding), step=step, marked=True
-            )
         for number in range(training.microbatches):
             last = number == training.microbatches - 1
             reduces = last or case.sharding.sync == "each"
-            replay.microbatch(events[over], step, reduces=reduces, last=last)
+            replay.microbatch(events, step, reduces=reduces, last=last)
         calls.window.at(step, "step")
         if case.world_size > 1:
             _scale(calls, case, replay.held)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial, wraps
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
@@ -201,6 +201,27 @@ def _passage(
     finally:
         happened = log.stop(MARK)
     return [event._replace(own=own) for event, own in zip(events, owned(happened), strict=True)]
+
+
+class Passed(NamedTuple):
+    """A step with its passage. late: what is frozen at first learns in it."""
+
+    step: int
+    late: bool
+    events: list[Event]
+
+
+def passages(
+    case: Case, steps: Iterable[int], go: Callable[[int], list[Event]]
+) -> Iterator[Passed]:
+    """The steps of a case. go(step): the passage in that step, which is asked for again only once
+    more parameters learn."""
+    events: dict[bool, list[Event]] = {}
+    for step in steps:
+        late = _over(case, step)
+        if late not in events:
+            events[late] = go(step)
+        yield Passed(step, late, events[late])
 
 
 def _over(case: Case, step: int) -> bool:

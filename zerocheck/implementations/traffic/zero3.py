@@ -9,7 +9,7 @@ from ...case.shapes import unfrozen
 from ..textbook.bucket import of_one_dtype
 from ..textbook.reduction import DEPTH
 from ..units import unit_modules
-from .passage import ROOT, Event, is_of_case, or_none, passage
+from .passage import ROOT, Event, is_of_case, or_none, passage, passages
 from .textbook import Flat, clipping, flat_of, scaling
 from .window import terms_of
 from .writing import Calls, Told
@@ -168,17 +168,17 @@ def zero3(model: nn.Module, case: Case) -> Told | None:
         for number, (flat, _) in enumerate(unit.reduces):
             replay.window.hold("gradient", (unit, number), flat.bytes // case.world_size)
     calls = replay.calls
-    late = case.training.unfreeze
-    events: dict[bool, list[Event]] = {}
-    for step in calls.steps:
-        replay.late = late is not None and step >= late
-        if replay.late not in events:
-            events[replay.late] = passage(
-                case, lambda bare: unit_modules(bare, case.sharding), step=step, at_base=True
-            )
+
+    def go(step: int) -> list[Event]:
+        return passage(
+            case, lambda bare: unit_modules(bare, case.sharding), step=step, at_base=True
+        )
+
+    for step, late, events in passages(case, calls.steps, go):
+        replay.late = late
         for number in range(case.training.microbatches):
             last = number == case.training.microbatches - 1
-            replay.microbatch(events[replay.late], step, last=last)
+            replay.microbatch(events, step, last=last)
         calls.at(step, "backward")
         scaling(calls, case)
         calls.at(step, "step")
