@@ -35,8 +35,10 @@ def exit_codes(err: str) -> list[str]:
 def test_wrong_usage_is_said_once(tmp_path: Path) -> None:
     out, err = start(tmp_path, "run", "fsdp3").communicate(timeout=120)
     assert err.count("error: unknown implementation 'fsdp3'; did you mean 'fsdp2'?") == 1, err
-    assert exit_codes(err) == ["2", "2"] and out == ""
-    assert err.count("traceback : unknown implementation 'fsdp3'") == 2
+    # The launcher ends a rank that still starts when rank 0 leaves: that one has no word to say.
+    codes = exit_codes(err)
+    assert len(codes) == 2 and "2" in codes and set(codes) <= {"2", "-15"} and out == "", err
+    assert err.count("traceback : unknown implementation 'fsdp3'") == codes.count("2")
 
 
 def test_a_run_and_its_replay(tmp_path: Path) -> None:
