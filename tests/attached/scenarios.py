@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import zerocheck
@@ -81,6 +82,8 @@ def told(check: Attached) -> dict[str, Any]:
         ],
         "taken": check.taken,
         "tier": judgement.tier,
+        "estimated": judgement.estimated,
+        "unjudged": judgement.unjudged,
     }
 
 
@@ -211,9 +214,13 @@ def referenced(
     autocast: bool = False,
     scales: bool = False,
     stale: bool = False,
+    beside: str = "",
 ) -> dict[str, Any]:
-    """Two microbatches, reduced each, and their gradient judged. fault: what is wrong, if any."""
+    """Two microbatches, reduced each, and their gradient judged. fault: what is wrong, if any;
+    beside: what the loss uses beside the outputs."""
     made = random_net() if factory == "random_net" else net()
+    inner: list[torch.Tensor] = []
+    made[1].register_forward_hook(lambda *given: inner.append(given[-1]))
     model = WRAPS[wrap](made)
     torch.manual_seed(11 + dist.get_rank())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -238,7 +245,17 @@ def referenced(
                     optimizer.zero_grad()
                 with alone, torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
                     out = model(batch() + microbatch)
-                scaler.scale(out.float().square().mean() / 2).backward()
+                loss = out.float().square().mean() / 2
+                if beside == "weights":
+                    parts = [
+                        p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()
+                    ]
+                    loss = loss + 0.1 * sum(part.square().sum() for part in parts)
+                elif beside == "inner":
+                    loss = loss + inner[-1].abs().mean()
+                elif beside == "others":  # a temperature of the loss, and targets
+                    loss = loss * torch.nn.Parameter(torch.ones(())) + 0.0 * (out.detach().sum())
+                scaler.scale(loss).backward()
             scaler.unscale_(optimizer)
             for parameter in model.parameters():
                 if fault == "world" and number:

@@ -72,6 +72,34 @@ def test_a_bundle_is_judged_again_with_the_model(ask: Ask, tmp_path: Path) -> No
 def test_gradients_of_before_the_step_are_not_judged(ask: Ask) -> None:
     for told in ask("referenced", stale=True):
         assert told["tier"] == "state only" and "update" in held(told)
+        said = "gradients of before the step are added to"
+        assert told["unjudged"] == {"gradient": said} and not told["estimated"]
+
+
+@pytest.mark.parametrize(
+    ("beside", "wrap"),
+    [
+        ("weights", "ddp"),
+        ("weights", "fsdp1"),
+        ("weights", "fsdp2"),
+        ("inner", "ddp"),
+        ("inner", "flat_fsdp1"),
+        ("inner", "fsdp2"),
+    ],
+)
+def test_a_loss_that_goes_past_the_outputs_is_not_judged(ask: Ask, beside: str, wrap: str) -> None:
+    """The reference does not see such a term: what it gives is not the gradient of the run."""
+    said = {"weights": "beside the outputs of the model", "inner": "not among its outputs"}[beside]
+    for told in ask("referenced", wrap=wrap, beside=beside):
+        assert told["tier"] == "state only" and "update" in held(told)
+        assert said in told["unjudged"]["gradient"], told
+
+
+@pytest.mark.parametrize("wrap", ["ddp", "fsdp2", "compiled_ddp"])
+def test_what_a_loss_has_of_its_own_is_no_other_way(ask: Ask, wrap: str) -> None:
+    for told in ask("referenced", wrap=wrap, beside="others"):
+        assert {"gradient", "update"} <= held(told) and told["unjudged"] == {}
+        assert told["estimated"] == ["gradient"]
 
 
 @pytest.mark.parametrize(

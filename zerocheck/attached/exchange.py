@@ -97,9 +97,11 @@ def _judged(told: Sequence[Told], fetch: Fetch, full: Full | None) -> _Reply:
 
 
 def with_gradient(judgement: Judgement, full: Full | None) -> Judgement:
-    """The judgement, with the verdict on the gradient if there is one."""
-    if full is None or full.reason:
+    """The judgement, with the verdict on the gradient, or the reason why there is none."""
+    if full is None:
         return judgement
+    if full.reason:
+        return msgspec.structs.replace(judgement, unjudged={"gradient": full.reason})
     others = [one for one in judgement.violations if one.obligation != "gradient"]
     copies = [one for one in judgement.violations if one.obligation == "gradient"]
     found = [full.violation] if full.violation is not None else copies
@@ -110,6 +112,7 @@ def with_gradient(judgement: Judgement, full: Full | None) -> Judgement:
         share={**judgement.share, "gradient": full.share},
         violations=(*others, *found),
         tier="full",
+        estimated=("gradient",),
     )
 
 

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from .beside import Ways
+
 
 @dataclass
 class Forward:
@@ -44,8 +46,9 @@ class Forwards:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._open: list[Forward] = []
+        self._open: list[tuple[Forward, int]] = []
         self.seen: list[Forward] = []
+        self.ways = Ways(model)
 
     def hooked(self) -> ExitStack:
         """Closing it takes the hooks off."""
@@ -59,21 +62,18 @@ class Forwards:
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not torch.is_grad_enabled():
             return
-        self._open.append(
-            Forward(
-                mapped(args, _copy),
-                mapped(kwargs, _copy),
-                _random(),
-                _autocast(),
-                module.training,
-            )
+        forward = Forward(
+            mapped(args, _copy), mapped(kwargs, _copy), _random(), _autocast(), module.training
         )
+        self._open.append((forward, self.ways.entered()))
 
     def _after(self, module: nn.Module, args: Any, outputs: Any) -> None:
         if not self._open:
             return
-        forward = self._open.pop()
-        for number, tensor in enumerate(tensors_in(outputs)):
+        forward, begun = self._open.pop()
+        needing = list(tensors_in(outputs))
+        self.ways.left(begun, needing)
+        for number, tensor in enumerate(needing):
             forward.returned.append(None)
             tensor.register_hook(partial(_returned, forward, number))  # type: ignore[no-untyped-call]
         self.seen.append(forward)

@@ -58,8 +58,8 @@ def attach(
     optimizer     torch.optim.AdamW or a subclass, also within ZeroRedundancyOptimizer
     reference     function without arguments that makes the model before it is wrapped. With it
                   gradients are judged too: each rank calls that model with what `model` was called
-                  with, and gives its outputs the gradients that came back. So all that reaches the
-                  parameters must go through outputs of `model`
+                  with, and gives its outputs the gradients that came back. Where a loss reaches
+                  the parameters beside the outputs of `model`, they are not judged, and it says so
     semantics     how gradients of ranks become one (`average`, `unused`); default: their mean
     steps         numbers of steps to check; the first after `attach` is 1
     every         check each step whose number is a multiple of it, too; None: no others

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from ..judge.verdict import Judgement, Violation
-from ..report.text import finding_text
+from ..report.text import finding_text, row
 from ..run.findings import independent
 from ..run.known_issues import joined
 from ..run.records import Finding
+
+ESTIMATED = (
+    "estimated: twice the model ran again with its parameters moved by a round-off, and 16 times "
+    "what that moved the gradient is let pass"
+)
 
 
 def finding(what: str, judgement: Judgement, bundle: str) -> Finding:
@@ -38,15 +43,25 @@ def fingerprint(what: str, violation: Violation) -> str:
 
 
 def violated_text(what: str, judgement: Judgement, bundle: str) -> str:
-    """The finding for people."""
-    return finding_text(finding(what, judgement, bundle))
+    """The finding for people, and what it rests on."""
+    text = finding_text(finding(what, judgement, bundle))
+    if first_of(judgement).obligation in judgement.estimated:
+        text += "\n" + "\n".join(row("bound", ESTIMATED))
+    return text
 
 
 def holds_line(number: int, judgement: Judgement, seconds: float) -> str:
     """One line on a step in which all that was judged holds."""
-    held = [o for o, status in judgement.statuses.items() if status == "holds"]
+    held = [
+        f"{obligation} (estimated)" if obligation in judgement.estimated else obligation
+        for obligation, status in judgement.statuses.items()
+        if status == "holds"
+    ]
     share = max(judgement.share.values(), default=0.0)
-    return (
+    line = (
         f"zerocheck: step {number}: {', '.join(held)} hold, at most {share:.0%} of a bound used "
         f"({judgement.tier}; checked in {seconds:.2f} s)"
     )
+    for obligation, why in judgement.unjudged.items():
+        line += f"; {obligation} not judged: {why}"
+    return line

@@ -114,7 +114,10 @@ class Watch:
             )
         self._state(AFTER, holdings(self._model))
         rank, world_size, number = self._where
-        forwards = [] if self._listens is None else [f for f in self._listens.seen if f.counts]
+        forwards: list[Forward] = []
+        if self._listens is not None:
+            forwards = [forward for forward in self._listens.seen if forward.counts]
+            self._unjudged = self._unjudged or self._listens.ways.reason
         self._listens = None
         options = self._options or self._groups()
         late = [float(group["lr"]) for group in self._optimizer.param_groups]
@@ -145,6 +148,7 @@ class Watch:
     def _listen(self, listens: Forwards, found: Iterable[Holding]) -> None:
         """Note what the gradient will be made of, or why it cannot be judged."""
         self._hooks.enter_context(listens.hooked())
+        self._hooks.enter_context(_replaced(torch.autograd, "backward", listens.ways.watching))
         self._buffers = {
             unwrapped(name): buffer.detach().clone() for name, buffer in self._model.named_buffers()
         }

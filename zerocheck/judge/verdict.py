@@ -160,6 +160,10 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     semantics: dict[str, str] = {}
     vacuous: tuple[Obligation, ...] = ()
     """Obligations that hold since nothing could fail in this case: see VACUOUS."""
+    estimated: tuple[Obligation, ...] = ()
+    """Obligations whose bound is estimated, and not derived."""
+    unjudged: dict[Obligation, str] = {}
+    """Obligations that were asked for and could not be judged, with the reason."""
     loads: tuple[Load, ...] = ()
     """The loads that were judged, in their order; empty if nothing is resumed. A leg that only
     tries a checkpoint has two, the first of the checkpoint as it was written."""

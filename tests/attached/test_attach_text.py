@@ -1,0 +1,45 @@
+"""How a checked step reads: what is estimated, or not judged, is said."""
+
+from __future__ import annotations
+
+from zerocheck.attached.text import holds_line, violated_text
+from zerocheck.judge.verdict import Judgement, Obligation, Violation
+
+
+def violation(obligation: Obligation) -> Violation:
+    return Violation(
+        obligation=obligation,
+        step=3,
+        role="gradient",
+        tensors=("w",),
+        ranks=(0,),
+        explanation=f"{obligation} is off",
+    )
+
+
+def test_the_line_of_a_step_that_holds() -> None:
+    full = Judgement(
+        statuses={"gradient": "holds", "update": "holds"},
+        share={"gradient": 0.25},
+        estimated=("gradient",),
+    )
+    assert holds_line(3, full, 1.0) == (
+        "zerocheck: step 3: gradient (estimated), update hold, at most 25% of a bound used "
+        "(full; checked in 1.00 s)"
+    )
+    reason = "the optimizer took no step"
+    other = Judgement(
+        statuses={"update": "holds"}, tier="state only", unjudged={"gradient": reason}
+    )
+    assert holds_line(3, other, 1.0).endswith(f"1.00 s); gradient not judged: {reason}")
+
+
+def test_a_finding_says_whether_its_bound_is_estimated() -> None:
+    for obligation, estimated in (("gradient", True), ("update", False)):
+        judgement = Judgement(
+            statuses={obligation: "violated"},
+            violations=(violation(obligation),),
+            estimated=("gradient",),
+        )
+        text = violated_text("ddp", judgement, "bundle")
+        assert ("estimated: twice the model ran again" in text) is estimated, text
