@@ -117,3 +117,12 @@ def test_a_torn_line_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     journal.write_bytes(journal.read_bytes()[:-5])
     result = invoke("report", str(journal))
     assert result.exit_code == 130 and "line 4 is torn" in result.stderr
+
+
+def test_under_torchrun_it_says_what_to_do_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "0")
+    with pytest.raises(
+        UsageError, match=r"start it without torchrun; one fault runs .* by its name"
+    ):
+        MatrixOptions()

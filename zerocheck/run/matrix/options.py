@@ -10,6 +10,7 @@ from ...catalogue import check_spelling
 from ...errors import UsageError, did_you_mean, unknown
 from ...faults.catalogue import FAULTS, Fault
 from ...judge.verdict import EQUIVALENCE, MEMORY, OBLIGATIONS, RESUME, Obligation
+from ...launched import launched
 from ..known_issues import NONE
 from ..options import RunOptions
 
@@ -20,7 +21,8 @@ class MatrixOptions:
 
     names: faults, none for all; implementation: what faults that can be injected are injected
     into, in place of the parents of the catalogue; shrink: look for the smallest case that shows
-    each, at the end; the others as for RunOptions. Raises UsageError for what cannot be used.
+    each, at the end; the others as for RunOptions. Raises UsageError for what cannot be used, and
+    under a launcher.
     """
 
     names: tuple[str, ...] = ()
@@ -36,6 +38,12 @@ class MatrixOptions:
     """The rows of the matrix."""
 
     def __post_init__(self) -> None:
+        if launched():
+            raise UsageError(
+                "zerocheck faults starts its own ranks: start it without torchrun; one fault runs "
+                "on the ranks of torchrun by its name, as in `torchrun ... -m zerocheck run "
+                "fsdp2+gather-stale`"
+            )
         if self.implementation is not None:
             check_spelling(self.implementation)
             faults = _injected(self.names, self.implementation)
