@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from slices import WHOLE
 
 collect_ignore = ["example_project"]  # it has tests of its own
+
+
+def pytest_report_header() -> str:
+    """Said before the tests: what is not run is no secret."""
+    return "long tests: " + ("whole" if WHOLE else "a slice; tox -e conformance runs all of them")
 
 
 @pytest.fixture(autouse=True)

@@ -88,6 +88,18 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         raise NotImplementedError
 
 
+class Unchanged(Operators):
+    """Each operator runs as it is.
+
+    Within a mode what an operator has let go of lives on until Python returns: a GRU holds one more
+    tensor, batch norm one of the size of its input. So what is compared with a run under a mode is
+    run under one too.
+    """
+
+    def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return func(*args, **kwargs)
+
+
 def process_group(given: Any) -> dist.ProcessGroup:
     """The group that a c10d operator gets: boxed for C++, by name, or as it is."""
     if isinstance(given, dist.ProcessGroup):

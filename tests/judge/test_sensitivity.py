@@ -1,4 +1,4 @@
-"""How small an error is seen: the distribution over 200 random cases is printed and bounded."""
+"""How small an error is seen: the distribution over random cases is printed and bounded."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from slices import sliced
 
 from zerocheck.case.drawing import draw
 from zerocheck.case.schema import Case
 from zerocheck.judge.verdict import Obligation
 
-CASES = 200
+CASES = sliced(200, 60)
 FACTOR = 2**0.25
 """Between one size that is tried and the next."""
 
@@ -115,7 +116,7 @@ def test_median_error_that_is_seen(
         for what, errors in smallest.items():
             print(f"  one element of {what:11} {_distribution(errors)} ({len(errors)} cases)")
     moments = smallest["exp_avg"] + smallest["exp_avg_sq"]
-    assert len(smallest["gradient"]) >= 150
-    assert len(moments) >= 150
+    assert len(smallest["gradient"]) >= 0.75 * CASES
+    assert len(moments) >= 0.75 * CASES
     assert statistics.median(smallest["gradient"]) <= 5e-6
     assert statistics.median(moments) <= 5e-7

@@ -18,7 +18,8 @@ LEFT_OUT = [
     fault(
         "left_out:ReusedModuleOverwrites", "zero1", "gradient",
         "of a module called twice the gradient of one call counts", "FS #780",
-        features=("module-twice",), without=("frozen", "checkpoint"),
+        # A GRU takes another kernel where its parameters do not learn: its loss differs first.
+        features=("module-twice",), without=("frozen", "checkpoint", "block-recurrent"),
     ),
     fault(
         "left_out:LastTouchedOnly", "zero1", "gradient",

@@ -12,6 +12,7 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from ...case.schema import Case
 from ...case.shapes import parameter_shapes, sometimes_used, unfrozen
+from ...compat import Unchanged
 from ...compat_memory import Allocation, AllocatorLog
 from ...models.batches import batch, loss_of
 from ...models.network import build_model
@@ -192,12 +193,13 @@ def _passage(
     log.start()
     happened: list[str | Allocation] = []
     try:
-        loss = loss_of(case)(model(*drawn.inputs), drawn.target)
-        note("loss", learns=loss.requires_grad)
-        backward = True
-        if loss.requires_grad:
-            loss.backward()  # type: ignore[no-untyped-call]
-        note("over")
+        with Unchanged():  # ranks are measured under a mode
+            loss = loss_of(case)(model(*drawn.inputs), drawn.target)
+            note("loss", learns=loss.requires_grad)
+            backward = True
+            if loss.requires_grad:
+                loss.backward()  # type: ignore[no-untyped-call]
+            note("over")
     finally:
         happened = log.stop(MARK)
     return [event._replace(own=own) for event, own in zip(events, owned(happened), strict=True)]

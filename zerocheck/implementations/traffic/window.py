@@ -24,14 +24,12 @@ def terms_of(case: Case, *, adds: bool = False) -> tuple[Term, ...]:
     are full when, and only what is gathered does not depend on that.
 
     What the model itself holds is not known of the user's own, whose operators may depend on the
-    data. Batch and group norm hold a tensor of the size of their input for longer on real ranks
-    than in a bare pass: of models with them it is not told either. adds: new gradients are added to
-    those that are there, for a moment beside them, which is not told.
+    data. adds: new gradients are added to those that are there, for a moment beside them, which is
+    not told.
     """
     if sometimes_used(case.model):
         return ("gathered",)
-    norms = any(block.kind in ("batch_norm", "group_norm") for block in case.model.blocks)
-    if case.model.user is not None or norms or adds:
+    if case.model.user is not None or adds:
         return ("gathered", "bucket")
     return ("gathered", "bucket", *WORKING)
 
