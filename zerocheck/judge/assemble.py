@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -161,9 +161,13 @@ class Observation:
             self._held[key] = self._assemble(key)
         return self._held[key]
 
-    def forget(self, step: int) -> None:
-        """Drop what was put together for a step."""
-        self._held = {key: held for key, held in self._held.items() if key[0] != step}
+    def forget(self, step: int, points: Collection[Point] = ()) -> None:
+        """Drop what was put together for a step: at these points, or at all of them."""
+        self._held = {
+            key: held
+            for key, held in self._held.items()
+            if key[0] != step or (points and key[1] not in points)
+        }
 
     def scalars(self, step: int, role: str, point: Point = "state") -> list[dict[str, float]]:
         """Per rank, 0-d values by name (role `step`)."""

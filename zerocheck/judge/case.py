@@ -30,6 +30,7 @@ from .flat import FlatBuffer, flat_buffers
 from .layout import Layout
 from .local import LocalRunner, Passes, Scale, as_on_a_rank
 from .ownership import Ownership
+from .pieces import AT_ONCE, Enclosing
 from .state import Start, State
 from .update import Recipe, Update, UpdateJudge
 from .vacuity import Vacuity
@@ -87,10 +88,12 @@ class CaseJudge:
     def _induction(self) -> None:
         before = State.observed(self.observation, self.first - 1)
         self._base(before)
+        del self.start  # as large as the state
         self._note("publish", 0.0, publish.check(self.observation, before, step=self.first - 1))
-        earlier: State | None = None
+        earlier: list[torch.Tensor] | None = None
         for step in range(self.first, self.end + 1):
             gradient = self._forward(step, before, earlier)
+            earlier = None
             if step == self.end or not (self._agreed(step) and self._owned(step, "state")):
                 return
             after = State.observed(self.observation, step)
@@ -102,15 +105,24 @@ class CaseJudge:
             if self.passes is not None:
                 used = self.passes.used.any(0).tolist()
                 self.used_before = [a or b for a, b in zip(self.used_before, used, strict=True)]
+            self.passes = None
             self.observation.forget(step - 1)
-            earlier, before = before, after
+            if self.layout.size > AT_ONCE:
+                # The arenas have it still; it is put together again where the diagnosis asks.
+                self.observation.forget(step, ("reduced", "clipped"))
+            earlier, before = before.own, after
 
     def _base(self, before: State) -> None:
         """Judge the state before the first step."""
         self._note("publish", 0.0, publish.check_start(before, *self.start, self.layout))
 
-    def _forward(self, step: int, before: State, earlier: State | None) -> Held | None:
-        """Judge losses, buffers and the reduced gradient of a step; returns that gradient."""
+    def _forward(
+        self, step: int, before: State, earlier: Sequence[torch.Tensor] | None
+    ) -> Held | None:
+        """Judge losses, buffers and the reduced gradient of a step; returns that gradient.
+
+        earlier: what each rank computed with in the step before.
+        """
         seen = self.observation.steps(step)
         losses = [rank.losses for rank in seen]
         self.passes = None
@@ -125,7 +137,7 @@ class CaseJudge:
             left_elsewhere=self.observation.left_elsewhere(step),
         )
         if violation is not None and earlier is not None:
-            stale = self._passes(step, earlier)
+            stale = self._passes(step, before, own=earlier)
             if loss_.same(losses, stale.losses):
                 self._note("publish", 0.0, publish.stale(step, violation))
                 return self._reduced(step)
@@ -142,6 +154,8 @@ class CaseJudge:
         if held is not None:
             wanted = self._expected(step, passes)
             self._gradient(step, before, passes, held, wanted)
+            if self.layout.size > AT_ONCE:
+                self.passes = passes.without_gradients()
         return held
 
     def _other_parameters(self, step: int, before: State, violation: Violation) -> Violation:
@@ -175,9 +189,8 @@ class CaseJudge:
             if self.case.training.clip is not None:
                 enclosure = self._hidden_clip(step, recovered, wanted.enclosure, seen=False)
             if "clip" not in self.violations:
-                self._gradient(
-                    step, before, self.passes, recovered.held, wanted._replace(enclosure=enclosure)
-                )
+                wanted = wanted._replace(of=Enclosing.known(enclosure))
+                self._gradient(step, before, self.passes, recovered.held, wanted)
         self._applied(step, before, after, recovered.held, error=recovered.error)
 
     def _hidden_clip(
@@ -197,7 +210,7 @@ class CaseJudge:
         held: Held,
         wanted: gradient_.Expected,
     ) -> None:
-        self.vacuity.gradient(wanted.enclosure.exact)
+        self.vacuity.gradient(wanted.of.exact())
         if "gradient" in self.violations:
             return  # the first one counts, and its diagnosis takes time
         share, violation = gradient_.check(
@@ -210,8 +223,8 @@ class CaseJudge:
             step=step,
             again=lambda scale: self._passes(step, before, scale=scale),
             otherwise=lambda: self._passes(step, before, otherwise=True),
-            previous=self._previous(step, "clipped"),
-            unclipped_before=self._previous(step, "reduced"),
+            previous=lambda: self._previous(step, "clipped"),
+            unclipped_before=lambda: self._previous(step, "reduced"),
             used_before=self.used_before,
             loss_scale=self.observation.loss_scales(step)[0],
             buffers=self._flat_buffers,

@@ -18,9 +18,10 @@ from ..contract.semantics import Semantics
 from . import bounds
 from .assemble import Held
 from .bounds import Enclosure, Format, U
-from .compare import compare, describe, exactly
+from .compare import compare, compare_pieces, describe, exactly
 from .diagnose.clip import SENTENCES, Norm, clip_causes, norm_causes
 from .layout import Elements, Formats, Layout
+from .pieces import Positions, split
 from .verdict import Violation
 
 
@@ -52,9 +53,12 @@ def norm_relative(elements: torch.Tensor, formats: Formats, case: Case) -> float
     narrow = formats.narrow
     if narrow is None:
         return bounds.norm_relative(elements.numel())
-    squares = elements.to(torch.float64).square()
-    total = float(squares.sum())
-    part = sum(float(_of(squares, e).sum()) for format, e in formats.parts if format.narrow)
+    total, part = 0.0, 0.0
+    for here in split(len(elements)):
+        squares = elements[here].to(torch.float64).square()
+        total += float(squares.sum())
+        own = formats.at(here).parts
+        part += sum(float(_of(squares, e).sum()) for format, e in own if format.narrow)
     # The share itself is known to 2^-50, and a rounding of the rest moves it by 2 U.
     share = min(1.0, part / total * (1 + 4 * U)) if total else 1.0
     return bounds.narrow_norm_relative(elements.numel(), share, case.world_size, narrow)
@@ -70,10 +74,17 @@ def _of(vector: torch.Tensor, elements: Elements) -> torch.Tensor:
 
 
 def true_norm(elements: torch.Tensor, case: Case) -> float:
-    """Norm of an observed gradient in float64."""
-    if case.training.norm == "inf":
-        return float(elements.abs().max()) if elements.numel() else 0.0
-    return float(torch.linalg.vector_norm(elements, dtype=torch.float64))
+    """Norm of an observed gradient in float64. Of one that has several pieces it is the norm of
+    their norms: another rounding, of 2^-53."""
+    order = torch.inf if case.training.norm == "inf" else 2.0
+    if order == torch.inf and not elements.numel():
+        return 0.0
+    norms = [_norm_of(elements[here], order) for here in split(len(elements))]
+    return float(norms[0] if len(norms) == 1 else _norm_of(torch.stack(norms), order))
+
+
+def _norm_of(elements: torch.Tensor, order: float) -> torch.Tensor:
+    return torch.linalg.vector_norm(elements, ord=order, dtype=torch.float64)
 
 
 def coefficient(norm: float, case: Case, semantics: Semantics) -> float:
@@ -186,28 +197,38 @@ def check_clipped(
     only = narrow_only(all_formats)
     for rank, (part, plan) in enumerate(zip(clipped.parts, clipped.plans, strict=True)):
         norm = reported[rank]
-        elements = elements_of(gradient, rank)
+        elements = elements_of(gradient, rank) if norm is None else part[:0]
         used_norm = true_norm(elements, case) if norm is None else norm
-        before = plan.gather(gradient.whole).to(torch.float64)
-        if plan is gradient.plans[rank]:
-            before = gradient.parts[rank].to(torch.float64)
-        formats = layout.formats.at(plan.index)
-        enclosure = _enclosure(before, used_norm, formats, only, case, semantics)
-        if norm is None:
-            slack = norm_relative(elements, all_formats, case)
-            enclosure = Enclosure(enclosure.exact, enclosure.bound + slack * enclosure.exact.abs())
-        used, misfit = compare(part, enclosure)
+        own = gradient.parts[rank] if plan is gradient.plans[rank] else None
+        slack = norm_relative(elements, all_formats, case) if norm is None else 0.0
+
+        def at(
+            here: slice,
+            there: Positions,
+            part: torch.Tensor = part,
+            own: torch.Tensor | None = own,
+            norm: float = used_norm,
+            slack: float = slack,
+        ) -> tuple[torch.Tensor, Enclosure]:
+            before = gradient.whole[there] if own is None else own[here]
+            formats = layout.formats.at(there)
+            exact, bound = _enclosure(
+                before.to(torch.float64), norm, formats, only, case, semantics
+            )
+            return part[here], Enclosure(exact, bound + slack * exact.abs() if slack else bound)
+
+        used, misfit = compare_pieces(at, plan.index, layout.size)
         share = max(share, used)
         if misfit is not None:
             assert case.training.clip is not None
             factor = coefficient(used_norm, case, semantics)
             text, causes = clip_causes(
                 part,
-                before,
+                plan.gather(gradient.whole) if own is None else own,
                 used_norm,
                 factor,
                 case.training.clip,
-                formats,
+                layout.formats.at(plan.index),
                 misfit.outside,
                 _own_coefficient(gradient, rank, layout, case, semantics),
             )
@@ -290,8 +311,12 @@ def _clipped_by(
     semantics: Semantics,
 ) -> bool:
     """Whether the gradient was clipped by the true norm, whatever was reported."""
-    before = gradient.whole.to(torch.float64)
     only = narrow_only(formats_of(gradient, layout))
-    enclosure = _enclosure(before, norm, layout.formats, only, case, semantics)
-    slack = relative * enclosure.exact.abs()
-    return compare(clipped.whole, Enclosure(enclosure.exact, enclosure.bound + slack))[1] is None
+    for here in split(layout.size):
+        before = gradient.whole[here].to(torch.float64)
+        formats = layout.formats.at(here)
+        exact, bound = _enclosure(before, norm, formats, only, case, semantics)
+        enclosure = Enclosure(exact, bound + relative * exact.abs())
+        if compare(clipped.whole[here], enclosure)[1] is not None:
+            return False
+    return True

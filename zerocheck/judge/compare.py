@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
 from .bounds import Enclosure
 from .layout import Elements, Layout
+from .pieces import Positions, in_pieces, pieces
 from .verdict import Obligation, Violation
 
 
@@ -45,6 +47,43 @@ def compare(observed: torch.Tensor, enclosure: Enclosure) -> tuple[float, Misfit
         return 1.0, None
     ratio = torch.where(outside, (error / bound).nan_to_num(nan=math.inf, posinf=math.inf), 0.0)
     return float(ratio.max()), Misfit(outside, ratio, observed, exact, bound)
+
+
+def compare_pieces(
+    at: Callable[[slice, Positions], tuple[torch.Tensor, Enclosure]], elements: Elements, size: int
+) -> tuple[float, Misfit | None]:
+    """`compare`, piece by piece.
+
+    at(here, there): what was observed of a piece, and its enclosure; here: where it lies among the
+    elements, there: in the flat vector of `size` elements.
+    """
+    if not in_pieces(elements, size):
+        ((here, there),) = pieces(elements, size)
+        return compare(*at(here, there))
+    share = 0.0
+    for here, there in pieces(elements, size):
+        used, misfit = compare(*at(here, there))
+        if misfit is not None:
+            return _whole_misfit(at, elements, size)
+        share = max(share, used)
+    return share, None
+
+
+def _whole_misfit(
+    at: Callable[[slice, Positions], tuple[torch.Tensor, Enclosure]], elements: Elements, size: int
+) -> tuple[float, Misfit]:
+    count = size if elements is None else len(elements)
+    vectors = [torch.empty(count, dtype=torch.float64) for _ in range(4)]
+    whole = Misfit(torch.zeros(count, dtype=torch.bool), *vectors)
+    whole.ratio.zero_()
+    for here, there in pieces(elements, size):
+        observed, enclosure = at(here, there)
+        _, misfit = compare(observed, enclosure)
+        if misfit is not None:
+            whole.outside[here], whole.ratio[here] = misfit.outside, misfit.ratio
+        whole.observed[here] = observed
+        whole.exact[here], whole.bound[here] = enclosure
+    return float(whole.ratio.max()), whole
 
 
 def _same_exception(observed: torch.Tensor, enclosure: Enclosure) -> torch.Tensor:

@@ -14,21 +14,27 @@ from ..contract.semantics import Semantics
 from . import bounds
 from .assemble import Held
 from .bounds import Enclosure, Format
-from .compare import all_finite, compare, describe
+from .compare import all_finite, compare_pieces, describe
 from .diagnose.evidence import Evidence
 from .diagnose.gradient import causes
 from .diagnose.loss import seeded_alike
 from .flat import FlatBuffer
 from .layout import Layout
 from .local import Passes, Scale
+from .pieces import Enclosing, Positions
 from .verdict import Violation
 
 
 class Expected(NamedTuple):
     """The enclosure of the reduced gradient, and which parameters have one at all."""
 
-    enclosure: Enclosure
+    of: Enclosing
     used: list[bool]
+
+    @property
+    def enclosure(self) -> Enclosure:
+        """That of the whole vector."""
+        return self.of.whole
 
 
 def loss_divisor(case: Case, semantics: Semantics) -> float:
@@ -54,9 +60,6 @@ def expected(
     divisor = float(world) if semantics.average == "mean" else 1.0
     if semantics.divide == "gradient":
         divisor *= count
-    terms = passes.gradients.to(torch.float64)
-    exact = terms.sum((0, 1)) / divisor
-    absolute = terms.abs().sum((0, 1)) / divisor
     roundings = bounds.gradient_roundings(
         world_size=world,
         microbatches=count,
@@ -76,7 +79,14 @@ def expected(
             bound = torch.where(exact.isfinite(), bound, 0.0)
         return Enclosure(exact, bound)
 
-    return Expected(layout.formats.enclose(enclosure, exact, absolute), passes.used.any(0).tolist())
+    def at(positions: Positions | None) -> Enclosure:
+        some = passes.gradients if positions is None else passes.gradients[..., positions]
+        terms = some.to(torch.float64)
+        exact = terms.sum((0, 1)) / divisor
+        absolute = terms.abs().sum((0, 1)) / divisor
+        return layout.formats.at(positions).enclose(enclosure, exact, absolute)
+
+    return Expected(Enclosing(layout.size, at), passes.used.any(0).tolist())
 
 
 def check(
@@ -90,18 +100,18 @@ def check(
     step: int,
     again: Callable[[Scale], Passes] | None = None,
     otherwise: Callable[[], Passes] | None = None,
-    previous: torch.Tensor | None = None,
+    previous: Callable[[], torch.Tensor | None] = lambda: None,
     used_before: Sequence[bool] = (),
     loss_scale: float = 1.0,
     buffers: Callable[[], Sequence[FlatBuffer]] = tuple,
-    unclipped_before: torch.Tensor | None = None,
+    unclipped_before: Callable[[], torch.Tensor | None] = lambda: None,
     left: Sequence[Sequence[str]] = (),
 ) -> tuple[float, Violation | None]:
     """(share of the bound, violation or None) for the gradient that was shown at `reduced`.
 
     used_before: per parameter, whether a step before this one used it; buffers: asked for the flat
-    buffers of the implementation if something is wrong; unclipped_before: see Evidence;
-    left: see diagnose/loss.py.
+    buffers of the implementation if something is wrong; previous, unclipped_before: asked for then
+    too, see Evidence; left: see diagnose/loss.py.
     """
     kept = () if case.training.set_to_none else used_before
     violation = _existence(held, wanted, layout, case, semantics, step, kept)
@@ -115,10 +125,11 @@ def check(
             if 0 in bad:
                 bad.append(rank)
             continue
-        enclosure = Enclosure(
-            plan.gather(wanted.enclosure.exact), plan.gather(wanted.enclosure.bound)
+        used, misfit = compare_pieces(
+            lambda here, there, part=part: (part[here], wanted.of.at(there)),  # type: ignore[misc]
+            plan.index,
+            layout.size,
         )
-        used, misfit = compare(part, enclosure)
         share = max(share, used)
         if misfit is not None:
             bad.append(rank)
@@ -136,11 +147,11 @@ def check(
             case,
             semantics,
             again,
-            previous,
+            previous(),
             otherwise,
             loss_scale,
             buffers(),
-            unclipped_before,
+            unclipped_before(),
             seeded_alike(left),
         )
     )

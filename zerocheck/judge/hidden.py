@@ -21,6 +21,7 @@ from .bounds import Enclosure, Format, U
 from .clip import coefficient, narrow_only, norm_relative
 from .compare import compare, describe, exactly
 from .layout import Layout
+from .pieces import pieces
 from .state import State
 from .verdict import Violation
 
@@ -46,7 +47,8 @@ def recover(before: State, after: State, layout: Layout, case: Case, *, step: in
     error = torch.zeros(layout.size, dtype=torch.float64)
     rates = learning_rates(case, step)
     keys = [1 if flag else None for flag in moved]
-    for group, _, format, elements in layout.segments(keys):
+    for part in layout.segments(keys):
+        group, format = part.group, part.format
         options = case.optimizer.groups[group]
         scalars = bounds.scalars(
             lr=rates[group],
@@ -57,20 +59,20 @@ def recover(before: State, after: State, layout: Layout, case: Case, *, step: in
             step=1,
             reading="double",
         )
-        positions = slice(None) if elements is None else elements
-        m0 = before.moment("exp_avg")[positions].to(torch.float64)
-        m1 = after.moment("exp_avg")[positions].to(torch.float64)
         w = 1 - options.beta1
-        g = (m1 - options.beta1 * m0) / w
-        # The last term: g is kept in fp32. A weight that was read in fp32 is 2 u off.
-        unknown = bounds.exp_avg(m0, g, scalars, format=format).bound / w + 3 * U * (
-            g.abs() + options.beta1 * m0.abs() / w
-        )
-        if format.narrow:
-            # The gradient that was may be larger by `unknown`: u w of it was not counted.
-            unknown = unknown / (1 - format.u)
-        error[positions] = unknown * bounds.SECOND_ORDER
-        whole[positions] = (-g if case.optimizer.maximize else g).float()
+        for _, positions in pieces(part.elements, layout.size):
+            m0 = before.moment("exp_avg")[positions].to(torch.float64)
+            m1 = after.moment("exp_avg")[positions].to(torch.float64)
+            g = (m1 - options.beta1 * m0) / w
+            # The last term: g is kept in fp32. A weight that was read in fp32 is 2 u off.
+            unknown = bounds.exp_avg(m0, g, scalars, format=format).bound / w + 3 * U * (
+                g.abs() + options.beta1 * m0.abs() / w
+            )
+            if format.narrow:
+                # The gradient that was may be larger by `unknown`: u w of it was not counted.
+                unknown = unknown / (1 - format.u)
+            error[positions] = unknown * bounds.SECOND_ORDER
+            whole[positions] = (-g if case.optimizer.maximize else g).float()
     present = frozenset(p.name for p, flag in zip(layout.places, moved, strict=True) if flag)
     absent = frozenset(p.name for p in layout.places if p.trainable) - present
     index = layout.spread(moved).nonzero().reshape(-1)

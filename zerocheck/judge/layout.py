@@ -13,6 +13,7 @@ from ..case.schema import Case
 from ..case.shapes import unfrozen
 from ..contract.groups import group_of
 from .bounds import FP32, Enclosure, Format
+from .pieces import AT_ONCE, Positions
 
 Elements = torch.Tensor | None
 """Positions in the flat vector (int64), or None for all of them."""
@@ -41,10 +42,12 @@ class Formats:
             exact[elements], bound[elements] = made
         return Enclosure(exact, bound)
 
-    def at(self, index: Elements) -> Formats:
+    def at(self, index: Positions | None) -> Formats:
         """The formats of the elements at these positions, in their order."""
         if index is None:
             return self
+        if isinstance(index, slice):
+            return self._within(*index.indices(self.size)[:2])
         if len(self.parts) == 1:
             return Formats(((self.parts[0][0], None),), len(index))
         number = torch.zeros(self.size, dtype=torch.int64)
@@ -59,6 +62,18 @@ class Formats:
         if len(found) < 2:
             found = [(found[0][0] if found else FP32, None)]
         return Formats(tuple(found), len(index))
+
+    def _within(self, start: int, stop: int) -> Formats:
+        """Those of a range. The elements of each part are in ascending order."""
+        found: list[tuple[Format, Elements]] = []
+        for format, elements in self.parts if len(self.parts) > 1 else ():
+            assert elements is not None
+            low, high = torch.searchsorted(elements, torch.tensor([start, stop])).tolist()
+            if high > low:
+                found.append((format, elements[low:high] - start))
+        if len(found) < 2:
+            found = [(found[0][0] if found else self.parts[0][0], None)]
+        return Formats(tuple(found), stop - start)
 
 
 class Part(NamedTuple):
@@ -185,6 +200,8 @@ class Layout:
         )
         found = self._segments.get(wanted)
         if found is None:
+            if self.size > AT_ONCE:  # numbers of steps change, and an index is large
+                self._segments.clear()
             found = self._segments[wanted] = self._split(wanted)
         return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -43,6 +43,10 @@ class Passes:
     def used(self) -> torch.Tensor:
         """Per rank the mask of parameters that took part."""
         return self.arrived.any(1)
+
+    def without_gradients(self) -> Passes:
+        """All but the gradients, which are the largest."""
+        return replace(self, gradients=self.gradients[..., :0].clone())
 
 
 class LocalRunner:

@@ -16,6 +16,7 @@ from ..models.start import initial_state
 from .assemble import Held, Observation
 from .layout import Layout
 from .ownership import MOMENTS
+from .pieces import AT_ONCE
 
 
 class Start(NamedTuple):
@@ -97,7 +98,11 @@ class State:
     def moment(self, role: str) -> torch.Tensor:
         """The flat vector of a moment; zeros if the optimizer has none."""
         moment = self.moments.get(role)
-        return torch.zeros_like(self.parameter) if moment is None else moment
+        if moment is not None:
+            return moment
+        if len(self.parameter) > AT_ONCE:  # one zero for all elements
+            return torch.zeros((), dtype=self.parameter.dtype).expand(len(self.parameter))
+        return torch.zeros_like(self.parameter)
 
 
 def _by_owner(held: Held, owners: Held | None) -> torch.Tensor:

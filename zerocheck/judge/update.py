@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,9 +12,10 @@ from ..case.schema import Case, Group
 from ..contract.groups import learning_rates
 from . import bounds
 from .bounds import Enclosure, Format, Reading, Scalars
-from .compare import Misfit, compare, describe, different_bits, exactly
+from .compare import Misfit, compare, compare_pieces, describe, different_bits, exactly
 from .diagnose.update import Segment, causes, sentence
 from .layout import Elements, Layout, Part, Place
+from .pieces import Positions, in_pieces, pieces
 from .state import State
 from .verdict import Violation
 
@@ -52,6 +53,24 @@ class Recipe(NamedTuple):
         steps = [learning_rates(case, index) for index in range(end_of(case))]
         rates = [[step[number] for step in steps] for number in range(len(told.groups))]
         return cls(told.groups, told.amsgrad, told.maximize, rates)
+
+
+_ROLES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "parameter")
+"""In this order: what a wrong one leads to is judged by itself."""
+
+
+def _first_outside(
+    enclosures: Iterable[tuple[str, torch.Tensor, Enclosure]],
+) -> tuple[float, str, Misfit | None]:
+    """(share of the bound at most, role, misfit) of the first that is outside; no misfit if none
+    is."""
+    share = 0.0
+    for role, observed, enclosure in enclosures:
+        used, misfit = compare(observed, enclosure)
+        if misfit is not None:
+            return used, role, misfit
+        share = max(share, used)
+    return share, "", None
 
 
 class _Wrong(NamedTuple):
@@ -207,18 +226,47 @@ class UpdateJudge:
     ) -> tuple[float, _Wrong | None]:
         share = 0.0
         for part in self.layout.segments(keys):
-            for role, observed, enclosure in self._enclosures(reading, update, part):
-                used, misfit = compare(observed, enclosure)
-                if misfit is not None:
-                    wrong = _Wrong(role, misfit, part.elements, part.group, part.key, part.format)
-                    return used, wrong
-                share = max(share, used)
+            if in_pieces(part.elements, self.layout.size):
+                used, role, misfit = self._by_pieces(reading, update, part)
+            else:
+                used, role, misfit = _first_outside(
+                    self._enclosures(reading, update, part, part.elements)
+                )
+            if misfit is not None:
+                wrong = _Wrong(role, misfit, part.elements, part.group, part.key, part.format)
+                return used, wrong
+            share = max(share, used)
         return share, None
 
-    def _enclosures(
+    def _by_pieces(
         self, reading: Reading, update: Update, part: Part
+    ) -> tuple[float, str, Misfit | None]:
+        """As `_first_outside`, of elements that have several pieces."""
+        share = 0.0
+        outside: list[str] = []
+        for _, there in pieces(part.elements, self.layout.size):
+            for role, observed, enclosure in self._enclosures(reading, update, part, there):
+                used, misfit = compare(observed, enclosure)
+                share = max(share, used)
+                if misfit is not None:
+                    outside.append(role)
+                    break
+        if not outside:
+            return share, "", None
+        role = next(role for role in _ROLES if role in outside)
+
+        def at(_: slice, there: Positions) -> tuple[torch.Tensor, Enclosure]:
+            made = self._enclosures(reading, update, part, there)
+            return next(one[1:] for one in made if one[0] == role)
+
+        share, misfit = compare_pieces(at, part.elements, self.layout.size)
+        return share, role, misfit
+
+    def _enclosures(
+        self, reading: Reading, update: Update, part: Part, elements: Positions | None
     ) -> list[tuple[str, torch.Tensor, Enclosure]]:
-        format, elements = part.format, part.elements
+        """(role, observed, enclosure) of these elements of the part, in the order of _ROLES."""
+        format = part.format
 
         def of(vector: torch.Tensor) -> torch.Tensor:
             return (vector if elements is None else vector[elements]).to(torch.float64)
@@ -270,7 +318,7 @@ class UpdateJudge:
         if wrong.elements is not None:
             before = before[wrong.elements]
         outside = wrong.misfit.outside
-        names = causes(self._segment(wrong, update, step))
+        names = causes(self._segments(wrong, update, step))
         if torch.equal(observed[outside], before[outside].to(torch.float64)):
             # Moments that are 0 still, or a rate of 0, leave it as it was too.
             return f"{wrong.role} was not updated", ("never updated", *names)
@@ -278,8 +326,8 @@ class UpdateJudge:
             return sentence(wrong.role, names), names
         return f"{wrong.role} is not what AdamW gives from the state before and the gradient", ()
 
-    def _segment(self, wrong: _Wrong, update: Update, step: int) -> Segment:
-        """The wrong tensors of the group in which something is outside."""
+    def _segments(self, wrong: _Wrong, update: Update, step: int) -> Iterator[Segment]:
+        """The tensors of the group in which something is outside, piece by piece."""
         mask = torch.zeros(self.layout.size, dtype=torch.bool)
         everything = torch.arange(self.layout.size) if wrong.elements is None else wrong.elements
         mask[everything[wrong.misfit.outside]] = True
@@ -287,7 +335,10 @@ class UpdateJudge:
             [bool(mask[place.start : place.stop].any()) for place in self.layout.places]
         )
         elements = everything[tensors[everything]]
+        for _, there in pieces(elements, self.layout.size):
+            yield self._segment(wrong, update, step, there)
 
+    def _segment(self, wrong: _Wrong, update: Update, step: int, elements: Positions) -> Segment:
         def of(vector: torch.Tensor) -> torch.Tensor:
             return vector[elements].to(torch.float64)
 

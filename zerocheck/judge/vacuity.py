@@ -15,6 +15,7 @@ import torch
 
 from ..drive.observation import RankSeen
 from .buffers import Buffers
+from .pieces import split
 from .state import State
 from .verdict import Obligation
 
@@ -36,15 +37,18 @@ class Vacuity:
         ):
             self._could_fail.add("loss")
 
-    def gradient(self, exact: torch.Tensor) -> None:
-        """The gradient of one device, before clipping."""
-        if "gradient" not in self._could_fail and bool(((exact != 0) & exact.isfinite()).any()):
+    def gradient(self, exact: Iterable[torch.Tensor]) -> None:
+        """The gradient of one device, before clipping, in pieces."""
+        if "gradient" not in self._could_fail and any(
+            bool(((one != 0) & one.isfinite()).any()) for one in exact
+        ):
             self._could_fail.add("gradient")
 
     def clipped(self, before: torch.Tensor, after: torch.Tensor) -> None:
         """The gradient around clipping; NaN where there is none."""
-        if "clip" not in self._could_fail and not torch.equal(
-            before.nan_to_num(), after.nan_to_num()
+        if "clip" not in self._could_fail and not all(
+            torch.equal(before[here].nan_to_num(), after[here].nan_to_num())
+            for here in split(len(before))
         ):
             self._could_fail.add("clip")
 

@@ -12,6 +12,7 @@ from .. import bounds
 from ..bounds import Enclosure, Format, U
 from ..compare import compare
 from ..layout import Formats
+from ..pieces import split
 
 
 class Norm(NamedTuple):
@@ -152,5 +153,9 @@ def _is(
     def clipped(before: torch.Tensor, format: Format) -> Enclosure:
         return bounds.clipped(before, factor, format, all_narrow=format.narrow)
 
-    exact, bound = formats.enclose(clipped, before)
-    return compare(part, Enclosure(exact, 2 * bound + relative * exact.abs()))[1] is None
+    for here in split(len(part)):
+        exact, bound = formats.at(here).enclose(clipped, before[here].to(torch.float64))
+        enclosure = Enclosure(exact, 2 * bound + relative * exact.abs())
+        if compare(part[here], enclosure)[1] is not None:
+            return False
+    return True

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -63,14 +64,22 @@ SENTENCES = {
 }
 
 
-def causes(segment: Segment) -> tuple[str, ...]:
-    """All candidates that explain every element of the wrong tensors."""
-    found = [
-        name
-        for name, enclosure in _candidates(segment)
-        if compare(segment.observed, enclosure)[1] is None
-    ]
-    return tuple(dict.fromkeys(found))
+def causes(segments: Iterable[Segment]) -> tuple[str, ...]:
+    """All candidates that explain every element of the wrong tensors. segments: their pieces."""
+    left: dict[tuple[str, int], None] | None = None
+    for segment in segments:
+        found: dict[tuple[str, int], None] = {}
+        yielded: Counter[str] = Counter()
+        for name, enclosure in _candidates(segment):
+            # A name may be that of several candidates: it is the same one that must explain all.
+            yielded[name] += 1
+            key = name, yielded[name]
+            if (left is None or key in left) and compare(segment.observed, enclosure)[1] is None:
+                found[key] = None
+        left = found
+        if not left:
+            break
+    return tuple(dict.fromkeys(name for name, _ in left or ()))
 
 
 def sentence(role: str, names: Sequence[str]) -> str:

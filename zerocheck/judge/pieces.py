@@ -1,0 +1,94 @@
+"""Vectors of large models, a piece at a time: what is computed on the way is as large as a piece.
+
+All enclosures are elementwise, so that a piece gives the bits that the whole would. What has one
+piece is computed as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import torch
+
+from .bounds import Enclosure
+
+AT_ONCE = 1 << 20
+"""Elements of a piece at most: 8 MiB in float64."""
+
+Positions = slice | torch.Tensor
+"""Some elements of a flat vector: a range, or their numbers (int64)."""
+
+
+def split(count: int) -> list[slice]:
+    """[0, count) in ranges of at most AT_ONCE elements, about equally long."""
+    if count <= AT_ONCE:
+        return [slice(0, count)]
+    number = -(-count // AT_ONCE)
+    ends = [count * n // number for n in range(number + 1)]
+    return [slice(start, stop) for start, stop in pairwise(ends)]
+
+
+def pieces(elements: torch.Tensor | None, size: int) -> Iterator[tuple[slice, Positions]]:
+    """(where among the elements, where in the flat vector) of each piece of them.
+
+    elements: positions in a flat vector of `size` elements; None: all of them.
+    """
+    if elements is None:
+        yield from ((here, here) for here in split(size))
+    else:
+        yield from ((here, elements[here]) for here in split(len(elements)))
+
+
+def in_pieces(elements: torch.Tensor | None, size: int) -> bool:
+    """Whether these elements have more than one piece."""
+    return (size if elements is None else len(elements)) > AT_ONCE
+
+
+class Enclosing:
+    """An enclosure of each element of a flat vector, computed where it is asked for.
+
+    Of a vector that has one piece all are computed at the first question, and kept.
+    """
+
+    def __init__(self, size: int, make: Callable[[Positions | None], Enclosure]) -> None:
+        """make(positions): the enclosures of these elements; of all of them for None."""
+        self.size = size
+        self._make = make
+        self._whole: Enclosure | None = None
+
+    @classmethod
+    def known(cls, enclosure: Enclosure) -> Enclosing:
+        """Of enclosures that are there already."""
+        made = cls(len(enclosure.exact), lambda _: enclosure)
+        made._whole = enclosure
+        return made
+
+    @property
+    def whole(self) -> Enclosure:
+        """Those of all elements."""
+        if self._whole is None and not in_pieces(None, self.size):
+            self._whole = self._make(None)
+        elif self._whole is None:
+            exact = torch.empty(self.size, dtype=torch.float64)
+            bound = torch.empty(self.size, dtype=torch.float64)
+            for here in split(self.size):
+                exact[here], bound[here] = self._make(here)
+            self._whole = Enclosure(exact, bound)
+        return self._whole
+
+    def at(self, positions: Positions | None) -> Enclosure:
+        """Those of the elements at these positions, in their order; None: of all."""
+        if self._whole is None and in_pieces(None, self.size) and positions is not None:
+            return self._make(positions)
+        exact, bound = self.whole
+        return (
+            Enclosure(exact, bound)
+            if positions is None
+            else Enclosure(exact[positions], bound[positions])
+        )
+
+    def exact(self) -> Iterator[torch.Tensor]:
+        """The exact results, piece by piece."""
+        for here in split(self.size):
+            yield self.at(here).exact
