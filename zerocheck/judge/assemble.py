@@ -257,17 +257,30 @@ def _joined(data: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat(data) if data else torch.empty(0)
 
 
+def _in_order(manifest: tuple[Entry, ...], layout: Layout) -> bool:
+    """Whether these are all elements of the flat vector, one after the other."""
+    end = 0
+    for entry in manifest:
+        if entry.present:
+            place = layout.by_name[entry.name]
+            cut = entry.box is not None and entry.stop < place.stop - place.start
+            if cut or place.start + entry.start != end:
+                return False
+            end += entry.stop - entry.start
+    return end == layout.size
+
+
 def plan_of(manifest: tuple[Entry, ...], layout: Layout) -> Plan:
     """Entries of names that the model does not have are ownership's business: left out here they
     would shift all others, so they raise KeyError unless ownership ran before."""
+    present = {entry.name for entry in manifest if entry.present}
+    absent = {entry.name for entry in manifest if not entry.present}
+    if _in_order(manifest, layout):
+        return Plan(None, frozenset(present), frozenset(absent - present))
     ranges: list[torch.Tensor] = []
-    present: set[str] = set()
-    absent: set[str] = set()
     for entry in manifest:
         if not entry.present:
-            absent.add(entry.name)
             continue
-        present.add(entry.name)
         start = layout.by_name[entry.name].start
         if entry.box is None:
             ranges.append(torch.arange(start + entry.start, start + entry.stop))

@@ -38,14 +38,19 @@ def elements_of(gradient: Held, rank: int) -> torch.Tensor:
         whole = whole.clone()
         plan.scatter(whole, gradient.parts[rank])
     covered = gradient.covered()
-    return whole if covered is None else whole[covered]
+    if covered is None or bool(covered.all()):
+        return whole
+    return torch.cat([whole[here][covered[here]] for here in split(len(whole))])
 
 
 def formats_of(gradient: Held, layout: Layout) -> Formats:
     """The formats of `elements_of`."""
     covered = gradient.covered()
-    index: Elements = None if covered is None else covered.nonzero().reshape(-1)
-    return layout.formats.at(index)
+    if covered is None or bool(covered.all()):
+        return layout.formats
+    if len(layout.formats.parts) == 1:
+        return Formats(layout.formats.parts, int(covered.sum()))
+    return layout.formats.at(covered.nonzero().reshape(-1))
 
 
 def norm_relative(elements: torch.Tensor, formats: Formats, case: Case) -> float:

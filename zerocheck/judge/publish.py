@@ -119,8 +119,9 @@ def check_start(
     pairs: list[tuple[str, torch.Tensor, torch.Tensor]] = [("parameter", state.parameter, wanted)]
     for moment in MOMENTS:
         if moment in state.moments or moment in moments:
-            zero = torch.zeros_like(wanted)
-            pairs.append((moment, state.moment(moment), moments.get(moment, zero)))
+            restored = moments.get(moment)
+            zero = torch.zeros_like(wanted) if restored is None else restored
+            pairs.append((moment, state.moment(moment), zero))
     for role, observed, vector in pairs:
         changed = different_bits(observed, vector)
         if role != "parameter":

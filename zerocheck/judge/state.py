@@ -83,9 +83,8 @@ class State:
             present[role] = moment.present
             covered = moment.covered()
             # Only what nobody holds is 0: a NaN that somebody holds stays one.
-            moments[role] = (
-                moment.whole if covered is None else moment.whole.masked_fill(~covered, 0.0)
-            )
+            all_held = covered is None or bool(covered.all())
+            moments[role] = moment.whole if all_held else moment.whole.masked_fill(~covered, 0.0)
         parameter = _by_owner(held, owners)
         return cls(
             parameter=parameter,

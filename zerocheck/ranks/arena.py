@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from zerocheck.errors import HarnessError
+from zerocheck.ranks.limits import available_bytes, total_bytes
 from zerocheck.ranks.progress import reserve
-from zerocheck.ranks.slot import Slot, align
+from zerocheck.ranks.slot import KEPT_BYTES, Slot, align
 
 FIRST_BYTES = 1 << 20
-KEPT_BYTES = 256 << 20
-"""A larger arena is given back before the next job."""
+_DOUBLED_BYTES = 64 << 20
+"""A larger one grows by an eighth, or by what is needed: what is reserved is taken."""
 _SMALL_NUMEL = 1 << 15
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -28,10 +29,11 @@ _flatten: Callable[[Sequence[Tensor]], Tensor] | None = getattr(
 
 
 class Arena:
-    """Grows in doubling steps, keeps its pages from job to job, moves when a file system is full.
+    """Grows in steps, keeps its pages from job to job, moves when a file system is full.
 
-    `directories` are tried in order. Space is reserved before it is mapped: a full /dev/shm is an
-    error here and not a SIGBUS in the middle of a copy. Not thread-safe.
+    `directories` are tried in order; the last one needs no memory. Space is reserved before it is
+    mapped: a full /dev/shm is an error here and not a SIGBUS in the middle of a copy. Not
+    thread-safe.
     """
 
     def __init__(
@@ -124,7 +126,8 @@ class Arena:
     def _grow(self, needed: int) -> None:
         size = max(self.size, self._first_bytes)
         while size < needed:
-            size *= 2
+            size = 2 * size if size < _DOUBLED_BYTES else max(needed, size + size // 8)
+        size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         reasons = []
         for place, directory in enumerate(self._directories):
             last = place == len(self._directories) - 1
@@ -139,14 +142,15 @@ class Arena:
                 del self._directories[:place]
                 return
         raise HarnessError(
-            f"no room for {size >> 20} MiB of observations ({'; '.join(reasons)}); "
-            "set TMPDIR to a larger file system"
+            f"no room for {size >> 20} MiB of observations of one rank ({'; '.join(reasons)}); "
+            "set TMPDIR to a folder of a larger file system, which is no memory"
         )
 
     def _extend(self, directory: str, size: int, *, leave_room: bool) -> None:
         """Have `size` bytes in `directory`, moving there what is already packed."""
         if leave_room:
             _refuse_the_last_room(directory, size)
+            _refuse_the_last_memory(directory, size, size - self.size)
         if self._descriptor >= 0 and os.path.dirname(self.path) == directory:
             reserve(self._descriptor, size)
             self._map = mmap.mmap(self._descriptor, size)
@@ -164,7 +168,8 @@ class Arena:
             raise
         packed = self._at
         if self._map is not None:
-            new[:packed] = self._map[:packed]
+            with memoryview(self._map) as old, memoryview(new) as copy:
+                copy[:packed] = old[:packed]
         self.close()
         self._descriptor, self._map, self.path, self.size = descriptor, new, path, size
         self._at = packed
@@ -176,6 +181,15 @@ def _refuse_the_last_room(directory: str, size: int) -> None:
     spare = min(room.f_blocks * room.f_frsize // 8, 256 << 20)
     if room.f_bavail * room.f_frsize < size + spare:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), directory)
+
+
+def _refuse_the_last_memory(directory: str, size: int, more: int) -> None:
+    """Shared memory is memory: what is large leaves half of it to those who compute."""
+    if size <= KEPT_BYTES:
+        return
+    available, total = available_bytes(), total_bytes()
+    if available is not None and total is not None and available - more < total // 2:
+        raise OSError(errno.ENOSPC, "half of the memory is to be left", directory)
 
 
 def _copy_each(view: Tensor, tensors: Sequence[Tensor]) -> None:

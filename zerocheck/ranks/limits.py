@@ -35,20 +35,34 @@ def check_world_size(world_size: object, *, already: int = 0) -> int:
     return world_size
 
 
+_MEMINFO = "/proc/meminfo"
+_GROUP = "/sys/fs/cgroup/memory"
+
+
+def total_bytes() -> int | None:
+    """The least of what the machine and the control group have. None where nothing tells."""
+    found = _meminfo("MemTotal:")
+    with contextlib.suppress(OSError, ValueError), open(f"{_GROUP}.max") as most:
+        found.append(int(most.read()))
+    return min(found) if found else None
+
+
+def _meminfo(field: str) -> list[int]:
+    with contextlib.suppress(OSError, ValueError), open(_MEMINFO) as meminfo:
+        for line in meminfo:
+            if line.startswith(field):
+                return [int(line.split()[1]) << 10]
+    return []
+
+
 def available_bytes() -> int | None:
     """The least of what the machine and the control group leave. None where nothing tells."""
-    found = []
-    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo") as meminfo:
-        for line in meminfo:
-            if line.startswith("MemAvailable:"):
-                found.append(int(line.split()[1]) << 10)
-                break
-    group = "/sys/fs/cgroup/memory"
+    found = _meminfo("MemAvailable:")
     with (
         contextlib.suppress(OSError, ValueError),
-        open(f"{group}.max") as most,
-        open(f"{group}.current") as current,
-        open(f"{group}.stat") as details,
+        open(f"{_GROUP}.max") as most,
+        open(f"{_GROUP}.current") as current,
+        open(f"{_GROUP}.stat") as details,
     ):
         # Cached files count as used there, but make way when memory is short.
         cached = sum(

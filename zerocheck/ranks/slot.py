@@ -7,6 +7,9 @@ import msgspec
 ALIGNMENT = 64
 """Bytes. Every slot starts at a multiple of it, so that vectorised kernels see aligned data."""
 
+KEPT_BYTES = 256 << 20
+"""A larger arena is given back when its job is done; others keep their pages."""
+
 
 class Slot(msgspec.Struct, frozen=True, array_like=True):
     """`numel` elements of `dtype` ("float32", "bfloat16", ...) from byte `offset` on."""

@@ -194,6 +194,7 @@ class Team:
 
     def free(self, arena: int) -> None:
         """The parent is done with the arenas of that number."""
+        self._mappings.forget_large(arena)
         self._free.append(arena)
 
     # The end

@@ -312,8 +312,12 @@ class TorchrunPool:
             else f"collectives waited for {self._timeout_s:.3g} s in vain"
             if late
             else "",
-            _release=once(lambda: self._free.append(arena)),
+            _release=once(lambda: self._released(arena)),
         )
+
+    def _released(self, arena: int) -> None:
+        self._mappings.forget_large(arena)
+        self._free.append(arena)
 
     def _view(
         self, number: int, rank: int, arena: int, report: Report | None, held: Held

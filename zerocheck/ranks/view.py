@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from typing import TYPE_CHECKING
+
+from zerocheck.ranks.slot import KEPT_BYTES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,3 +60,14 @@ class Mappings:
             # The old mapping is dropped and not closed: tensors may still look at it.
             self._known[rank, arena] = known
         return ArenaView(known[2])
+
+    def forget_large(self, arena: int) -> None:
+        """Give back the memory of large arenas of that number at once: they are not filled again.
+
+        Whoever still looks at one sees zeros.
+        """
+        for key, (_, size, mapping) in list(self._known.items()):
+            if key[1] == arena and size > KEPT_BYTES:
+                del self._known[key]
+                with contextlib.suppress(OSError, ValueError):  # a file system without holes
+                    mapping.madvise(mmap.MADV_REMOVE)
