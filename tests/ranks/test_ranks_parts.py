@@ -121,6 +121,56 @@ class TestArena:
         assert torch.equal(look(arena).tensor(first), torch.arange(1000.0))
         assert torch.equal(look(arena).tensor(second), torch.arange(5000.0))
 
+    def test_what_is_large_leaves_half_of_the_memory(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(arena_module, "KEPT_BYTES", 1 << 20)
+        monkeypatch.setattr(arena_module, "total_bytes", lambda: 100 << 20)
+        left = [60 << 20]
+        monkeypatch.setattr(arena_module, "available_bytes", lambda: left[0])
+        memory, disk = tmp_path / "memory", tmp_path / "disk"
+        memory.mkdir()
+        disk.mkdir()
+        arena = Arena("a", [str(memory), str(disk)])
+        first = arena.put([torch.arange(2.0**20)])  # 4 MiB: 56 are left
+        assert str(memory) in arena.path
+        left[0] = 51 << 20
+        second = arena.put([torch.arange(2.0**20)])
+        assert str(disk) in arena.path and not os.listdir(memory)
+        for slot in (first, second):
+            assert torch.equal(look(arena).tensor(slot), torch.arange(2.0**20))
+        # What is small is no matter.
+        left[0] = 0
+        arena = Arena("b", [str(memory), str(disk)])
+        arena.put([torch.ones(3)])
+        assert str(memory) in arena.path
+
+    def test_a_large_one_reserves_little_more_than_it_needs(self, tmp_path: Path) -> None:
+        arena = Arena("a", [str(tmp_path)], first_bytes=128 << 20)
+        arena.put([torch.empty(130 << 20, dtype=torch.uint8)])
+        assert arena.size == 144 << 20
+        arena.put([torch.empty(60 << 20, dtype=torch.uint8)])
+        assert arena.size == 190 << 20
+        arena.close()
+
+    def test_a_large_one_is_given_back_at_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Though its rank has it open still, until its next job."""
+        monkeypatch.setattr("zerocheck.ranks.view.KEPT_BYTES", 1 << 20)
+        for count, kept in ((3, True), (1 << 20, False)):
+            arena = Arena("a", [str(tmp_path)], kept_bytes=1 << 20)
+            slot = arena.put([torch.ones(count)])
+            mappings = Mappings()
+            view = mappings.view(0, 0, arena.path, arena.size)
+            assert view.tensor(slot).eq(1).all()
+            mappings.forget_large(1)
+            assert os.stat(arena.path).st_blocks > 0
+            mappings.forget_large(0)
+            assert (os.stat(arena.path).st_blocks > 0) == kept
+            assert (mappings.view(0, 0, arena.path, arena.size)._mapping is view._mapping) == kept
+            arena.close()
+
     def test_nowhere_any_room(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def full(descriptor: int, size: int) -> None:
             raise OSError(errno.ENOSPC, "full")

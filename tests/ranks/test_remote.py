@@ -112,6 +112,32 @@ def test_one_bit_makes_another_tensor(other: Other) -> None:
     assert torch.equal(first, values) and torch.equal(second, changed)
 
 
+def test_a_long_tensor_comes_in_parts(other: Other, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts that a replica has do not travel; one bit in the last part makes another tensor."""
+    monkeypatch.setattr("zerocheck.ranks.remote.PART_BYTES", 64_000)
+    values = torch.randn(50_000)
+    early, late = values.clone(), values.clone()
+    early[7] = -early[7]
+    late[-1] = -late[-1]
+    both = late.clone()
+    both[7] = early[7]
+    slots = [other.arena.put([one]) for one in (values, values, late, early, both)]
+    view = other.view(Held())
+    first = view.tensor(slots[0])
+    assert torch.equal(first, values) and other.mail.put_bytes > 200_000
+    sent = other.mail.put_bytes
+    assert view.tensor(slots[1]) is first and other.mail.put_bytes < sent + 1000
+    second = view.tensor(slots[2])
+    assert torch.equal(second, late)
+    assert other.mail.put_bytes < sent + 10_000  # the last part: 8,000 bytes
+    third = view.tensor(slots[3])
+    assert torch.equal(third, early)
+    # Its first part is that of one replica, its last that of another.
+    fourth = view.tensor(slots[4])
+    assert torch.equal(fourth, both) and other.mail.put_bytes < sent + 64_000 + 10_000 + 2000
+    assert torch.equal(first, values) and torch.equal(second, late)
+
+
 def test_what_nobody_holds_is_let_go(other: Other) -> None:
     slot = other.arena.put([torch.randn(50_000)])
     held = Held()

@@ -24,6 +24,7 @@ from ..judge.diagnose.evidence import Evidence
 from ..judge.diagnose.gradient import causes
 from ..judge.layout import Layout, Place
 from ..judge.local import Passes
+from ..judge.pieces import Enclosing
 from ..judge.verdict import Violation
 from .reference import Local
 from .seen import Observed, Piece, Seen
@@ -285,7 +286,7 @@ def _diagnosed(
         Evidence(
             held,
             passes,
-            wanted,
+            Enclosing.known(wanted),
             layout,
             case,
             semantics,

@@ -30,7 +30,7 @@ from .flat import FlatBuffer, flat_buffers
 from .layout import Layout
 from .local import LocalRunner, Passes, Scale, as_on_a_rank
 from .ownership import Ownership
-from .pieces import AT_ONCE, Enclosing
+from .pieces import Enclosing, in_pieces
 from .state import Start, State
 from .update import Recipe, Update, UpdateJudge
 from .vacuity import Vacuity
@@ -107,7 +107,7 @@ class CaseJudge:
                 self.used_before = [a or b for a, b in zip(self.used_before, used, strict=True)]
             self.passes = None
             self.observation.forget(step - 1)
-            if self.layout.size > AT_ONCE:
+            if in_pieces(None, self.layout.size):
                 # The arenas have it still; it is put together again where the diagnosis asks.
                 self.observation.forget(step, ("reduced", "clipped"))
             earlier, before = before.own, after
@@ -154,7 +154,7 @@ class CaseJudge:
         if held is not None:
             wanted = self._expected(step, passes)
             self._gradient(step, before, passes, held, wanted)
-            if self.layout.size > AT_ONCE:
+            if in_pieces(None, self.layout.size):
                 self.passes = passes.without_gradients()
         return held
 

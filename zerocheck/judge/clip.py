@@ -89,7 +89,8 @@ def true_norm(elements: torch.Tensor, case: Case) -> float:
 
 
 def _norm_of(elements: torch.Tensor, order: float) -> torch.Tensor:
-    return torch.linalg.vector_norm(elements, ord=order, dtype=torch.float64)
+    norm: torch.Tensor = torch.linalg.vector_norm(elements, ord=order, dtype=torch.float64)
+    return norm
 
 
 def coefficient(norm: float, case: Case, semantics: Semantics) -> float:

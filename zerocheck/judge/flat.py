@@ -12,6 +12,7 @@ import torch
 
 from ..drive.observation import Lie, RankSeen
 from .layout import Layout
+from .pieces import split
 
 NOBODY = -1
 """The element of a buffer that belongs to no parameter: padding."""
@@ -34,13 +35,15 @@ class FlatBuffer(NamedTuple):
 
     def starts(self, layout: Layout) -> list[tuple[str, int]]:
         """(name, where it begins in the buffer) of the parameters in it, in their order."""
-        where = {int(e): at for at, e in enumerate(self.elements.tolist()) if e != NOBODY}
-        found = [
-            (place.name, where[place.start])
-            for place in layout.places
-            if place.stop > place.start and place.start in where
-        ]
-        return sorted(found, key=lambda pair: pair[1])
+        names = {place.start: place.name for place in layout.places if place.stop > place.start}
+        first = torch.zeros(layout.size, dtype=torch.bool)
+        first[list(names)] = True
+        found: dict[str, int] = {}
+        for part in split(len(self.elements)):
+            elements = self.elements[part]
+            for at in ((elements != NOBODY) & first[elements]).nonzero().reshape(-1).tolist():
+                found[names[int(elements[at])]] = part.start + at
+        return sorted(found.items(), key=lambda pair: pair[1])
 
 
 def flat_buffers(seen: Sequence[RankSeen], layout: Layout) -> list[FlatBuffer]:

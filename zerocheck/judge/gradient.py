@@ -142,7 +142,7 @@ def check(
         Evidence(
             held,
             passes,
-            wanted.enclosure,
+            wanted.of,
             layout,
             case,
             semantics,

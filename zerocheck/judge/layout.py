@@ -13,7 +13,7 @@ from ..case.schema import Case
 from ..case.shapes import unfrozen
 from ..contract.groups import group_of
 from .bounds import FP32, Enclosure, Format
-from .pieces import AT_ONCE, Positions
+from .pieces import Positions, in_pieces
 
 Elements = torch.Tensor | None
 """Positions in the flat vector (int64), or None for all of them."""
@@ -200,7 +200,7 @@ class Layout:
         )
         found = self._segments.get(wanted)
         if found is None:
-            if self.size > AT_ONCE:  # numbers of steps change, and an index is large
+            if in_pieces(None, self.size):  # numbers of steps change, and an index is large
                 self._segments.clear()
             found = self._segments[wanted] = self._split(wanted)
         return found

@@ -16,7 +16,7 @@ from ..models.start import initial_state
 from .assemble import Held, Observation
 from .layout import Layout
 from .ownership import MOMENTS
-from .pieces import AT_ONCE
+from .pieces import in_pieces
 
 
 class Start(NamedTuple):
@@ -83,8 +83,10 @@ class State:
             present[role] = moment.present
             covered = moment.covered()
             # Only what nobody holds is 0: a NaN that somebody holds stays one.
-            all_held = covered is None or bool(covered.all())
-            moments[role] = moment.whole if all_held else moment.whole.masked_fill(~covered, 0.0)
+            if covered is None or bool(covered.all()):
+                moments[role] = moment.whole
+            else:
+                moments[role] = moment.whole.masked_fill(~covered, 0.0)
         parameter = _by_owner(held, owners)
         return cls(
             parameter=parameter,
@@ -99,7 +101,7 @@ class State:
         moment = self.moments.get(role)
         if moment is not None:
             return moment
-        if len(self.parameter) > AT_ONCE:  # one zero for all elements
+        if in_pieces(None, len(self.parameter)):  # one zero for all elements
             return torch.zeros((), dtype=self.parameter.dtype).expand(len(self.parameter))
         return torch.zeros_like(self.parameter)
 

@@ -11,7 +11,7 @@ import hashlib
 import mmap
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -21,12 +21,16 @@ from zerocheck.ranks.store_mail import StoreMail
 from zerocheck.ranks.view import ArenaView
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from zerocheck.ranks.arena import Arena
 
 WHOLE_BYTES = 4 << 20
 """An arena up to this is sent with the reply: asking would take longer."""
+
+PART_BYTES = 64 << 20
+"""What is longer is asked for in parts: neither side, nor the store, holds more on its way."""
 
 _OFFERED = 8
 """Tensors of one length that are offered as replicas, the latest first."""
@@ -78,6 +82,11 @@ class Held:
                     digests.append(_digest(memoryview(_bytes_of(tensor))))
                 found.append((tensor, digests[0]))
         return found
+
+    def like(self, nbytes: int, dtype: str) -> list[Tensor]:
+        """Tensors of this length."""
+        found = (reference() for reference, _ in self._alive(nbytes, dtype))
+        return [tensor for tensor in found if tensor is not None]
 
     def _alive(self, nbytes: int, dtype: str) -> list[tuple[weakref.ref[Tensor], list[bytes]]]:
         key = (nbytes, dtype)
@@ -134,6 +143,8 @@ class RemoteView(ArenaView):
         stop = slot.offset + slot.numel * dtype.itemsize
         if slot.offset < 0 or slot.numel < 0 or stop > self._used:
             raise ValueError(f"{slot} lies outside of the arena")
+        if stop - slot.offset > PART_BYTES:
+            return self._in_parts(slot, dtype, stop)
         offers = self._held.offers(stop - slot.offset, slot.dtype)
         ask = Ask(self._arena, slot.offset, stop, [digest for _, digest in offers])
         same, data = self._post.ask(self._rank, ask)
@@ -144,6 +155,47 @@ class RemoteView(ArenaView):
         fetched.view(torch.uint8).numpy()[:] = np.frombuffer(data, dtype=np.uint8)
         self._held.note(fetched, slot.dtype)
         return fetched
+
+    def _in_parts(self, slot: Slot, dtype: torch.dtype, stop: int) -> Tensor:
+        """A long tensor, part by part. A replica all of whose parts agree is given itself."""
+        import numpy as np
+        import torch
+
+        replicas = self._held.like(stop - slot.offset, slot.dtype)
+        agreed = replicas  # in all parts so far
+        fetched: Tensor | None = None
+        for start in range(slot.offset, stop, PART_BYTES):
+            end = min(start + PART_BYTES, stop)
+            part = slice(start - slot.offset, end - slot.offset)
+            have = [_digest(_raw(replica)[part]) for replica in replicas]
+            same, data = self._post.ask(self._rank, Ask(self._arena, start, end, have))
+            own = None if data is not None else have[same]
+            still = [
+                r
+                for r, has in zip(replicas, have, strict=True)
+                if has == own and any(r is one for one in agreed)
+            ]
+            if fetched is None and not still:
+                fetched = torch.empty(slot.numel, dtype=dtype)
+                if part.start:
+                    _raw(fetched)[: part.start] = _raw(agreed[0])[: part.start]
+            agreed = still
+            if fetched is not None:
+                fresh = (
+                    _raw(replicas[same])[part] if data is None else np.frombuffer(data, np.uint8)
+                )
+                _raw(fetched)[part] = fresh
+        if fetched is None:
+            return agreed[0]
+        self._held.note(fetched, slot.dtype)
+        return fetched
+
+
+def _raw(tensor: Tensor) -> Any:
+    """Its bytes, as a NumPy array that shares its memory."""
+    import torch
+
+    return tensor.view(torch.uint8).numpy()
 
 
 class Post:

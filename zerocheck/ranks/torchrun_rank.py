@@ -24,8 +24,9 @@ from zerocheck.ranks.messages import Message, Raised, Reply
 from zerocheck.ranks.progress import Board, Progress, Standing
 from zerocheck.ranks.remote import WHOLE_BYTES, Answers
 from zerocheck.ranks.scratch import Scratch
+from zerocheck.ranks.slot import KEPT_BYTES
 from zerocheck.ranks.store_mail import StoreMail
-from zerocheck.ranks.worker import execute
+from zerocheck.ranks.worker import execute, give_back
 
 
 class Order(Message, frozen=True):
@@ -114,7 +115,10 @@ class TorchrunRank:
         self._progress.begin(number, 0)
         broken = self._join(order.group)
         context = RankContext(self.rank, self.world_size, arena, self._progress)
-        return execute(self._target, number, payload, context, broken)
+        reply = execute(self._target, number, payload, context, broken)
+        if arena.size > KEPT_BYTES:
+            give_back()
+        return reply
 
     def serve_one(self, number: int) -> int | None:
         """Do what rank 0 orders next, and answer its questions until then.

@@ -25,6 +25,7 @@ from zerocheck.ranks.context import RankContext, Target
 from zerocheck.ranks.failures import describe
 from zerocheck.ranks.messages import Job, Raised, Reply, Spawn, frame, receive
 from zerocheck.ranks.progress import Board, Progress
+from zerocheck.ranks.slot import KEPT_BYTES
 from zerocheck.ranks.worker_files import log_path, rendezvous_path, stack_path
 
 GROUP_TIMEOUT_S = 600.0
@@ -81,6 +82,8 @@ def run(target: Target, spawn: Spawn, rank: int, sock: socket.socket, zygote: in
         progress.finish(job.sequence)
         if reply.error is not None:
             gc.collect()  # the tensors that the traceback kept
+        elif arena.size > KEPT_BYTES:
+            give_back()
 
 
 def execute(
@@ -112,6 +115,13 @@ def execute(
         sys.stderr.flush()
     arena = context.arena
     return Reply(sequence, True, began, ended, result, broken, arena.path, arena.size)
+
+
+def give_back() -> None:
+    """Free the tensors of a large model, which the judge needs room for, cycles included."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # glibc alone keeps what was freed
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def launched(rank: int, world_size: int, hosts: tuple[int, ...]) -> dict[str, str]:

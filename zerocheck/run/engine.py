@@ -28,10 +28,12 @@ from .model import with_models
 from .options import RunOptions
 from .plan import Plan, Planned
 from .records import CaseFile, Finding, Record, RunFinished, RunStarted
+from .room import alone
+from .room import check as check_room
 from .shrink import RUN_SECONDS, SECONDS, Limits, paths, shrink, worth
 from .tally import INTERRUPTED, LOST, exit_code, tally, why
 from .timed import TimedCases
-from .trial import Outcome, Ranks, Trial
+from .trial import Outcome, Ranks, Results, Trial
 
 HANGS = 3
 """After so many hangs of an implementation, known ones aside, its other cases are left out."""
@@ -106,6 +108,7 @@ class _Run:
         self.fixed = {name: paths(described[name].fixed) for name in described}
         self.plan = Plan(options, described, self._refusals)
         self.plan.cases, left_out = self.ledger.arrange(self.plan.cases)
+        check_room(planned.case for planned in self.plan.cases)
         self.started = time.perf_counter()
         self.bus.handle(
             RunStarted(
@@ -169,7 +172,7 @@ class _Run:
         ]
 
     def _cases(self, planned: Sequence[Planned]) -> None:
-        """While one case is judged here, the ranks run the next one."""
+        """While one case is judged here, the ranks run the next one; not if it needs the memory."""
         waiting: tuple[int, Trial] | None = None
         number = 0
         while waiting is not None or number < len(planned) or self.plan.more():
@@ -179,6 +182,9 @@ class _Run:
                 self.running = waiting[1]
                 result = waiting[1].result()
                 self.running = None
+                if alone(waiting[1].case):
+                    self._judge(waiting, result)
+                    waiting = None
             upcoming: tuple[int, Trial] | None = None
             if (
                 item is not None
@@ -199,10 +205,12 @@ class _Run:
                 )
             number += item is not None
             if waiting is not None and result is not None:
-                before, trial = waiting
-                outcome = trial.judged(result)
-                self._finished(before, trial, outcome)
+                self._judge(waiting, result)
             waiting = upcoming
+
+    def _judge(self, run: tuple[int, Trial], result: Results) -> None:
+        number, trial = run
+        self._finished(number, trial, trial.judged(result))
 
     def _finished(self, number: int, trial: Trial, outcome: Outcome) -> None:
         finished = outcome.record(number, trial.implementation, trial.case)

@@ -1,4 +1,8 @@
-"""What a counterfactual of a wrong gradient needs, and what it gives: shared by its candidates."""
+"""What a counterfactual of a wrong gradient needs, and what it gives: shared by its candidates.
+
+Candidates are compared piece by piece (see pieces.py), and nothing as large as all local gradients
+is made beside them.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +20,23 @@ from ..compare import compare
 from ..flat import FlatBuffer
 from ..layout import Layout
 from ..local import Passes, Scale
+from ..pieces import Enclosing, Positions, pieces
 
 
 class Evidence(NamedTuple):
     """All that a counterfactual needs.
 
-    again(scale): the local gradients if each loss were scaled so before its backward; previous:
-    the gradient that the implementation held at the end of the step before; otherwise(): the local
-    gradients, weighted by tokens if the semantics do not say so, and the other way round;
-    loss_scale: that of the step; buffers: the flat buffers of the implementation;
-    unclipped_before: what the step before reduced, if it was clipped then; alike: every forward
-    left the random state that one of another rank left.
+    right: the enclosure of the right gradient; again(scale): the local gradients if each loss were
+    scaled so before its backward; previous: the gradient that the implementation held at the end of
+    the step before; otherwise(): the local gradients, weighted by tokens if the semantics do not
+    say so, and the other way round; loss_scale: that of the step; buffers: the flat buffers of the
+    implementation; unclipped_before: what the step before reduced, if it was clipped then; alike:
+    every forward left the random state that one of another rank left.
     """
 
     held: Held
     passes: Passes
-    enclosure: Enclosure
+    right: Enclosing
     layout: Layout
     case: Case
     semantics: Semantics
@@ -47,6 +52,16 @@ class Evidence(NamedTuple):
     bit; it is in the enclosure already."""
 
     @property
+    def enclosure(self) -> Enclosure:
+        """That of the right gradient, as a whole."""
+        return self.right.whole
+
+    @property
+    def finite(self) -> bool:
+        """Whether the right gradient is finite everywhere."""
+        return all(bool(exact.isfinite().all()) for exact in self.right.exact())
+
+    @property
     def divisor(self) -> float:
         """What the sum of all local gradients is divided by."""
         world, count = self.passes.gradients.shape[:2]
@@ -59,62 +74,123 @@ class Candidate(NamedTuple):
 
     name: str
     sentence: str
-    enclosures: list[Enclosure]
+    enclosures: list[Enclosing]
 
 
-def times(evidence: Evidence, factor: float) -> Enclosure:
-    """A scaled enclosure; the division that was left out or made twice rounds twice: 4 u."""
-    exact = evidence.enclosure.exact * factor
-    return Enclosure(exact, evidence.enclosure.bound * factor + slack(evidence, 4, exact.abs()))
+def enclosing(evidence: Evidence, make: Callable[[Positions | None], Enclosure]) -> Enclosing:
+    """An enclosure of each element, computed piece by piece; make(positions): of these."""
+    return Enclosing(evidence.layout.size, make)
 
 
-def slack(evidence: Evidence, roundings: int, size: torch.Tensor) -> torch.Tensor:
-    """So many u of the size, and as many of the smallest number, in each element's own format."""
+def some(vector: torch.Tensor, positions: Positions | None) -> torch.Tensor:
+    """Some elements of flat vectors, in the last dim; None: all of them."""
+    return vector if positions is None else vector[..., positions]
+
+
+def times(evidence: Evidence, factor: float | torch.Tensor, widened: float = 0.0) -> Enclosing:
+    """A scaled enclosure; the division that was left out or made twice rounds twice: 4 u.
+
+    factor: one, or float64 of the size of the flat vector; widened: by so much of the result.
+    """
+
+    def at(positions: Positions | None) -> Enclosure:
+        exact, bound = evidence.right.at(positions)
+        own = some(factor, positions) if isinstance(factor, torch.Tensor) else factor
+        exact, bound = exact * own, bound * own
+        bound = bound + slack(evidence, 4, exact.abs(), positions)
+        return Enclosure(exact, bound + widened * exact.abs() if widened else bound)
+
+    return enclosing(evidence, at)
+
+
+def slack(
+    evidence: Evidence, roundings: int, size: torch.Tensor, positions: Positions | None = None
+) -> torch.Tensor:
+    """So many u of the size, and as many of the smallest number, in each element's own format.
+
+    size: of the elements at these positions, None: of all.
+    """
 
     def own(size: torch.Tensor, format: Format) -> Enclosure:
         return Enclosure(size, roundings * (format.u * size + format.eta))
 
-    return evidence.layout.formats.enclose(own, size.to(torch.float64)).bound
+    formats = evidence.layout.formats.at(positions)
+    return formats.enclose(own, size.to(torch.float64)).bound
 
 
-def summed(evidence: Evidence, terms: torch.Tensor, divisor: float) -> Enclosure:
-    """A sum of other terms: roundings of their additions, and of the divisions: 4."""
-    flat = terms.reshape(-1, terms.shape[-1])
-    roundings = 2 * len(flat) + 4
+Terms = Callable[[torch.Tensor], torch.Tensor]
+"""From the local gradients, (ranks, microbatches, elements) in float64, to those that were summed:
+any shape with the elements last."""
 
-    def enclosure(exact: torch.Tensor, absolute: torch.Tensor, format: Format) -> Enclosure:
-        return bounds.gradient(exact, absolute, roundings, format)
 
-    found = evidence.layout.formats.enclose(
-        enclosure, flat.sum(0) / divisor, flat.abs().sum(0) / divisor
-    )
-    return Enclosure(found.exact, found.bound + evidence.noise / divisor)
+def summed(
+    evidence: Evidence,
+    terms: Terms,
+    divisor: float,
+    *,
+    given: torch.Tensor | None = None,
+    exactly_given: bool = False,
+) -> Enclosing:
+    """A sum of other terms: roundings of their additions, and of the divisions: 4.
+
+    given: other local gradients than those of the evidence; exactly_given: `terms` takes them in
+    their own dtype.
+    """
+    gradients = evidence.passes.gradients if given is None else given
+
+    def at(positions: Positions | None) -> Enclosure:
+        own = some(gradients, positions)
+        made = terms(own if exactly_given else own.to(torch.float64)).to(torch.float64)
+        flat = made.reshape(-1, made.shape[-1])
+        roundings = 2 * len(flat) + 4
+
+        def enclosure(exact: torch.Tensor, absolute: torch.Tensor, format: Format) -> Enclosure:
+            return bounds.gradient(exact, absolute, roundings, format)
+
+        exact, bound = evidence.layout.formats.at(positions).enclose(
+            enclosure, flat.sum(0) / divisor, flat.abs().sum(0) / divisor
+        )
+        noise = evidence.noise
+        if isinstance(noise, torch.Tensor):
+            noise = some(noise, positions)
+        return Enclosure(exact, bound + noise / divisor)
+
+    return enclosing(evidence, at)
+
+
+def everything(terms: torch.Tensor) -> torch.Tensor:
+    """The terms as they are."""
+    return terms
 
 
 def explains(candidate: Candidate, evidence: Evidence, wrong: torch.Tensor) -> bool:
     """Whether every wrong tensor of every rank lies within what the candidate would have given."""
     held = evidence.held
     for rank, (part, plan) in enumerate(zip(held.parts, held.plans, strict=True)):
-        exact, bound = candidate.enclosures[rank if len(candidate.enclosures) > 1 else 0]
-        here = plan.gather(wrong)
-        enclosure = Enclosure(plan.gather(exact)[here], plan.gather(bound)[here])
-        if compare(part[here], enclosure)[1] is not None:
-            return False
+        made = candidate.enclosures[rank if len(candidate.enclosures) > 1 else 0]
+        for here, there in pieces(plan.index, evidence.layout.size):
+            asked = wrong[there]
+            if not bool(asked.any()):
+                continue
+            exact, bound = made.at(there)
+            enclosure = Enclosure(exact[asked], bound[asked])
+            if compare(part[here][asked], enclosure)[1] is not None:
+                return False
     return True
 
 
 def wrong_tensors(evidence: Evidence) -> torch.Tensor:
     """Mask of all elements of the parameters in which something is outside."""
     mask = torch.zeros(evidence.layout.size, dtype=torch.bool)
-    exact, bound = evidence.enclosure
     for part, plan in zip(evidence.held.parts, evidence.held.plans, strict=True):
-        _, misfit = compare(part, Enclosure(plan.gather(exact), plan.gather(bound)))
-        if misfit is None:
-            continue
-        if plan.index is None:
-            mask |= misfit.outside
-        else:
-            mask[plan.index[misfit.outside]] = True
+        for here, there in pieces(plan.index, evidence.layout.size):
+            _, misfit = compare(part[here], evidence.right.at(there))
+            if misfit is None:
+                continue
+            if isinstance(there, slice):
+                mask[there] |= misfit.outside
+            else:
+                mask[there[misfit.outside]] = True
     return evidence.layout.spread(
         [bool(mask[place.start : place.stop].any()) for place in evidence.layout.places]
     )

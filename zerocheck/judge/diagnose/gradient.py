@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
 
 from .. import bounds
 from ..bounds import Enclosure
+from ..compare import exactly
 from ..local import Scale
+from ..pieces import Enclosing, Positions, split
 from . import hosts, placement, ranks, rounded
-from .evidence import Candidate, Evidence, explains, slack, summed, times, wrong_tensors
+from .evidence import (
+    Candidate,
+    Evidence,
+    enclosing,
+    everything,
+    explains,
+    slack,
+    some,
+    summed,
+    times,
+    wrong_tensors,
+)
 
 SEEDED_ALIKE = (
     "ranks left their forwards in the same random state, so their dropout masks are equal, though "
@@ -32,9 +47,7 @@ def causes(evidence: Evidence) -> Causes:
     held = evidence.held
     wrong = wrong_tensors(evidence)
     # In a step that overflows NaN is computed too, and may only stand where it should not.
-    if bool(evidence.enclosure.exact.isfinite().all()) and any(
-        bool(part.isnan().any()) for part in held.parts
-    ):
+    if any(bool(part.isnan().any()) for part in held.parts) and evidence.finite:
         return Causes(
             ("uninitialised memory",),
             "the gradient holds NaN: memory that was never written was read "
@@ -74,7 +87,6 @@ def _candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
     yield from hosts.candidates(evidence)
     yield from placement.candidates(evidence, wrong)
     world, count = evidence.passes.gradients.shape[:2]
-    terms = evidence.passes.gradients.to(torch.float64)
     divide = count if evidence.semantics.divide == "gradient" else 1
     if world > 1:
         for name, divisor in (("local gradient only", 1), ("local gradient / W", world)):
@@ -86,7 +98,7 @@ def _candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
                 name,
                 f"each rank holds its own local gradient{words}: it was never reduced over ranks"
                 + more,
-                [summed(evidence, terms[rank], divide * divisor) for rank in range(world)],
+                [summed(evidence, itemgetter(rank), divide * divisor) for rank in range(world)],
             )
     mean = world if evidence.semantics.average == "mean" else 1
     if count > 1:
@@ -95,42 +107,46 @@ def _candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
             yield Candidate(
                 name,
                 f"only the last of {count} microbatches counts{words}",
-                [summed(evidence, terms[:, -1], mean * divide / factor)],
+                [summed(evidence, lambda terms: terms[:, -1], mean * divide / factor)],
             )
     # Of one microbatch too: what is done to it is told from other causes in cases that have more.
-    yield from _microbatches(evidence, terms, mean * divide)
+    yield from _microbatches(evidence, mean * divide)
     if evidence.previous is not None:
-        kept = evidence.enclosure.exact + evidence.previous.to(torch.float64)
         yield Candidate(
             "gradient of the previous step kept",
             "the gradient of the step before was not cleared: it is in the sum",
-            [
-                Enclosure(
-                    kept,
-                    2 * evidence.enclosure.bound
-                    + slack(evidence, 2 * (count + world), kept.abs() + evidence.previous.abs()),
-                )
-            ],
+            [_kept(evidence, evidence.previous, 2 * (count + world))],
         )
     for before in (evidence.previous, evidence.unclipped_before):
         if before is not None:
             # Nothing is computed with it: it is there bit for bit.
-            exact = before.to(torch.float64)
             yield Candidate(
                 "gradient of the previous step",
                 "it is the gradient of the step before",
-                [Enclosure(exact, torch.zeros_like(exact))],
+                [enclosing(evidence, lambda there, before=before: exactly(some(before, there)))],  # type: ignore[misc]
             )
-    zero = torch.zeros_like(evidence.enclosure.exact)
-    yield Candidate("gradient zero", "the gradient is zero", [Enclosure(zero, zero)])
+    zero = enclosing(
+        evidence, lambda there: exactly(torch.zeros_like(evidence.right.at(there).exact))
+    )
+    yield Candidate("gradient zero", "the gradient is zero", [zero])
 
 
-def _microbatches(evidence: Evidence, terms: torch.Tensor, divisor: float) -> Iterator[Candidate]:
-    """Microbatches that are missing, doubled, not reduced or scaled.
+def _kept(evidence: Evidence, previous: torch.Tensor, roundings: int) -> Enclosing:
+    """The right gradient and the previous one together."""
 
-    terms: (ranks, microbatches, size).
-    """
-    world, count = terms.shape[:2]
+    def at(positions: Positions | None) -> Enclosure:
+        exact, bound = evidence.right.at(positions)
+        before = some(previous, positions)
+        kept = exact + before.to(torch.float64)
+        error = slack(evidence, roundings, kept.abs() + before.abs(), positions)
+        return Enclosure(kept, 2 * bound + error)
+
+    return enclosing(evidence, at)
+
+
+def _microbatches(evidence: Evidence, divisor: float) -> Iterator[Candidate]:
+    """Microbatches that are missing, doubled, not reduced or scaled."""
+    world, count = evidence.passes.gradients.shape[:2]
     for name, words, weight in (
         ("microbatch dropped", "is missing from the sum", 0.0),
         ("microbatch doubled", "is in the sum twice", 2.0),
@@ -139,24 +155,35 @@ def _microbatches(evidence: Evidence, terms: torch.Tensor, divisor: float) -> It
             weights = torch.ones(count, 1, dtype=torch.float64)
             weights[number] = weight
             yield Candidate(
-                name, f"microbatch {number} {words}", [summed(evidence, terms * weights, divisor)]
+                name,
+                f"microbatch {number} {words}",
+                [summed(evidence, partial(torch.mul, weights), divisor)],
             )
     if world == 1 or count == 1:
         return
     powers = [float(world) ** (number + 1 - count) for number in range(count)]
+    weights = torch.tensor(powers, dtype=torch.float64).view(-1, 1)
     yield Candidate(
         "accumulator rescaled",
         "each microbatch divides the sum of those before it by W once more",
-        [summed(evidence, terms * torch.tensor(powers, dtype=torch.float64).view(-1, 1), divisor)],
+        [summed(evidence, partial(torch.mul, weights), divisor)],
     )
     for number in range(count):
-        local = terms.clone()
-        local[:, number] = terms[:, number].sum(0) / world
         yield Candidate(
             "one microbatch reduced",
             f"only microbatch {number} was reduced over ranks",
-            [summed(evidence, local[rank], divisor / world) for rank in range(world)],
+            [
+                summed(evidence, partial(_one_reduced, number, rank), divisor / world)
+                for rank in range(world)
+            ],
         )
+
+
+def _one_reduced(number: int, rank: int, terms: torch.Tensor) -> torch.Tensor:
+    """The terms of a rank, that of one microbatch being the mean over ranks."""
+    own = terms[rank].clone()
+    own[number] = terms[:, number].sum(0) / len(terms)
+    return own
 
 
 def _rescaled_losses(evidence: Evidence) -> Iterator[Candidate]:
@@ -176,12 +203,12 @@ def _rescaled_losses(evidence: Evidence) -> Iterator[Candidate]:
             (f"gradient / {letter}", lambda loss, n=number: loss * (1 / n)),  # type: ignore[misc]
         ]
         for name, scale in scales:
-            terms = evidence.again(scale).gradients.to(torch.float64)
+            terms = evidence.again(scale).gradients
             words = "multiplied" if "x" in name else "divided"
             yield Candidate(
                 name,
                 f"the loss was {words} by {number} (= {'W' if letter == 'W' else 'microbatches'})",
-                [summed(evidence, terms, mean * divide)],
+                [summed(evidence, everything, mean * divide, given=terms)],
             )
 
 
@@ -192,7 +219,7 @@ def _weighted_otherwise(evidence: Evidence) -> Iterator[Candidate]:
     world, count = evidence.passes.gradients.shape[:2]
     divisor = world if evidence.semantics.average == "mean" else 1
     divisor *= count if evidence.semantics.divide == "gradient" else 1
-    terms = evidence.otherwise().gradients.to(torch.float64)
+    terms = evidence.otherwise().gradients
     if evidence.semantics.weight == "token":
         name = "mean of means"
         words = (
@@ -205,7 +232,7 @@ def _weighted_otherwise(evidence: Evidence) -> Iterator[Candidate]:
             "it is the mean over tokens; the declared semantics (weight='microbatch') are the mean "
             "of the microbatches' means"
         )
-    yield Candidate(name, words, [summed(evidence, terms, divisor)])
+    yield Candidate(name, words, [summed(evidence, everything, divisor, given=terms)])
 
 
 def _by_loss_scale(evidence: Evidence) -> Iterator[Candidate]:
@@ -270,18 +297,24 @@ def _common_ratio(evidence: Evidence, wrong: torch.Tensor) -> float | None:
     enclosure is widened by what it can move it. Of one element there always is one, which says
     nothing.
     """
-    exact, bound = evidence.enclosure
-    if int((wrong & (exact.abs() > bound)).sum()) < 2:
+    seen, clearest = 0, 0.0
+    ratio = uncertain = 0.0
+    for here in split(evidence.layout.size):
+        exact, bound = evidence.right.at(here)
+        seen += int((wrong[here] & (exact.abs() > bound)).sum())
+        clarity = torch.where(wrong[here], exact.abs() / bound.clamp(min=bounds.ETA), 0.0)
+        best = int(clarity.argmax())
+        if float(clarity[best]) > clearest:
+            clearest = float(clarity[best])
+            ratio = float(evidence.held.whole[here][best].double() / exact[best])
+            uncertain = 2 * float(bound[best] / exact[best].abs())
+    if seen < 2 or clearest < 1e4 or ratio == 0:
         return None
-    whole = evidence.held.whole.to(torch.float64)
-    clarity = torch.where(wrong, exact.abs() / bound.clamp(min=bounds.ETA), 0.0)
-    best = int(clarity.argmax())
-    if clarity[best] < 1e4:
-        return None
-    ratio = float(whole[best] / exact[best])
-    uncertain = 2 * float(bound[best] / exact[best].abs())
-    scaled = times(evidence, abs(ratio))
-    enclosure = Enclosure(exact * ratio, scaled.bound + uncertain * scaled.exact.abs())
-    if ratio == 0 or not explains(Candidate("", "", [enclosure]), evidence, wrong):
+
+    def at(positions: Positions | None) -> Enclosure:
+        exact, bound = times(evidence, abs(ratio), uncertain).at(positions)
+        return Enclosure(exact if ratio > 0 else -exact, bound)
+
+    if not explains(Candidate("", "", [enclosing(evidence, at)]), evidence, wrong):
         return None
     return ratio

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-
-import torch
+from operator import itemgetter
 
 from ...case.hosts import places
 from .evidence import Candidate, Evidence, summed, times
@@ -25,14 +24,13 @@ def candidates(evidence: Evidence) -> Iterator[Candidate]:
             f"LOCAL_WORLD_SIZE), and not by {world}",
             [times(evidence, world / place.local_world_size) for place in ranks],
         )
-    terms = evidence.passes.gradients.to(torch.float64)
     yield Candidate(
         "reduced within each host",
         "each host reduces the gradients of its own ranks, and nothing is reduced between hosts",
         [
             summed(
                 evidence,
-                terms[[other for other, its in enumerate(ranks) if its.host == place.host]],
+                itemgetter([other for other, its in enumerate(ranks) if its.host == place.host]),
                 evidence.divisor * (place.local_world_size / world if mean else 1),
             )
             for place in ranks

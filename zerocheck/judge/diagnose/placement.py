@@ -12,7 +12,8 @@ import torch
 
 from ..bounds import Enclosure
 from ..flat import NOBODY, FlatBuffer
-from .evidence import Candidate, Evidence, slack, summed
+from ..pieces import Enclosing, Positions, split
+from .evidence import Candidate, Evidence, enclosing, everything, slack, some, summed
 
 MOST_SHIFTS = 32
 """Shifts that are tried: so many elements of a buffer may have the value that one of them has."""
@@ -33,22 +34,29 @@ def candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
 
 def _tail(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
     """The last elements of each wrong tensor are 0, the others are right."""
-    exact, bound = (vector.clone() for vector in evidence.enclosure)
-    whole = evidence.held.whole.to(torch.float64)
-    outside = wrong & ~((whole - exact).abs() <= bound) & ~whole.isnan()
-    some = False
+    outside = torch.zeros(evidence.layout.size, dtype=torch.bool)
+    for here in split(evidence.layout.size):
+        exact, bound = evidence.right.at(here)
+        whole = evidence.held.whole[here]
+        outside[here] = wrong[here] & ~((whole - exact).abs() <= bound) & ~whole.isnan()
+    there_is = False
     for place in evidence.layout.places:
-        off = outside[place.start : place.stop].nonzero().reshape(-1)
-        if len(off):
-            first = int(off[0])
-            some = some or first > 0
-            for vector in (exact, bound):
-                vector[place.start + first : place.stop] = 0.0
-    if some:
+        own = outside[place.start : place.stop]
+        if bool(own.any()):
+            first = int(own.to(torch.uint8).argmax())
+            there_is = there_is or first > 0
+            own[first:] = True
+
+    def at(positions: Positions | None) -> Enclosure:
+        exact, bound = evidence.right.at(positions)
+        kept = ~some(outside, positions)
+        return Enclosure(torch.where(kept, exact, 0.0), torch.where(kept, bound, 0.0))
+
+    if there_is:
         yield Candidate(
             "tail left out",
             "the last elements of tensors are 0: they were taken for padding",
-            [Enclosure(exact, bound)],
+            [enclosing(evidence, at)],
         )
 
 
@@ -83,13 +91,16 @@ def moved(
     return places
 
 
-def _moved(evidence: Evidence, places: torch.Tensor) -> Enclosure:
+def _moved(evidence: Evidence, places: torch.Tensor) -> Enclosing:
     """The expected gradient, taken from other places. Padding is 0."""
-    exact, bound = evidence.enclosure
-    inside = places != NOBODY
-    return Enclosure(
-        torch.where(inside, exact[places], 0.0), torch.where(inside, bound[places], 0.0)
-    )
+
+    def at(positions: Positions | None) -> Enclosure:
+        here = some(places, positions)
+        inside = here != NOBODY
+        exact, bound = evidence.right.at(here)
+        return Enclosure(torch.where(inside, exact, 0.0), torch.where(inside, bound, 0.0))
+
+    return enclosing(evidence, at)
 
 
 def _reduced_twice(evidence: Evidence) -> Iterator[Candidate]:
@@ -114,7 +125,7 @@ def _reduced_twice(evidence: Evidence) -> Iterator[Candidate]:
         yield Candidate(
             "reduced twice",
             f"the shards of all ranks, which are reduced already, were {words} over ranks again",
-            [Enclosure(again(exact), error)],
+            [Enclosing.known(Enclosure(again(exact), error))],
         )
 
 
@@ -149,27 +160,38 @@ def _shift(buffer: FlatBuffer, by: int, within: bool) -> torch.Tensor:
 
 def _shifts(evidence: Evidence, wrong: torch.Tensor) -> list[int]:
     """By how much: where the value of the largest wrong element stands instead."""
-    exact, bound = evidence.enclosure
-    whole = evidence.held.whole.to(torch.float64)
-    off = wrong & ((whole - exact).abs() > bound)
-    if not bool(off.any()):
+    whole = evidence.held.whole
+    largest, most = NOBODY, -1.0
+    for part in split(evidence.layout.size):
+        exact, bound = evidence.right.at(part)
+        off = wrong[part] & ((whole[part] - exact).abs() > bound)
+        size = torch.where(off, whole[part].abs(), -1.0)
+        if float(size.max()) > most:
+            largest, most = part.start + int(size.argmax()), float(size.max())
+    if largest == NOBODY:
         return []
-    largest = int(torch.where(off, whole.abs(), -1.0).argmax())
+    value = whole[largest].to(torch.float64)
     for buffer in evidence.buffers:
         elements = buffer.elements
         here = (elements == largest).nonzero().reshape(-1)
         if not len(here):
             continue
-        inside = elements != NOBODY
-        near = inside & ((exact[elements] - whole[largest]).abs() <= bound[elements])
-        found = (near.nonzero().reshape(-1) - here[0]).tolist()
+        found: list[int] = []
+        for part in split(len(elements)):
+            exact, bound = evidence.right.at(elements[part])
+            near = (elements[part] != NOBODY) & ((exact - value).abs() <= bound)
+            found += (near.nonzero().reshape(-1) + part.start - here[0]).tolist()
+            if len(found) > MOST_SHIFTS:
+                break
         return [by for by in found if by][:MOST_SHIFTS]
     return []
 
 
 def _without_gaps(evidence: Evidence) -> Iterator[Candidate]:
     """Parameters without a gradient take no room: what follows moves up, before the reduction."""
-    terms = evidence.passes.gradients.to(torch.float64)
+    if bool(evidence.passes.arrived.all()):
+        return
+    terms = evidence.passes.gradients
     for padded in (True, False):
         changed = terms.clone()
         for buffer, spans in _spans(evidence, padded=padded):
@@ -190,13 +212,15 @@ def _without_gaps(evidence: Evidence) -> Iterator[Candidate]:
                 "offset not moved",
                 "a parameter without a gradient did not move the offset in the flat buffer, so "
                 "that all that follow it stand too far ahead",
-                [summed(evidence, changed, evidence.divisor)],
+                [summed(evidence, everything, evidence.divisor, given=changed)],
             )
 
 
 def _after_unused(evidence: Evidence) -> Iterator[Candidate]:
     """What follows a parameter without a gradient in its buffer counts as 0 on that rank."""
-    terms = evidence.passes.gradients.to(torch.float64)
+    if bool(evidence.passes.arrived.all()):
+        return
+    terms = evidence.passes.gradients
     changed = terms.clone()
     for _, spans in _spans(evidence, padded=False):
         for into, _, arrived in _passes(evidence, changed, terms):
@@ -211,7 +235,7 @@ def _after_unused(evidence: Evidence) -> Iterator[Candidate]:
             "left out after an unused one",
             "where a rank has no gradient of a parameter, its gradients of those that follow in "
             "the flat buffer are left out",
-            [summed(evidence, changed, evidence.divisor)],
+            [summed(evidence, everything, evidence.divisor, given=changed)],
         )
 
 

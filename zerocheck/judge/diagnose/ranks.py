@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from functools import partial
 from itertools import product
+from operator import itemgetter
 
 import torch
 
-from ..bounds import Enclosure
 from ..compare import compare
-from .evidence import Candidate, Evidence, slack, summed
+from ..pieces import Enclosing, pieces
+from .evidence import Candidate, Evidence, everything, summed, times
 
 MOST_TERMS = 12
 """Local gradients of one step, over ranks and microbatches, whose subsets are all tried."""
@@ -25,21 +27,19 @@ def candidates(evidence: Evidence) -> Iterator[Candidate]:
     world = len(evidence.passes.gradients)
     if world == 1:
         return
-    terms = evidence.passes.gradients.to(torch.float64)
     for rank in range(world):
         weights = torch.ones(world, 1, 1, dtype=torch.float64)
         weights[rank] = 2.0
         yield Candidate(
             "rank counted twice",
             f"the gradient that rank {rank} computed is in the sum twice",
-            [summed(evidence, terms * weights, evidence.divisor)],
+            [summed(evidence, partial(torch.mul, weights), evidence.divisor)],
         )
-    yield from _smaller_groups(evidence, terms)
+    yield from _smaller_groups(evidence)
     if evidence.semantics.average != "mean":
         return
-    has_values = evidence.passes.gradients.ne(0).any(1)
     for words, users in (
-        ("have one that is not 0", _ranks_with_values(evidence, has_values)),
+        ("have one that is not 0", _ranks_with_values(evidence)),
         ("used the parameter", evidence.passes.used.sum(0).tolist()),
     ):
         if all(count in (0, world) for count in users):
@@ -47,18 +47,16 @@ def candidates(evidence: Evidence) -> Iterator[Candidate]:
         factor = torch.ones(evidence.layout.size, dtype=torch.float64)
         for place, count in zip(evidence.layout.places, users, strict=True):
             factor[place.start : place.stop] = world / max(1, count)
-        exact = evidence.enclosure.exact * factor
-        error = evidence.enclosure.bound * factor + slack(evidence, 4, exact.abs())
         yield Candidate(
             "averaged over users",
             f"the gradient is averaged over the ranks that {words}, and not over all {world}",
-            [Enclosure(exact, error)],
+            [times(evidence, factor)],
         )
 
 
-def _smaller_groups(evidence: Evidence, terms: torch.Tensor) -> Iterator[Candidate]:
+def _smaller_groups(evidence: Evidence) -> Iterator[Candidate]:
     """Neighbours reduce among themselves: two halves, or groups of a size that divides W."""
-    world = len(terms)
+    world = len(evidence.passes.gradients)
     halves = [rank * 2 // world for rank in range(world)]
     equal = [
         [rank // size for rank in range(world)] for size in range(2, world) if world % size == 0
@@ -71,16 +69,20 @@ def _smaller_groups(evidence: Evidence, terms: torch.Tensor) -> Iterator[Candida
             "reduced in smaller groups",
             f"ranks {shown} are reduced apart, and not all {world} together",
             [
-                summed(evidence, terms[own], evidence.divisor * (len(own) / world if mean else 1))
+                summed(
+                    evidence,
+                    itemgetter(own),
+                    evidence.divisor * (len(own) / world if mean else 1),
+                )
                 for own in members
             ],
         )
 
 
-def _ranks_with_values(evidence: Evidence, has_values: torch.Tensor) -> list[int]:
+def _ranks_with_values(evidence: Evidence) -> list[int]:
     """Per parameter, how many ranks have a gradient with an element that is not 0."""
     return [
-        int(has_values[:, place.start : place.stop].any(1).sum())
+        int(evidence.passes.gradients[..., place.start : place.stop].ne(0).any(2).any(1).sum())
         for place in evidence.layout.places
     ]
 
@@ -93,7 +95,7 @@ def left_out(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, ...], 
     world, count = evidence.passes.gradients.shape[:2]
     if world == 1 or world * count > MOST_TERMS:
         return None
-    terms = evidence.passes.gradients.to(torch.float64).reshape(world * count, -1)
+    terms = evidence.passes.gradients.reshape(world * count, -1)
     subsets = torch.tensor(list(product((0.0, 1.0), repeat=world * count)), dtype=torch.float64)
     lacking: set[tuple[int, int]] = set()
     first = ""
@@ -118,9 +120,9 @@ def _subset(
 ) -> torch.Tensor | None:
     """The weights, 0 or 1, of the sum that this parameter is, or None."""
     whole = evidence.held.whole[part].to(torch.float64)
-    here = terms[:, part]
+    here = terms[:, part].to(torch.float64)
     # None is farther off than the sum of all may be. One element rules most subsets out.
-    most = summed(evidence, terms, evidence.divisor).bound[part]
+    most = summed(evidence, everything, evidence.divisor).at(part).bound
     clearest = int(here.abs().sum(0).argmax())
     off = (subsets @ here[:, clearest] / evidence.divisor - whole[clearest]).abs()
     left = subsets[off <= most[clearest]]
@@ -129,8 +131,8 @@ def _subset(
         some = left[first : first + rows]
         near = ((some @ here / evidence.divisor - whole).abs() <= most).all(1)
         for weights in some[near].unbind():
-            exact, bound = summed(evidence, terms * weights.view(-1, 1), evidence.divisor)
-            if compare(whole, Enclosure(exact[part], bound[part]))[1] is None:
+            weighed = partial(torch.mul, weights.view(*evidence.passes.gradients.shape[:2], 1))
+            if compare(whole, summed(evidence, weighed, evidence.divisor).at(part))[1] is None:
                 return weights
     return None
 
@@ -159,31 +161,29 @@ def raced(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, ...], str
     world = len(evidence.passes.gradients)
     if world == 1:
         return None
-    terms = evidence.passes.gradients.to(torch.float64)
     divide = evidence.divisor / (world if evidence.semantics.average == "mean" else 1)
-    exact = evidence.enclosure
     kinds: set[str] = set()
     for rank, (part, plan) in enumerate(zip(evidence.held.parts, evidence.held.plans, strict=True)):
-        here = plan.gather(wrong)
-        own = summed(evidence, terms[rank], divide)
-        total = summed(evidence, terms, divide)
+        own = itemgetter(rank)
         states = {
-            "right": exact,
-            "the rank's own": own,
-            "the rank's own divided by W": summed(evidence, terms[rank], divide * world),
-            "the sum over ranks, not divided": total,
-            EARLY: _own_divided(evidence, terms, rank, divide),
+            "right": evidence.right,
+            "the rank's own": summed(evidence, own, divide),
+            "the rank's own divided by W": summed(evidence, own, divide * world),
+            "the sum over ranks, not divided": summed(evidence, everything, divide),
+            EARLY: _own_divided(evidence, rank, divide),
         }
-        seen = part[here].to(torch.float64)
-        left = torch.ones(len(seen), dtype=torch.bool)
-        for kind, enclosure in states.items():
-            error = (seen - plan.gather(enclosure.exact)[here]).abs()
-            fits = left & (error <= plan.gather(enclosure.bound)[here])
-            if bool(fits.any()):
-                kinds.add(kind)
-            left &= ~fits
-        if bool(left.any()):
-            return None
+        for here, there in pieces(plan.index, evidence.layout.size):
+            asked = wrong[there]
+            seen = part[here][asked].to(torch.float64)
+            left = torch.ones(len(seen), dtype=torch.bool)
+            for kind, made in states.items():
+                exact, bound = made.at(there)
+                fits = left & ((seen - exact[asked]).abs() <= bound[asked])
+                if bool(fits.any()):
+                    kinds.add(kind)
+                left &= ~fits
+            if bool(left.any()):
+                return None
     if len(kinds) < 2 and EARLY not in kinds:
         return None
     said = f"elements are {', others are '.join(sorted(kinds))}"
@@ -193,8 +193,9 @@ def raced(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, ...], str
     return (PARTLY, NOT_WAITED_FOR), f"{said}: part of a tensor is never reduced; or {late}"
 
 
-def _own_divided(evidence: Evidence, terms: torch.Tensor, rank: int, divide: float) -> Enclosure:
+def _own_divided(evidence: Evidence, rank: int, divide: float) -> Enclosing:
     """The sum over ranks to which this rank gave its mean instead of its gradient."""
-    weights = torch.ones(len(terms), 1, 1, dtype=torch.float64)
-    weights[rank] = 1 / len(terms)
-    return summed(evidence, terms * weights, divide)
+    world = len(evidence.passes.gradients)
+    weights = torch.ones(world, 1, 1, dtype=torch.float64)
+    weights[rank] = 1 / world
+    return summed(evidence, partial(torch.mul, weights), divide)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
-from .evidence import Candidate, Evidence, summed
+from .evidence import Candidate, Evidence, Terms, everything, summed
 
 NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -18,21 +19,29 @@ def candidates(evidence: Evidence) -> Iterator[Candidate]:
     ranks is enclosed, as it is for a right gradient.
     """
     world, count = evidence.passes.gradients.shape[:2]
-    local = evidence.passes.gradients
     mean = evidence.semantics.average == "mean"
-    in_all = local[:, 0].clone()
-    for number in range(1, count):
-        in_all += local[:, number]  # one after the other, as autograd adds them
-    given = [("", in_all.unsqueeze(1))]
+    given: list[tuple[str, Terms]] = [("", _in_all)]
     if count > 1:
-        given.append((" of each microbatch", local))
+        given.append((" of each microbatch", everything))
     for name, dtype in NARROW.items():
         for words, terms in given:
             for divided in (False, True) if mean and world > 1 else (False,):
-                sent = (terms / world if divided else terms).to(dtype).to(torch.float64)
+                sent = partial(_rounded, terms, dtype, world if divided else 1)
                 divisor = evidence.divisor / world if divided else evidence.divisor
                 yield Candidate(
                     f"reduced in {name}",
                     f"the gradients{words} were rounded to {name} before they were reduced",
-                    [summed(evidence, sent, divisor)],
+                    [summed(evidence, sent, divisor, exactly_given=True)],
                 )
+
+
+def _in_all(local: torch.Tensor) -> torch.Tensor:
+    total = local[:, 0].clone()
+    for number in range(1, local.shape[1]):
+        total += local[:, number]  # one after the other, as autograd adds them
+    return total.unsqueeze(1)
+
+
+def _rounded(terms: Terms, dtype: torch.dtype, divisor: int, local: torch.Tensor) -> torch.Tensor:
+    sent = terms(local)
+    return (sent / divisor if divisor > 1 else sent).to(dtype)

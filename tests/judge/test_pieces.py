@@ -1,0 +1,165 @@
+"""A large model is judged piece by piece: the same is said of it, and its memory is held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+import torch
+
+from zerocheck.case.schema import Block, Case, Data, Model, Optimizer, Start, Training
+from zerocheck.compat_memory import Allocation, AllocatorLog
+from zerocheck.judge import pieces
+from zerocheck.judge.bounds import Enclosure
+from zerocheck.judge.compare import Misfit, compare, compare_pieces
+from zerocheck.judge.pieces import Enclosing, Positions, split
+from zerocheck.judge.verdict import Judgement
+from zerocheck.run.room import need
+
+CASE = Case(
+    mesh=(3,),
+    seed=5,
+    model=Model(
+        inputs=5, width=6, outputs=3, blocks=(Block(kind="mlp", hidden=7),), frozen=("stem.bias",)
+    ),
+    data=Data(batch=2),
+    start=Start(step=2, moments="typical"),
+    training=Training(steps=2, microbatches=2, clip=0.01),
+)
+MIXED = msgspec.structs.replace(
+    CASE,
+    model=Model(inputs=5, width=6, outputs=3, blocks=(Block(kind="mlp", hidden=7, dtype="bf16"),)),
+)
+SMALL = 20
+"""Elements of a piece here: shards have several."""
+
+
+def _alike(one: Judgement, other: Judgement) -> bool:
+    """The same verdicts, causes and shares, bit for bit.
+
+    But for the norm, whose squares are added up in another order: 2^-52 of it at most, of a bound
+    that is 4 u of it at least.
+    """
+    clips = [judged.share.get("clip", 0.0) for judged in (one, other)]
+    plain = [
+        msgspec.structs.replace(judged, share={**judged.share, "clip": 0.0})
+        for judged in (one, other)
+    ]
+    return plain[0] == plain[1] and abs(clips[0] - clips[1]) <= 2.0**-52 / (4 * 2.0**-24)
+
+
+@pytest.mark.parametrize(
+    ("implementation", "case"),
+    [("ddp", CASE), ("fsdp2", CASE), ("zero3", CASE), ("zero1", MIXED)],
+)
+def test_what_holds(
+    observe: Callable, monkeypatch: pytest.MonkeyPatch, implementation: str, case: Case
+) -> None:
+    observed = observe(implementation, case)
+    whole = observed.judge()
+    assert not whole.violations and whole.share["gradient"] > 0 < whole.share["update"]
+    monkeypatch.setattr(pieces, "AT_ONCE", SMALL)
+    assert _alike(observed.judge(), whole)
+
+
+FAULTS = [
+    ("zero2+rank-counted-twice", "rank counted twice"),
+    ("zero2+half-group", "reduced in smaller groups"),
+    ("zero2+reduced-in-bf16", "reduced in bf16"),
+    ("zero2+last-element-local", "part not reduced"),
+    ("zerocheck.faults.gradient:ShardOfTheNext", "shard of another rank"),
+    ("zerocheck.faults.gradient:ShardOffByOne", "shifted"),
+    ("zerocheck.faults.gradient:TailTakenForPadding", "tail left out"),
+    ("zerocheck.faults.gradient:ReducedTwice", "reduced twice"),
+]
+
+
+@pytest.mark.parametrize(("fault", "cause"), FAULTS)
+def test_what_is_violated(
+    observe: Callable, monkeypatch: pytest.MonkeyPatch, fault: str, cause: str
+) -> None:
+    observed = observe(fault, CASE)
+    whole = observed.judge()
+    assert cause in whole.violations[0].causes
+    monkeypatch.setattr(pieces, "AT_ONCE", SMALL)
+    assert _alike(observed.judge(), whole)
+
+
+@pytest.mark.parametrize("role", ["exp_avg", "exp_avg_sq", "parameter"])
+def test_one_wrong_element_of_the_update(
+    observe: Callable, monkeypatch: pytest.MonkeyPatch, role: str
+) -> None:
+    """Also where a later piece is wrong in an earlier role: the first role is told."""
+    observed = observe("fsdp2", CASE)
+    places = observed.places(role, "state", 2, "blocks.0.up.weight")
+    places[-1][1][-1] *= 1.001
+    first = observed.places("parameter", "state", 2, "stem.weight")[0][1]
+    first[0] += 1.0
+    whole = observed.judge()
+    assert whole.violations[0].role == role
+    monkeypatch.setattr(pieces, "AT_ONCE", SMALL)
+    assert _alike(observed.judge(), whole)
+
+
+def test_pieces_of_a_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shares and misfits are those of the whole, at positions that are no range too."""
+    monkeypatch.setattr(pieces, "AT_ONCE", 4)
+    assert [part.stop - part.start for part in split(11)] == [3, 4, 4]
+    exact = torch.arange(12.0, dtype=torch.float64)
+    bound = torch.full((12,), 0.5, dtype=torch.float64)
+    elements = torch.tensor([11, 3, 4, 5, 0, 1, 9, 8, 7])
+    made = Enclosing(12, lambda there: Enclosure(exact[there], bound[there]))
+    for wrong in ((), (0,), (8,), (2, 6)):
+        observed = exact[elements] + 0.25
+        observed[list(wrong)] += 1.0
+
+        def at(
+            here: slice, there: Positions, observed: torch.Tensor = observed
+        ) -> tuple[torch.Tensor, Enclosure]:
+            return observed[here], made.at(there)
+
+        whole = compare(observed, Enclosure(exact[elements], bound[elements]))
+        found = compare_pieces(at, elements, 12)
+        assert found[0] == whole[0] == (0.5 if not wrong else 2.5)
+        for one, other in zip(found[1] or (), whole[1] or (), strict=True):
+            assert torch.equal(one, other)
+        assert isinstance(found[1], Misfit) == bool(wrong)
+
+
+LARGE = Case(
+    mesh=(2,),
+    seed=3,
+    model=Model(inputs=8, width=512, outputs=4, blocks=(Block(kind="mlp", hidden=2048),)),
+    start=Start(step=2, moments="typical"),
+    optimizer=Optimizer(),
+    training=Training(steps=2, clip=0.01),
+)
+"""Two million parameters."""
+
+TEMPORARIES = 24
+"""float64 vectors of a piece that live at once, in the update of AdamW: 5 inputs, 3 enclosures of 2
+vectors, and what one formula makes on its way; one piece is a thirtieth of the model here."""
+
+
+@pytest.mark.parametrize("implementation", ["ddp", "fsdp2"])
+def test_the_memory_of_the_judge(
+    observe: Callable, monkeypatch: pytest.MonkeyPatch, implementation: str
+) -> None:
+    """No more than `run/room.py` promises, and the pieces. What the arenas hold is not its own."""
+    observed = observe(implementation, LARGE)
+    monkeypatch.setattr(pieces, "AT_ONCE", 1 << 16)
+    log = AllocatorLog()
+    log.start()
+    judgement = observed.judge()
+    events = log.stop("no mark")
+    assert not judgement.violations
+    held = peak = largest = 0
+    for event in events:
+        assert isinstance(event, Allocation)
+        held += event.bytes
+        peak, largest = max(peak, held), max(largest, event.bytes)
+    elements = 2 * 512 * 2048
+    assert peak > 16 * elements  # the log saw the judge
+    assert peak <= need(LARGE).memory + TEMPORARIES * 8 * pieces.AT_ONCE
+    assert largest <= 4 * 2 * 1.01 * elements  # the local gradients of two ranks

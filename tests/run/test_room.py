@@ -1,0 +1,147 @@
+"""Whether a large model fits is said before it is run, with what would."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+from collected import Collect
+
+from zerocheck.case.schema import Case, Model, Optimizer, Start, Training, UserModel, UserParameter
+from zerocheck.drive.observation import Job
+from zerocheck.errors import UsageError
+from zerocheck.ranks import limits
+from zerocheck.ranks.pool import Pool
+from zerocheck.run import engine, room
+from zerocheck.run.options import RunOptions
+from zerocheck.run.records import CaseFinished
+from zerocheck.run.trial import Outcome, Trial
+
+GB = 10**9
+
+
+def _case(millions: int, world_size: int = 2, **training: object) -> Case:
+    user = UserModel(
+        factory="my.py:model", parameters=(UserParameter(name="w", shape=(millions, 10**6)),)
+    )
+    given = {"steps": 3} | training
+    return Case(mesh=(world_size,), model=Model(user=user), training=Training(**given))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """What this host is made to have, in bytes."""
+    told = SimpleNamespace(memory=256 * GB, disk=1000 * GB)
+    monkeypatch.setattr(room, "available_bytes", lambda: told.memory)
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda _: SimpleNamespace(free=told.disk), raising=True
+    )
+    return told
+
+
+def test_a_billion_parameters_fit_in_256_gigabytes(host: SimpleNamespace) -> None:
+    room.check([_case(1000), _case(1000, 8)])
+    assert room.need(_case(1000)).memory == 1000 * 10**6 * 68
+    assert room.need(_case(1000, microbatches=4)).memory == 1000 * 10**6 * 92
+    assert room.need(_case(1000, loss_scale=64.0)).memory == 1000 * 10**6 * 84
+
+
+def test_ranks_that_all_build_the_model_need_more_than_the_judge() -> None:
+    case = msgspec.structs.replace(_case(1000, 16), start=Start(step=2))
+    assert room.need(case).memory == 10**9 * (16 * 16 + 20)
+
+
+@pytest.mark.parametrize(
+    ("case", "memory", "said"),
+    [
+        (_case(1000, 8), 80, r"my.py:model \(1,000 million parameters\) on 8 ranks needs about "
+         r"92 GB of memory on this host, and 80 GB are available; --world-sizes 5 would need 80 "),
+        (_case(1000, 1), 32, r"on 1 rank needs about 64 GB .* a model of 500 million parameters"),
+        (_case(1000, 2, microbatches=4), 70, r"on 2 ranks with 4 microbatches needs about 92 GB"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit(host: SimpleNamespace, case: Case, memory: int, said: str) -> None:
+    host.memory = memory * GB
+    with pytest.raises(UsageError, match=said):
+        room.check([_case(1), case])
+
+
+def test_what_ranks_hold_needs_room_somewhere(host: SimpleNamespace) -> None:
+    """3 steps: 4 states of 12 bytes and 4 gradients of 4; with clipping and amsgrad 7 more of 4."""
+    case = _case(3000)
+    assert room.need(case).observed == 3 * GB * 64
+    more = msgspec.structs.replace(
+        _case(3000, clip=1.0), optimizer=msgspec.structs.replace(Optimizer(), amsgrad=True)
+    )
+    assert room.need(more).observed == 3 * GB * (64 + 28)
+    host.disk = 191 * GB
+    host.memory = 383 * GB
+    with pytest.raises(UsageError, match=r"over 3 steps are at least 192 GB, .* set TMPDIR"):
+        room.check([case])
+    host.disk = 192 * GB
+    room.check([case])
+    host.disk, host.memory = 0, 384 * GB
+    room.check([case])
+
+
+def test_a_small_model_is_not_asked_about(host: SimpleNamespace) -> None:
+    host.memory = host.disk = 0
+    room.check([_case(16)])
+    assert not room.alone(_case(16))
+
+
+def test_ranks_wait_where_there_is_no_memory_for_two(host: SimpleNamespace) -> None:
+    case = _case(1000)
+    needed = room.need(case)
+    host.memory = 2 * (needed.memory + needed.observed)
+    assert not room.alone(case)
+    host.memory -= 1
+    assert room.alone(case)
+
+
+def test_no_case_runs_beside_one_that_is_judged(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under_way: set[int] = set()
+    most: list[int] = []
+    submit, judged = Trial._submit, Trial.judged
+
+    def submitted(trial: Trial, job: Job) -> object:
+        under_way.add(id(trial))
+        most.append(len(under_way))
+        return submit(trial, job)
+
+    def judged_then(trial: Trial, *given: object, **named: object) -> Outcome:
+        outcome = judged(trial, *given, **named)  # type: ignore[arg-type]
+        under_way.discard(id(trial))
+        return outcome
+
+    monkeypatch.setattr(Trial, "_submit", submitted)
+    monkeypatch.setattr(Trial, "judged", judged_then)
+    options = RunOptions(
+        implementations=("ddp",), world_sizes=(2,), max_cases=3, report_dir=str(tmp_path)
+    )
+    for alone, together in ((False, 2), (True, 1)):
+        monkeypatch.setattr(engine, "alone", lambda case, alone=alone: alone)
+        most.clear()
+        collected = Collect()
+        assert engine.run(options, [collected], ranks=pool) == 0
+        assert len(collected.of(CaseFinished)) == 3 and max(most) == together
+
+
+def test_memory_of_the_machine_and_of_its_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal:   1000 kB\nMemAvailable:   600 kB\n")
+    monkeypatch.setattr(limits, "_MEMINFO", str(tmp_path / "meminfo"))
+    monkeypatch.setattr(limits, "_GROUP", str(tmp_path / "memory"))
+    assert limits.total_bytes() == 1000 << 10 and limits.available_bytes() == 600 << 10
+    (tmp_path / "memory.max").write_text("500000\n")
+    (tmp_path / "memory.current").write_text("300000\n")
+    (tmp_path / "memory.stat").write_text("anon 5\nactive_file 20000\ninactive_file 30000\n")
+    assert limits.total_bytes() == 500000 and limits.available_bytes() == 250000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert limits.total_bytes() == 1000 << 10 and limits.available_bytes() == 600 << 10
