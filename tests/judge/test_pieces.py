@@ -92,9 +92,9 @@ def test_one_wrong_element_of_the_update(
 ) -> None:
     """Also where a later piece is wrong in an earlier role: the first role is told."""
     observed = observe("fsdp2", CASE)
-    places = observed.places(role, "state", 2, "blocks.0.up.weight")
+    places = observed.places(role, "state", 0, "blocks.0.up.weight")
     places[-1][1][-1] *= 1.001
-    first = observed.places("parameter", "state", 2, "stem.weight")[0][1]
+    first = observed.places("parameter", "state", 0, "stem.weight")[0][1]
     first[0] += 1.0
     whole = observed.judge()
     assert whole.violations[0].role == role

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 import torch
 
 from ..drive.observation import Entry, Point, RankSeen, Recorded, StepSeen
+from .compare import same_bits
 from .layout import Layout
+from .pieces import in_pieces
 
 Fetch = Callable[[int, Recorded], torch.Tensor]
 """fetch(rank, record) -> the flat tensor that the record points to; a view is enough."""
@@ -228,8 +230,11 @@ class Observation:
             plan = self._plans.get(manifest)
             if plan is None:
                 plan = self._plans[manifest] = plan_of(manifest, self.layout)
+            part = part if plan.order is None else part[plan.order]
+            if _replica(part, parts, plan):
+                part = parts[0]  # what was put together or widened takes memory
             plans.append(plan)
-            parts.append(part if plan.order is None else part[plan.order])
+            parts.append(part)
         if plans[0].index is None:
             whole = parts[0]
         else:
@@ -237,6 +242,12 @@ class Observation:
             for part, plan in zip(reversed(parts), reversed(plans), strict=True):
                 plan.scatter(whole, part)
         return Held(whole, tuple(parts), tuple(plans), tuple(manifests))
+
+
+def _replica(part: torch.Tensor, parts: Sequence[torch.Tensor], plan: Plan) -> bool:
+    """Whether a large part is that of the first rank over again."""
+    large = in_pieces(None, len(part)) and plan.index is None
+    return large and bool(parts) and len(parts[0]) == len(part) and same_bits(part, parts[0])
 
 
 def _wide(data: torch.Tensor) -> torch.Tensor:

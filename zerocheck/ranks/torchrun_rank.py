@@ -116,7 +116,7 @@ class TorchrunRank:
         broken = self._join(order.group)
         context = RankContext(self.rank, self.world_size, arena, self._progress)
         reply = execute(self._target, number, payload, context, broken)
-        if arena.size > KEPT_BYTES:
+        if reply.arena_bytes > KEPT_BYTES:
             give_back()
         return reply
 

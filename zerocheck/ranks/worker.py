@@ -82,7 +82,7 @@ def run(target: Target, spawn: Spawn, rank: int, sock: socket.socket, zygote: in
         progress.finish(job.sequence)
         if reply.error is not None:
             gc.collect()  # the tensors that the traceback kept
-        elif arena.size > KEPT_BYTES:
+        elif reply.arena_bytes > KEPT_BYTES:
             give_back()
 
 
