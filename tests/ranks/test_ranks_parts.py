@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ from zerocheck.ranks.result import first_to_fail
 from zerocheck.ranks.scratch import Scratch
 from zerocheck.ranks.view import Mappings
 from zerocheck.ranks.watchdog import Activity, Watchdog
+from zerocheck.ranks.worker import Tidy
 
 
 def look(arena: Arena) -> ArenaView:
@@ -399,3 +402,23 @@ def test_stacks_end_where_the_harness_begins() -> None:
     trimmed = trim_stack(text)
     assert "loss" in trimmed and "other.py" in trimmed
     assert "zygote" not in trimmed and "Extension" not in trimmed
+
+
+def test_a_rank_gives_back_what_a_large_model_left() -> None:
+    """Cycles too, which hold tensors until somebody looks; what is small is left alone."""
+    tidy = Tidy()
+    cycle: list[object] = [torch.ones(100 << 18)]  # 100 MiB
+    cycle.append(cycle)
+    seen = weakref.ref(cycle[0])
+    gc.disable()
+    try:
+        del cycle
+        tidy()
+        assert seen() is not None
+        more: list[object] = [torch.ones(200 << 18)]
+        more.append(more)
+        del more
+        tidy()
+        assert seen() is None
+    finally:
+        gc.enable()

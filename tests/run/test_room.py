@@ -122,7 +122,7 @@ def test_no_case_runs_beside_one_that_is_judged(
     monkeypatch.setattr(Trial, "_submit", submitted)
     monkeypatch.setattr(Trial, "judged", judged_then)
     options = RunOptions(
-        implementations=("ddp",), world_sizes=(2,), max_cases=3, report_dir=str(tmp_path)
+        implementations=("zero2",), world_sizes=(2,), max_cases=3, report_dir=str(tmp_path)
     )
     for alone, together in ((False, 2), (True, 1)):
         monkeypatch.setattr(engine, "alone", lambda case, alone=alone: alone)

@@ -24,9 +24,8 @@ from zerocheck.ranks.messages import Message, Raised, Reply
 from zerocheck.ranks.progress import Board, Progress, Standing
 from zerocheck.ranks.remote import WHOLE_BYTES, Answers
 from zerocheck.ranks.scratch import Scratch
-from zerocheck.ranks.slot import KEPT_BYTES
 from zerocheck.ranks.store_mail import StoreMail
-from zerocheck.ranks.worker import execute, give_back
+from zerocheck.ranks.worker import Tidy, execute
 
 
 class Order(Message, frozen=True):
@@ -99,6 +98,7 @@ class TorchrunRank:
         if self.rank != 0 and hasattr(store, "clone"):
             self._heartbeat = Heartbeat(StoreMail(PrefixStore(prefix, store.clone())), self.board)
         self._arenas: dict[int, Arena] = {}
+        self._tidy = Tidy()
         self._group = -1
         self._answers = Answers(self.mail, self.rank)
         if self.rank != 0:
@@ -116,8 +116,7 @@ class TorchrunRank:
         broken = self._join(order.group)
         context = RankContext(self.rank, self.world_size, arena, self._progress)
         reply = execute(self._target, number, payload, context, broken)
-        if reply.arena_bytes > KEPT_BYTES:
-            give_back()
+        self._tidy()
         return reply
 
     def serve_one(self, number: int) -> int | None:

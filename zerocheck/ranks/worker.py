@@ -7,6 +7,7 @@ import ctypes
 import datetime
 import faulthandler
 import gc
+import mmap
 import os
 import resource
 import signal
@@ -51,6 +52,7 @@ def run(target: Target, spawn: Spawn, rank: int, sock: socket.socket, zygote: in
         broken = describe(error, harness=True)
     progress.finish(0)
     arenas: dict[int, Arena] = {}
+    tidy = Tidy()
     decoder = msgspec.msgpack.Decoder(Job)
     me = os.getpid()
     while True:
@@ -82,8 +84,7 @@ def run(target: Target, spawn: Spawn, rank: int, sock: socket.socket, zygote: in
         progress.finish(job.sequence)
         if reply.error is not None:
             gc.collect()  # the tensors that the traceback kept
-        elif reply.arena_bytes > KEPT_BYTES:
-            give_back()
+        tidy()
 
 
 def execute(
@@ -117,11 +118,27 @@ def execute(
     return Reply(sequence, True, began, ended, result, broken, arena.path, arena.size)
 
 
-def give_back() -> None:
-    """Free the tensors of a large model, which the judge needs room for, cycles included."""
-    gc.collect()
-    with contextlib.suppress(OSError, AttributeError):  # glibc alone keeps what was freed
-        ctypes.CDLL(None).malloc_trim(0)
+class Tidy:
+    """Gives memory back after a job that left much of it: the judge needs room for its own."""
+
+    def __init__(self) -> None:
+        self._kept = _own_bytes()
+
+    def __call__(self) -> None:
+        """Free what jobs left since the last time, if it is more than a small model leaves."""
+        if _own_bytes() - self._kept > KEPT_BYTES:
+            gc.collect()
+            with contextlib.suppress(OSError, AttributeError):  # glibc alone keeps what was freed
+                ctypes.CDLL(None).malloc_trim(0)
+            self._kept = _own_bytes()
+
+
+def _own_bytes() -> int:
+    """Memory that this process shares with no file; 0 where nothing tells."""
+    with contextlib.suppress(OSError), open("/proc/self/statm") as statm:
+        _, resident, shared, *_ = map(int, statm.read().split())
+        return (resident - shared) * mmap.PAGESIZE
+    return 0
 
 
 def launched(rank: int, world_size: int, hosts: tuple[int, ...]) -> dict[str, str]:
