@@ -109,23 +109,33 @@ def _reduced_twice(evidence: Evidence) -> Iterator[Candidate]:
     W - 1 additions and a division round more.
     """
     world = len(evidence.passes.gradients)
-    exact, bound = evidence.enclosure
+    columns = torch.cat([buffer.shards for buffer in evidence.buffers], 1)
+    column = torch.full((evidence.layout.size,), NOBODY)
+    for shard in columns:
+        inside = shard != NOBODY
+        column[shard[inside]] = inside.nonzero().reshape(-1)
     for words, divisor in (("averaged", world), ("summed", 1)):
 
-        def again(vector: torch.Tensor, divisor: int = divisor) -> torch.Tensor:
-            result = vector.clone()
-            for buffer in evidence.buffers:
-                here = buffer.shards != NOBODY
-                total = torch.where(here, vector[buffer.shards], 0.0).sum(0) / divisor
-                result[buffer.shards[here]] = total.expand_as(buffer.shards)[here]
-            return result
+        def at(positions: Positions | None, divisor: int = divisor) -> Enclosure:
+            own = some(column, positions)
+            there = columns[:, own]
+            kept, inside = own == NOBODY, there != NOBODY
+            terms = evidence.right.at(there.reshape(-1))
+            exact, bound = (torch.where(inside, vector.view(there.shape), 0.0) for vector in terms)
+            before = evidence.right.at(positions)
 
-        widened = again(bound)
-        error = widened + slack(evidence, world + 3, again(exact.abs()) + widened)
+            def again(terms: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+                return torch.where(kept, before, terms.sum(0) / divisor)
+
+            widened = again(bound, before.bound)
+            size = again(exact.abs(), before.exact.abs())
+            error = widened + slack(evidence, world + 3, size + widened, positions)
+            return Enclosure(again(exact, before.exact), error)
+
         yield Candidate(
             "reduced twice",
             f"the shards of all ranks, which are reduced already, were {words} over ranks again",
-            [Enclosing.known(Enclosure(again(exact), error))],
+            [enclosing(evidence, at)],
         )
 
 
