@@ -3,11 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from slices import WHOLE
 
 collect_ignore = ["example_project"]  # it has tests of its own
+
+GPU_TESTS = Path(__file__).parent / "gpu"
+
+
+def has_gpu() -> bool:
+    """Whether there is a CUDA device. torch is asked only where there is a driver."""
+    if not (Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()):
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def pytest_report_header() -> str:
+    """What is not run, and why: nobody is to think that it was."""
+    count = sum(file.read_text().count("\ndef test_") for file in GPU_TESTS.glob("test_*.py"))
+    if has_gpu():
+        return f"GPU tests: {count} functions (pytest -m gpu)"
+    return f"GPU tests: none of {count} functions run, no CUDA device"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without a GPU its tests are deselected, which the header says."""
+    if has_gpu():
+        return
+    out = [item for item in items if item.get_closest_marker("gpu")]
+    if out:
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
 
 
 def pytest_report_header() -> str:

@@ -73,7 +73,13 @@ def emitting(records: Sequence[Record], code: int = 0, then: BaseException | Non
         ("run --feature tyed", "unknown feature 'tyed'; did you mean 'tied'?"),
         ("run --obligations updates", "unknown obligation 'updates'; did you mean 'update'?"),
         ("run --ranks torchrn", "unknown kind of ranks 'torchrn'; did you mean 'torchrun'?"),
-        ("run --device cuda", "unknown device 'cuda'"),
+        ("run --device cuda", "--device cuda: there is no CUDA device here"),
+        ("run --device cuda:x", "unknown device 'cuda:x'; did you mean 'cuda:0'?"),
+        ("run --backend ncll", "unknown backend 'ncll'; did you mean 'nccl'?"),
+        ("run --backend nccl", "--backend nccl is for GPUs, and the device is the cpu"),
+        ("faults --device cuda", "--device cuda: there is no CUDA device here"),
+        ("faults --device cdua", "unknown device 'cdua'; did you mean 'cuda'?"),
+        ("run --device cuda --obligations peak", "--device cuda: there is no CUDA device here"),
         ("run --device cpus", "unknown device 'cpus'; did you mean 'cpu'?"),
         ("run --world-sizes 0", "world size 0 is out of range (allowed: 1 to 1024)"),
         ("run --world-sizes=-2", "world size -2 is out of range"),
@@ -86,7 +92,7 @@ def emitting(records: Sequence[Record], code: int = 0, then: BaseException | Non
         ("replay", "Missing argument 'CASE.json'."),
         ("replay no.json", "there is no file 'no.json'"),
         ("replay no.json --implementation zero4", "unknown implementation 'zero4'; did you mean"),
-        ("replay x --device cuda", "unknown device 'cuda'"),
+        ("replay x --device cudo", "unknown device 'cudo'; did you mean 'cuda'?"),
         ("report", "Missing argument 'JOURNAL'."),
         ("report no.ndjson", "cannot read no.ndjson: No such file or directory"),
         ("faults gather-stal", "unknown fault 'gather-stal'; did you mean 'gather-stale'?"),
@@ -288,8 +294,15 @@ def test_report_notes_a_torn_line(tmp_path: Path) -> None:
 
 
 def test_only_rank_0_of_torchrun_reports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def serve(kind: str, do: Callable[..., int], *, device: str, timeout_s: float) -> int:
-        assert (kind, device, timeout_s) == ("torchrun", "cpu", 7.0)
+    def serve(
+        kind: str,
+        do: Callable[..., int],
+        *,
+        device: str,
+        backend: str | None,
+        timeout_s: float,
+    ) -> int:
+        assert (kind, device, backend, timeout_s) == ("torchrun", "cpu", None, 7.0)
         return 1  # what rank 0 said, at its end
 
     monkeypatch.setattr("zerocheck.run.launch.with_ranks", serve)

@@ -19,24 +19,30 @@ REFERENCE = Path(__file__).parent.parent / "reference" / "zerocheck_reference"
 ALLOWED: dict[str, set[str]] = {
     "__init__": {"attached", "contract", "errors", "testing"},
     "errors": set(),
+    "devices": {"errors"},
     "launched": {"errors"},
     "compat": {"errors"},
-    "compat_memory": set(),
+    "compat_memory": {"errors"},
     "catalogue": {"errors"},
     "importing": {"errors"},
     "case": {"catalogue", "errors"},
-    "models": {"case", "catalogue", "importing", "errors"},
-    "contract": {"models", "case", "catalogue", "compat", "importing", "errors"},
-    "implementations": {"compat_memory", "contract", "models", "case", "compat", "errors"},
+    "models": {"case", "catalogue", "importing", "devices", "errors"},
+    "contract": {"models", "case", "catalogue", "compat", "importing", "devices", "errors"},
+    "implementations": {
+        "compat_memory", "contract", "models", "case", "compat", "devices", "errors",
+    },
     "faults": {"implementations", "contract", "models", "case", "compat", "errors"},
     "drive": {
-        "faults", "contract", "models", "case", "catalogue", "compat", "compat_memory", "errors",
+        "faults", "contract", "models", "case", "catalogue", "compat", "compat_memory", "devices",
+        "errors",
     },
-    "ranks": {"drive", "contract", "case", "compat", "launched", "errors"},
-    "judge": {"drive", "contract", "models", "case", "compat", "errors", "zerocheck_reference"},
+    "ranks": {"drive", "contract", "case", "compat", "launched", "devices", "errors"},
+    "judge": {
+        "drive", "contract", "models", "case", "compat", "devices", "errors", "zerocheck_reference",
+    },
     "run": {
         "judge", "ranks", "drive", "contract", "models", "case", "catalogue", "compat", "errors",
-        "faults", "launched", "zerocheck",
+        "faults", "launched", "zerocheck", "devices",
     },
     "report": {"run", "judge", "contract", "case", "errors"},
     "script": {
@@ -49,7 +55,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "attached": {
         "report", "run", "judge", "drive", "contract", "checkpoint", "case", "compat",
-        "importing", "errors", "zerocheck_reference",
+        "importing", "errors", "zerocheck_reference", "devices", "ranks",
     },
     "shared_run": {"report", "run", "errors"},
     "pytest_plugin": {"shared_run", "report", "run", "errors"},
@@ -60,7 +66,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli_memory": {"memory", "report", "run", "catalogue", "errors"},
     "cli": {
         "attached", "cli_checkpoint", "cli_errors", "cli_journal", "cli_memory", "report",
-        "script", "run", "judge", "faults", "case", "catalogue", "errors", "zerocheck",
+        "script", "run", "judge", "faults", "case", "catalogue", "errors", "zerocheck", "devices",
     },
     "__main__": {"cli"},
 }  # fmt: skip

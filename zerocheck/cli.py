@@ -21,6 +21,7 @@ from .cli_journal import (
     start_run,
 )
 from .cli_memory import memory
+from .devices import CPU, CUDA
 from .errors import UsageError
 from .run.settings import SETTINGS, as_options, project_settings
 
@@ -95,7 +96,18 @@ _timeout = click.option(
     show_default=True,
     help="torchrun: how long a collective may wait before its ranks count as hung.",
 )
-_device = click.option("--device", metavar="NAME", default="cpu", show_default=True, help="cpu.")
+_device = click.option(
+    "--device",
+    metavar="NAME",
+    help="cpu, cuda (a GPU for each rank where there are enough, else ranks share them), or "
+    "cuda:N. Default: cpu; for replay, where the case was found.",
+)
+_backend = click.option(
+    "--backend",
+    metavar="NAME",
+    help="Of the process group on GPUs: nccl, or gloo. Default: nccl where each rank has a GPU of "
+    "its own.",
+)
 
 
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
@@ -127,13 +139,15 @@ def main() -> None:
 @_ranks
 @_timeout
 @_device
+@_backend
 def run(
     implementations: tuple[str, ...],
     features: tuple[str, ...],
     model: str | None,
     ranks: str | None,
     timeout: float,
-    device: str,
+    device: str | None,
+    backend: str | None,
     **given: Any,
 ) -> int:
     """Check implementations: built-in names, package.module:Name or path/to/file.py:Name.
@@ -151,7 +165,8 @@ def run(
         model=model,
         ranks=choose_ranks(ranks),
         timeout=timeout,
-        device=device,
+        device=device or CPU,
+        backend=backend,
         **as_options(settings),
     )
     return start_run(options)
@@ -178,6 +193,7 @@ def run(
 @_ranks
 @_timeout
 @_device
+@_backend
 def replay(
     case: Path,
     implementation: str | None,
@@ -185,24 +201,27 @@ def replay(
     script: Path | None,
     ranks: str | None,
     timeout: float,
-    device: str,
+    device: str | None,
+    backend: str | None,
 ) -> int:
     """Run one case again, as a finding names it. Exits with 1 if it fails again."""
     from .catalogue import check_factory, check_spelling
-    from .run.options import check_device, check_timeout, choose_ranks
+    from .devices import check_device
+    from .run.options import check_backend, check_timeout, choose_ranks
 
     if implementation is not None:
         check_spelling(implementation)
     if model is not None:
         check_factory(model)
     kind = choose_ranks(ranks)
-    check_device(device)
+    check_device(device or CPU)
+    check_backend(backend, device or CUDA)
     check_timeout(timeout)
     if case.name == "bundle.json" or (case / "bundle.json").is_file():
         from .attached.replay import replay as again
         from .report.text import printable
 
-        attached = again(case, model)
+        attached = again(case, model, device)
         click.echo(printable(attached.text))
         return attached.exit_code
     if kind == "processes" and not case.is_file():  # under torchrun rank 0 needs it, on its host
@@ -211,13 +230,14 @@ def replay(
         return _write_script(case, implementation, script)
     note_untested()
     if kind == "processes":
-        return show_replay(case, implementation, model, None)
+        return show_replay(case, implementation, model, None, device=device, backend=backend)
     from .run.launch import with_ranks
 
     return with_ranks(
         kind,
         lambda opened: show_replay(case, implementation, model, opened),
-        device=device,
+        device=device or CPU,
+        backend=backend,
         timeout_s=timeout,
     )
 
@@ -297,12 +317,15 @@ def report(journal: Path, report_dir: Path | None, against: Path | None) -> int:
 @click.option("--shrink", is_flag=True, help="Look for the smallest case of each, at the end.")
 @_obligations("equivalence,resume,memory")
 @_report_dir
+@_device
+@_backend
 def faults(
     names: tuple[str, ...],
     listed: bool,
     world_sizes: str | None,
     obligations: str,
     report_dir: Path,
+    device: str | None,
     **given: Any,
 ) -> int:
     """Show that known bugs are caught: the kill matrix.
@@ -321,6 +344,7 @@ def faults(
         world_sizes=parse_world_sizes(world_sizes) if world_sizes is not None else (),
         obligations=parse_obligations(obligations),
         report_dir=report_dir,
+        device=device or CPU,
         **given,
     )
     return start_faults(options)

@@ -32,6 +32,7 @@ def start_run(options: RunOptions) -> int:
         options.ranks,
         lambda opened: _run_recorded(options, opened),
         device=options.device,
+        backend=options.backend,
         timeout_s=options.timeout,
     )
 
@@ -51,7 +52,13 @@ def _run_recorded(options: RunOptions, ranks: Ranks | None) -> int:
 
 
 def show_replay(
-    case: Path, implementation: str | None, model: str | None, ranks: Ranks | None
+    case: Path,
+    implementation: str | None,
+    model: str | None,
+    ranks: Ranks | None,
+    *,
+    device: str | None = None,
+    backend: str | None = None,
 ) -> int:
     """Replay a case file, on these ranks or on new ones, and say what came of it; the exit code."""
     from rich.console import Console
@@ -61,7 +68,14 @@ def show_replay(
     from .report.text import failures_of, printable
     from .run import replay as replaying
 
-    replayed = replaying.replay(case, implementation=implementation, model=model, ranks=ranks)
+    replayed = replaying.replay(
+        case,
+        implementation=implementation,
+        model=model,
+        ranks=ranks,
+        device=device,
+        backend=backend,
+    )
     console = Console(highlight=False, soft_wrap=True)
     for failure in failures_of(replayed.finished):
         print_finding(console, failure)

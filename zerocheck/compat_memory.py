@@ -13,6 +13,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
+from .errors import Unsupported
+
 
 class Allocation(NamedTuple):
     """Memory that the allocator gave out, or took back.
@@ -89,6 +91,70 @@ class AllocatorLog:
         return [one for _, _, one in sorted(found, key=lambda entry: entry[:2])]
 
 
+class Snapshot(NamedTuple):
+    """What a GPU's caching allocator says at an instant.
+
+    trace: entries of its history since the last time; segments: as `torch.cuda.memory_snapshot`
+    gives them; allocated, reserved, inactive: bytes that are handed out, that it has of the driver,
+    and that lie unused between blocks, so that they can be given to nobody else.
+    """
+
+    trace: list[dict[str, Any]]
+    segments: list[dict[str, Any]]
+    allocated: int
+    reserved: int
+    inactive: int
+
+
+class AllocatorHistory:
+    """What the caching allocator of a GPU does, on all threads, from `start` to `stop`."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Raises Unsupported for another allocator than torch's own, which keeps no history."""
+        self._device = device
+        self._seen = 0
+        backend = torch.cuda.get_allocator_backend()
+        if backend != "native":
+            raise Unsupported(
+                f"torch's allocator is {backend} (PYTORCH_CUDA_ALLOC_CONF), which does not tell "
+                "what it holds; needed is backend:native"
+            )
+
+    def start(self) -> None:
+        """From now on everything is noted."""
+        # The workspaces of cuBLAS come from the allocator and stay; they are no one's but its own.
+        clear_workspaces()
+        torch.cuda.memory._record_memory_history(enabled="all", context=None, clear_history=True)
+        self._seen = 0
+
+    def taken(self) -> Snapshot:
+        """What it says now."""
+        clear_workspaces()
+        told = torch.cuda.memory._snapshot(self._device)
+        number = self._device.index or 0
+        trace = told["device_traces"][number][self._seen :]
+        self._seen += len(trace)
+        stats = torch.cuda.memory_stats(self._device)
+        return Snapshot(
+            trace,
+            [one for one in told["segments"] if one["device"] == number],
+            int(stats.get("allocated_bytes.all.current", 0)),
+            int(stats.get("reserved_bytes.all.current", 0)),
+            int(stats.get("inactive_split_bytes.all.current", 0)),
+        )
+
+    def stop(self) -> None:
+        """Note no more."""
+        torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def clear_workspaces() -> None:
+    """Give back the workspaces that cuBLAS keeps; it takes new ones when it needs them."""
+    clear: Any = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        clear()
+
+
 def reducer_bytes(model: torch.nn.parallel.DistributedDataParallel) -> Counter[int]:
     """{bytes: how many} of what DDP's reducer holds in C++, by its own account.
 
@@ -101,6 +167,11 @@ def reducer_bytes(model: torch.nn.parallel.DistributedDataParallel) -> Counter[i
     trained = sum(parameter.requires_grad for parameter in model.module.parameters())
     held[MAP_ITEM_BYTES * trained] += 2
     return held
+
+
+def map_bytes(model: torch.nn.parallel.DistributedDataParallel) -> int:
+    """Of one map of used parameters. On a GPU the reducer has one there and one on the CPU."""
+    return MAP_ITEM_BYTES * len([p for p in model.module.parameters() if p.requires_grad])
 
 
 MAP_ITEM_BYTES = 4

@@ -20,6 +20,7 @@ import torch
 from ..case.codec import parse
 from ..checkpoint.safetensors_file import SafetensorsFile, write_safetensors
 from ..contract.semantics import Semantics
+from ..devices import CPU
 from ..errors import UsageError
 from ..judge.verdict import Judgement
 from ..run.environment import environment
@@ -49,10 +50,12 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):
-    """What rank-N.json holds. calls: of the model; None where they cannot be stored."""
+    """What rank-N.json holds. calls: of the model; None where they cannot be stored; device: of the
+    run, "cuda:1"."""
 
     seen: Seen
     calls: tuple[Call, ...] | None = ()
+    device: str = CPU
 
 
 def place_for(directory: Path, number: int) -> Path:
@@ -78,7 +81,9 @@ def write(
     tensors |= more
     tensors |= {f"buffer/{name}": one.cpu().contiguous() for name, one in observed.buffers.items()}
     write_safetensors(place / f"rank-{ranks.rank}.safetensors", tensors)
-    (place / f"rank-{ranks.rank}.json").write_bytes(encode(Rank(seen=seen, calls=calls)))
+    (place / f"rank-{ranks.rank}.json").write_bytes(
+        encode(Rank(seen=seen, calls=calls, device=observed.device))
+    )
     ranks.gather(b"")
     if ranks.rank == 0:
         bundle = Bundle(
@@ -86,7 +91,7 @@ def write(
             world_size=ranks.size,
             number=seen.number,
             what=seen.what,
-            environment=environment(),
+            environment=environment(observed.device),
             judgement=judgement,
             semantics={name: str(one) for name, one in vars(semantics).items()},
         )
@@ -137,9 +142,9 @@ def _rank(folder: Path, rank: int, world_size: int) -> Observed:
         else:
             values[what, int(rest.rpartition("/")[2])] = file.read(key)
     if told.calls is None:
-        return Observed(told.seen, values)
+        return Observed(told.seen, values, device=told.device)
     try:
-        return Observed(told.seen, values, restored(told.calls, others), buffers)
+        return Observed(told.seen, values, restored(told.calls, others), buffers, told.device)
     except KeyError as error:
         raise UsageError(f"{path} is damaged: it has no tensor {error}") from None
 

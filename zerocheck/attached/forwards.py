@@ -139,13 +139,9 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 def _random() -> tuple[torch.Tensor, ...]:
     states = [torch.get_rng_state()]
-    if on_gpu():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states.append(torch.cuda.get_rng_state())
     return tuple(states)
-
-
-def on_gpu() -> bool:
-    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def _autocast() -> tuple[str, torch.dtype] | None:

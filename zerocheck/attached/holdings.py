@@ -19,6 +19,7 @@ from ..contract.build import MOMENT_ROLES
 from ..contract.flat import cut, optimized
 from ..contract.names import unwrapped
 from ..contract.shard import Role, Shard
+from ..devices import CPU, placed
 from ..errors import UsageError
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -67,6 +68,18 @@ def holdings(model: nn.Module) -> list[Holding]:
 def _whole(name: str, parameter: torch.Tensor, role: Role, tensor: torch.Tensor) -> Iterator[Shard]:
     index = local_index(parameter) if isinstance(parameter, DTensor) else None
     yield Shard(name, role, local(tensor), tuple(parameter.shape), index)
+
+
+def computes_on(model: nn.Module) -> torch.device:
+    """The device of its forward, which with offloading is not that of its parameters."""
+    for module in model.modules():
+        if isinstance(module, FullyShardedDataParallel):
+            return module.compute_device or torch.device(CPU)
+    for parameter in model.parameters():
+        if isinstance(parameter, DTensor):
+            return placed(parameter.device_mesh.device_type)
+        return parameter.device
+    return torch.device(CPU)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

@@ -40,13 +40,14 @@ class Alone:
 class Group:
     """The ranks of a process group; every rank makes the same calls."""
 
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
+    def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
+        """device: of the model; where the group takes tensors of GPUs alone, they go through it."""
         self._group = group
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         backend = str(dist.get_backend(group))
         on_gpu = "nccl" in backend and "gloo" not in backend
-        self._device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else "cpu"
+        self._device = device if on_gpu else torch.device("cpu")
         self._first = dist.get_global_rank(group, 0) if group is not None else 0
 
     def gather(self, data: bytes) -> list[bytes]:

@@ -18,8 +18,9 @@ from torch import nn
 from zerocheck_reference import unit_roundoff
 
 from ..contract.names import unwrapped
+from ..devices import forked
 from ..errors import UsageError, did_you_mean
-from .forwards import Forward, entered, on_gpu, tensors_in
+from .forwards import Forward, entered, tensors_in
 
 Factory = Callable[[], nn.Module]
 
@@ -44,7 +45,7 @@ class Reference:
     """The model that is not wrapped, with the parameters of the step."""
 
     def __init__(self, factory: Factory, device: torch.device) -> None:
-        with _own_random():
+        with _own_random(device):
             made = factory()
             # A factory of `zerocheck run --model` gives more than the model.
             model = made[0] if isinstance(made, tuple) and made else made
@@ -82,7 +83,7 @@ class Reference:
 
     def local(self, forwards: Sequence[Forward], buffers: Mapping[str, torch.Tensor]) -> Local:
         """The gradients of these calls. buffers: those that the run had before them."""
-        with _own_random():
+        with _own_random(self.device):
             first = self._run(forwards, buffers)
             noise = dict.fromkeys(self._parameters, 0.0)
             kept = {name: p.detach().clone() for name, p in self._parameters.items()}
@@ -148,8 +149,7 @@ def _summed(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
 
 
 @contextmanager
-def _own_random() -> Iterator[None]:
-    """Random numbers are drawn from a state of its own."""
-    devices = [torch.cuda.current_device()] if on_gpu() else []
-    with torch.random.fork_rng(devices):
+def _own_random(device: torch.device) -> Iterator[None]:
+    """Random numbers are drawn from a state of its own, on the CPU and on the device."""
+    with forked(device):
         yield

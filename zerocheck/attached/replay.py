@@ -10,8 +10,11 @@ from pathlib import Path
 import torch
 
 from ..contract.semantics import Semantics
+from ..devices import CPU, kind_of, placed
+from ..errors import UsageError
 from ..importing import imported
 from ..judge.verdict import Judgement, Violation
+from ..ranks.device import check_there
 from .bundle import Bundle, read
 from .exchange import with_gradient
 from .full import Full, joined, why_not
@@ -80,10 +83,12 @@ def _kind(violation: Violation) -> tuple[object, ...]:
     return told.obligation, told.role, {*told.tensors}, told.ranks, told.causes
 
 
-def replay(path: Path, model: str | None = None) -> Replayed:
-    """Judge a bundle again. model: `path/to/file.py:factory`, the model before it is wrapped.
+def replay(path: Path, model: str | None = None, device: str | None = None) -> Replayed:
+    """Judge a bundle again. model: `path/to/file.py:factory`, the model before it is wrapped;
+    device: on which it is called for the gradient, None for the kind that the run was on.
 
-    Raises UsageError for a bundle that is not whole, or a model that is not that of the run.
+    Raises UsageError for a bundle that is not whole, a model that is not that of the run, or a
+    device that is not here.
     """
     bundle, ranks = read(path)
     told = [judge_own(one) for one in ranks]
@@ -94,20 +99,38 @@ def replay(path: Path, model: str | None = None) -> Replayed:
     judgement = judge_together(told, fetch)
     without = "it needs --model"
     if model is not None:
-        full = _gradient(bundle, ranks, model)
+        full = _gradient(bundle, ranks, model, device)
         judgement, without = with_gradient(judgement, full), full.reason
     return Replayed(path, bundle, judgement, without)
 
 
-def _gradient(bundle: Bundle, ranks: list[Observed], model: str) -> Full:
+def _chosen(was: str, asked: str | None) -> tuple[torch.device, str]:
+    """(where the model is called again, why it cannot be or ""). was: the kind of the run's device.
+
+    Dropout masks of a GPU come again on a GPU only, since the generator is another.
+    """
+    if asked is not None:
+        check_there(asked)
+    kind = kind_of(asked or was)
+    if kind != was:
+        return torch.device(CPU), f"the run was on {was}, this is the {kind}"
+    try:
+        check_there(kind)
+    except UsageError as error:
+        return torch.device(CPU), f"the run was on {was}; {error}"
+    return (placed(kind) if asked in (None, kind) else torch.device(asked)), ""
+
+
+def _gradient(bundle: Bundle, ranks: list[Observed], model: str, on: str | None) -> Full:
     """The verdict on the gradient; as in full.py, with all ranks here, one after the other."""
     every = [one.seen for one in ranks]
     reason = why_not(every)
     if not reason and any(not one.forwards for one in ranks):
         reason = "the bundle does not hold what the model was called with"
-    if reason:
-        return Full(reason=reason)
-    reference = Reference(imported(model), torch.device("cpu"))
+    device, why = _chosen(kind_of(ranks[0].device), on)
+    if reason or why:
+        return Full(reason=reason or why)
+    reference = Reference(imported(model), device)
     tensors = tensors_of(every)
     reference.check({one.name: one.shape for one in tensors})
     for tensor in tensors:

@@ -18,7 +18,7 @@ from ..errors import UsageError, Violated, unknown
 from ..judge.verdict import Judgement
 from . import bundle as bundles
 from .exchange import judge_step
-from .holdings import check_optimizer, words_for
+from .holdings import check_optimizer, computes_on, words_for
 from .ranks import Alone, Group, Ranks
 from .reference import Factory
 from .seen import Observed
@@ -224,7 +224,7 @@ class Attached:
     def _ranks(self) -> Ranks:
         if not (dist.is_available() and dist.is_initialized()):
             return Alone()
-        return Group(self._group)
+        return Group(self._group, computes_on(self._model))
 
 
 def _numbers(steps: Iterable[int]) -> set[int]:

@@ -24,6 +24,7 @@ from ..errors import UsageError
 from .forwards import Forward, Forwards
 from .holdings import (
     Holding,
+    computes_on,
     count_of,
     groups_of,
     holdings,
@@ -142,7 +143,7 @@ class Watch:
             unjudged=self._unjudged or self._nothing_to_judge(forwards),
             clips=tuple(self._clips),
         )
-        device = next((str(p.device) for p in self._model.parameters()), "cpu")
+        device = str(computes_on(self._model))
         return Observed(seen, self._values, forwards, self._buffers, device)
 
     def _listen(self, listens: Forwards, found: Iterable[Holding]) -> None:
@@ -190,7 +191,7 @@ class Watch:
         self._counts.append(counts)
 
     def _put(self, what: str, number: int, tensor: torch.Tensor | None) -> None:
-        if tensor is not None:
+        if tensor is not None:  # from a GPU: on its current stream, which the script's own loop has
             self._values[what, number] = tensor.reshape(-1).to("cpu", copy=True)
 
     def _gradients(self, what: str, only: Collection[int] | None = None) -> list[int]:

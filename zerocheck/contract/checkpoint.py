@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.fsdp import FullyShardedDataParallel
 
+from ..devices import CPU, CUDA, placed, random_state, set_random_state
 from .implementation import Loader, Saving
 
 # A directory that holds an older checkpoint is what the contract allows.
@@ -40,7 +41,7 @@ def beside(loader: Loader, scaler: torch.amp.GradScaler | None) -> Beside:
     """What this rank writes beside the model and the optimizer."""
     states: Beside = {
         "loader": dict(loader.state_dict()),
-        "rng": {str(dist.get_rank()): torch.get_rng_state()},
+        "rng": {str(dist.get_rank()): _random_state()},
     }
     if scaler is not None:
         states["scaler"] = scaler.state_dict()
@@ -56,7 +57,18 @@ def take_over(
         scaler.load_state_dict(states["scaler"])
     own = states.get("rng", {}).get(str(dist.get_rank()))
     if own is not None:
-        torch.set_rng_state(own)
+        set_random_state(own.cpu().numpy().tobytes(), _device())
+
+
+def _random_state() -> torch.Tensor:
+    """Of this rank, as in devices.random_state; 1-D, uint8."""
+    return torch.frombuffer(bytearray(random_state(_device())), dtype=torch.uint8)
+
+
+def _device() -> torch.device:
+    """The GPU that this process has started to use, or the CPU: what was built does not say."""
+    used = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return placed(CUDA if used else CPU)
 
 
 def save(

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -39,6 +40,24 @@ REFUSALS = (
     # torch/distributed/_shard/sharded_tensor/api.py
     Refusal(ValueError, r"Only torch.contiguous_format memory_format is currently supported"),
 )
+
+
+ON_GPUS = (
+    # torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, for collectives without a form for GPUs
+    Refusal(RuntimeError, r"ProcessGroupGloo::\w+: unsupported device type"),
+    Refusal(RuntimeError, r"Backend gloo does not (support|implement) \w+"),
+)
+
+
+def refused_on(device: torch.device, error: Exception) -> str | None:
+    """Why a case that raised `error` cannot be run on this device; None for any other error, and
+    for the CPU."""
+    said = str(error)
+    if device.type != "cpu":
+        for refusal in ON_GPUS:
+            if isinstance(error, refusal.kind) and re.search(refusal.message, said):
+                return f"torch refuses it on {device.type}: {said.splitlines()[0]}"
+    return None
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from ..case.legs import in_background, samples_read
 from ..case.schema import Case
 from ..contract.implementation import KEPT, Implementation, Kept, Saving
 from ..contract.shard import Shard
+from ..devices import CPU, drawn_from, random_state
 from ..errors import UsageError, unknown
 from ..models.scramble import scramble
 from .observation import Job
@@ -67,10 +68,18 @@ class Checkpoints:
     meanwhile, 0 if training went on meanwhile; load_seconds: what loading took.
     """
 
-    def __init__(self, case: Case, job: Job | None = None, *, rank: int = 0) -> None:
+    def __init__(
+        self,
+        case: Case,
+        job: Job | None = None,
+        *,
+        rank: int = 0,
+        device: torch.device | None = None,
+    ) -> None:
         self.case = case
         self.job = job or Job(implementation="")
         self.rank = rank
+        self._device = device or torch.device(CPU)
         self.samples: list[int] = []
         self.random: dict[str, bytes] = {}
         self.seconds = 0.0
@@ -96,7 +105,7 @@ class Checkpoints:
         subject.load(self.job.load, self._loader)
         self.load_seconds = time.monotonic() - began
         self.samples.append(self._loader.samples)
-        self.random["loaded"] = _random_state()
+        self.random["loaded"] = self._random_state()
 
     def save_older(self, subject: Implementation, recorder: Recorder) -> None:
         """Write the checkpoint that the next one is to replace, if there is to be one.
@@ -121,7 +130,7 @@ class Checkpoints:
         if exports(type(subject)):
             recorder.take(last - 1, "export", _whole(subject.export()), EXPORTED_ROLES)
         self._at(last)
-        self.random["saved"] = _random_state()
+        self.random["saved"] = self._random_state()
         self.samples.append(self._loader.samples)
         self._began = time.monotonic()
         self._arm()
@@ -149,6 +158,10 @@ class Checkpoints:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_REAL, max(1e-6, self.job.kill[1]))
 
+    def _random_state(self) -> bytes:
+        """That of the generator which forwards draw from."""
+        return drawn_from(random_state(self._device), self._device)
+
     def _at(self, step: int) -> None:
         """Put the loader where it stands before a step."""
         read = samples_read(self.case, step - self.case.training.first)
@@ -163,7 +176,3 @@ def _whole(exported: Mapping[tuple[str, str], torch.Tensor]) -> list[Shard]:
             raise unknown("role in what export() gave", role, sorted(EXPORTED_ROLES))
         shards.append(Shard(name, role, tensor.detach(), tuple(tensor.shape)))  # type: ignore[arg-type]
     return shards
-
-
-def _random_state() -> bytes:
-    return torch.get_rng_state().numpy().tobytes()

@@ -4,6 +4,8 @@ These things do, and the judge gives them to the reference, so that local gradie
 bit:
 
 - Where a parameter lies modulo 64 bytes: BLAS takes another path for weights that are not aligned.
+  On a GPU modulo 256: that far torch tells cuBLASLt of the alignment, which chooses by it, and no
+  other kernel looks farther. What is allocated there is aligned to 512.
 - The strides of a parameter: a flat buffer makes a transposed matrix contiguous, and BLAS takes
   another path for it.
 - Which modules get their inputs through one more autograd node, as FSDP2 does to learn when a
@@ -33,11 +35,23 @@ from torch.nn.modules.module import (
 
 ALIGNMENT = 64
 """Bytes; the widest vector that CPU kernels load at once."""
+GPU_ALIGNMENT = 256
+"""Bytes; the largest alignment that a choice of kernels on a GPU depends on."""
+
+
+def lies(tensor: torch.Tensor) -> int:
+    """Its address modulo what kernels of its device look at, in bytes."""
+    return tensor.data_ptr() % alignment(tensor.device)
+
+
+def alignment(device: torch.device) -> int:
+    """ALIGNMENT or GPU_ALIGNMENT."""
+    return ALIGNMENT if device.type == "cpu" else GPU_ALIGNMENT
 
 
 class ForwardProbe:
-    """Notes address modulo 64 and strides of parameters, modules whose inputs a hook passes through
-    a node, and modules whose parameters are made anew, as views, at each call.
+    """Notes address (see `lies`) and strides of parameters, modules whose inputs a hook passes
+    through a node, and modules whose parameters are made anew, as views, at each call.
 
     It uses torch's global forward hooks: the one before runs ahead of the model's own hooks, the
     one after runs before FSDP's releases what it gathered. No hook is put on the user's model.
@@ -106,7 +120,7 @@ class ForwardProbe:
         for attribute, parameter in self._parameters[module].items():
             tensor = getattr(module, attribute, None)
             if tensor is not None and type(tensor) in _PLAIN:
-                offset = tensor.data_ptr() % ALIGNMENT
+                offset = lies(tensor)
                 if offset:
                     self.misaligned[parameter] = offset
                 if tensor.requires_grad and parameter in self._frozen:
@@ -124,16 +138,16 @@ _PLAIN = (torch.Tensor, nn.Parameter)
 def place(
     tensor: torch.Tensor, offset: int, strides: tuple[int, ...] | None = None
 ) -> torch.Tensor:
-    """A copy of the tensor whose address is `offset` modulo 64. Same shape and dtype.
+    """A copy of the tensor on its device for which `lies` is `offset`. Same shape and dtype.
 
     strides: in elements; None for those of a contiguous tensor.
     """
-    size = tensor.element_size()
+    size, unit = tensor.element_size(), alignment(tensor.device)
     if strides is None:
         strides = torch.empty(tensor.shape, device="meta").stride()
     extent = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, strides, strict=True) if n)
-    spare = torch.empty(extent + 2 * ALIGNMENT // size, dtype=tensor.dtype)
-    start = ((offset - spare.data_ptr()) % ALIGNMENT) // size
+    spare = torch.empty(extent + 2 * unit // size, dtype=tensor.dtype, device=tensor.device)
+    start = ((offset - spare.data_ptr()) % unit) // size
     return spare.as_strided(tensor.shape, strides, start).copy_(tensor)
 
 

@@ -46,6 +46,8 @@ MAKING_BUCKETS = (
 )
 """Operators under which DDP's reducer allocates: where it is made, and where it makes its buckets
 anew, before the second forward."""
+UNTOLD = ("on a GPU",)
+"""Operators of an allocation on a GPU: the history of its allocator does not tell them."""
 BACKEND = ("c10d::", "gloo:")
 """How operators begin within which a backend allocates what is its own."""
 
@@ -184,7 +186,8 @@ class Ledger:
         if claim is not None:
             return claim.category, claim.holder
         operators = block.operators
-        if block.stays and operators in MAKING_BUCKETS and block.bytes in self._buckets:
+        made_so = operators in MAKING_BUCKETS or operators == UNTOLD
+        if block.stays and made_so and block.bytes in self._buckets:
             return "bucket", "a reducer of DDP"
         if block.born.phase == "forward":
             return "activation", operators[0] if operators else "a number"

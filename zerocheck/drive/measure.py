@@ -14,12 +14,14 @@ from ..case.schema import Case
 from ..compat_memory import Allocation, AllocatorLog
 from ..contract.implementation import Implementation, Moment, Step
 from ..contract.layout import Call, Layout, Phase
+from ..devices import CPU
 from ..models.network import build_model
 from .calls import CallTrace
 from .census import Claims, fresh_objects, held, reducers, shown
 from .in_flight import InFlight
 from .ledger import GONE, LOOKED, LOOKING, MARK, USED, Ledger, Place
 from .observation import Measured
+from .on_gpu import DeviceLog
 from .peaks import peaks
 from .touched import Touched
 
@@ -50,7 +52,9 @@ class Measuring:
     collective is in this phase of this step.
     """
 
-    def __init__(self, implementation: type[Implementation], case: Case, rank: int) -> None:
+    def __init__(
+        self, implementation: type[Implementation], case: Case, rank: int, device: torch.device
+    ) -> None:
         self.case = case
         self.first, self.end = case.training.first, measured_end(case)
         self.step = self.first - 1
@@ -64,7 +68,7 @@ class Measuring:
         self._looked: dict[Place, Claims] = {}
         self._events: list[str | Allocation] = []
         self._reducers: Counter[int] = Counter()
-        self._log = AllocatorLog()
+        self._log = AllocatorLog() if device.type == CPU else DeviceLog(device)
         self._in_flight = InFlight(lambda address: self._log.mark(f"{GONE}{address}"))
         self._calls = CallTrace(self._within)
         self._touched = Touched(lambda use, at: self._log.mark(f"{USED}{use} {at}"))
@@ -126,9 +130,11 @@ class Measuring:
     def measured(self) -> Measured:
         """All that was seen."""
         ledger = Ledger(self._events, self._looked, self._reducers)
+        pools = self._log.pools if isinstance(self._log, DeviceLog) else []
         return Measured(
             lines=tuple(ledger.lines()),
-            peaks=tuple(peaks(ledger)),
+            peaks=() if pools else tuple(peaks(ledger)),
+            pools=tuple(pools),
             layout=self.layout,
             calls=tuple(self._calls_of(step) for step in range(self.first, self.end)),
             steps=self.end - self.first,
@@ -154,6 +160,8 @@ class Measuring:
         self._reducers |= living
         self._in_flight.settle(lambda one: has_a_holder(one, claims, living))
         self._looked[place] = claims
+        if isinstance(self._log, DeviceLog):
+            self._log.over(place, claims)
         self._log.mark(place.mark)
         if taking:
             self._log.mark(LOOKED)

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from ..case.schema import Case, UserModel
-from ..contract.layout import Call, Layout, Line, Peak
+from ..contract.layout import Call, Layout, Line, Peak, Phase
 
 Point = Literal["state", "reduced", "clipped", "saved", "export"]
 """state: after a step (step -1: before the first); reduced, clipped: gradients within a step;
@@ -93,8 +93,9 @@ class Lie(msgspec.Struct, frozen=True, array_like=True):
 
 class StepSeen(msgspec.Struct, frozen=True, array_like=True):
     """Losses per microbatch (fp32 values), what the implementation reported, and how it ran the
-    model: misaligned: {parameter: address modulo 64} where it is not 0; passed_through: modules
-    whose inputs go through one more autograd node; strides: {parameter: its strides in elements}
+    model: misaligned: {parameter: where it `lies`, of drive/fidelity} where that is not 0;
+    passed_through: modules whose inputs go through one more autograd node; strides: {parameter: its
+    strides in elements}
     where they are not the model's own; tracked: frozen parameters that autograd tracks; random:
     where the case carries random numbers on, the number of the state in which each loss was
     entered; viewed: modules whose parameters are made anew, as views, at each call; left: a hash of
@@ -121,8 +122,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     lines: bytes held at the end of each phase of each step, by category and holder; layout: what
     the implementation says beforehand, or None; calls: the collectives of each step, in the order
     in which they were called; steps: that were taken, at least as many as the case has; stage: what
-    the implementation says that it cuts, or None; peaks: the most
-    that was held within each phase of each step.
+    the implementation says that it cuts, or None; peaks: the most that was held within each phase
+    of each step, on the CPU; pools: on a GPU, at the end of each phase.
     """
 
     lines: tuple[Line, ...] = ()
@@ -131,6 +132,34 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[tuple[Call, ...], ...] = ()
     steps: int = 0
     stage: int | None = None
+    pools: tuple[Pool, ...] = ()
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it was measured on one."""
+        return bool(self.pools)
+
+
+class Pool(msgspec.Struct, frozen=True, array_like=True):
+    """What a GPU's caching allocator said at the end of a phase, in bytes.
+
+    asked: for by what was made since the run began; rounding: added to that, up to multiples of 512
+    bytes; allocated: `torch.cuda.memory_allocated` since then; reserved, inactive: of the whole
+    process, and of it what lies unused between blocks.
+    """
+
+    step: int
+    phase: Phase
+    asked: int
+    rounding: int
+    allocated: int
+    reserved: int
+    inactive: int
+
+    @property
+    def unexplained(self) -> int:
+        """What does not add up."""
+        return self.allocated - self.asked - self.rounding
 
 
 class CollectiveTimes(msgspec.Struct, frozen=True, array_like=True):
@@ -214,6 +243,10 @@ class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
     """What loading took."""
     timed: Timed | None = None
     """Of a job with `time`."""
+    device: str = "cpu"
+    """On which the rank ran: "cuda:0"."""
+    processor: str = ""
+    """What decides the bits of its kernels there: see devices.processor."""
 
 
 class Looked(msgspec.Struct, frozen=True, kw_only=True):

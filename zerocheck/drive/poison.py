@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from .kernels import set_exact
+
 _original: Callable[..., Any] = torch.UntypedStorage.resize_
 
 
@@ -29,13 +31,15 @@ def poisoned() -> Iterator[None]:
         torch.utils.deterministic.fill_uninitialized_memory = before  # type: ignore[attr-defined]
 
 
-def deterministic() -> None:
+def deterministic(device: torch.device | None = None) -> None:
     """Ask for deterministic kernels, in ranks and judge alike: the bits of both must agree.
 
-    Memory is not filled outside `poisoned`.
+    Memory is not filled outside `poisoned`. device: on which they run; None for the CPU.
     """
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    if device is not None:
+        set_exact(device)
 
 
 def _resize_and_fill(storage: torch.UntypedStorage, size: int) -> Any:
@@ -45,6 +49,7 @@ def _resize_and_fill(storage: torch.UntypedStorage, size: int) -> Any:
         if storage.device.type == "cpu":
             ctypes.memset(storage.data_ptr() + held, 0xFF, size - held)
         else:
+            # On the current stream, on which whoever asked for the memory is to write it.
             grown = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
             grown[held:].fill_(0xFF)
     return result

@@ -9,17 +9,20 @@ import torch
 from ..case.schema import Case
 from ..case.shapes import draws_random
 from ..contract.implementation import seed_all
+from ..devices import drawn_from, random_state
 from ..models.batches import carried_seed
 
 
 class CarriedRandomness:
-    """Notes the state of the global generator (5 KB) by number; equal states are kept once.
+    """Notes the state of the global generator by number; equal states are kept once. It has 5 KB,
+    and on a GPU 16 bytes more, of the GPU's.
 
     Off where the case seeds every microbatch: then nothing is started nor noted.
     """
 
-    def __init__(self, case: Case, rank: int) -> None:
+    def __init__(self, case: Case, rank: int, device: torch.device) -> None:
         self.on = case.data.rng == "carried"
+        self._device = device
         self._seed = carried_seed(case, rank)
         self._numbers: dict[bytes, int] = {}
         self._entered: list[int] = []
@@ -37,7 +40,7 @@ class CarriedRandomness:
     def note(self) -> None:
         """A loss is entered now."""
         if self.on:
-            state = torch.get_rng_state().numpy().tobytes()
+            state = random_state(self._device)
             self._entered.append(self._numbers.setdefault(state, len(self._numbers)))
 
     def taken(self) -> tuple[int, ...]:
@@ -52,14 +55,15 @@ class RandomLeft:
     Off where forwards draw no random numbers.
     """
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, device: torch.device) -> None:
         self._on = draws_random(case.model)
+        self._device = device
         self._left: list[str] = []
 
     def note(self) -> None:
         """A forward is over."""
         if self._on:
-            state = torch.get_rng_state().numpy().tobytes()
+            state = drawn_from(random_state(self._device), self._device)
             self._left.append(hashlib.blake2b(state, digest_size=8).hexdigest())
 
     def taken(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Protocol
 
 import msgspec
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -15,6 +16,8 @@ from ..case.schema import Case, Sharding
 from ..catalogue import INJECTED, apart
 from ..contract import loading
 from ..contract.implementation import EXTRAS, Implementation
+from ..contract.refusals import refused_on
+from ..devices import CPU
 from ..errors import Unsupported, UsageError, unknown
 from ..models.looking import look
 from .checkpoints import Checkpoints, kept, resumes
@@ -28,7 +31,7 @@ AXES = {1: ("shard",), 2: ("replicate", "shard")}
 """Names of the mesh axes, by their number."""
 
 _injected: dict[str, type[Implementation]] = {}
-_meshes: dict[tuple[object, tuple[int, ...]], DeviceMesh] = {}
+_meshes: dict[tuple[object, tuple[int, ...], str], DeviceMesh] = {}
 
 
 class Progress(Protocol):
@@ -44,6 +47,8 @@ class Context(Protocol):
     @property
     def rank(self) -> int: ...
     @property
+    def device(self) -> str: ...
+    @property
     def arena(self) -> Store: ...
     @property
     def progress(self) -> Progress: ...
@@ -56,7 +61,9 @@ def run(payload: bytes, context: Context) -> bytes:
     """
     job = msgspec.msgpack.decode(payload, type=Job)
     if job.look:
-        return msgspec.msgpack.encode(_look(job.look) if context.rank == 0 else Looked())
+        device = torch.device(context.device)
+        looked = _look(job.look, device) if context.rank == 0 else Looked()
+        return msgspec.msgpack.encode(looked)
     if job.candidates:
         return msgspec.msgpack.encode(_refusals(job))
     reply = _describe(job) if job.case is None else _run_case(job, context)
@@ -79,10 +86,10 @@ def load(name: str) -> type[Implementation]:
     return _injected[name]
 
 
-def _look(name: str) -> Looked:
-    deterministic()
+def _look(name: str, device: torch.device) -> Looked:
+    deterministic(device)
     try:
-        return Looked(model=look(name))
+        return Looked(model=look(name, device))
     except UsageError as error:
         return Looked(error=str(error))
 
@@ -128,7 +135,8 @@ def _semantics(implementation: type[Implementation]) -> dict[str, str]:
 def _run_case(job: Job, context: Context) -> RankSeen:
     assert job.case is not None
     case = job.case
-    deterministic()
+    device = torch.device(context.device)
+    deterministic(device)
     implementation = load(job.implementation)
     reason = _refusal(implementation, case)
     if reason is not None:
@@ -136,10 +144,11 @@ def _run_case(job: Job, context: Context) -> RankSeen:
     driver = Driver(
         implementation,
         case,
-        _mesh(case.mesh),
+        _mesh(case.mesh, device.type),
+        device=device,
         rank=context.rank,
         progress=context.progress,
-        checkpoints=Checkpoints(case, job, rank=context.rank),
+        checkpoints=Checkpoints(case, job, rank=context.rank, device=device),
     )
     try:
         with ExitStack() as stack:
@@ -157,6 +166,11 @@ def _run_case(job: Job, context: Context) -> RankSeen:
             return driver.bare()
     except Unsupported as refusal:
         return RankSeen(unsupported=str(refusal))
+    except Exception as error:
+        reason = refused_on(device, error)
+        if reason is None:
+            raise
+        return RankSeen(unsupported=reason)
 
 
 def _check_handles(name: str, given: Collection[str]) -> None:
@@ -200,9 +214,9 @@ def _refusals(job: Job) -> Refusals:
     return Refusals(reasons=tuple(numbers), of=tuple(of))
 
 
-def _mesh(shape: tuple[int, ...], device: str = "cpu") -> DeviceMesh:
+def _mesh(shape: tuple[int, ...], device: str = CPU) -> DeviceMesh:
     """The device mesh of the case, made once per process group: making one calls collectives."""
-    key = (dist.group.WORLD, shape)
+    key = (dist.group.WORLD, shape, device)
     mesh = _meshes.get(key)
     if mesh is None:
         _meshes.clear()

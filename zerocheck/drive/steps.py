@@ -25,6 +25,7 @@ from ..contract.implementation import (
     Step,
     StepReport,
 )
+from ..devices import CPU, processor
 from ..errors import UsageError, unknown
 from ..models.batches import batch, loss_of, overflows, weight
 from ..models.network import build_model
@@ -38,6 +39,8 @@ from .poison import poisoned
 from .randomness import CarriedRandomness, RandomLeft
 from .recorder import GRADIENT_ROLES, STATE_ROLES, Recorder
 from .timing import Timing
+
+ON_CPU = torch.device(CPU)
 
 
 class Progress(Protocol):
@@ -67,7 +70,9 @@ class Driver:
         rank: int,
         progress: Progress,
         checkpoints: Checkpoints | None = None,
+        device: torch.device = ON_CPU,
     ) -> None:
+        """device: on which the implementation gets the model, the state and the samples."""
         self.implementation = implementation
         self.case = case
         self.mesh = mesh
@@ -75,8 +80,9 @@ class Driver:
         self.progress = progress
         self.checkpoints = checkpoints or Checkpoints(case)
         self.delays = Delays(case, rank)
-        self._random = CarriedRandomness(case, rank)
-        self._left = RandomLeft(case)
+        self.device = device
+        self._random = CarriedRandomness(case, rank, device)
+        self._left = RandomLeft(case, device)
         self._notes = True
         self._loss_of = loss_of(case)
 
@@ -126,6 +132,8 @@ class Driver:
             written_seconds=self.checkpoints.written_seconds,
             load_seconds=self.checkpoints.load_seconds,
             random=self.checkpoints.random,
+            device=str(self.device),
+            processor=processor(self.device),
         )
 
     def loaded(self, recorder: Recorder) -> RankSeen:
@@ -147,6 +155,8 @@ class Driver:
             keeps=kept(self.implementation.__name__, self.implementation),
             samples=tuple(self.checkpoints.samples),
             random=self.checkpoints.random,
+            device=str(self.device),
+            processor=processor(self.device),
         )
 
     @staticmethod
@@ -160,8 +170,10 @@ class Driver:
         case = self.case
         model = build_model(case)
         self.checkpoints.scramble(model)
-        probe = ForwardProbe(model)
         state = None if self.checkpoints.loads else self._start_state(model)
+        if self.device.type != CPU:  # made on the CPU, so that its bits are the same everywhere
+            model = model.to(self.device)
+        probe = ForwardProbe(model)
         self._random.start()
         self.progress.at(f"{self.implementation.__name__}(model, case, mesh)")
         subject = self.implementation(model, case, self.mesh)
@@ -175,7 +187,18 @@ class Driver:
         return subject, probe
 
     def _start_state(self, model: nn.Module) -> dict[tuple[str, str], torch.Tensor] | None:
-        return initial_state(self.case, model) if restores(self.implementation) else None
+        """None for a start at step 0. On a GPU step counts are where torch's AdamW has them: there
+        for its fused kernel, on the CPU for the others."""
+        if not restores(self.implementation):
+            return None
+        state = initial_state(self.case, model)
+        if state is None or self.device.type == CPU:
+            return state
+        stay = () if self.case.optimizer.kernel == "fused" else ("step",)
+        return {
+            (name, role): value if role in stay else value.to(self.device)
+            for (name, role), value in state.items()
+        }
 
     def _observe(
         self,
@@ -238,7 +261,8 @@ class Driver:
     def measured(self) -> RankSeen:
         """The steps as `bare` takes them, and what they hold and send."""
         self._notes = False  # what it allocates would count
-        with Measuring(self.implementation, self.case, self.rank).watching() as measuring:
+        measuring_ = Measuring(self.implementation, self.case, self.rank, self.device)
+        with measuring_.watching() as measuring:
             subject = self._built()[0]
             measuring.built(subject)
             for index in range(measuring.first, measuring.end):
@@ -257,7 +281,7 @@ class Driver:
             subject.close()
             del subject
             measuring.closed()
-        return RankSeen(semantics=semantics, measured=measuring.measured())
+        return RankSeen(semantics=semantics, measured=measuring.measured(), device=str(self.device))
 
     def timed(self) -> RankSeen:
         """The steps as `bare` takes them, and how they passed."""
@@ -302,7 +326,7 @@ class Driver:
         begins: Callable[[], None],
     ) -> Microbatch:
         where = {"step": index, "rank": self.rank, "microbatch": number}
-        drawn = batch(self.case, **where)
+        drawn = batch(self.case, **where).on(self.device)
         infinite = overflows(self.case, **where)
 
         def loss_of(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

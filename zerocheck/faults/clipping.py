@@ -127,8 +127,9 @@ class Rank0Clips(WithOptimizer):
 
 class _Nothing(ClipsInParts):
     def total(self, p: float) -> torch.Tensor:
-        gradients = [getattr(one, "main_grad", torch.zeros(1)) for one in self.owned]
-        whole = torch.cat([torch.zeros(1), *gradients])
+        nothing = torch.zeros(1, device=self.device)
+        gradients = [getattr(one, "main_grad", nothing) for one in self.owned]
+        whole = torch.cat([nothing, *gradients])
         norm: torch.Tensor = torch.linalg.vector_norm(whole, p, dtype=torch.float64)
         return norm
 

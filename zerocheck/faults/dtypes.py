@@ -31,10 +31,10 @@ class Bf16Unclipped(WithOptimizer):
 class _LastDtype(ClipsInParts):
     def total(self, p: float) -> torch.Tensor:
         """The norms of the dtypes should be added; each replaces the one before."""
-        norm = torch.zeros((), dtype=torch.float64)
+        norm = torch.zeros((), dtype=torch.float64, device=self.device)
         for dtype in (torch.bfloat16, torch.float32):
             pieces = [one.gradient.double() for one in self.owned if one.gradient.dtype == dtype]
-            norm = torch.linalg.vector_norm(torch.cat([torch.zeros(1).double(), *pieces]), p)
+            norm = torch.linalg.vector_norm(torch.cat([norm.new_zeros(1), *pieces]), p)
         if p == 2.0:
             return self.summed(norm)
         dist.all_reduce(norm, op=dist.ReduceOp.MAX, group=self.group)

@@ -84,6 +84,7 @@ class SamplesOfRank0(Zero1):
         same = []
         for number, one in enumerate(step.microbatches):
             drawn = batch(self.case, step=step.index, rank=0, microbatch=number)
+            drawn = drawn.on(one.target.device)
             seed = None if one.seed is None else drawn.seed
             same.append(replace(one, inputs=drawn.inputs, target=drawn.target, seed=seed))
         return super().train_step(replace(step, microbatches=same))

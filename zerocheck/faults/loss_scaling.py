@@ -139,5 +139,6 @@ class ClippedBeforeUnscaling(Zero1):
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
-        self.optimizer = _ClipsScaled(case, self.optimizer.owned, self.group)
+        own = self.optimizer
+        self.optimizer = _ClipsScaled(case, own.owned, self.group, own.device)
         self.optimizer.scaler = self.scaler

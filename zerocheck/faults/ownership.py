@@ -28,7 +28,8 @@ def _own(subject: Zero1, pieces: Callable[[Bucket], list[Piece]]) -> None:
         for piece in pieces(bucket):
             inside = slice(start[piece.name] + piece.start, start[piece.name] + piece.stop)
             owned.append(Owned(piece, bucket.flat[inside], gradients[inside]))
-    subject.optimizer = ShardedAdamW(subject.case, owned, subject.group)
+    own = subject.optimizer
+    subject.optimizer = ShardedAdamW(subject.case, owned, subject.group, own.device)
 
 
 class GroupPartitionId(Zero1):

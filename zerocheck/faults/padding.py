@@ -24,7 +24,7 @@ class _Walked(GradientBucket):
 
     def _buffer(self) -> torch.Tensor:
         if self._whole is None:
-            self._whole = torch.empty(self.bucket.partition.numel)
+            self._whole = torch.empty_like(self.bucket.flat, dtype=torch.float32)
         return self._whole
 
 
@@ -45,7 +45,7 @@ class _Unwritten(GradientBucket):
 
     def _buffer(self) -> torch.Tensor:
         if self._whole is None:
-            self._whole = torch.empty(self.bucket.partition.numel)
+            self._whole = torch.empty_like(self.bucket.flat, dtype=torch.float32)
             for view in self.bucket.views(self._whole):
                 view.zero_()
         return self._whole
@@ -55,7 +55,7 @@ class _FlatNorm(ClipsInParts):
     flat: list[torch.Tensor]
 
     def local(self, p: float) -> torch.Tensor:
-        whole = torch.cat([*self.flat, torch.zeros(1)]).double()
+        whole = torch.cat([*self.flat, torch.zeros(1, device=self.device)]).double()
         norm: torch.Tensor = torch.linalg.vector_norm(whole, p)
         return norm
 
@@ -68,7 +68,8 @@ class PaddingInNorm(Zero2):
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
-        optimizer = _FlatNorm(case, self.optimizer.owned, self.optimizer.group)
+        own = self.optimizer
+        optimizer = _FlatNorm(case, own.owned, own.group, own.device)
         optimizer.flat = [gradient.shard for gradient in self.gradients]
         self.optimizer = optimizer
         for gradient in self.gradients:

@@ -70,7 +70,8 @@ class WithOptimizer(Zero1):
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
-        self.optimizer = self.kind(case, self.optimizer.owned, self.optimizer.group)
+        own = self.optimizer
+        self.optimizer = self.kind(case, own.owned, own.group, own.device)
 
 
 class ClipsInParts(ShardedAdamW):
@@ -79,7 +80,8 @@ class ClipsInParts(ShardedAdamW):
     def local(self, p: float) -> torch.Tensor:
         """Norm over this rank's pieces, 0-d fp64."""
         pieces = [one.gradient.double() for one in self.owned]
-        whole = torch.cat(pieces) if pieces else torch.zeros(1, dtype=torch.float64)
+        nothing = torch.zeros(1, dtype=torch.float64, device=self.device)
+        whole = torch.cat(pieces) if pieces else nothing
         norm: torch.Tensor = torch.linalg.vector_norm(whole, p)
         return norm
 

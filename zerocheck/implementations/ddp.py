@@ -80,7 +80,7 @@ class Ddp(BuiltImplementation):
             wrapped,
             first or torch.optim.AdamW(groups(wrapped, case)),
             accumulate=accumulation(case),
-            scaler=scaler_of(case),
+            scaler=scaler_of(case, mesh),
             rewrap=wrap,
         )
 

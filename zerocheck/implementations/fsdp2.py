@@ -98,7 +98,7 @@ class Fsdp2(BuiltImplementation):
         if sometimes_used(case.model):
             reduce_unused(model)
         optimizer = first or torch.optim.AdamW(groups(model, case))
-        return Built(model, optimizer, accumulate=accumulation(case), scaler=scaler_of(case))
+        return Built(model, optimizer, accumulate=accumulation(case), scaler=scaler_of(case, mesh))
 
     def save(self, directory: str, loader: Loader) -> Saving | None:
         if self.case.sharding.checkpoint != "full":

@@ -9,7 +9,7 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from ..case.schema import Case
 
 
-def scaler_of(case: Case) -> torch.amp.GradScaler | None:
+def scaler_of(case: Case, mesh: DeviceMesh) -> torch.amp.GradScaler | None:
     """torch's GradScaler as the case asks for it, or None.
 
     It looks for infinities in the gradients that the optimizer has on this rank. That is the same
@@ -18,7 +18,7 @@ def scaler_of(case: Case) -> torch.amp.GradScaler | None:
     """
     if case.training.loss_scale is None:
         return None
-    return torch.amp.GradScaler("cpu", init_scale=case.training.loss_scale)
+    return torch.amp.GradScaler(mesh.device_type, init_scale=case.training.loss_scale)
 
 
 def sharded_scaler_of(case: Case, mesh: DeviceMesh) -> ShardedGradScaler | None:
@@ -26,4 +26,5 @@ def sharded_scaler_of(case: Case, mesh: DeviceMesh) -> ShardedGradScaler | None:
     if case.training.loss_scale is None:
         return None
     group = mesh.get_group()
-    return ShardedGradScaler("cpu", init_scale=case.training.loss_scale, process_group=group)
+    scale = case.training.loss_scale
+    return ShardedGradScaler(mesh.device_type, init_scale=scale, process_group=group)

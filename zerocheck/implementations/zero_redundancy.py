@@ -80,7 +80,7 @@ class ZeroRedundancy(Ddp):
             optimizer,
             accumulate=accumulation(case),
             states=lambda: optimizer.optim.state,
-            scaler=scaler_of(case),
+            scaler=scaler_of(case, mesh),
             rewrap=wrap,
         )
 

@@ -7,7 +7,7 @@ the enclosure. So errors never compound, and the first wrong step is known.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -15,6 +15,7 @@ from ..case.legs import end_of
 from ..case.schema import Case
 from ..contract.groups import learning_rates
 from ..contract.semantics import Semantics
+from ..devices import CPU
 from ..drive.observation import Point, RankSeen
 from ..models.network import build_model
 from . import buffers as buffers_
@@ -31,6 +32,7 @@ from .layout import Layout
 from .local import LocalRunner, Passes, Scale, as_on_a_rank
 from .ownership import Ownership
 from .pieces import Enclosing, in_pieces
+from .ran_on import check_repeats, own_states, ran_on
 from .state import Start, State
 from .update import Recipe, Update, UpdateJudge
 from .vacuity import Vacuity
@@ -43,7 +45,7 @@ def judge(case: Case, seen: Sequence[RankSeen], fetch: Fetch, *, digest: bool = 
     seen[r]: the reply of rank r; fetch(rank, record): the tensor that a record points to. With
     `digest`, or if anything is violated, the hash of all that was observed is taken.
     """
-    with as_on_a_rank(), torch.no_grad():
+    with as_on_a_rank(ran_on(seen)), torch.no_grad():
         return CaseJudge(case, seen, fetch).judgement(digest=digest)
 
 
@@ -58,7 +60,8 @@ class CaseJudge:
         self.observation = Observation(self.layout, seen, fetch, self.first)
         self.semantics = Semantics(**seen[0].semantics)  # type: ignore[arg-type]
         self.start = Start.of(case, model, self.layout, restored=seen[0].restored)
-        self.runner = LocalRunner(model, case, self.layout)
+        self.device = ran_on(seen)
+        self.runner = LocalRunner(model, case, self.layout, self.device)
         self.ownership = Ownership(self.observation, case.hosts)
         self.updates = UpdateJudge(self.layout, Recipe.of(case))
         self.exercised: set[Obligation] = set()
@@ -67,6 +70,7 @@ class CaseJudge:
         self.violations: dict[Obligation, Violation] = {}
         self.tier: Tier = "full"
         self.passes: Passes | None = None
+        self._taken: tuple[Passes, Callable[[], Passes]] | None = None
         self.used_before = [False] * len(self.layout.places)
 
     def judgement(self, *, digest: bool) -> Judgement:
@@ -126,8 +130,11 @@ class CaseJudge:
         seen = self.observation.steps(step)
         losses = [rank.losses for rank in seen]
         self.passes = None
-        self._note("loss", 0.0, loss_.check_random(self.observation.random_states(step), step=step))
+        random = own_states(self.observation.random_states(step), self.device)
+        self._note("loss", 0.0, loss_.check_random(random, step=step))
         passes = self._passes(step, before)
+        if self.device.type != CPU:
+            self._taken = passes, lambda: self._passes(step, before)
         violation = loss_.check(
             losses,
             passes.losses,
@@ -406,6 +413,8 @@ class CaseJudge:
 
     def _note(self, obligation: Obligation, share: float, violation: Violation | None) -> None:
         self.exercised.add(obligation)
+        if violation is not None and self._taken is not None:
+            check_repeats(*self._taken)
         if violation is not None:
             self.violations.setdefault(obligation, violation)
         else:

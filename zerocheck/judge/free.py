@@ -19,6 +19,7 @@ from ..case.schema import Case
 from ..case.shapes import unfrozen
 from ..contract.groups import group_of, learning_rates
 from ..contract.semantics import Semantics
+from ..devices import CPU, random_state, seed_device, set_random_state
 from ..models.batches import batch, carried_seed, loss_of, overflows, weight
 from ..models.network import build_model
 from ..models.start import initial_state
@@ -36,26 +37,35 @@ class Trajectory(NamedTuple):
     parameters: dict[str, torch.Tensor]
 
 
-def trajectory(case: Case, semantics: Semantics, *, restored: bool) -> Trajectory:
+def trajectory(
+    case: Case, semantics: Semantics, *, restored: bool, device: torch.device | None = None
+) -> Trajectory:
     """All steps of a case by the reference, on the samples of all ranks.
 
-    semantics: what a step means; restored: the case's state of mid-training is put in first.
+    semantics: what a step means; restored: the case's state of mid-training is put in first;
+    device: on which the ranks were, None for the CPU: dropout draws from its generator.
     """
-    with as_on_a_rank():
-        return _Free(case, semantics, restored=restored).run()
+    device = device or torch.device(CPU)
+    with as_on_a_rank(device):
+        return _Free(case, semantics, device, restored=restored).run()
 
 
 class _Free:
-    def __init__(self, case: Case, semantics: Semantics, *, restored: bool) -> None:
+    def __init__(
+        self, case: Case, semantics: Semantics, device: torch.device, *, restored: bool
+    ) -> None:
         self.case = case
         self.weighted = semantics.weight == "token"
         self.model = build_model(case)
         self._loss_of = loss_of(case)
-        self._random = [
-            torch.Generator().manual_seed(carried_seed(case, rank)).get_state()
-            for rank in range(case.world_size)
-        ]
+        self._device = device
+        self._random = []
+        for rank in range(case.world_size):
+            seed_device(carried_seed(case, rank), device)
+            self._random.append(random_state(device))
         state = initial_state(case, self.model) if restored else None
+        if device.type != CPU:
+            self.model.to(device)
         parameters = dict(self.model.named_parameters())
         if state is not None:
             with torch.no_grad():
@@ -72,11 +82,11 @@ class _Free:
             unused=semantics.unused,
         )
         if state is not None:
-            self.trainer.set_state(_states(state))
+            self.trainer.set_state(_states(state, device))
 
     def run(self) -> Trajectory:
         losses = tuple(self._step(index) for index in range(self.case.training.steps))
-        parameters = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        parameters = {n: p.detach().to(CPU, copy=True) for n, p in self.model.named_parameters()}
         return Trajectory(losses, parameters)
 
     def _groups(self, parameters: dict[str, nn.Parameter]) -> list[Group]:
@@ -128,18 +138,18 @@ class _Free:
         self, index: int, rank: int, number: int, seen: list[float]
     ) -> Callable[[nn.Module], torch.Tensor]:
         where = {"step": index, "rank": rank, "microbatch": number}
-        drawn = batch(self.case, **where)
+        drawn = batch(self.case, **where).on(self._device)
         factor = weight(self.case, **where) if self.weighted else 1.0
 
         def loss(model: nn.Module) -> torch.Tensor:
             carried = self.case.data.rng == "carried"
             if carried:
-                torch.set_rng_state(self._random[rank])
+                set_random_state(self._random[rank], self._device)
             else:
-                torch.default_generator.manual_seed(drawn.seed)
+                seed_device(drawn.seed, self._device)
             value = self._loss_of(model(*drawn.inputs), drawn.target)
             if carried:
-                self._random[rank] = torch.get_rng_state()
+                self._random[rank] = random_state(self._device)
             if overflows(self.case, **where):
                 value = value * math.inf
             seen.append(float(value.detach()))
@@ -148,15 +158,19 @@ class _Free:
         return loss
 
 
-def _states(state: dict[tuple[str, str], torch.Tensor]) -> dict[str, AdamWState]:
+def _states(
+    state: dict[tuple[str, str], torch.Tensor], device: torch.device
+) -> dict[str, AdamWState]:
     """The state of mid-training by parameter, for those that have moments."""
     return {
         name: AdamWState(
-            parameter=state[name, "parameter"],
-            exp_avg=state[name, "exp_avg"],
-            exp_avg_sq=state[name, "exp_avg_sq"],
+            parameter=state[name, "parameter"].to(device),
+            exp_avg=state[name, "exp_avg"].to(device),
+            exp_avg_sq=state[name, "exp_avg_sq"].to(device),
             step=int(state[name, "step"]),
-            max_exp_avg_sq=state.get((name, "max_exp_avg_sq")),
+            max_exp_avg_sq=state[name, "max_exp_avg_sq"].to(device)
+            if (name, "max_exp_avg_sq") in state
+            else None,
         )
         for name, role in state
         if role == "exp_avg"

@@ -16,7 +16,9 @@ from zerocheck_reference import local_pass
 
 from ..case.schema import Case
 from ..case.shapes import unfrozen
-from ..drive.fidelity import as_parameters, as_views, pass_through, place
+from ..devices import CPU, forked, seed_device, set_random_state
+from ..drive.fidelity import as_parameters, as_views, lies, pass_through, place
+from ..drive.kernels import kept
 from ..drive.observation import StepSeen
 from ..drive.poison import deterministic
 from ..models.batches import batch, loss_of, overflows, weight
@@ -52,8 +54,15 @@ class Passes:
 class LocalRunner:
     """Runs the model of a case with given parameters, as each rank would."""
 
-    def __init__(self, model: nn.Module, case: Case, layout: Layout) -> None:
+    def __init__(
+        self, model: nn.Module, case: Case, layout: Layout, device: torch.device | None = None
+    ) -> None:
+        """device: of the kind that the ranks ran on, whose kernels decide bits; None for the CPU.
+        The model is moved there. All that is given and taken is on the CPU."""
         self.case = case
+        self._device = device or torch.device(CPU)
+        if self._device.type != CPU:
+            model = model.to(self._device)
         self.layout = layout
         self._loss_of = loss_of(case)
         self._scale: Scale | None = None
@@ -64,7 +73,9 @@ class LocalRunner:
         self._same_buffers = None if case.model.user else dict(model.named_buffers())
         self._modules = dict(model.named_modules())
         self._strides = {name: p.stride() for name, p in self._parameters.items()}
-        self._as_on: tuple[Mapping[str, int], Mapping[str, tuple[int, ...]]] = ({}, {})
+        self._as_on: tuple[Mapping[str, int], Mapping[str, tuple[int, ...]]] | None = ({}, {})
+        if self._device.type != CPU:
+            self._as_on = None  # cuDNN lays the weights of a recurrent module end to end
         self._hooked: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
         self._tracked: set[str] = set()
         self._hooks: list[RemovableHandle] = []
@@ -133,7 +144,7 @@ class LocalRunner:
                         loss_scale=scales[rank] if scales else 1.0,
                     )
                 )
-            after.append({name: buffer.clone() for name, buffer in self._buffers.items()})
+            after.append({n: buffer.to("cpu", copy=True) for n, buffer in self._buffers.items()})
         if any(one != 1.0 for one in scales):
             gradients = gradients.to(torch.float64)
             gradients /= torch.tensor(scales, dtype=torch.float64).view(-1, 1, 1)
@@ -152,7 +163,7 @@ class LocalRunner:
         loss_scale: float,
     ) -> float:
         where = {"step": step, "rank": rank, "microbatch": number}
-        drawn = batch(self.case, **where)
+        drawn = batch(self.case, **where).on(self._device)
         infinite = overflows(self.case, **where)
 
         def loss(model: nn.Module) -> torch.Tensor:
@@ -175,7 +186,10 @@ class LocalRunner:
         ]
         given = [one.reshape(-1) for one in found if one is not None]
         if given and len(given) == len(found):
-            torch.cat(given, out=into)
+            if self._device.type == CPU:
+                torch.cat(given, out=into)
+            else:
+                into.copy_(torch.cat(given))
             arrived.fill_(True)
             return float(result.loss)
         for position, (place_, gradient) in enumerate(zip(self.layout.places, found, strict=True)):
@@ -187,10 +201,9 @@ class LocalRunner:
     def _randomise(self, seed: int, rank: int, number: int) -> None:
         """Put the generator where the rank had it when it entered the loss."""
         if self.case.data.rng == "seeded":
-            torch.default_generator.manual_seed(seed)
+            seed_device(seed, self._device)
         elif number < len(self._states[rank]):
-            state = bytearray(self._states[rank][number])
-            torch.default_generator.set_state(torch.frombuffer(state, dtype=torch.uint8))
+            set_random_state(self._states[rank][number], self._device)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -204,6 +217,7 @@ class LocalRunner:
                 module.training = mode
 
     def _load(self, flat: torch.Tensor) -> None:
+        flat = flat.to(self._device)
         with torch.no_grad():
             torch._foreach_copy_(
                 list(self._parameters.values()),
@@ -222,7 +236,7 @@ class LocalRunner:
         for name, parameter in self._parameters.items():
             offset = seen.misaligned.get(name, 0)
             strides = seen.strides.get(name, self._strides[name])
-            if offset != parameter.data_ptr() % 64 or strides != parameter.stride():
+            if offset != lies(parameter) or strides != parameter.stride():
                 # The same nn.Parameter, so that nn.GRU's list of its parameters stays right.
                 parameter.data = place(parameter.data, offset, strides)
         self._as_on = dict(seen.misaligned), dict(seen.strides)
@@ -258,23 +272,24 @@ class LocalRunner:
 
 
 @contextmanager
-def as_on_a_rank() -> Iterator[None]:
+def as_on_a_rank(device: torch.device | None = None) -> Iterator[None]:
     """One thread and deterministic kernels, as ranks have; the caller's state is restored.
 
-    The thread count decides bits: Linear, LayerNorm and attention split their sums by it.
+    The thread count decides bits: Linear, LayerNorm and attention split their sums by it. device:
+    on which the ranks were, None for the CPU.
     """
+    device = device or torch.device(CPU)
     threads = torch.get_num_threads()
     asked = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    random_state = torch.get_rng_state()
     if threads != 1:
         torch.set_num_threads(1)
-    deterministic()
     try:
-        yield
+        with kept(device), forked(device):
+            deterministic(device)
+            yield
     finally:
-        torch.set_rng_state(random_state)
         torch.use_deterministic_algorithms(asked, warn_only=warn_only)
         torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
         if threads != 1:

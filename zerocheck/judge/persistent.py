@@ -4,6 +4,10 @@ There is no tolerance. The layout is exact, padding included, for each rank, cat
 phase; a phase that it does not tell of is not compared, and a step that it does not tell of is as
 the last one before. Not compared are activations, the samples of the harness, and what only local
 variables of a running function hold. Without a layout the ledger must close all the same.
+
+On a GPU the ledger is closed against the caching allocator too, whose rounding is apart, and what
+is compared with the layout is what a sharder holds of parameters, gradients, optimizer states and
+buffers. What is gathered or reduced is held until its stream is through, which no layout says.
 """
 
 from __future__ import annotations
@@ -22,6 +26,8 @@ from .verdict import Violation
 
 COMPARED = tuple(one for one in CATEGORIES if one != "activation")
 """The categories that a layout tells of."""
+ON_GPU: tuple[Category, ...] = ("parameter", "gradient", "optimizer", "buffer")
+"""Those that are compared on a GPU."""
 
 At = tuple[int, Phase]
 """(step, phase)"""
@@ -44,7 +50,11 @@ def held_by(lines: Sequence[Line]) -> Held:
 def check(case: Case, measured: Sequence[Measured]) -> Checked:
     """The first place where a rank holds other bytes, and all ranks that do so there."""
     held = [held_by(one.lines) for one in measured]
-    violation = _unexplained(held) or _first(case, held, [_Expected(one) for one in measured])
+    violation = (
+        _unexplained(held)
+        or _not_closed(measured)
+        or _first(case, held, [_Expected(one) for one in measured])
+    )
     told = any(one.layout is not None and one.layout.lines for one in measured)
     return Checked(any(held), violation, vacuous=case.world_size == 1 or not told)
 
@@ -81,10 +91,37 @@ def _unexplained(held: Sequence[Held]) -> Violation | None:
     return None
 
 
+def _not_closed(measured: Sequence[Measured]) -> Violation | None:
+    """Where what a GPU's allocator counts is not what its history and its rounding make."""
+    for number in range(len(measured[0].pools)):
+        pools = [one.pools[number] for one in measured]
+        ranks = [rank for rank, pool in enumerate(pools) if pool.unexplained]
+        if ranks:
+            pool = pools[ranks[0]]
+            return Violation(
+                obligation="persistent",
+                step=pool.step,
+                role=UNEXPLAINED,
+                tensors=(),
+                ranks=tuple(ranks),
+                observed=float(pool.allocated),
+                expected=float(pool.asked + pool.rounding),
+                bound=0.0,
+                explanation=(
+                    f"torch.cuda.memory_allocated is {pool.allocated:,} on rank {ranks[0]} "
+                    f"{words((pool.step, pool.phase))}; what was asked for is {pool.asked:,}, and "
+                    f"{pool.rounding:,} were added to round it up"
+                ),
+                causes=("the ledger does not close",),
+            )
+    return None
+
+
 class _Expected:
     """What the layout of one rank says of any phase."""
 
     def __init__(self, measured: Measured) -> None:
+        self.compared = ON_GPU if measured.on_gpu else COMPARED
         self._told: dict[Phase, dict[int, Counter[Category]]] = {phase: {} for phase in PHASES}
         for line in measured.layout.lines if measured.layout is not None else ():
             steps = self._told[line.phase].setdefault(line.step, Counter())
@@ -100,7 +137,7 @@ class _Expected:
 def _first(case: Case, held: Sequence[Held], expected: Sequence[_Expected]) -> Violation | None:
     for at in held[0]:
         told = [one.at(at) for one in expected]
-        for category in COMPARED:
+        for category in expected[0].compared:
             wrong = [
                 rank
                 for rank, says in enumerate(told)

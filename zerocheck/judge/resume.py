@@ -18,6 +18,7 @@ from .case import CaseJudge
 from .checkpoint import Checkpoint, compare_loaded, compare_saved
 from .export import check_export
 from .local import as_on_a_rank
+from .ran_on import ran_on
 from .state import State
 from .tried import Seen, control, tried
 from .verdict import (
@@ -44,7 +45,7 @@ def judge_legs(
     The obligations of a step are judged in leg 0. What is wrong in later ones, and was right
     before, is a violation of `continuation`.
     """
-    with as_on_a_rank(), torch.no_grad():
+    with as_on_a_rank(ran_on(legs[0][0])), torch.no_grad():
         violations: dict[Obligation, Violation] = {}
         exercised: set[Resume] = set()
         judgements: list[Judgement] = []

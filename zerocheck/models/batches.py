@@ -36,6 +36,14 @@ class Batch:
     target: torch.Tensor
     seed: int
 
+    def on(self, device: torch.device) -> Batch:
+        """The same samples on a device; they are drawn on the CPU."""
+        if device.type == "cpu":
+            return self
+        return Batch(
+            tuple(one.to(device) for one in self.inputs), self.target.to(device), self.seed
+        )
+
 
 def batch(case: Case, *, step: int, rank: int, microbatch: int) -> Batch:
     """The samples that `rank` reads in `microbatch` (0-based) of step `step` (0-based).

@@ -17,6 +17,7 @@ from torch import nn
 from ..case.schema import UseKind, UserModel, UserParameter
 from ..case.validity import MAX_ELEMENTS
 from ..catalogue import check_factory
+from ..devices import CPU, forked, random_state, seed_device
 from ..errors import UsageError
 from .seeds import DATA, DROPOUT, WEIGHTS, generator_of, seed_of
 from .user import described, made
@@ -41,19 +42,22 @@ OF_MODULES: tuple[tuple[str, tuple[type[nn.Module], ...]], ...] = (
 """Features that a model has if it has a module of one of these types."""
 
 
-def look(name: str) -> UserModel:
+def look(name: str, device: torch.device | None = None) -> UserModel:
     """What the factory makes. Runs the user's code; torch's global random state is left alone.
 
-    Raises UsageError, with what is given and what is needed, for a model that cannot be judged.
+    device: on which it is tried, None for the CPU. Raises UsageError, with what is given and what
+    is needed, for a model that cannot be judged.
     """
     check_factory(name)
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        return _Look(name).result()
+    device = device or torch.device(CPU)
+    with forked(device), torch.enable_grad():
+        return _Look(name, device).result()
 
 
 class _Look:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, device: torch.device) -> None:
         self.name = name
+        self.device = device
         self.model, self.parts = made(name, seed_of(0, WEIGHTS))
         self.parameters = dict(self.model.named_parameters())
         self.buffers = dict(self.model.named_buffers())
@@ -64,6 +68,10 @@ class _Look:
         twin, _ = made(self.name, seed_of(0, WEIGHTS))
         self._same_start(twin)
         self._same_batches()
+        if self.device.type != CPU:
+            self.model, twin = self.model.to(self.device), twin.to(self.device)
+            self.parameters = dict(self.model.named_parameters())
+            self.buffers = dict(self.model.named_buffers())
         start = {name: buffer.clone() for name, buffer in self.buffers.items()}
         loss, gradients, random = self._pass(self.model, 0, counted=True)
         self._same(loss, gradients, twin, "is not deterministic")
@@ -97,6 +105,8 @@ class _Look:
         random = False
         for number in range(1, count):
             model, _ = made(self.name, seed_of(number, WEIGHTS))
+            if self.device.type != CPU:
+                model = model.to(self.device)
             _, others, draws = self._pass(model, number)
             used.update(others.keys())
             random = random or draws
@@ -200,14 +210,14 @@ class _Look:
         self, model: nn.Module, number: int, *, counted: bool = False
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor], bool]:
         """(loss, gradients, whether random numbers were drawn) of a forward and backward."""
-        *inputs, target = self._batch(number)
+        *inputs, target = (one.to(self.device) for one in self._batch(number))
         for parameter in model.parameters():
             parameter.grad = None
-        torch.default_generator.manual_seed(seed_of(0, DROPOUT, microbatch=number))
-        before = torch.default_generator.get_state()
+        seed_device(seed_of(0, DROPOUT, microbatch=number), self.device)
+        before = random_state(self.device)
         with said(f"the forward of {self.name}"), self._counting() if counted else nullcontext():
             loss = self.parts.loss_of(model(*inputs), target)
-        random = not torch.equal(before, torch.default_generator.get_state())
+        random = before != random_state(self.device)
         if not bool(torch.isfinite(loss)):
             raise UsageError(
                 f"the loss of {self.name} is {float(loss.detach())}; needed is a finite one"

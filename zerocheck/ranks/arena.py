@@ -193,6 +193,11 @@ def _refuse_the_last_memory(directory: str, size: int, more: int) -> None:
 
 
 def _copy_each(view: Tensor, tensors: Sequence[Tensor]) -> None:
+    """From a GPU, on its current stream, and waiting for that alone.
+
+    That is what the user's loop would see there if it looked. To wait for the whole GPU would hide
+    it where the code under test does not wait for a stream of its own.
+    """
     at = 0
     for tensor in tensors:
         count = tensor.numel()

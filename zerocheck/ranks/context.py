@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from zerocheck.devices import CPU
+
 if TYPE_CHECKING:
     from zerocheck.ranks.arena import Arena
     from zerocheck.ranks.progress import Progress
@@ -17,12 +19,14 @@ class RankContext:
 
     `arena` takes tensors that the parent may read; `progress` says where this rank stands. The
     default process group is initialised and spans exactly the `world_size` ranks of the job.
+    `device`: the one that this rank is on, "cpu" or "cuda:0".
     """
 
     rank: int
     world_size: int
     arena: Arena
     progress: Progress
+    device: str = CPU
 
 
 Target = Callable[[bytes, RankContext], bytes]

@@ -35,7 +35,8 @@ class Hello(Message, frozen=True):
 class Spawn(Message, frozen=True):
     """Fork one rank per socket; the sockets follow the frame as file descriptors.
 
-    hosts: on which hosts the ranks are to believe themselves, as in a case.
+    hosts: on which hosts the ranks are to believe themselves, as in a case; device, backend: as of
+    the pool.
     """
 
     ticket: int
@@ -44,6 +45,8 @@ class Spawn(Message, frozen=True):
     directory: str
     board: str
     arena_directories: list[str]
+    device: str = "cpu"
+    backend: str | None = None
 
 
 class Reap(Message, frozen=True):

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from zerocheck.devices import CPU
 from zerocheck.errors import HarnessError
 from zerocheck.ranks.messages import (
     Answer,
@@ -95,11 +96,14 @@ class Nursery:
         board: str,
         arena_directories: Sequence[str],
         hosts: tuple[int, ...] = (),
+        device: str = CPU,
+        backend: str | None = None,
     ) -> int:
         """Ask for a rank at each socket. Returns the ticket for `spawned`."""
         ticket = next(self._tickets)
         size = len(far_ends)
-        self._post(Spawn(ticket, size, hosts, directory, board, list(arena_directories)))
+        arenas = list(arena_directories)
+        self._post(Spawn(ticket, size, hosts, directory, board, arenas, device, backend))
         descriptors = [sock.fileno() for sock in far_ends]
         for start in range(0, len(descriptors), _FDS_AT_ONCE):
             try:

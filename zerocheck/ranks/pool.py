@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 
+from zerocheck.devices import CPU
 from zerocheck.errors import HarnessError, UsageError
 from zerocheck.ranks import post_mortem
 from zerocheck.ranks.cores import Cores
@@ -22,6 +23,12 @@ from zerocheck.ranks.team import Team
 
 _LOOK_S = 0.2
 _EARLY_DEATHS = 3
+_IDLE, _IDLE_ON_GPU = 32, 8
+"""Ranks; each that has started a GPU keeps some hundred MiB of its memory."""
+_CEILING_S, _GPU_CEILING_S = 300.0, 60.0
+"""Who waits for a GPU that waits for other ranks is busy all the time."""
+_GPU_PATIENCE_S = 30.0
+"""Starting a GPU reads libraries from the disk, and waits for the driver."""
 
 
 class Pending:
@@ -49,9 +56,11 @@ class Pool:
         self,
         target: str,
         *,
-        max_idle_ranks: int = 32,
+        device: str = CPU,
+        backend: str | None = None,
+        max_idle_ranks: int | None = None,
         patience_s: float = 10.0,
-        ceiling_s: float = 300.0,
+        ceiling_s: float | None = None,
         grace_s: float = 2.0,
         keep_after_same_exception: bool = True,
         shared_memory: str = SHARED_MEMORY,
@@ -59,14 +68,21 @@ class Pool:
     ) -> None:
         """`target` is "package.module:function", (payload, RankContext) -> bytes.
 
+        `device`: cpu, cuda (a GPU for each rank where there are enough, else they share them) or
+        cuda:N. `backend`: gloo or nccl, None for what fits: see ranks/device.py.
         `patience_s`: no sign of life for that long is a hang. `ceiling_s`: no progress for that
         long is one though processors are busy. `grace_s`: how long the others may be still after
         a rank failed. Teams beyond `max_idle_ranks` ranks in all are closed, the oldest first.
         """
         self._target = target
+        self.device = device
+        self._backend = backend
+        on_cpu = device == CPU
+        if max_idle_ranks is None:
+            max_idle_ranks = _IDLE if on_cpu else _IDLE_ON_GPU
         self._max_idle_ranks = max_idle_ranks
-        self._patience_s = patience_s
-        self._ceiling_s = ceiling_s
+        self._patience_s = patience_s if on_cpu else max(patience_s, _GPU_PATIENCE_S)
+        self._ceiling_s = ceiling_s or (_CEILING_S if on_cpu else _GPU_CEILING_S)
         self._grace_s = grace_s
         self._keep_after_same_exception = keep_after_same_exception
         self._cores = Cores() if cores is None else cores
@@ -229,6 +245,8 @@ class Pool:
             ceiling_s=self._ceiling_s,
             hosts=flight.hosts,
             dedicated=dedicated,
+            device=self.device,
+            backend=self._backend,
         )
         self._teams.append(team)
         for rank, sock in enumerate(team.sockets):

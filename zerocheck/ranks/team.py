@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from zerocheck.devices import CPU
 from zerocheck.errors import HarnessError
 from zerocheck.ranks.failures import trim_stack
 from zerocheck.ranks.flight import Flight
@@ -46,10 +47,12 @@ class Team:
         ceiling_s: float,
         hosts: tuple[int, ...] = (),
         dedicated: bool = False,
+        device: str = CPU,
+        backend: str | None = None,
     ) -> None:
         """Ask for the ranks, and do not wait for them. Raises HarnessError or OSError.
 
-        hosts: as in a case; what the ranks' environment says.
+        hosts: as in a case; what the ranks' environment says; device, backend: as of the pool.
         """
         self.world_size = world_size
         self.hosts = hosts
@@ -92,6 +95,8 @@ class Team:
                 board=board,
                 arena_directories=self._arena_directories,
                 hosts=hosts,
+                device=device,
+                backend=backend,
             )
         except BaseException:
             for sock in self.sockets:

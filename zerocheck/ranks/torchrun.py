@@ -16,6 +16,7 @@ from typing import NoReturn
 from zerocheck.case.hosts import Hosts, counts, spelled
 from zerocheck.errors import HarnessError, RanksLost, UsageError
 from zerocheck.launched import Stopping, host_number
+from zerocheck.ranks.device import backend_of
 from zerocheck.ranks.failures import is_echo, is_timeout
 from zerocheck.ranks.heartbeat import Beat, read_beat
 from zerocheck.ranks.remote import Held, LocalView, Post, RemoteView, received
@@ -67,14 +68,15 @@ class TorchrunPool:
         timeout_s: float = TIMEOUT_S,
         stopping: Stopping | None = None,
     ) -> None:
-        """`backend` is gloo for the cpu and nccl for cuda unless given.
+        """`backend`: gloo or nccl, None for what fits: see ranks/device.py.
 
         `timeout_s` is the process group's: a collective that waits for longer raises. `stopping`:
         what a signal asked for is raised between jobs. On rank 0 this waits until all have arrived.
         Raises UsageError outside of torchrun, RanksLost if one does not arrive.
         """
-        backend = backend or ("nccl" if device.startswith("cuda") else "gloo")
-        self._self = TorchrunRank(target, device=device, backend=backend, timeout_s=timeout_s)
+        self._self = TorchrunRank(target, device=device, timeout_s=timeout_s)
+        self.device = device
+        self._backend = ""
         self.rank = self._self.rank
         self.world_size = self._self.world_size
         self._mail = self._self.mail
@@ -94,8 +96,10 @@ class TorchrunPool:
         self.hosts: Hosts = ()
         """On which hosts the ranks are, as in a case; known on rank 0."""
         self._names: dict[int, str] = {0: ""}
+        self._shared = self._self.shares
         if self.rank == 0:
             self.hosts = self._arrivals()
+            self._backend = backend_of(device, shared=self._shared, asked=backend)
 
     def submit(
         self,
@@ -190,7 +194,7 @@ class TorchrunPool:
             self._group += 1
             self._tainted = False
         arena = self._free.pop() if self._free else next(self._arenas)
-        order = Order(self._group, arena, machine())
+        order = Order(self._group, arena, machine(), backend=self._backend)
         for rank in range(1, self.world_size):
             self._mail.put(f"payload/{number}/{rank}", pending._payloads[rank])
             self._mail.put(f"order/{number}/{rank}", encode(order))
@@ -213,6 +217,7 @@ class TorchrunPool:
             arrived = decode_arrived(self._mail.take(key))
             hosts.append(arrived.host)
             self._names[rank] = arrived.name
+            self._shared |= arrived.shares
         together = [(host, len(list(ranks))) for host, ranks in itertools.groupby(hosts)]
         if len({host for host, _ in together}) < len(together):
             return ()

@@ -17,7 +17,7 @@ from zerocheck.errors import RanksLost
 from zerocheck.launched import check_environment, choose_interface, host_number
 from zerocheck.ranks.arena import Arena
 from zerocheck.ranks.context import RankContext, load_target
-from zerocheck.ranks.device import prepare
+from zerocheck.ranks.device import GLOO, prepare, shares
 from zerocheck.ranks.failures import describe
 from zerocheck.ranks.heartbeat import Heartbeat
 from zerocheck.ranks.messages import Message, Raised, Reply
@@ -31,13 +31,14 @@ from zerocheck.ranks.worker import Tidy, execute
 class Order(Message, frozen=True):
     """What a rank is to do next. `group` counts the process groups; -1 ends the run.
 
-    `code`: the exit code then.
+    `code`: the exit code then; `backend`: of the process group.
     """
 
     group: int
     arena: int
     machine: str
     code: int = 0
+    backend: str = GLOO
 
 
 class Report(Message, frozen=True):
@@ -51,10 +52,12 @@ class Report(Message, frozen=True):
 
 
 class Arrived(Message, frozen=True):
-    """Where a rank is: its host, as the launcher numbers or names it."""
+    """Where a rank is: its host, as the launcher numbers or names it; shares: whether it has a GPU
+    together with others."""
 
     host: str
     name: str
+    shares: bool = False
 
 
 encode = msgspec.msgpack.Encoder().encode
@@ -75,15 +78,14 @@ def machine() -> str:
 class TorchrunRank:
     """What every rank does, rank 0 included."""
 
-    def __init__(self, target: str, *, device: str, backend: str, timeout_s: float) -> None:
+    def __init__(self, target: str, *, device: str, timeout_s: float) -> None:
         """Waits for the other ranks. Raises UsageError outside of torchrun."""
         check_environment()
         choose_interface()
-        prepare(device)
+        self.device = str(prepare(device, int(os.environ.get("LOCAL_RANK", "0"))))
+        self.shares = shares(device, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         torch.set_num_threads(1)  # as the judge; torchrun sees to it only for several ranks a host
         self._target = load_target(target)
-        self._device = device
-        self._backend = backend
         self._timeout_s = timeout_s
         meeting: Iterator[tuple[Store, int, int]] = rendezvous("env://")
         store, self.rank, self.world_size = next(meeting)
@@ -102,7 +104,7 @@ class TorchrunRank:
         self._group = -1
         self._answers = Answers(self.mail, self.rank)
         if self.rank != 0:
-            arrived = Arrived(host_number(), socket.gethostname())
+            arrived = Arrived(host_number(), socket.gethostname(), self.shares)
             self.mail.put(f"arrived/{self.rank}", encode(arrived))
 
     def perform(self, number: int, order: Order, payload: bytes) -> Reply:
@@ -113,8 +115,8 @@ class TorchrunRank:
             arena = self._arenas[order.arena] = Arena(name, self._scratch.directories)
         arena.reset()
         self._progress.begin(number, 0)
-        broken = self._join(order.group)
-        context = RankContext(self.rank, self.world_size, arena, self._progress)
+        broken = self._join(order)
+        context = RankContext(self.rank, self.world_size, arena, self._progress, self.device)
         reply = execute(self._target, number, payload, context, broken)
         self._tidy()
         return reply
@@ -162,21 +164,21 @@ class TorchrunRank:
             arena.close()
         self._scratch.remove()
 
-    def _join(self, group: int) -> Raised | None:
-        """Make the default process group number `group`; says why that failed, if it did."""
-        if group == self._group:
+    def _join(self, order: Order) -> Raised | None:
+        """Make the default process group that is ordered; says why that failed, if it did."""
+        if order.group == self._group:
             return None
         try:
             if dist.is_initialized():
                 dist.destroy_process_group()
             dist.init_process_group(
-                self._backend,
-                store=PrefixStore(f"group/{group}", self._store),
+                order.backend,
+                store=PrefixStore(f"group/{order.group}", self._store),
                 rank=self.rank,
                 world_size=self.world_size,
                 timeout=datetime.timedelta(seconds=self._timeout_s),
             )
         except Exception as error:
             return describe(error, harness=True)
-        self._group = group
+        self._group = order.group
         return None

@@ -21,8 +21,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from zerocheck.case.hosts import counts, places
+from zerocheck.devices import CPU
 from zerocheck.ranks.arena import Arena
 from zerocheck.ranks.context import RankContext, Target
+from zerocheck.ranks.device import backend_of, prepare, shares
 from zerocheck.ranks.failures import describe
 from zerocheck.ranks.messages import Job, Raised, Reply, Spawn, frame, receive
 from zerocheck.ranks.progress import Board, Progress
@@ -45,8 +47,12 @@ def run(target: Target, spawn: Spawn, rank: int, sock: socket.socket, zygote: in
     board = Board(spawn.board, spawn.world_size)
     progress = Progress(board.page, rank)
     broken: Raised | None = None
-    progress.at("joining the process group")
+    device = spawn.device
     try:
+        if device != CPU:
+            progress.at("starting the GPU")
+            device = str(prepare(device, int(os.environ["LOCAL_RANK"])))
+        progress.at("joining the process group")
         _join(spawn, rank)
     except Exception as error:
         broken = describe(error, harness=True)
@@ -71,7 +77,7 @@ def run(target: Target, spawn: Spawn, rank: int, sock: socket.socket, zygote: in
                 arena = arenas[job.arena] = Arena(name, spawn.arena_directories)
             arena.reset()
             progress.begin(job.sequence, _log_offset())
-            context = RankContext(rank, spawn.world_size, arena, progress)
+            context = RankContext(rank, spawn.world_size, arena, progress, device)
             reply = execute(target, job.sequence, job.payload, context, broken)
             if os.getpid() != me:  # user code forked, and its child came back to here
                 os._exit(0)
@@ -189,8 +195,10 @@ def _log_offset() -> int:
 
 
 def _join(spawn: Spawn, rank: int) -> None:
+    # Ranks that are told that they are on several hosts have the GPU of their local rank.
+    shared = len(spawn.hosts) > 1 or shares(spawn.device, spawn.world_size)
     dist.init_process_group(
-        "gloo",
+        backend_of(spawn.device, shared=shared, asked=spawn.backend),
         store=FileStore(rendezvous_path(spawn.directory), spawn.world_size),
         rank=rank,
         world_size=spawn.world_size,

@@ -1,7 +1,9 @@
 """`python -m zerocheck.ranks.zygote FD`: imports everything once, then forks ranks on request.
 
 It has one thread, so that fork is safe, and never runs a backward: autograd refuses to work in a
-child whose parent has started its threads. CUDA stays untouched for the same reason.
+child whose parent has started its threads. CUDA stays untouched for the same reason: once the
+driver is asked for as little as the number of devices, no child can use one. Each rank starts its
+own.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from typing import NoReturn
+from unittest import mock
 
 import msgspec
 
@@ -75,16 +78,20 @@ def _prepare(hello: Hello) -> Target:
         os.environ["PYTHONPATH"] = hello.python_path
     with contextlib.suppress(OSError):
         os.chdir(hello.directory)
+    # Where something asks whether there is a GPU, while it is imported: by NVML, not by the driver.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     target = load_target(hello.target)
     import torch
 
     torch.set_num_threads(1)
     for name in _WARM_MODULES:
         importlib.import_module(name)
-    # The first optimizer step imports torch._dynamo, which takes a second.
+    # The first optimizer step imports torch._dynamo, which takes a second. It would ask whether a
+    # GPU captures a graph.
     parameter = torch.nn.Parameter(torch.ones(3))
     parameter.grad = torch.ones(3)
-    torch.optim.AdamW([parameter]).step()
+    with mock.patch.object(torch.cuda, "is_available", return_value=False):
+        torch.optim.AdamW([parameter]).step()
     import zerocheck.ranks.worker  # noqa: F401
 
     sys.stdout.flush()

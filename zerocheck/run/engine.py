@@ -52,6 +52,7 @@ def run(options: RunOptions, handlers: Sequence[Handler], *, ranks: Ranks | None
             options.ranks,
             lambda opened: run(options, handlers, ranks=opened),
             device=options.device,
+            backend=options.backend,
             timeout_s=options.timeout,
         )
     if isinstance(ranks, TorchrunPool):
@@ -80,7 +81,7 @@ class _Run:
         self.ranks = ranks
         self.records: list[Record] = []
         self.bus = Bus((*handlers, _Collector(self.records.append)))
-        self.environment = environment()
+        self.environment = environment(options.device)
         self.ledger = Ledger(options, self.environment.torch)
         self.findings = Findings(self.ledger.issue_of)
         self.told: dict[int, Finding] = {}

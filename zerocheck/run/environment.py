@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from .. import __version__
+from ..devices import CPU, kind_of, placed, processor
 from .records import Environment
 
 TESTED = ("2.13.0",)
@@ -23,8 +24,13 @@ def untested() -> str:
     return f"zerocheck is tested with torch {', '.join(TESTED)}; this is {version}"
 
 
-def environment() -> Environment:
-    """Versions, processor and cores of this machine."""
+def environment(device: str = CPU) -> Environment:
+    """Versions, processor and cores of this machine, and the GPU if cases run on one."""
+    kind = kind_of(device)
+    gpu = cuda = ""
+    if kind != CPU:
+        gpu = processor(placed(kind) if device == kind else torch.device(device))
+        cuda = f"CUDA {torch.version.cuda}, cuDNN {_cudnn()}"
     return Environment(
         zerocheck=__version__,
         torch=str(torch.__version__),
@@ -33,7 +39,15 @@ def environment() -> Environment:
         cpu=_processor(),
         cores=os.cpu_count() or 1,
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
+        device=kind,
+        gpu=gpu,
+        cuda=cuda,
     )
+
+
+def _cudnn() -> int | None:
+    version: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return version
 
 
 def _processor() -> str:

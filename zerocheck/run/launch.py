@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .. import launched
+from ..devices import CPU
 from ..errors import RanksLost, UsageError
+from ..ranks.device import check_there
 from ..ranks.pool import Pool
 from ..ranks.torchrun import TIMEOUT_S, TorchrunPool
 from .trial import TARGET, Ranks
@@ -21,33 +23,45 @@ def with_ranks(
     kind: str,
     do: Callable[[Ranks], int],
     *,
-    device: str = "cpu",
+    device: str = CPU,
+    backend: str | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> int:
     """`do` with rank processes of this kind; returns its exit code.
 
     On ranks of a launcher other than 0 the same code is returned, and `do` is not called: they
-    serve until rank 0 is through with it. Raises what `do` raises, and RanksLost.
+    serve until rank 0 is through with it. Raises what `do` raises, RanksLost, and UsageError for a
+    device that is not there.
     """
     if kind == "processes":
-        with Pool(TARGET, patience_s=PATIENCE_S) as pool:
+        with started(device, backend) as pool:
             return do(pool)
     launched.check_environment()
     if launched.is_rank_0():
-        return _on_rank_0(do, device, timeout_s)
+        return _on_rank_0(do, device, backend, timeout_s)
     # Rank 0 says what there is to be said, of Ctrl-C too.
     launched.leave_at_once(INTERRUPTED)
-    with TorchrunPool(TARGET, device=device, timeout_s=timeout_s) as pool:
+    with TorchrunPool(TARGET, device=device, backend=backend, timeout_s=timeout_s) as pool:
         code = pool.serve()
     launched.leave_at_once(code)
     launched.tell(code, launched.SEE_RANK_0)
     return code
 
 
-def _on_rank_0(do: Callable[[Ranks], int], device: str, timeout_s: float) -> int:
+def started(device: str = CPU, backend: str | None = None) -> Pool:
+    """Rank processes on this machine. Raises UsageError for a device that it does not have."""
+    check_there(device)
+    return Pool(TARGET, device=device, backend=backend, patience_s=PATIENCE_S)
+
+
+def _on_rank_0(
+    do: Callable[[Ranks], int], device: str, backend: str | None, timeout_s: float
+) -> int:
     stopping = launched.Stopping()
     code = LOST
-    with TorchrunPool(TARGET, device=device, timeout_s=timeout_s, stopping=stopping) as pool:
+    with TorchrunPool(
+        TARGET, device=device, backend=backend, timeout_s=timeout_s, stopping=stopping
+    ) as pool:
         try:
             code = do(pool)
         except UsageError:

@@ -12,6 +12,7 @@ from ..case.features import FEATURES
 from ..case.hosts import Hosts
 from ..case.schema import MAX_WORLD_SIZE
 from ..catalogue import BUILT_IN, check_factory, check_spelling
+from ..devices import CPU, check_device
 from ..errors import UsageError, did_you_mean, unknown
 from ..judge.verdict import EQUIVALENCE, MEMORY, OBLIGATIONS, RESUME, Obligation
 from ..launched import launched
@@ -20,7 +21,7 @@ from .profiles import PROFILES
 
 Ranks = Literal["processes", "torchrun"]
 RANKS: tuple[Ranks, ...] = get_args(Ranks)
-DEVICES = ("cpu",)
+BACKENDS = ("gloo", "nccl")
 SEED_LIMIT = 1 << 62
 
 OBLIGATION_SETS: dict[str, tuple[Obligation, ...]] = {
@@ -40,8 +41,9 @@ class RunOptions:
     cases that have all of them; model: the user's own, `path/to/file.py:factory`, in place of
     drawn ones; known_issues: files of known issues beside ours, and "none" for not ours; shrink:
     look for the smallest case of each finding; timeout: seconds that a collective of a launcher's
-    ranks may take; hosts: on which those ranks are, as in a case, None for any. Raises UsageError
-    for what cannot be used.
+    ranks may take; device: cpu, cuda or cuda:N; backend: of the process group on GPUs, gloo or
+    nccl, None for what fits; hosts: on which those ranks are, as in a case, None for any. Raises
+    UsageError for what cannot be used.
     """
 
     implementations: tuple[str, ...] = tuple(BUILT_IN)
@@ -53,7 +55,8 @@ class RunOptions:
     features: tuple[str, ...] = ()
     report_dir: Path = field(default=Path("zerocheck-report"))
     ranks: Ranks = "processes"
-    device: str = "cpu"
+    device: str = CPU
+    backend: str | None = None
     known_issues: tuple[str, ...] = ()
     shrink: bool = True
     model: str | None = None
@@ -82,6 +85,7 @@ class RunOptions:
             check_factory(self.model)
         check_ranks(self.ranks)
         check_device(self.device)
+        check_backend(self.backend, self.device)
         for size in self.world_sizes:
             _check_integer("world size", size, 1, MAX_WORLD_SIZE)
         check_timeout(self.timeout)
@@ -140,10 +144,14 @@ def check_timeout(given: float) -> None:
         raise UsageError(f"--timeout {given:g} is out of range (allowed: 1 to 86400 seconds)")
 
 
-def check_device(given: str) -> None:
-    """Raise UsageError for a device that cases do not run on."""
-    if given not in DEVICES:
-        raise unknown("device", given, DEVICES)
+def check_backend(given: str | None, device: str) -> None:
+    """Raise UsageError for a backend that there is not, or not on this device."""
+    if given is None:
+        return
+    if given not in BACKENDS:
+        raise unknown("backend", given, BACKENDS)
+    if given == "nccl" and device == CPU:
+        raise UsageError("--backend nccl is for GPUs, and the device is the cpu (allowed: gloo)")
 
 
 def parse_world_sizes(text: str) -> tuple[int, ...]:

@@ -27,6 +27,12 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     cpu: str
     cores: int
     cpu_capability: str
+    device: str = "cpu"
+    """cpu or cuda: where cases ran. It is of the run, as the processor is, and not of the case."""
+    gpu: str = ""
+    """What decides the bits of a GPU's kernels: its name, capability, multiprocessors."""
+    cuda: str = ""
+    """Of torch: versions of CUDA and cuDNN."""
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):

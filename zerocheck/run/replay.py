@@ -13,17 +13,19 @@ import msgspec
 
 from ..case.schema import Case
 from ..catalogue import is_built_in
+from ..devices import CPU, kind_of
 from ..errors import UsageError
+from ..ranks.device import check_there
 from ..ranks.pool import Pool
 from .asking import describe
 from .casefile import read
 from .confirmation import TRIES, fails_alike, in_a_word, runs_to_see
 from .environment import environment
-from .launch import PATIENCE_S
+from .launch import started
 from .model import case_with
 from .records import CaseFile, CaseFinished, Environment
 from .tally import FAILING
-from .trial import TARGET, Outcome, Ranks, Trial
+from .trial import Outcome, Ranks, Trial
 
 
 def replay(
@@ -32,12 +34,15 @@ def replay(
     implementation: str | None = None,
     model: str | None = None,
     ranks: Ranks | None = None,
+    device: str | None = None,
+    backend: str | None = None,
 ) -> Replayed:
     """Run the case of a file, several times if what it shows depends on the moment.
 
     implementation: run it on this one instead. Without it only built-in ones are run: no code is
     imported that only the file names. model: the user's own that the case has, by its name or
-    where it is here; ranks: rank processes that are there already, else some are started. Raises
+    where it is here; ranks: rank processes that are there already, else some are started on
+    `device` with `backend`, as for a run, or on the device of the file if that is here. Raises
     UsageError for what is missing, and for a file that is not one.
     """
     case_file = read(path)
@@ -54,8 +59,22 @@ def replay(
         raise UsageError(f"--model: the model of {path} is zerocheck's own; leave --model out")
     if ranks is not None:
         return _replayed(case_file, name, model, ranks)
-    with Pool(TARGET, patience_s=PATIENCE_S) as pool:
+    with started(device or device_for(case_file.environment.device), backend) as pool:
         return _replayed(case_file, name, model, pool)
+
+
+def device_for(was: str) -> str:
+    """Where a case is replayed if nobody says where; was: cpu or cuda, where it was found.
+
+    There, if that is here; else on the CPU, which the verdict says.
+    """
+    if was == CPU:
+        return CPU
+    try:
+        check_there(was)
+    except UsageError:
+        return CPU
+    return was
 
 
 def _replayed(case_file: CaseFile, name: str, model: str | None, ranks: Ranks) -> Replayed:
@@ -67,7 +86,7 @@ def _replayed(case_file: CaseFile, name: str, model: str | None, ranks: Ranks) -
         case = case_with(ranks, case_file.case, model, world_size=smallest)
         changed = _changed(case_file.case, case)
         case_file = msgspec.structs.replace(case_file, case=case)
-    replayed = Replayed(case_file, name, changed=changed)
+    replayed = Replayed(case_file, name, changed=changed, device=ranks.device)
     while len(replayed.outcomes) < replayed.runs:
         trial = Trial(
             ranks,
@@ -105,11 +124,14 @@ def _changed(was: Case, now: Case) -> str:
 
 class Replayed:
     """What the replay gave, beside what the file says. outcomes: of each run; changed: how the
-    user's own model differs from the one in the file."""
+    user's own model differs from the one in the file; device: where it runs now."""
 
-    def __init__(self, case_file: CaseFile, implementation: str, *, changed: str = "") -> None:
+    def __init__(
+        self, case_file: CaseFile, implementation: str, *, changed: str = "", device: str = CPU
+    ) -> None:
         self.case_file = case_file
         self.changed = changed
+        self.device = device
         self.implementation = implementation
         self.outcomes: list[Outcome] = []
 
@@ -149,7 +171,7 @@ class Replayed:
     @property
     def verdict(self) -> str:
         """One sentence: reproduced bit for bit, the same verdict with other bits, or not."""
-        return self._verdict() + self.changed
+        return self._verdict() + self.changed + self._elsewhere()
 
     def _verdict(self) -> str:
         was, now = self.case_file, self.outcome
@@ -178,10 +200,19 @@ class Replayed:
             return f"{whose}intermittent: it shows in {shown} of {count} runs (otherwise: {said})"
         return f"{whose}not reproduced in {count} runs: {said}; it was {self.case_file.status}"
 
+    def _elsewhere(self) -> str:
+        """That it was found on another kind of device, if so."""
+        was, now = self.case_file.environment, kind_of(self.device)
+        if was.device == now:
+            return ""
+        found = f"{was.device} ({was.gpu})" if was.gpu else was.device
+        hidden = ", and what needs a GPU does not show" if now == CPU else ""
+        return f"; it was found on {found}, and ran on the {now} now: its bits are others{hidden}"
+
     def _why(self) -> str:
-        here, there = environment(), self.case_file.environment
+        here, there = environment(self.device), self.case_file.environment
         differ = [
-            f"{name} {getattr(there, name)} there, {getattr(here, name)} here"
+            f"{name} {getattr(there, name) or 'none'} there, {getattr(here, name) or 'none'} here"
             for name in Environment.__struct_fields__
             if getattr(here, name) != getattr(there, name)
         ]

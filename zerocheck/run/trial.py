@@ -12,7 +12,7 @@ import torch
 
 from ..case.schema import Case
 from ..drive.observation import Job, RankSeen, Recorded, Timed
-from ..errors import HarnessError
+from ..errors import HarnessError, Unsupported
 from ..judge.assemble import Fetch
 from ..judge.case import judge
 from ..judge.measured import judge_measured, merged
@@ -33,7 +33,9 @@ KILLS = 4
 
 
 class Ranks(Protocol):
-    """Rank processes, wherever they live."""
+    """Rank processes, wherever they live. device: cpu, cuda or cuda:N, as it was asked for."""
+
+    device: str
 
     def submit(
         self,
@@ -231,10 +233,13 @@ def judged(
         started = time.perf_counter()
         legs = runs[: len(results.legs)]
         parts = []
-        if case.resume and legs:
-            parts.append(judge_legs(case, legs, done=results.done, digest=digest))
-        elif legs:
-            parts.append(judge(case, *legs[0], digest=digest))
+        try:
+            if case.resume and legs:
+                parts.append(judge_legs(case, legs, done=results.done, digest=digest))
+            elif legs:
+                parts.append(judge(case, *legs[0], digest=digest))
+        except Unsupported as refusal:
+            return Outcome(status="unsupported", reason=str(refusal))
         if results.measured is not None:
             parts.append(judge_measured(case, runs[-1][0], digest=digest))
         judgement = merged(parts)

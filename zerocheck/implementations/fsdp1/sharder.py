@@ -36,6 +36,7 @@ from ...contract.implementation import EXTRAS, Stage
 from ...contract.layout import Layout
 from ...contract.names import unwrapped
 from ...contract.refusals import torch_refusals
+from ...devices import placed
 from ..casting import fsdp1_policy
 from ..scaling import sharded_scaler_of
 from ..sync import accumulation, synchronized
@@ -143,7 +144,7 @@ class Fsdp1(BuiltImplementation):
             auto_wrap_policy=policy,
             backward_prefetch=BACKWARD_PREFETCH[sharding.backward_prefetch],
             forward_prefetch=sharding.prefetch > 0,
-            device_id=torch.device("cpu"),
+            device_id=placed(mesh.device_type),
             use_orig_params=sharding.use_orig_params,
             mixed_precision=fsdp1_policy(case),
         )

@@ -62,7 +62,7 @@ class LossScaler:
 
     def agreed(self, overflow: bool) -> bool:
         """Whether any rank says so."""
-        found = torch.tensor(float(overflow), device=self.device)
+        found = torch.full((), float(overflow), device=self.device)
         dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.group)
         return bool(found)
 

@@ -43,7 +43,12 @@ def run(options: MatrixOptions, handlers: Sequence[Handler], *, ranks: Ranks | N
     """
     if ranks is not None:
         return _Matrix(options, handlers, ranks).run()
-    return with_ranks("processes", lambda opened: _Matrix(options, handlers, opened).run())
+    return with_ranks(
+        "processes",
+        lambda opened: _Matrix(options, handlers, opened).run(),
+        device=options.device,
+        backend=options.backend,
+    )
 
 
 class _Matrix:
@@ -68,7 +73,7 @@ class _Matrix:
         asked = options.run(options.faults[0])
         self._tell(
             FaultsStarted(
-                environment=environment(),
+                environment=environment(options.device),
                 faults=tuple(fault.name for fault in options.faults),
                 profile=options.profile,
                 seed=options.seed,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ...catalogue import check_spelling
+from ...devices import CPU
 from ...errors import UsageError, did_you_mean, unknown
 from ...faults.catalogue import FAULTS, Fault
 from ...judge.verdict import EQUIVALENCE, MEMORY, OBLIGATIONS, RESUME, Obligation
@@ -34,6 +35,8 @@ class MatrixOptions:
     obligations: tuple[Obligation, ...] = OBLIGATIONS
     report_dir: Path = field(default=Path("zerocheck-report"))
     shrink: bool = False
+    device: str = CPU
+    backend: str | None = None
     faults: tuple[Fault, ...] = field(init=False, default=())
     """The rows of the matrix."""
 
@@ -49,6 +52,8 @@ class MatrixOptions:
             faults = _injected(self.names, self.implementation)
         else:
             faults = _chosen(self.names)
+        if self.device != CPU:
+            faults = _told_on_gpus(faults)
         object.__setattr__(self, "faults", tuple(faults))
         self.run(self.faults[0])  # checks the rest
 
@@ -67,7 +72,17 @@ class MatrixOptions:
             obligations=chosen or self.obligations,
             report_dir=self.report_dir,
             known_issues=(NONE,),
+            device=self.device,
+            backend=self.backend,
         )
+
+
+def _told_on_gpus(faults: list[Fault]) -> list[Fault]:
+    """Without those that only `peak` shows. Raises UsageError where none is left."""
+    left = [fault for fault in faults if fault.obligation != "peak"]
+    if not left:
+        raise UsageError(f"{faults[0].name} is caught by peak, which is checked on the cpu alone")
+    return left
 
 
 def _chosen(names: Iterable[str]) -> list[Fault]:

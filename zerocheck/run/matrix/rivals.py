@@ -27,7 +27,9 @@ from msgspec.structs import replace
 from ...case.schema import Case
 from ...case.shapes import sometimes_used, uncalled
 from ...contract.semantics import Semantics
+from ...devices import CPU
 from ...drive.observation import RankSeen, StepSeen
+from ...errors import Unsupported
 from ...judge.assemble import Fetch, Held, Observation
 from ...judge.case import judge
 from ...judge.free import Trajectory, trajectory
@@ -76,6 +78,7 @@ class FreeRuns:
 
     def __init__(self) -> None:
         self._reference: dict[tuple[Case, Semantics, bool], Trajectory] = {}
+        self._device = torch.device(CPU)
 
     def rivals(self, case: Case, results: Results) -> Rivals:
         """What the rivals say of what the ranks did. Gives their arenas back."""
@@ -87,9 +90,12 @@ class FreeRuns:
             seen, fetch = observed(result)
             if seen[0].unsupported is not None:
                 return Rivals(outcome="unsupported", reason=seen[0].unsupported)
-            readings = self._readings(case, seen[0])
-            found = agreed([compare(case, seen, fetch, one) for one in readings])
-            violations = judge(case, seen, fetch).violations
+            try:
+                readings = self._readings(case, seen[0])
+                found = agreed([compare(case, seen, fetch, one) for one in readings])
+                violations = judge(case, seen, fetch).violations
+            except Unsupported as refusal:
+                return Rivals(outcome="unsupported", reason=str(refusal))
             first = independent(violations)[0].obligation if violations else ""
             return replace(found, flagged=first)
         finally:
@@ -99,6 +105,7 @@ class FreeRuns:
         """What the semantics allow: where nobody used a parameter, a gradient that may count as 0
         need not exist either."""
         semantics = Semantics(**seen.semantics)  # type: ignore[arg-type]
+        self._device = torch.device(seen.device)
         yield self._of(case, semantics, restored=seen.restored)
         unused = uncalled(case.model) or sometimes_used(case.model)
         if unused and semantics.unused == "zero":
@@ -108,7 +115,9 @@ class FreeRuns:
     def _of(self, case: Case, semantics: Semantics, *, restored: bool) -> Trajectory:
         key = (case, semantics, restored)
         if key not in self._reference:
-            self._reference[key] = trajectory(case, semantics, restored=restored)
+            self._reference[key] = trajectory(
+                case, semantics, restored=restored, device=self._device
+            )
         return self._reference[key]
 
 

@@ -170,7 +170,9 @@ class Resumable(Exporting):
             if not roles:
                 continue
             state = self.optimizer.optimizer.state[one.parameter]
-            state["step"] = torch.zeros((), dtype=torch.float32)
+            # As torch's AdamW has it: its fused kernel counts where the parameter is.
+            where = one.parameter.device if self.case.optimizer.kernel == "fused" else "cpu"
+            state["step"] = torch.zeros((), dtype=torch.float32, device=where)
             for role in roles:
                 state[role] = torch.empty_like(one.parameter)
 

@@ -1,0 +1,69 @@
+"""Our own sharders, and the faults planted in them, on a device that is not the CPU: everything
+that they make is there, and nothing is mixed with the CPU. See on_a_device.py for the stand-in."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from zerocheck.faults.catalogue import FAULTS
+
+SCRIPT = Path(__file__).parent / "on_a_device.py"
+MAKERS = ("clipping", "dtypes", "forward", "loss_scaling", "ownership", "padding", "restoring")
+"""Files of faults that make tensors of their own, or take another optimizer."""
+
+
+def ran(names: Collection[str]) -> dict[str, dict[str, Any]]:
+    """What came of each, by name."""
+    command = [sys.executable, str(SCRIPT), *names]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {one["name"]: one for one in lines}
+
+
+def test_all_is_on_the_device_and_step_counts_on_the_cpu() -> None:
+    names = ["zero1", "zero2", "zero3"]
+    faults = [
+        fault.where
+        for fault in FAULTS.values()
+        if fault.parent in names
+        and fault.where.startswith(tuple(f"zerocheck.faults.{name}:" for name in MAKERS))
+    ]
+    assert len(faults) > 20
+    found = ran([*names, *faults])
+    for name in (*names, *faults):
+        assert found[name]["wrong"] == "", name
+        devices = dict(found[name]["devices"])
+        assert devices.pop("step") == ["cpu"], name  # where torch's AdamW has them
+        assert all(one == ["standin"] for one in devices.values()), (name, devices)
+    roles = {"parameter", "gradient", "exp_avg", "exp_avg_sq", "buffer", "padding"}
+    assert all(roles <= set(found[name]["devices"]) for name in names)
+
+
+def test_what_is_left_on_the_cpu_is_seen(tmp_path: Path) -> None:
+    """The checker itself: one sharder mixes devices, one keeps its moments on the CPU."""
+    file = tmp_path / "forgets.py"
+    file.write_text(
+        "import torch\n"
+        "from zerocheck.implementations.textbook import Zero1\n"
+        "class Mixes(Zero1):\n"
+        "    def _reduce(self):\n"
+        "        super()._reduce()\n"
+        "        for one in self.optimizer.owned:\n"
+        "            one.gradient.add_(torch.zeros(one.gradient.shape))\n"
+        "class Keeps(Zero1):\n"
+        "    def shards(self):\n"
+        "        for one in super().shards():\n"
+        "            yield one\n"
+        "            if one.role == 'exp_avg':\n"
+        "                cpu = torch.zeros(one.tensor.shape)\n"
+        "                yield type(one)(one.name, one.role, cpu, one.shape, one.index)\n"
+    )
+    found = ran([f"{file}:Mixes", f"{file}:Keeps"])
+    assert "at least two devices" in found[f"{file}:Mixes"]["wrong"]
+    assert found[f"{file}:Keeps"]["devices"]["exp_avg"] == ["cpu", "standin"]

@@ -1,0 +1,141 @@
+"""The ledger of a rank on a GPU: what the caching allocator says, and where it does not add up.
+
+On the CPU the allocator's events are those of one thread, by torch's profiler. On a GPU the
+backward runs on another thread, and memory is given back by whoever holds it last; but the caching
+allocator keeps a history of its own, of all threads, in the order in which they asked. It says the
+bytes that were asked for, so that what a tensor holds is counted as on the CPU. Beside that stands
+what the allocator adds: it hands out multiples of 512 bytes (`rounding`), and reserves whole
+segments, of which something lies unused between blocks (`inactive`).
+
+The account is closed against `torch.cuda.memory_allocated` at the end of each phase: what the
+history has alive, with its rounding, must be that, to the byte.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from ..compat_memory import Allocation, AllocatorHistory, Snapshot, map_bytes
+from .census import Claim, Claims, address
+from .ledger import MARK, UNTOLD, Place
+from .observation import Pool
+
+
+class DeviceLog:
+    """Stands for `AllocatorLog` where tensors are on a GPU. marks within a phase are not needed:
+    which memory a collective used within it is asked for peaks alone."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._history = AllocatorHistory(device)
+        self._events: list[str | Allocation] = []
+        self._alive: dict[int, int] = {}
+        self._hosts: dict[int, int] = {}
+        self.pools: list[Pool] = []
+
+    def start(self) -> None:
+        """From now on everything is noted. What is there already is nobody's affair."""
+        self._history.start()
+        self._before = self._history.taken()
+
+    def mark(self, name: str) -> None:
+        """Nothing: see `over`."""
+
+    def over(self, place: Place, claims: Claims) -> None:
+        """A phase ends at `place`; claims: what Python holds, to which what is on the CPU is added.
+
+        The optimizer's step counts are there, and of each of DDP's two maps of used parameters one.
+        """
+        now = self._history.taken()
+        for event in events_of(now.trace):
+            self._events.append(event)
+            if event.bytes > 0:
+                self._alive[event.address] = event.bytes
+            else:
+                self._alive.pop(event.address, None)
+        hosts = _on_host(claims)
+        for number, held in enumerate(_maps()):
+            hosts[-1 - number] = held
+            claims[-1 - number] = Claim(1, "bucket", "a map of DDP on the CPU")
+        self._events += changes(self._hosts, hosts)
+        self._hosts = hosts
+        self._events.append(place.mark)
+        self.pools.append(pool_of(place, now, self._before, self._alive))
+
+    def stop(self, marks: str) -> list[str | Allocation]:
+        """All that happened, in its order; marks: as of AllocatorLog."""
+        assert marks == MARK
+        self._history.stop()
+        return self._events
+
+
+def events_of(trace: Sequence[Mapping[str, Any]]) -> Iterator[Allocation]:
+    """What was handed out and taken back, of entries of the allocator's history, in their order.
+
+    Bytes are those that were asked for. Memory counts as taken back when that is asked for
+    ("free_requested"), as `memory_allocated` has it, and not when the last stream is through.
+    """
+    for entry in trace:
+        if entry["action"] == "alloc":
+            yield Allocation(entry["addr"], entry["size"], UNTOLD)
+        elif entry["action"] == "free_requested":
+            yield Allocation(entry["addr"], -entry["size"], UNTOLD)
+
+
+def changes(before: Mapping[int, int], now: Mapping[int, int]) -> Iterator[Allocation]:
+    """The events between two sets of {address: bytes}."""
+    for where, held in before.items():
+        if now.get(where) != held:
+            yield Allocation(where, -held, UNTOLD)
+    for where, held in now.items():
+        if before.get(where) != held:
+            yield Allocation(where, held, UNTOLD)
+
+
+def pool_of(place: Place, now: Snapshot, before: Snapshot, alive: Mapping[int, int]) -> Pool:
+    """What the allocator says at the end of a phase; before: at the beginning of the run.
+
+    alive: {address: bytes asked for} of what the history has handed out.
+    """
+    blocks = {
+        block["address"]: block["size"]
+        for segment in now.segments
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    }
+    asked = sum(alive.values())
+    return Pool(
+        step=place.step,
+        phase=place.phase,
+        asked=asked,
+        rounding=sum(blocks[where] for where in alive if where in blocks)
+        - sum(held for where, held in alive.items() if where in blocks),
+        allocated=now.allocated - before.allocated,
+        reserved=now.reserved,
+        inactive=now.inactive,
+    )
+
+
+def _on_host(claims: Claims) -> dict[int, int]:
+    """{address: bytes} of what is claimed and is on the CPU."""
+    found = {}
+    for one in gc.get_objects():
+        if issubclass(type(one), torch.Tensor) and one.device.type == "cpu":
+            where = address(one)
+            if where and where in claims:
+                found[where] = int(one.untyped_storage().nbytes())
+    return found
+
+
+def _maps() -> list[int]:
+    """Bytes of the map on the CPU of each reducer of DDP that is alive."""
+    return [
+        map_bytes(one)
+        for one in gc.get_objects()
+        if issubclass(type(one), DistributedDataParallel) and "reducer" in vars(one)
+    ]
