@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ import torch.distributed as dist
 from zerocheck.case.schema import Case, Data, Disturbance
 from zerocheck.compat import all_gather_single
 from zerocheck.drive.collectives import CollectiveTrace
-from zerocheck.drive.delays import Delays
+from zerocheck.drive.delays import Delays, LateCollectives
 from zerocheck.drive.randomness import CarriedRandomness
 
 
@@ -128,3 +130,24 @@ def test_states_are_noted_where_a_loss_is_entered_and_kept_once() -> None:
         assert seeded.taken() == () and torch.equal(here, torch.get_rng_state())
     finally:
         torch.set_rng_state(before)
+
+
+def test_on_a_gpu_a_late_collective_is_called_where_its_caller_waits() -> None:
+    """A Work of a GPU is waited for on the stream of the thread that waits: another thread's would
+    let the caller go on too soon. The meta device stands for it."""
+    delays = Delays(Case(disturbance=Disturbance(delay=1.0)), rank=0)
+    delays.heads = lambda: False  # type: ignore[method-assign]
+    late = LateCollectives(delays)
+    threads: list[int] = []
+
+    def collective(*_: object) -> tuple[None, str]:
+        threads.append(threading.get_ident())
+        return None, "a Work"
+
+    collective.namespace = "c10d"  # type: ignore[attr-defined]
+    group = SimpleNamespace(name="process_group")
+    collective._schema = SimpleNamespace(arguments=[group], returns=[0, 0])  # type: ignore[attr-defined]
+    there = [torch.empty(2, device="meta")]
+    assert late.called(collective, [there], {}) == (None, "a Work")
+    assert threads == [threading.get_ident()]
+    late.finish()

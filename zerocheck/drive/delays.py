@@ -71,7 +71,7 @@ class LateCollectives(Operators):
     the others the caller gets a Work at once, and they begin later.
 
     None begins before those that were called before it. An operator that returns no Work waits
-    until they have begun.
+    until they have begun, and so does one on tensors of a GPU.
     """
 
     def __init__(self, delays: Delays) -> None:
@@ -87,7 +87,9 @@ class LateCollectives(Operators):
             raise self._failures[0]
         if not is_collective(func):
             return func(*args, **kwargs)
-        gives_work = _gives_work(func)
+        # Of a GPU's collective the host waits for nothing: a Work is waited for on the stream of
+        # whoever waits, and it begins on the stream of whoever calls. So it is called here, later.
+        gives_work = _gives_work(func) and not _on_gpu(args)
         seconds = self._delays.drawn()
         if not gives_work or self._delays.heads():
             time.sleep(seconds)
@@ -144,6 +146,12 @@ class LateCollectives(Operators):
         self._waiter.shutdown(wait=False)
         if self._failures:
             raise self._failures[0]
+
+
+def _on_gpu(given: Any) -> bool:
+    if isinstance(given, torch.Tensor):
+        return not given.is_cpu
+    return isinstance(given, list | tuple) and any(map(_on_gpu, given))
 
 
 def _gives_work(func: Any) -> bool:

@@ -9,8 +9,11 @@ import torch
 from ..case.schema import Case
 from ..case.shapes import draws_random
 from ..contract.implementation import seed_all
-from ..devices import drawn_from, random_state
+from ..devices import CPU, drawn_from, random_state
 from ..models.batches import carried_seed
+
+
+ON_CPU = torch.device(CPU)
 
 
 class CarriedRandomness:
@@ -20,7 +23,7 @@ class CarriedRandomness:
     Off where the case seeds every microbatch: then nothing is started nor noted.
     """
 
-    def __init__(self, case: Case, rank: int, device: torch.device) -> None:
+    def __init__(self, case: Case, rank: int, device: torch.device = ON_CPU) -> None:
         self.on = case.data.rng == "carried"
         self._device = device
         self._seed = carried_seed(case, rank)
@@ -55,7 +58,7 @@ class RandomLeft:
     Off where forwards draw no random numbers.
     """
 
-    def __init__(self, case: Case, device: torch.device) -> None:
+    def __init__(self, case: Case, device: torch.device = ON_CPU) -> None:
         self._on = draws_random(case.model)
         self._device = device
         self._left: list[str] = []
