@@ -12,7 +12,6 @@ from ..contract.implementation import seed_all
 from ..devices import CPU, drawn_from, random_state
 from ..models.batches import carried_seed
 
-
 ON_CPU = torch.device(CPU)
 
 
