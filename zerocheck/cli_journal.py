@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,8 @@ def _run_recorded(options: RunOptions, ranks: Ranks | None) -> int:
         from .run import engine
 
         note_untested()
+        if ranks is None:
+            _note_sharing(options.device, options.world_sizes)
         return engine.run(options, handlers, ranks=ranks)
 
     code = _recorded(options.report_dir / "journal.ndjson", Progress(), start, _write_run)
@@ -116,6 +118,15 @@ def note_untested() -> None:
         note(untested())
 
 
+def _note_sharing(device: str, world_sizes: Sequence[int]) -> None:
+    """That ranks share GPUs, if they will."""
+    from .run.launch import sharing
+
+    said = sharing(device, max(world_sizes))
+    if said:
+        note(said)
+
+
 def _write_run(journal: Path) -> Path:
     from .report import github
     from .report.write import write_reports
@@ -185,6 +196,7 @@ def start_faults(options: MatrixOptions) -> int:
 
     def start(*handlers: Any) -> int:
         note_untested()
+        _note_sharing(options.device, options.run(options.faults[0]).world_sizes)
         return engine.run(options, handlers)
 
     return _recorded(options.report_dir / "faults.ndjson", FaultsProgress(), start, _write_faults)

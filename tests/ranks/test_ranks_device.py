@@ -14,6 +14,7 @@ import torch
 
 from zerocheck.errors import UsageError
 from zerocheck.ranks.device import GLOO, NCCL, SHARED, backend_of, check_there, prepare, shares
+from zerocheck.run.launch import sharing
 
 FLAGS = [
     (torch.backends.cuda.matmul, "allow_tf32", True),
@@ -72,6 +73,13 @@ def test_more_ranks_than_gpus_share_them_and_use_gloo(taken: list[int]) -> None:
     assert backend_of("cpu", shared=False) == GLOO
     with pytest.raises(UsageError, match="nccl refuses ranks that share a GPU"):
         backend_of("cuda", shared=True, asked="nccl")
+
+
+def test_it_is_said_that_ranks_share(taken: list[int]) -> None:
+    assert "up to 3 ranks share the GPUs of cuda: with gloo" in sharing("cuda", 3)
+    assert sharing("cuda", 2) == sharing("cpu", 9) == ""
+    with pytest.raises(UsageError, match="this machine has 2"):
+        sharing("cuda:2", 1)
 
 
 def test_the_mesh_of_ranks_that_share_takes_the_default_group() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from .. import launched
 from ..devices import CPU
 from ..errors import RanksLost, UsageError
-from ..ranks.device import check_there
+from ..ranks.device import check_there, shares
 from ..ranks.pool import Pool
 from ..ranks.torchrun import TIMEOUT_S, TorchrunPool
 from .trial import TARGET, Ranks
@@ -52,6 +52,17 @@ def started(device: str = CPU, backend: str | None = None) -> Pool:
     """Rank processes on this machine. Raises UsageError for a device that it does not have."""
     check_there(device)
     return Pool(TARGET, device=device, backend=backend, patience_s=PATIENCE_S)
+
+
+def sharing(device: str, most: int) -> str:
+    """What to say of ranks that share a GPU, `most` of them at once; empty if none does.
+
+    Raises UsageError for a device that is not there.
+    """
+    check_there(device)
+    if not shares(device, most):
+        return ""
+    return f"up to {most} ranks share the GPUs of {device}: with gloo, since nccl refuses that"
 
 
 def _on_rank_0(
