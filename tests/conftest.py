@@ -22,8 +22,8 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def pytest_report_header() -> str:
-    """What is not run, and why: nobody is to think that it was."""
+def gpu_line() -> str:
+    """What of tests/gpu is run here."""
     count = sum(file.read_text().count("\ndef test_") for file in GPU_TESTS.glob("test_*.py"))
     if has_gpu():
         return f"GPU tests: {count} functions (pytest -m gpu)"
@@ -40,9 +40,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]
 
 
-def pytest_report_header() -> str:
+def pytest_report_header() -> list[str]:
     """Said before the tests: what is not run is no secret."""
-    return "long tests: " + ("whole" if WHOLE else "a slice; tox -e conformance runs all of them")
+    long = "long tests: " + ("whole" if WHOLE else "a slice; tox -e conformance runs all of them")
+    return [long, gpu_line()]
 
 
 @pytest.fixture(autouse=True)
