@@ -119,7 +119,7 @@ class UserModel(_Data, frozen=True, kw_only=True, cache_hash=True):
     """Modules with parameters, by their path, in the order in which the forward calls them
     first."""
     features: Annotated[tuple[Pattern, ...], Meta(max_length=64)] = ()
-    """Names of the features of dimension `model` that it has (case/features.py), but for those
+    """Names of the features of dimension `model` that it has (case/features), but for those
     that follow from the parameters."""
     buffers: bool = False
     """Whether it has any."""

@@ -175,7 +175,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
     extent: str = ""
     """What the failure needs, and where it shows; or why that is not known."""
     groups: tuple[str, ...] = ()
-    """Groups of features (case/features.py) that the failure needs; none if that is not known."""
+    """Groups of features (case/features) that the failure needs; none if that is not known."""
     known: Known | None = None
     model: str = ""
     """The user's own, if the case to replay has it."""

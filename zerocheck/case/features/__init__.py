@@ -1,0 +1,94 @@
+"""Every dimension of a case as named features: the rows of the coverage table, and --feature.
+
+One file for each kind of dimension; `row` says what a feature is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from itertools import chain
+
+from ...errors import unknown
+from ..schema import Case, Leg
+from .model import MODEL, OF_PARAMETERS
+from .resume import DISTURBANCE, RESUME
+from .row import Feature, Present
+from .sharding import SHARDING
+from .training import DATA, OPTIMIZER, START, TRAINING
+from .world import WORLD
+
+FEATURES: dict[str, Feature] = {
+    row.name: row
+    for row in chain(
+        WORLD,
+        MODEL,
+        DATA,
+        OPTIMIZER,
+        START,
+        TRAINING,
+        SHARDING,
+        RESUME,
+        DISTURBANCE,
+    )
+}
+"""Name -> feature, in the order of the coverage table."""
+
+OF_STEPS = tuple(name for name, row in FEATURES.items() if row.dimension != "resume")
+"""Names of the features that cases without checkpoints have."""
+
+OF_RESUME = tuple(name for name, row in FEATURES.items() if row.dimension == "resume")
+"""Names of those that only cases with checkpoints have."""
+
+BASIC = "basic"
+GROUPS = (BASIC, *dict.fromkeys(row.dimension for row in FEATURES.values()))
+"""What tests are grouped by: what needs no feature, then each dimension of features."""
+
+
+def features(case: Case) -> tuple[str, ...]:
+    """Names of the features that the case has, in the order of the table."""
+    return tuple(name for name, feature in FEATURES.items() if feature.present(case))
+
+
+def found_by_looking(name: str) -> bool:
+    """Whether a feature of the user's own model is written down when it is looked at.
+
+    Others of models follow from its parameters.
+    """
+    return FEATURES[name].dimension == "model" and name not in OF_PARAMETERS
+
+
+def feature(name: str) -> Feature:
+    """The feature of that name. Raises UsageError with the nearest one."""
+    if name not in FEATURES:
+        raise unknown("feature", name, FEATURES)
+    return FEATURES[name]
+
+
+_PLAIN = frozenset(features(Case()))
+_PLAIN_RESUMED = frozenset(features(Case(resume=(Leg(),))))
+
+
+def groups(case: Case, ignored: Collection[str] = ()) -> frozenset[str]:
+    """GROUPS that the case says something of: BASIC, and where it departs from the default.
+
+    ignored: features of options that the implementation does not obey. The default of a resumed
+    case saves and loads on 2 ranks.
+    """
+    plain = _PLAIN_RESUMED if case.resume else _PLAIN
+    departs = (name for name in features(case) if name not in plain and name not in ignored)
+    return frozenset((BASIC, *(FEATURES[name].dimension for name in departs)))
+
+
+__all__ = [
+    "BASIC",
+    "FEATURES",
+    "GROUPS",
+    "OF_RESUME",
+    "OF_STEPS",
+    "Feature",
+    "Present",
+    "feature",
+    "features",
+    "found_by_looking",
+    "groups",
+]

@@ -1,0 +1,31 @@
+"""One feature, and tables of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..schema import Case
+
+Present = Callable[[Case], bool]
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A property of cases: `present(case)`. Features of one dimension stand together.
+
+    field: the field of `case.sharding` that it tells of, which an implementation may ignore.
+    """
+
+    name: str
+    title: str
+    dimension: str
+    present: Present
+    field: str | None = None
+
+
+def table(
+    *rows: tuple[str, str, Present] | tuple[str, str, Present, str], dimension: str
+) -> list[Feature]:
+    """Features of one dimension: rows of (name, title, present), or with the field as well."""
+    return [Feature(row[0], row[1], dimension, *row[2:]) for row in rows]

@@ -1,0 +1,109 @@
+"""Features of the data, the optimizer, the start, and how a step is taken."""
+
+from __future__ import annotations
+
+from ..schema import Case
+from ..shapes import draws_random
+from .row import Present, table
+
+
+def _any_group(name: str, *values: float) -> Present:
+    return lambda case: any(getattr(group, name) in values for group in case.optimizer.groups)
+
+
+def _scaled_clip(case: Case) -> float:
+    """Maximum norm in units of the loss; gradients of drawn models are at 0.1 to 10 of it."""
+    return (case.training.clip or 0.0) / case.data.loss_factor
+
+
+def _some_decay(case: Case) -> bool:
+    decays = [group.weight_decay > 0 for group in case.optimizer.groups]
+    return any(decays) and not all(decays)
+
+
+DATA = table(
+    ("batch-of-one", "one sample per microbatch", lambda c: c.data.batch == 1),
+    ("length-of-one", "one position per sample", lambda c: c.data.length == 1),
+    ("loss-tiny", "loss times 1e-4 or less", lambda c: c.data.loss_factor <= 1e-4),
+    ("loss-huge", "loss times 1e3 or more", lambda c: c.data.loss_factor >= 1e3),
+    ("masked", "another number of tokens in every microbatch", lambda c: c.data.masked),
+    (
+        "carried-rng",
+        "dropout with random numbers that each rank carries on",
+        lambda c: c.data.rng == "carried" and draws_random(c.model),
+    ),
+    dimension="data",
+)
+
+
+OPTIMIZER = table(
+    ("groups", "several parameter groups", lambda c: len(c.optimizer.groups) > 1),
+    ("some-decay", "groups with and without weight decay", _some_decay),
+    ("no-decay", "a group without weight decay", _any_group("weight_decay", 0.0)),
+    (
+        "lr-large",
+        "learning rate 1e-2 or more",
+        lambda c: any(group.lr >= 1e-2 for group in c.optimizer.groups),
+    ),
+    (
+        "lr-small",
+        "learning rate 1e-4 or less",
+        lambda c: any(group.lr <= 1e-4 for group in c.optimizer.groups),
+    ),
+    ("eps-1e-3", "eps 1e-3", _any_group("eps", 1e-3)),
+    ("eps-1e-6", "eps 1e-6", _any_group("eps", 1e-6)),
+    ("beta2-0.9999", "beta2 0.9999", _any_group("beta2", 0.9999)),
+    ("beta2-0.95", "beta2 0.95", _any_group("beta2", 0.95)),
+    ("amsgrad", "AMSGrad", lambda c: c.optimizer.amsgrad),
+    ("maximize", "maximize", lambda c: c.optimizer.maximize),
+    ("schedule-warmup", "warm-up schedule", lambda c: c.optimizer.schedule == "warmup"),
+    ("schedule-cosine", "cosine schedule", lambda c: c.optimizer.schedule == "cosine"),
+    ("kernel-foreach", "foreach AdamW", lambda c: c.optimizer.kernel == "foreach"),
+    ("kernel-for-loop", "for-loop AdamW", lambda c: c.optimizer.kernel == "for-loop"),
+    ("kernel-fused", "fused AdamW", lambda c: c.optimizer.kernel == "fused"),
+    dimension="optimizer",
+)
+
+
+START = table(
+    ("zeros", "parameters that start at 0", lambda c: bool(c.start.zeros)),
+    ("mid-training", "start in mid-training", lambda c: c.start.step > 0),
+    ("step-1", "start after step 1", lambda c: c.start.step == 1),
+    ("step-2", "start after step 2", lambda c: c.start.step == 2),
+    ("step-255", "start after step 255", lambda c: c.start.step == 255),
+    ("step-256", "start after step 256", lambda c: c.start.step == 256),
+    ("step-10000", "start after step 10000", lambda c: c.start.step == 10_000),
+    (
+        "moments-zero",
+        "start in mid-training with moments 0",
+        lambda c: c.start.step > 0 and c.start.moments == "zero",
+    ),
+    ("moments-typical", "start with typical moments", lambda c: c.start.moments == "typical"),
+    ("moments-tiny", "start with tiny moments", lambda c: c.start.moments == "tiny"),
+    ("moments-huge", "start with huge moments", lambda c: c.start.moments == "huge"),
+    dimension="start",
+)
+
+
+TRAINING = table(
+    ("single-step", "one step", lambda c: c.training.steps == 1),
+    ("several-steps", "3 steps or more", lambda c: c.training.steps >= 3),
+    ("microbatches", "several microbatches", lambda c: c.training.microbatches > 1),
+    ("clip", "gradient clipping", lambda c: c.training.clip is not None),
+    (
+        "clip-inf",
+        "clipping by the largest element",
+        lambda c: c.training.clip is not None and c.training.norm == "inf",
+    ),
+    (
+        "clip-tight",
+        "maximum norm far below the gradient's",
+        lambda c: 0 < _scaled_clip(c) <= 0.01,
+    ),
+    ("clip-loose", "maximum norm far above the gradient's", lambda c: _scaled_clip(c) >= 100),
+    ("keep-gradients", "zero_grad(set_to_none=False)", lambda c: not c.training.set_to_none),
+    ("unfreeze", "parameters unfrozen later", lambda c: c.training.unfreeze is not None),
+    ("loss-scale", "dynamic loss scaling", lambda c: c.training.loss_scale is not None),
+    ("overflow", "a step skipped for overflow", lambda c: c.training.overflow is not None),
+    dimension="training",
+)

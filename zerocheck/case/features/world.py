@@ -1,0 +1,54 @@
+"""Features of the ranks: how many, where, and how sizes go into them."""
+
+from __future__ import annotations
+
+from math import prod
+
+from ..hosts import counts
+from ..schema import Case
+from ..shapes import parameter_shapes, trainable
+from .row import table
+
+
+def _lengths(case: Case) -> list[int]:
+    """Size of the first dim of each trainable parameter with elements, the one that is sharded."""
+    shapes = parameter_shapes(case.model)
+    return [shapes[name][0] for name in trainable(case.model) if shapes[name] and all(shapes[name])]
+
+
+def _uneven_total(case: Case) -> bool:
+    shapes = parameter_shapes(case.model)
+    return sum(prod(shapes[name]) for name in trainable(case.model)) % case.world_size != 0
+
+
+def _on_hosts(case: Case) -> tuple[int, ...]:
+    """Ranks on each host."""
+    return counts(case.hosts, case.world_size)
+
+
+WORLD = table(
+    ("world-1", "one rank", lambda c: c.world_size == 1),
+    ("world-2", "2 ranks", lambda c: c.world_size == 2),
+    ("world-3", "3 ranks", lambda c: c.world_size == 3),
+    ("world-4", "4 ranks", lambda c: c.world_size == 4),
+    ("world-5-8", "5 to 8 ranks", lambda c: 5 <= c.world_size <= 8),
+    ("world-9-up", "9 ranks or more", lambda c: c.world_size >= 9),
+    (
+        "dims-below-world",
+        "a parameter with a first dim smaller than the world",
+        lambda c: min(_lengths(c), default=c.world_size) < c.world_size,
+    ),
+    (
+        "uneven",
+        "a parameter whose first dim the world does not divide",
+        lambda c: any(length % c.world_size for length in _lengths(c)),
+    ),
+    ("uneven-total", "the world does not divide the number of elements", _uneven_total),
+    ("hosts", "several hosts", lambda c: len(_on_hosts(c)) > 1),
+    (
+        "hosts-uneven",
+        "hosts with different numbers of ranks",
+        lambda c: len(set(_on_hosts(c))) > 1,
+    ),
+    dimension="world",
+)
