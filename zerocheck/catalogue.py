@@ -5,6 +5,8 @@ Imports no torch: the command line lists them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from .errors import UsageError, unknown
 
 BUILT_IN: dict[str, str] = {
@@ -18,7 +20,19 @@ BUILT_IN: dict[str, str] = {
     "zero2": "zerocheck.implementations.textbook.zero2:Zero2",
     "zero3": "zerocheck.implementations.textbook.zero3:Zero3",
 }
-"""Names of the built-in implementations, and where they are."""
+"""Names of the built-in implementations, and where they are. All of them run by default."""
+
+OF_EXTRAS: dict[str, str] = {
+    "deepspeed0": "zerocheck.implementations.deepspeed:DeepSpeed0",
+    "deepspeed1": "zerocheck.implementations.deepspeed:DeepSpeed1",
+    "deepspeed2": "zerocheck.implementations.deepspeed:DeepSpeed2",
+    "deepspeed3": "zerocheck.implementations.deepspeed:DeepSpeed3",
+}
+"""Those that need an extra of zerocheck: the library of the same name as the module. They run where
+they are named."""
+
+NAMED: dict[str, str] = {**BUILT_IN, **OF_EXTRAS}
+"""All names of implementations that come with zerocheck."""
 
 EXCHANGING = ("zero1", "zero2", "zero3")
 """Implementations that load each other's checkpoints."""
@@ -72,7 +86,18 @@ def family(name: str) -> tuple[str, ...]:
 
 def is_built_in(name: str) -> bool:
     """Whether all of its code comes with zerocheck, injected faults aside."""
-    return family(name)[-1] in BUILT_IN
+    return family(name)[-1] in NAMED
+
+
+def extra_of(name: str) -> str:
+    """The extra that an implementation of OF_EXTRAS needs, which is the library's name too."""
+    return OF_EXTRAS[name].partition(":")[0].rpartition(".")[2]
+
+
+def modules_of(names: Iterable[str]) -> list[str]:
+    """The modules of those implementations that need a library beside torch."""
+    places = (OF_EXTRAS.get(family(name)[-1]) for name in names)
+    return list(dict.fromkeys(place.partition(":")[0] for place in places if place))
 
 
 def check_spelling(name: str) -> None:
@@ -83,12 +108,12 @@ def check_spelling(name: str) -> None:
         if fault not in INJECTED:
             raise unknown(f"fault to inject into {parent},", fault, INJECTED)
         return
-    if ":" not in name and name not in BUILT_IN:
+    if ":" not in name and name not in NAMED:
         if name.endswith(".py"):
             raise UsageError(
                 f"{name!r} names a file; name the class or build function in it too: {name}:NAME"
             )
-        error = unknown("implementation", name, BUILT_IN)
+        error = unknown("implementation", name, NAMED)
         raise UsageError(f"{error}; or give package.module:Name or path/to/file.py:Name")
     where, colon, attribute = name.rpartition(":")
     if colon and not (where and attribute.isidentifier()):

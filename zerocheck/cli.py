@@ -152,7 +152,7 @@ def run(
 ) -> int:
     """Check implementations: built-in names, package.module:Name or path/to/file.py:Name.
 
-    Without a name, all built-in ones. `zerocheck list` shows them. Options that are left out are
+    Without a name, all built-in ones but those that need an extra. `zerocheck list` shows them. Options that are left out are
     those of [tool.zerocheck] in pyproject.toml.
     """
     from .catalogue import BUILT_IN
@@ -364,13 +364,15 @@ def _list_faults() -> int:
 def list_() -> None:
     """Show implementations, obligations, features, profiles and known issues."""
     from .case.features import FEATURES
-    from .catalogue import BUILT_IN
+    from .catalogue import BUILT_IN, OF_EXTRAS, extra_of
     from .judge.verdict import TITLES
     from .report.known import listed_lines
     from .run.known_issues import ours
     from .run.profiles import PROFILES
 
     _section("implementations", BUILT_IN)
+    added = {name: f"{where} (extra {extra_of(name)})" for name, where in OF_EXTRAS.items()}
+    _section("implementations that need an extra, and run where they are named", added)
     _section("obligations", TITLES)
     _section("features", {f.name: f"{f.title} ({f.dimension})" for f in FEATURES.values()})
     _section(

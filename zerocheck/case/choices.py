@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from .engine_options import drawn as drawn_engine_options
 from .hosts import drawn as drawn_hosts
 from .schema import (
     Block,
@@ -119,7 +120,7 @@ class Choices:
             optimizer=self.optimizer(model),
             start=self.start(model),
             training=self.training(data, model),
-            sharding=self.sharding(),
+            sharding=self.sharding(seed),
             precision=_section("precision", self._fixed),
             disturbance=Disturbance(delay=self.option("disturbance.delay", (0.0,) * 24 + (2.0,))),
         )
@@ -355,7 +356,7 @@ class Choices:
             ),
         )
 
-    def sharding(self) -> Sharding:
+    def sharding(self, seed: int) -> Sharding:
         wrap = self.option("sharding.wrap", WRAPS)
         # Drawn models have about 300 elements: larger units than the first leave the root alone.
         buckets = (64, 16, 256) if wrap == "size" else (1 << 20, 256, 64, 16)
@@ -371,6 +372,10 @@ class Choices:
             find_unused=self.flag("sharding.find_unused", 15),
             static_graph=self.flag("sharding.static_graph", 15),
             optimizer_first=self.flag("sharding.optimizer_first", 6),
+            **{
+                name: self.field(f"sharding.{name}", lambda value=value: value)
+                for name, value in drawn_engine_options(seed).items()
+            },
         )
 
 

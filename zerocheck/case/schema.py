@@ -17,6 +17,7 @@ FORMAT: Final = 1
 MAX_WORLD_SIZE = 1024
 
 Size = Annotated[int, Meta(ge=1, le=1 << 20)]
+Elements = Annotated[int, Meta(ge=0, le=1 << 40)]
 Small = Annotated[int, Meta(ge=1, le=256)]
 Fraction = Annotated[float, Meta(ge=0.0, lt=1.0)]
 Positive = Annotated[float, Meta(gt=0.0, le=1e30)]
@@ -260,6 +261,20 @@ class Sharding(_Data, frozen=True, kw_only=True):
     checkpoint: CheckpointKind = "distributed"
     """How torch's implementations write checkpoints: by torch.distributed.checkpoint and its
     state-dict API, whole by rank 0, or (FSDP1) sharded by FSDP1's own state-dict type."""
+    overlap_comm: bool = False
+    """DeepSpeed, as are all fields below: gradients are reduced while the backward goes on."""
+    contiguous_gradients: bool = True
+    """Gradients are copied into the bucket as they come."""
+    reduce_scatter: bool = True
+    """Gradients are reduced to the rank that needs them, where its code does so."""
+    round_robin_gradients: bool = False
+    """Stages 1 and 2: parameters are dealt out to the partitions in turns."""
+    prefetch_bucket: Elements = 1 << 20
+    """Stage 3: elements that are gathered ahead of use, at most."""
+    persistence_threshold: Elements = 0
+    """Stage 3: a parameter of at most so many elements stays gathered."""
+    max_live_parameters: Elements = 1 << 30
+    """Stage 3: elements that may be gathered at a time before any are released."""
 
 
 class Disturbance(_Data, frozen=True, kw_only=True):

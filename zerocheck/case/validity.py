@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..catalogue import BUILT_IN, check_factory
+from ..catalogue import NAMED, check_factory
 from ..errors import UsageError, unknown
 from .codec import from_plain, to_plain
 from .schema import MAX_WORLD_SIZE, Block, Case
@@ -236,8 +236,8 @@ def _check_resume(case: Case) -> None:
             )
         if leg.killed is not None and leg.damage != "none":
             raise UsageError(f"resume[{number}] has killed and damage; allowed: one of them")
-        if leg.into and leg.into not in BUILT_IN:
-            raise unknown(f"implementation in resume[{number}].into", leg.into, BUILT_IN)
+        if leg.into and leg.into not in NAMED:
+            raise unknown(f"implementation in resume[{number}].into", leg.into, NAMED)
 
 
 def _few(names: list[str]) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from importlib.util import find_spec
 from typing import Any
 
-from ..catalogue import BUILT_IN, check_spelling
+from ..catalogue import NAMED, OF_EXTRAS, check_spelling, extra_of
 from ..errors import UsageError
 from ..importing import imported
 from .build import BuiltImplementation, from_function
@@ -21,8 +22,18 @@ def load(name: str) -> type[Implementation]:
     """
     if name not in _loaded:
         check_spelling(name)
-        _loaded[name] = _as_class(name, imported(BUILT_IN.get(name, name)))
+        if name in OF_EXTRAS:
+            _check_installed(name, extra_of(name))
+        _loaded[name] = _as_class(name, imported(NAMED.get(name, name)))
     return _loaded[name]
+
+
+def _check_installed(name: str, extra: str) -> None:
+    if find_spec(extra) is None:
+        raise UsageError(
+            f"{name} needs {extra}, which is not installed; install it with: "
+            f"pip install 'zerocheck[{extra}]'"
+        )
 
 
 def _as_class(name: str, given: Any) -> type[Implementation]:

@@ -22,7 +22,10 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Hello(Message, frozen=True):
-    """Parent to zygote, first. `scratch` is removed by the zygote when the parent is gone."""
+    """Parent to zygote, first. `scratch` is removed by the zygote when the parent is gone.
+
+    warm: modules to import once for all ranks, beside those that every rank needs.
+    """
 
     parent_pid: int
     target: str
@@ -30,6 +33,7 @@ class Hello(Message, frozen=True):
     python_path: str | None
     directory: str
     scratch: list[str]
+    warm: list[str]
 
 
 class Spawn(Message, frozen=True):

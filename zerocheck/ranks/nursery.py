@@ -38,8 +38,11 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 class Nursery:
     """Requests are posted at once and answered later, so that imports overlap with other work."""
 
-    def __init__(self, target: str, *, scratch: Sequence[str], log: str) -> None:
-        """Start the zygote; do not wait for it. `log` takes its stdout and stderr.
+    def __init__(
+        self, target: str, *, scratch: Sequence[str], log: str, warm: Sequence[str] = ()
+    ) -> None:
+        """Start the zygote; do not wait for it. `log` takes its stdout and stderr, `warm` are
+        modules that it imports too.
 
         Raises OSError when no process can be started.
         """
@@ -71,6 +74,7 @@ class Nursery:
                 python_path=os.environ.get("PYTHONPATH"),
                 directory=os.getcwd(),
                 scratch=list(scratch),
+                warm=list(warm),
             )
         )
 

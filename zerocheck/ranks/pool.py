@@ -65,6 +65,7 @@ class Pool:
         keep_after_same_exception: bool = True,
         shared_memory: str = SHARED_MEMORY,
         cores: Cores | None = None,
+        warm: Sequence[str] = (),
     ) -> None:
         """`target` is "package.module:function", (payload, RankContext) -> bytes.
 
@@ -73,8 +74,11 @@ class Pool:
         `patience_s`: no sign of life for that long is a hang. `ceiling_s`: no progress for that
         long is one though processors are busy. `grace_s`: how long the others may be still after
         a rank failed. Teams beyond `max_idle_ranks` ranks in all are closed, the oldest first.
+        `warm`: modules that take long to import, once for all ranks. One that does not import is
+        left to whoever needs it.
         """
         self._target = target
+        self._warm = warm
         self.device = device
         self._backend = backend
         on_cpu = device == CPU
@@ -96,7 +100,7 @@ class Pool:
 
     def _start_nursery(self) -> Nursery:
         log = os.path.join(self._scratch.slow, "zygote.log")
-        nursery = Nursery(self._target, scratch=self._scratch.directories, log=log)
+        nursery = Nursery(self._target, scratch=self._scratch.directories, log=log, warm=self._warm)
         # Runs at exit too. A fork of this process must not end what is not its own.
         self._finalizer = weakref.finalize(
             self, _finish, nursery, self._scratch, self._cores, os.getpid()

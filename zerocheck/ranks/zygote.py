@@ -86,6 +86,9 @@ def _prepare(hello: Hello) -> Target:
     torch.set_num_threads(1)
     for name in _WARM_MODULES:
         importlib.import_module(name)
+    for name in hello.warm:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
     # The first optimizer step imports torch._dynamo, which takes a second. It would ask whether a
     # GPU captures a graph.
     parameter = torch.nn.Parameter(torch.ones(3))

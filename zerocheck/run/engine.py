@@ -54,6 +54,7 @@ def run(options: RunOptions, handlers: Sequence[Handler], *, ranks: Ranks | None
             device=options.device,
             backend=options.backend,
             timeout_s=options.timeout,
+            implementations=options.implementations,
         )
     if isinstance(ranks, TorchrunPool):
         options = _on_given_ranks(options, ranks)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from .. import launched
+from ..catalogue import modules_of
 from ..devices import CPU
 from ..errors import RanksLost, UsageError
 from ..ranks.device import check_there, shares
@@ -26,15 +27,18 @@ def with_ranks(
     device: str = CPU,
     backend: str | None = None,
     timeout_s: float = TIMEOUT_S,
+    implementations: Iterable[str] = (),
 ) -> int:
     """`do` with rank processes of this kind; returns its exit code.
+
+    implementations: that will run, so that their libraries are imported once for all ranks.
 
     On ranks of a launcher other than 0 the same code is returned, and `do` is not called: they
     serve until rank 0 is through with it. Raises what `do` raises, RanksLost, and UsageError for a
     device that is not there.
     """
     if kind == "processes":
-        with started(device, backend) as pool:
+        with started(device, backend, implementations) as pool:
             return do(pool)
     launched.check_environment()
     if launched.is_rank_0():
@@ -48,10 +52,18 @@ def with_ranks(
     return code
 
 
-def started(device: str = CPU, backend: str | None = None) -> Pool:
+def started(
+    device: str = CPU, backend: str | None = None, implementations: Iterable[str] = ()
+) -> Pool:
     """Rank processes on this machine. Raises UsageError for a device that it does not have."""
     check_there(device)
-    return Pool(TARGET, device=device, backend=backend, patience_s=PATIENCE_S)
+    return Pool(
+        TARGET,
+        device=device,
+        backend=backend,
+        patience_s=PATIENCE_S,
+        warm=modules_of(implementations),
+    )
 
 
 def sharing(device: str, most: int) -> str:

@@ -9,6 +9,7 @@ from itertools import zip_longest
 
 import msgspec
 
+from ..case import engine_options
 from ..case.covering import Pairs, candidates
 from ..case.drawing import draw
 from ..case.features import FEATURES, OF_RESUME, OF_STEPS, features
@@ -183,6 +184,9 @@ class Plan:
     def _fixed(self, described: Described) -> dict[str, object]:
         """What cases of the implementation must have: what it fixes, and nothing that it lacks."""
         fixed: dict[str, object] = dict(described.fixed)
+        unknown = engine_options.plain(described.options)
+        if unknown:
+            fixed["sharding"] = {**unknown, **_mapping(fixed.get("sharding"))}
         if self._options.hosts is not None:
             fixed["hosts"] = self._options.hosts
         if not described.restores:

@@ -1,0 +1,46 @@
+"""Faults planted into DeepSpeed's engine are flagged and named; the engine without them is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+import pytest
+
+from zerocheck.case.schema import Block, Case, Data, Model, Training
+from zerocheck.catalogue import OF_EXTRAS, modules_of
+from zerocheck.faults.catalogue.deepspeed import DEEPSPEED
+from zerocheck.faults.catalogue.fault import Fault
+from zerocheck.judge.verdict import EQUIVALENCE
+from zerocheck.ranks.pool import Pool
+from zerocheck.run.findings import independent
+from zerocheck.run.trial import TARGET, Trial
+
+pytestmark = pytest.mark.skipif(
+    find_spec("deepspeed") is None, reason="the extra `deepspeed` is not installed; tox has it"
+)
+CASE = Case(
+    mesh=(3,),
+    seed=3,
+    model=Model(inputs=5, width=7, outputs=3, blocks=(Block(kind="mlp", hidden=5),)),
+    data=Data(batch=3),
+    training=Training(steps=2, microbatches=3),
+)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool(TARGET, patience_s=10.0, warm=modules_of(OF_EXTRAS)) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("fault", DEEPSPEED, ids=lambda fault: fault.name)
+def test_it_is_flagged_and_named(pool: Pool, fault: Fault) -> None:
+    outcome = Trial(pool, fault.where, CASE, obligations=EQUIVALENCE).outcome()
+    assert outcome.judgement is not None, outcome.reason
+    first = independent(outcome.judgement.violations)[0]
+    assert first.obligation == fault.obligation
+    assert set(fault.causes) <= set(first.causes), first
+    assert not {one.obligation for one in outcome.judgement.violations} & set(fault.spares)
+    plain = Trial(pool, fault.parent, CASE, obligations=EQUIVALENCE).outcome()
+    assert plain.status == "holds", plain.reason or plain.judgement

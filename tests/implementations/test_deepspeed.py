@@ -1,0 +1,188 @@
+"""DeepSpeed's stages take the right step, refuse what they cannot run, and leave nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from zerocheck.case.schema import Block, Case, Data, Model, Precision, Training
+from zerocheck.catalogue import OF_EXTRAS, modules_of
+from zerocheck.contract import Implementation, loading
+from zerocheck.errors import UsageError
+from zerocheck.judge.verdict import EQUIVALENCE
+from zerocheck.ranks.pool import Pool
+from zerocheck.run.trial import TARGET, Trial
+
+from .deepspeed_cases import CHOSEN, EVERYTHING, PLAIN, chosen, needs_deepspeed
+from .driver import in_ranks, observe_all
+from .oracle import check
+from .test_close import _run
+
+SHARDED = ("deepspeed1", "deepspeed2", "deepspeed3")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool(TARGET, patience_s=10.0, warm=modules_of(OF_EXTRAS)) as ranks:
+        yield ranks
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("name", OF_EXTRAS)
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_every_obligation_holds(pool: Pool, name: str, world_size: int) -> None:
+    """The judge of a run, on cases that need what the stages have in partitions and buckets."""
+    cases = [chosen(one, world_size) for one in CHOSEN]
+    trials = [Trial(pool, name, case, obligations=EQUIVALENCE) for case in cases]
+    for one, trial in zip(CHOSEN, trials, strict=True):
+        outcome = trial.outcome()
+        assert outcome.status == "holds", (one, outcome.reason or outcome.judgement)
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("name", SHARDED)
+def test_an_independent_oracle_agrees(name: str) -> None:
+    """The oracle of these tests compares with a step of torch, not with the judge's bounds."""
+    kind = loading.load(name)
+    cases = [EVERYTHING, chosen("microbatches", 3)]
+    ranks = in_ranks(3, observe_all, [(kind, case) for case in cases])
+    for number, case in enumerate(cases):
+        seen = [rank[number] for rank in ranks]
+        assert not isinstance(seen[0], str), seen[0]
+        check(case, seen)
+
+
+@pytest.mark.parametrize("name", OF_EXTRAS)
+def test_without_the_library_the_error_says_how_to_install_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "find_spec", lambda _: None)
+    monkeypatch.setattr(loading, "_loaded", {})
+    with pytest.raises(UsageError, match=rf"{name} needs .* pip install 'zerocheck\[deepspeed\]'"):
+        loading.load(name)
+
+
+def test_nothing_imports_deepspeed_unless_it_is_named() -> None:
+    """Its import takes seconds, and it is not there without the extra."""
+    code = (
+        "import sys, zerocheck, zerocheck.cli, zerocheck.faults.catalogue\n"
+        "from zerocheck.catalogue import BUILT_IN\n"
+        "from zerocheck.contract.loading import load\n"
+        "for name in BUILT_IN: load(name)\n"
+        "assert not [name for name in sys.modules if name.split('.')[0] == 'deepspeed']\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@needs_deepspeed
+@pytest.mark.parametrize(
+    ("case", "stages", "words"),
+    [
+        (Case(mesh=(2, 2)), (0, 1, 2, 3), "axis"),
+        (Case(precision=Precision(compute="bf16")), (0, 1, 2, 3), "fp32"),
+        (Case(training=Training(clip=1.0, norm="inf")), (0, 1, 2, 3), "2-norm"),
+        (Case(model=Model(blocks=(Block(kind="mlp", gain=True),))), (0, 1, 2, 3), "0-d"),
+        (
+            Case(model=Model(blocks=(Block(kind="mlp", transposed=True),))),
+            (0, 1, 2, 3),
+            "not contiguous",
+        ),
+        (Case(model=Model(blocks=(Block(kind="mlp", dtype="bf16"),))), (1, 2, 3), "one dtype"),
+        (Case(model=Model(side=True)), (1, 2, 3), "mixes them up"),
+    ],
+)
+def test_what_it_cannot_run_is_refused_with_the_reason(
+    case: Case, stages: tuple[int, ...], words: str
+) -> None:
+    for stage in range(4):
+        reason = loading.load(f"deepspeed{stage}").supports(case)
+        assert (reason is not None and words in reason) == (stage in stages), (stage, reason)
+
+
+def _torch() -> dict[tuple[str, ...], int]:
+    """What stands where in torch's modules and classes, by identity."""
+    found: dict[tuple[str, ...], int] = {}
+    for name, module in list(sys.modules.items()):
+        if not isinstance(module, types.ModuleType) or name.split(".")[0] != "torch":
+            continue
+        for key, value in list(vars(module).items()):
+            if not isinstance(value, types.FunctionType | type):
+                continue
+            found[name, key] = id(value)
+            if isinstance(value, type):
+                methods = list(vars(value).items())
+                found |= {
+                    (name, key, own): id(one)
+                    for own, one in methods
+                    if isinstance(one, types.FunctionType)
+                }
+    return found
+
+
+def _changed(mesh: DeviceMesh, kinds: list[type[Implementation]], case: Case) -> list[str]:
+    for kind in kinds:  # lazy imports
+        _run(mesh, kind, case)
+    before = _torch()
+    for kind in kinds:
+        _run(mesh, kind, case)
+    after = _torch()
+    return [".".join(key) for key in before if after.get(key) != before[key]]
+
+
+@needs_deepspeed
+def test_torch_is_as_it_was() -> None:
+    kinds = [loading.load(name) for name in OF_EXTRAS]
+    case = msgspec.structs.replace(EVERYTHING, mesh=(1,))
+    assert in_ranks(1, _changed, kinds, case) == [[]]
+
+
+def test_a_function_that_is_replaced_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check of the test above."""
+    before = _torch()
+    monkeypatch.setattr(nn.functional, "linear", lambda *_: None)
+    monkeypatch.setattr(nn.Module, "apply", lambda *_: None)
+    after = _torch()
+    changed = {key for key in before if after.get(key) != before[key]}
+    assert ("torch.nn.functional", "linear") in changed
+    assert ("torch.nn.modules.module", "Module", "apply") in changed
+
+
+@needs_deepspeed
+def test_others_take_the_same_step_in_its_ranks(pool: Pool) -> None:
+    """Bit for bit: FSDP2 before and after DeepSpeed, in the same processes."""
+    case = Case(mesh=(2,), model=Model(blocks=(Block(kind="mlp"),)), data=Data(batch=3))
+    digests = []
+    for name in ("fsdp2", *OF_EXTRAS, "fsdp2"):
+        outcome = Trial(pool, name, case, obligations=EQUIVALENCE).outcome(digest=True)
+        assert outcome.status == "holds", (name, outcome.reason or outcome.judgement)
+        assert outcome.judgement is not None
+        digests.append(outcome.judgement.digest)
+    assert digests[0] == digests[-1] != ""
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("name", OF_EXTRAS)
+def test_nothing_grows(name: str) -> None:
+    """No tensor outlives its engine, case after case in one process."""
+    case = msgspec.structs.replace(chosen("mixed", 2), sharding=PLAIN)
+    for seen in in_ranks(2, _tensors_left, loading.load(name), case):
+        assert seen[-1] <= seen[0], seen
+
+
+def _tensors_left(mesh: DeviceMesh, kind: type[Implementation], case: Case) -> list[int]:
+    seen = []
+    for _ in range(4):
+        for _ in range(3):
+            _run(mesh, kind, case)
+        gc.collect()
+        seen.append(sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects()))
+    return seen

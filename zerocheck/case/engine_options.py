@@ -1,0 +1,37 @@
+"""Options of a library's engine, which only the implementations of that library have.
+
+They are drawn by the seed of the case and not by choices of their own, so that all other choices
+stay what they are; and not at all for an implementation that does not name them in its `options`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from typing import Any
+
+from .schema import Sharding
+
+DEEPSPEED: dict[str, tuple[Any, ...]] = {
+    "overlap_comm": (False, True),
+    "contiguous_gradients": (True, True, False),
+    "reduce_scatter": (True, True, False),
+    "round_robin_gradients": (False, False, True),
+    "prefetch_bucket": (1 << 20, 64, 0),
+    "persistence_threshold": (0, 0, 16, 1 << 20),
+    "max_live_parameters": (1 << 30, 64, 1),
+}
+"""Field of `case.sharding` -> its values, the default first; one that stands twice is drawn twice as
+often."""
+
+
+def drawn(seed: int) -> dict[str, Any]:
+    """The options of a drawn case with this seed."""
+    source = random.Random(seed)  # only random() is used: its sequence is promised to stay
+    return {name: values[int(source.random() * len(values))] for name, values in DEEPSPEED.items()}
+
+
+def plain(obeyed: Collection[str] | None) -> dict[str, Any]:
+    """The defaults of those that an implementation does not obey. None: it does not say."""
+    default = Sharding()
+    return {name: getattr(default, name) for name in DEEPSPEED if name not in (obeyed or ())}

@@ -1,0 +1,27 @@
+"""Faults in DeepSpeed's engine. They are no part of FAULTS, since they need its extra."""
+
+from __future__ import annotations
+
+from .fault import FORWARD, fault
+
+DEEPSPEED = [
+    fault(
+        "deepspeed:EngineDividesByNothing", "deepspeed1", "gradient",
+        "the sum over ranks is not divided", "PT #162338", "gradient x W", world=3,
+    ),
+    fault(
+        "deepspeed:EnginePartitionOffByOne", "deepspeed1", "gradient",
+        "the gradient of a partition begins one element too far", "DS PR#848, #851", "shifted",
+        world=3,
+    ),
+    fault(
+        "deepspeed:EngineGathersStale", "deepspeed2", "publish",
+        "the updated partitions are not sent", "DS PR#7707; MG #3140", "copies of the previous step",
+        spares=("ownership", "loss", "gradient"), world=2,
+    ),
+    fault(
+        "deepspeed:EngineKeepsLastMicrobatch", "deepspeed3", "gradient",
+        "each microbatch overwrites the gradient of those before it", "DS #7718",
+        "last microbatch only", spares=tuple(set(FORWARD) - {"gradient"}), world=3, microbatches=3,
+    ),
+]  # fmt: skip

@@ -1,0 +1,67 @@
+"""Faults planted into DeepSpeed's engine; they need the extra `deepspeed`.
+
+They change the objects of one engine, or DeepSpeed's functions while a step is taken.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import torch
+from deepspeed.runtime.zero import stage_1_and_2
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..case.schema import Case
+from ..contract import Step, StepReport
+from ..implementations.deepspeed import DeepSpeed1, DeepSpeed2, DeepSpeed3
+
+
+class EngineDividesByNothing(DeepSpeed1):
+    """Gradients are summed over ranks and not divided (PT #162338).
+
+    Flagged: gradient x W.
+    """
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        self.optimizer.gradient_average = False
+
+
+class EnginePartitionOffByOne(DeepSpeed1):
+    """The gradient of a partition begins one element too far (DS PR#848, #851).
+
+    Flagged: shifted.
+    """
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        flat_partition = self.optimizer.get_flat_partition
+
+        def shifted(*given: Any, **options: Any) -> list[torch.Tensor]:
+            parts = [part.reshape(-1) for part in flat_partition(*given, **options)]
+            return [torch.cat(parts).roll(-1)]
+
+        self.optimizer.get_flat_partition = shifted
+
+
+class EngineGathersStale(DeepSpeed2):
+    """The updated partitions are not sent to the other ranks (DS PR#7707). Flagged: copies of the previous
+    step."""
+
+    def train_step(self, step: Step) -> StepReport:
+        with mock.patch.object(stage_1_and_2, "all_gather_dp_groups", lambda **_: None):
+            return super().train_step(step)
+
+
+class EngineKeepsLastMicrobatch(DeepSpeed3):
+    """Each microbatch overwrites the gradient of those before it (DS #7718). Flagged: last microbatch only."""
+
+    def train_step(self, step: Step) -> StepReport:
+        self.optimizer.clear_backward_seen_flag = self._forget
+        return super().train_step(step)
+
+    def _forget(self) -> None:
+        self.optimizer.micro_step_id = 0
+        self.optimizer._backward_hook_state.reset_for_new_step()

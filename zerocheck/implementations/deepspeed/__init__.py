@@ -1,0 +1,16 @@
+"""DeepSpeed's ZeRO: an engine for each case, read where its ranks hold their partitions.
+
+library      DeepSpeed as it is imported, joined to the ranks, and undone
+config       its configuration from a case
+refusals     what it cannot run
+sharder      what all stages share; stage 0
+partition    what a rank holds of a flat group, as shards
+partitioned  what stages 1 to 3 share; stages 1 and 2
+stage3       stage 3
+"""
+
+from .partitioned import DeepSpeed1, DeepSpeed2
+from .sharder import DeepSpeed0
+from .stage3 import DeepSpeed3
+
+__all__ = ["DeepSpeed0", "DeepSpeed1", "DeepSpeed2", "DeepSpeed3"]

@@ -1,0 +1,51 @@
+"""From a case to DeepSpeed's configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...case.schema import Case
+
+
+def config_of(case: Case, stage: int) -> dict[str, Any]:
+    """What `deepspeed.initialize` takes as `config`. Sizes are in elements.
+
+    One AdamW of torch is used, whoever makes it: DeepSpeed's own is compiled first. Clipping is off
+    at 0 and would be 1.0 by default. The reductions of stage 3's linear layers
+    (`memory_efficient_linear`) are off: they compute in another order than one device does.
+    """
+    training = case.training
+    return {
+        "train_micro_batch_size_per_gpu": case.data.batch,
+        "gradient_accumulation_steps": training.microbatches,
+        "gradient_clipping": training.clip or 0.0,
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 1 << 30,
+        "zero_optimization": {"stage": stage, **_sharding(case, stage)},
+    }
+
+
+def _sharding(case: Case, stage: int) -> dict[str, Any]:
+    sharding = case.sharding
+    if stage == 0:
+        return {}
+    reducing = {
+        "reduce_bucket_size": sharding.bucket,
+        "overlap_comm": sharding.overlap_comm,
+        "contiguous_gradients": sharding.contiguous_gradients,
+        "reduce_scatter": sharding.reduce_scatter,
+    }
+    if stage == 3:
+        return {
+            **reducing,
+            "prefetch_bucket_size": sharding.prefetch_bucket,
+            "param_persistence_threshold": sharding.persistence_threshold,
+            "max_live_parameters": sharding.max_live_parameters,
+            "max_reuse_distance": sharding.max_live_parameters,
+            "memory_efficient_linear": False,
+        }
+    return {
+        **reducing,
+        "allgather_bucket_size": sharding.bucket + sharding.bucket % 2,  # it wants an even number
+        "round_robin_gradients": sharding.round_robin_gradients,
+    }

@@ -1,0 +1,73 @@
+"""DeepSpeed in a rank process that also runs others: imported, made ready, and put back.
+
+DeepSpeed keeps state of its own in modules and, with stage 3, changes torch. What an engine leaves
+there is undone by `closed`, so that the next case of the process finds torch as it was.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it takes what device it finds
+
+import deepspeed  # noqa: E402
+from deepspeed.comm import comm as deepspeed_comm  # noqa: E402
+from deepspeed.runtime.zero import parameter_offload  # noqa: E402
+from deepspeed.runtime.zero.partitioned_param_coordinator import (  # noqa: E402
+    PartitionedParameterCoordinator,
+)
+from deepspeed.utils import groups as deepspeed_groups  # noqa: E402
+
+Engine = Any
+"""A DeepSpeedEngine; DeepSpeed has no types."""
+
+_RELEASING = "_PartitionedParameterCoordinator__params_to_release"
+_joined: list[dist.ProcessGroup] = []
+"""The world that DeepSpeed's own groups were made for."""
+
+
+def make_engine(model: torch.nn.Module, config: dict[str, Any], **given: Any) -> Engine:
+    """`deepspeed.initialize`, on the process group that there is. Every rank calls it.
+
+    given: `optimizer`, or `model_parameters` for one that the config names.
+    """
+    _join()
+    return deepspeed.initialize(model=model, config=config, **given)[0]
+
+
+def _join() -> None:
+    """Have DeepSpeed use the ranks' process group; once for each process group.
+
+    Its operator for shared memory is left out: it would be compiled here, for minutes.
+    """
+    world = dist.group.WORLD
+    assert world is not None
+    os.environ.setdefault("LOCAL_RANK", str(dist.get_rank()))
+    if _joined and _joined[0] is world:
+        return
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if _joined:  # groups of a world that is gone
+        deepspeed_groups._release_process_group_references()
+        deepspeed_comm.cdb = None
+    deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
+    _joined[:] = [world]
+
+
+def closed(engine: Engine) -> None:
+    """Destroy an engine, and take back what it left in DeepSpeed's modules.
+
+    Stage 3 has a list of the modules that are being called, which keeps the model, and a cache of
+    what to release, which keeps the engine.
+    """
+    engine.destroy()
+    parameter_offload.FWD_MODULE_STACK.clear()
+    releasing = vars(PartitionedParameterCoordinator)[_RELEASING]
+    for cell in releasing.__closure__ or ():  # it is wrapped
+        if hasattr(cell.cell_contents, "cache_clear"):
+            cell.cell_contents.cache_clear()

@@ -1,0 +1,90 @@
+"""What one rank holds of a flat group, as shards of the parameters, with no communication."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from ...contract import Shard
+from ...contract.shard import Role
+
+Full = Mapping[tuple[str, str], torch.Tensor]
+
+
+class Piece(NamedTuple):
+    """Elements [start, stop) of a parameter, from `offset` on in this rank's partition."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    offset: int
+
+
+class Partition(NamedTuple):
+    """This rank's part of a flat group of parameters.
+
+    master: what AdamW updates, 1-D; pieces: whose elements it holds, in their order.
+    """
+
+    master: torch.Tensor
+    pieces: list[Piece]
+
+    def cut(self, role: Role, *tensors: torch.Tensor) -> Iterator[Shard]:
+        """The pieces of what lies as the partition does, in one tensor or in several, end to
+        end."""
+        begin = 0
+        for tensor in tensors:
+            end = begin + tensor.numel()
+            for piece in self.pieces:
+                low = max(begin, piece.offset)
+                high = min(end, piece.offset + piece.stop - piece.start)
+                if low < high:
+                    start = piece.start + low - piece.offset
+                    own = tensor.detach().reshape(-1)[low - begin : high - begin]
+                    place = slice(start, start + high - low)
+                    yield Shard(piece.name, role, own, piece.shape, place)
+            begin = end
+
+    def fill(self, into: torch.Tensor, full: Full, role: Role) -> None:
+        """Write this rank's pieces of whole tensors."""
+        for piece in self.pieces:
+            end = piece.offset + piece.stop - piece.start
+            whole = full[piece.name, role].reshape(-1)
+            into[piece.offset : end].copy_(whole[piece.start : piece.stop])
+
+
+class Lying(NamedTuple):
+    """A tensor that lies in a flat one: from which element on, and how many there are."""
+
+    name: str
+    at: int
+    numel: int
+
+
+def lying_in(flat: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> list[Lying]:
+    """Those of the tensors that are views of a flat one, by their addresses, in their order.
+
+    What DeepSpeed notes of its layout is not asked, so that a note that is wrong is seen.
+    """
+    size = flat.element_size()
+    begin, end = flat.data_ptr(), flat.data_ptr() + flat.numel() * size
+    found = [
+        Lying(name, (tensor.data_ptr() - begin) // size, tensor.numel())
+        for name, tensor in tensors.items()
+        if tensor.numel() and begin <= tensor.data_ptr() < end
+    ]
+    return sorted(found, key=lambda one: one.at)
+
+
+def gaps(flat: torch.Tensor, lying: Sequence[Lying]) -> Iterator[slice]:
+    """The ranges of a flat tensor in which none of these lies."""
+    reached = 0
+    for one in lying:
+        if one.at > reached:
+            yield slice(reached, one.at)
+        reached = one.at + one.numel
+    if reached < flat.numel():
+        yield slice(reached, flat.numel())

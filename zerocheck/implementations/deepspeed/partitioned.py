@@ -1,0 +1,130 @@
+"""What stages 1 to 3 share: AdamW updates a flat partition of each group. Stages 1 and 2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ...case.schema import Case
+from ...contract import Semantics, Shard
+from ...contract.build import MOMENT_ROLES
+from .partition import Full, Partition, Piece, gaps, lying_in
+from .sharder import DeepSpeed
+
+OPTIONS = (
+    "bucket",
+    "overlap_comm",
+    "contiguous_gradients",
+    "reduce_scatter",
+    "round_robin_gradients",
+)
+
+
+class Partitioned(DeepSpeed):
+    """Gradients, moments and fp32 copies are read from this rank's partitions."""
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        self.rank = mesh.get_local_rank()
+        self.partitions = list(self._partitions())
+        self.updated = len(self.partitions)
+
+    def _partitions(self) -> Iterator[Partition]:
+        """In the order of the optimizer's groups."""
+        raise NotImplementedError
+
+    def _gradients(self) -> Iterator[Shard]:
+        for number, part in enumerate(self.partitions):
+            clipped = self._clipped.get(part.master)
+            if clipped is not None:
+                yield from part.cut("gradient", clipped)
+                continue
+            reduced = self.optimizer.averaged_gradients.get(number)
+            if reduced is not None:
+                yield from part.cut("gradient", *reduced)
+
+    def _states(self) -> Iterator[Shard]:
+        for part in self.partitions:
+            yield from part.cut("master", part.master)
+            state = self.adamw.state.get(part.master, {})
+            for role in MOMENT_ROLES:
+                if role in state:
+                    yield from part.cut(role, state[role])
+            if "step" in state:
+                for piece in part.pieces:
+                    yield Shard(piece.name, "step", state["step"], ())
+
+    def _restore_states(self, full: Full) -> None:
+        """Take this rank's part of the fp32 copies and moments."""
+        steps = {name: value for (name, role), value in full.items() if role == "step"}
+        for part in self.partitions:
+            part.fill(part.master.detach(), full, "parameter")
+            state = self.adamw.state[part.master]
+            # One count for a group, of which this rank may hold nothing.
+            names = [piece.name for piece in part.pieces] or list(steps)
+            state["step"] = steps[names[0]].clone()
+            for role in MOMENT_ROLES:
+                if (names[0], role) in full:
+                    state[role] = torch.zeros_like(part.master)
+                    part.fill(state[role], full, role)
+
+    def close(self) -> None:
+        self.partitions.clear()
+        super().close()
+
+
+class DeepSpeed1(Partitioned):
+    """Stage 1: the fp32 copies and moments are cut. Gradients are summed on each rank, and reduced
+    with the last microbatch."""
+
+    zero = 1
+    stage = 1
+    options = OPTIONS
+
+    def _partitions(self) -> Iterator[Partition]:
+        """Of equal size on every rank, in their order."""
+        for flat, master in zip(
+            self.optimizer.bit16_groups_flat,
+            self.optimizer.single_partition_of_fp32_groups,
+            strict=True,
+        ):
+            low = self.rank * master.numel()
+            high = low + master.numel()
+            yield Partition(
+                master,
+                [
+                    Piece(
+                        one.name,
+                        tuple(self.named[one.name].shape),
+                        max(low, one.at) - one.at,
+                        min(high, one.at + one.numel) - one.at,
+                        max(low, one.at) - low,
+                    )
+                    for one in lying_in(flat, self.named)
+                    if max(low, one.at) < min(high, one.at + one.numel)
+                ],
+            )
+
+    def _parameters(self) -> Iterator[Shard]:
+        for name, parameter in self.named.items():
+            yield Shard(name, "parameter", parameter.detach(), tuple(parameter.shape))
+        for flat in self.optimizer.bit16_groups_flat:
+            for gap in gaps(flat, lying_in(flat, self.named)):
+                yield Shard("", "padding", flat[gap], tuple(flat.shape), gap)
+
+    def restore(self, full: Full) -> None:
+        """Every rank takes the parameters, and its part of the rest."""
+        for name, parameter in self.named.items():
+            parameter.detach().copy_(full[name, "parameter"])
+        self._restore_states(full)
+
+
+class DeepSpeed2(DeepSpeed1):
+    """Stage 2: gradients are reduced with each microbatch, and a rank keeps those of its part."""
+
+    semantics = Semantics(accumulate="reduce_each", unused="zero", buffers="local", weight="token")
+    zero = 2
+    stage = 2

@@ -1,0 +1,36 @@
+"""What DeepSpeed cannot run, known from the case alone."""
+
+from __future__ import annotations
+
+from ...case.schema import Case
+from ...case.shapes import empties, learning, parameter_dtypes, scalars, sometimes_used, transposed
+from ..limits import one_axis_fp32
+
+
+def refusal(case: Case, stage: int) -> str | None:
+    """None, or why DeepSpeed cannot run the case."""
+    reason = one_axis_fp32(case)
+    if reason is not None:
+        return reason
+    for names, what in (
+        (scalars(case.model), "0-d"),
+        (transposed(case.model), "not contiguous"),
+    ):
+        if names:
+            # reports/findings/deepspeed-broadcasts-bytes.md
+            return f"DeepSpeed cannot broadcast a parameter that is {what}: {names[0]}"
+    if case.training.clip is not None and case.training.norm == "inf":
+        return "DeepSpeed clips by the 2-norm only"
+    if stage == 3 and empties(case.model):
+        # reports/findings/deepspeed3-module-without-elements.md
+        return f"DeepSpeed 3 never gathers a parameter without elements: {empties(case.model)[0]}"
+    if stage and case.world_size > 1 and sometimes_used(case.model):
+        # reports/findings/deepspeed-gradients-of-other-parameters.md
+        return (
+            "DeepSpeed reduces the gradients that a rank has, in order: with those of a parameter "
+            "that other ranks did not use, it mixes them up"
+        )
+    dtypes = parameter_dtypes(case.model)
+    if stage and len({dtypes[name] for name in learning(case)}) > 1:
+        return "DeepSpeed flattens parameters of one dtype: a block of the model is in bf16"
+    return None

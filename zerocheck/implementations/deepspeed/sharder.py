@@ -1,0 +1,148 @@
+"""What the stages of DeepSpeed have in common: an engine takes the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ...case.schema import Case
+from ...contract import Implementation, Semantics, Shard, Step, StepReport, groups
+from ...contract.build import MOMENT_ROLES
+from . import library
+from .config import config_of
+from .refusals import refusal
+
+
+class DeepSpeed(Implementation):
+    """A DeepSpeedEngine of one stage, in fp32, with torch's AdamW as the client's optimizer.
+
+    The engine divides the loss by the number of microbatches, and the gradient by that of ranks. A
+    parameter that no rank used has the gradient 0 at every stage, so it still decays. Buffers stay
+    on their rank. The clipped gradient is seen where AdamW is given it, which is group by group.
+
+    A subclass says what this rank holds: `_parameters`, `_gradients`, `_states`, `_fill`.
+    """
+
+    semantics = Semantics(accumulate="local", unused="zero", buffers="local", weight="token")
+    zero: int
+    """The stage in its configuration."""
+
+    @classmethod
+    def supports(cls, case: Case) -> str | None:
+        """None, or the reason why this case cannot be run."""
+        return refusal(case, cls.zero)
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        self.case = case
+        self.model = model
+        self.named = dict(model.named_parameters())
+        given = groups(model, case)
+        self._group_of = [number for number, group in enumerate(given) if group["params"]]
+        """Of each group of the optimizer, which group of the case it is."""
+        self.adamw = torch.optim.AdamW([given[number] for number in self._group_of])
+        self.engine = library.make_engine(model, config_of(case, self.zero), optimizer=self.adamw)
+        self.optimizer: Any = self.engine.optimizer
+        self.updated = sum(len(given[number]["params"]) for number in self._group_of)
+        """Tensors that AdamW updates in a step."""
+        self._hook = self.adamw.register_step_pre_hook(self._before_update)
+        self._step: Step | None = None
+        self._clipped: dict[torch.Tensor, torch.Tensor | None] = {}
+
+    def train_step(self, step: Step) -> StepReport:
+        """Forward, backward and engine.step() of each microbatch; the last one updates."""
+        self._step = step
+        for number, group in zip(self._group_of, self.adamw.param_groups, strict=True):
+            group["lr"] = step.lr[number]
+        for left, microbatch in zip(range(len(step.microbatches))[::-1], step.microbatches):
+            loss = microbatch.loss(self.engine)
+            if microbatch.weight != 1.0:
+                loss = loss * microbatch.weight
+            self.engine.backward(loss)
+            if not left:
+                step.reached("reduced")
+            self.engine.step()
+        self._step = None
+        self._clipped.clear()
+        norm = self.engine.get_global_grad_norm()
+        clips = self.case.training.clip is not None
+        return StepReport(
+            grad_norm=float(norm) if clips and norm is not None else None,
+            skipped=not self.engine.was_step_applied(),
+        )
+
+    def _before_update(self, adamw: torch.optim.Optimizer, *_: Any) -> None:
+        """AdamW is about to be given gradients: of all groups, or of the next one."""
+        if self._step is None or self.case.training.clip is None:
+            return
+        for group in adamw.param_groups:
+            self._clipped.update((one, one.grad) for one in group["params"])
+        if len(self._clipped) == self.updated:
+            self._step.reached("clipped")
+
+    def shards(self) -> Iterator[Shard]:
+        """What this rank holds; gradients as AdamW is given them, or as they were reduced."""
+        yield from self._parameters()
+        yield from self._gradients()
+        yield from self._states()
+        for name, buffer in self.model.named_buffers():
+            yield Shard(name, "buffer", buffer.detach(), tuple(buffer.shape))
+
+    def _parameters(self) -> Iterator[Shard]:
+        raise NotImplementedError
+
+    def _gradients(self) -> Iterator[Shard]:
+        raise NotImplementedError
+
+    def _states(self) -> Iterator[Shard]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Destroy the engine."""
+        self._hook.remove()
+        self._clipped.clear()
+        self.adamw.state.clear()
+        library.closed(self.engine)
+        self.named.clear()
+        del self.engine, self.optimizer, self.adamw, self.model
+
+
+class DeepSpeed0(DeepSpeed):
+    """Stage 0: nothing is cut; the engine all-reduces `param.grad`. The norm is not reported."""
+
+    zero = 0
+    stage = 0
+    options = ()
+
+    def _parameters(self) -> Iterator[Shard]:
+        for name, parameter in self.named.items():
+            yield Shard(name, "parameter", parameter.detach(), tuple(parameter.shape))
+
+    def _gradients(self) -> Iterator[Shard]:
+        for name, parameter in self.named.items():
+            if parameter.requires_grad:
+                yield Shard(name, "gradient", parameter.grad, tuple(parameter.shape))
+
+    def _states(self) -> Iterator[Shard]:
+        for name, parameter in self.named.items():
+            state = self.adamw.state.get(parameter, {})
+            for role in MOMENT_ROLES:
+                if role in state:
+                    yield Shard(name, role, state[role], tuple(parameter.shape))
+            if "step" in state:
+                yield Shard(name, "step", state["step"], ())
+
+    def restore(self, full: Mapping[tuple[str, str], torch.Tensor]) -> None:
+        """Every rank takes all of it."""
+        for name, parameter in self.named.items():
+            parameter.detach().copy_(full[name, "parameter"])
+            if not parameter.requires_grad:
+                continue
+            state = self.adamw.state[parameter]
+            state["step"] = full[name, "step"].clone()
+            for role in MOMENT_ROLES:
+                if (name, role) in full:
+                    state[role] = torch.zeros_like(parameter).copy_(full[name, role])

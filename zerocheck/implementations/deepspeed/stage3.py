@@ -1,0 +1,83 @@
+"""Stage 3: parameters are cut as well, each one over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from ...contract import Semantics, Shard
+from .partition import Full, Partition, Piece, lying_in
+from .partitioned import Partitioned
+
+
+class DeepSpeed3(Partitioned):
+    """Stage 3: a rank holds one part of each parameter, of equal size on all ranks, the last one
+    padded; modules gather their parameters when they are called.
+
+    A parameter of at most `persistence_threshold` elements stays gathered, and is shown whole. The
+    gradients of each microbatch are reduced.
+    """
+
+    semantics = Semantics(accumulate="reduce_each", unused="zero", buffers="local", weight="token")
+    zero = 3
+    stage = 3
+    options = (
+        "bucket",
+        "overlap_comm",
+        "contiguous_gradients",
+        "reduce_scatter",
+        "prefetch_bucket",
+        "persistence_threshold",
+        "max_live_parameters",
+    )
+
+    def _partitions(self) -> Iterator[Partition]:
+        """One for each group: the parts of its parameters, end to end."""
+        parts = {name: parameter.ds_tensor for name, parameter in self.named.items()}
+        for flat, master in zip(
+            self.optimizer.fp16_partitioned_groups_flat,
+            self.optimizer.fp32_partitioned_groups_flat,
+            strict=True,
+        ):
+            found = []
+            for one in lying_in(flat, parts):
+                start, stop = self._range(self.named[one.name])
+                if start < stop:
+                    shape = tuple(self.named[one.name].ds_shape)
+                    found.append(Piece(one.name, shape, start, stop, one.at))
+            yield Partition(master, found)
+
+    def _range(self, parameter: nn.Parameter) -> tuple[int, int]:
+        """Which elements of a parameter this rank holds: ranks have parts of equal size."""
+        size, numel = parameter.ds_tensor.numel(), parameter.ds_numel
+        return min(self.rank * size, numel), min((self.rank + 1) * size, numel)
+
+    def _parameters(self) -> Iterator[Shard]:
+        for name, parameter in self.named.items():
+            shape = tuple(parameter.ds_shape)
+            part = parameter.ds_tensor
+            start, stop = self._range(parameter)
+            if _gathered(parameter):
+                yield Shard(name, "parameter", parameter.detach(), shape)
+            else:
+                own = part.detach()[: stop - start]
+                yield Shard(name, "parameter", own, shape, slice(start, stop))
+            if stop - start < part.numel():
+                gap = slice(stop - start, part.numel())
+                yield Shard("", "padding", part.detach()[gap], tuple(part.shape), gap)
+
+    def restore(self, full: Full) -> None:
+        """Every rank takes its part of everything, and what stays gathered as a whole."""
+        for name, parameter in self.named.items():
+            whole = full[name, "parameter"]
+            start, stop = self._range(parameter)
+            parameter.ds_tensor.detach()[: stop - start].copy_(whole.reshape(-1)[start:stop])
+            if _gathered(parameter):
+                parameter.detach().copy_(whole)
+        self._restore_states(full)
+
+
+def _gathered(parameter: nn.Parameter) -> bool:
+    """Whether the whole parameter is there, as it is between steps where it always is."""
+    return bool(parameter.ds_persist) and parameter.shape == parameter.ds_shape
