@@ -152,8 +152,8 @@ def run(
 ) -> int:
     """Check implementations: built-in names, package.module:Name or path/to/file.py:Name.
 
-    Without a name, all built-in ones but those that need an extra. `zerocheck list` shows them. Options that are left out are
-    those of [tool.zerocheck] in pyproject.toml.
+    Without a name, all built-in ones but those that need an extra. `zerocheck list` shows them.
+    Options that are left out are those of [tool.zerocheck] in pyproject.toml.
     """
     from .catalogue import BUILT_IN
     from .run.options import RunOptions, choose_ranks

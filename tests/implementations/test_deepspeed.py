@@ -41,24 +41,23 @@ def pool() -> Iterator[Pool]:
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_every_obligation_holds(pool: Pool, name: str, world_size: int) -> None:
     """The judge of a run, on cases that need what the stages have in partitions and buckets."""
-    cases = [chosen(one, world_size) for one in CHOSEN]
+    names = list(CHOSEN) if world_size == 3 else ["groups", "mixed"]
+    cases = [chosen(one, world_size) for one in names]
     trials = [Trial(pool, name, case, obligations=EQUIVALENCE) for case in cases]
-    for one, trial in zip(CHOSEN, trials, strict=True):
+    for one, trial in zip(names, trials, strict=True):
         outcome = trial.outcome()
         assert outcome.status == "holds", (one, outcome.reason or outcome.judgement)
 
 
 @needs_deepspeed
-@pytest.mark.parametrize("name", SHARDED)
-def test_an_independent_oracle_agrees(name: str) -> None:
+def test_an_independent_oracle_agrees() -> None:
     """The oracle of these tests compares with a step of torch, not with the judge's bounds."""
-    kind = loading.load(name)
-    cases = [EVERYTHING, chosen("microbatches", 3)]
-    ranks = in_ranks(3, observe_all, [(kind, case) for case in cases])
-    for number, case in enumerate(cases):
+    jobs = [(loading.load(name), EVERYTHING) for name in SHARDED]
+    ranks = in_ranks(3, observe_all, jobs)
+    for number in range(len(jobs)):
         seen = [rank[number] for rank in ranks]
         assert not isinstance(seen[0], str), seen[0]
-        check(case, seen)
+        check(EVERYTHING, seen)
 
 
 @pytest.mark.parametrize("name", OF_EXTRAS)
@@ -173,15 +172,15 @@ def test_others_take_the_same_step_in_its_ranks(pool: Pool) -> None:
 @pytest.mark.parametrize("name", OF_EXTRAS)
 def test_nothing_grows(name: str) -> None:
     """No tensor outlives its engine, case after case in one process."""
-    case = msgspec.structs.replace(chosen("mixed", 2), sharding=PLAIN)
-    for seen in in_ranks(2, _tensors_left, loading.load(name), case):
-        assert seen[-1] <= seen[0], seen
+    case = msgspec.structs.replace(chosen("mixed", 1), sharding=PLAIN)
+    (seen,) = in_ranks(1, _tensors_left, loading.load(name), case)
+    assert seen[-1] <= seen[0], seen
 
 
 def _tensors_left(mesh: DeviceMesh, kind: type[Implementation], case: Case) -> list[int]:
     seen = []
-    for _ in range(4):
-        for _ in range(3):
+    for _ in range(3):
+        for _ in range(2):
             _run(mesh, kind, case)
         gc.collect()
         seen.append(sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects()))

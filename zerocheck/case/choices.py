@@ -372,11 +372,13 @@ class Choices:
             find_unused=self.flag("sharding.find_unused", 15),
             static_graph=self.flag("sharding.static_graph", 15),
             optimizer_first=self.flag("sharding.optimizer_first", 6),
-            **{
-                name: self.field(f"sharding.{name}", lambda value=value: value)
-                for name, value in drawn_engine_options(seed).items()
-            },
+            **self.engine_options(seed),
         )
+
+    def engine_options(self, seed: int) -> dict[str, Any]:
+        """By the seed, and not chosen: see engine_options.py."""
+        drawn = drawn_engine_options(seed)
+        return {name: self._fixed.get(f"sharding.{name}", drawn[name]) for name in drawn}
 
 
 def _section(name: str, fixed: Mapping[str, Any]) -> Any:

@@ -21,8 +21,8 @@ DEEPSPEED: dict[str, tuple[Any, ...]] = {
     "persistence_threshold": (0, 0, 16, 1 << 20),
     "max_live_parameters": (1 << 30, 64, 1),
 }
-"""Field of `case.sharding` -> its values, the default first; one that stands twice is drawn twice as
-often."""
+"""Field of `case.sharding` -> its values, the default first. One that stands twice is drawn twice
+as often."""
 
 
 def drawn(seed: int) -> dict[str, Any]:

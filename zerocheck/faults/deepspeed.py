@@ -40,23 +40,28 @@ class EnginePartitionOffByOne(DeepSpeed1):
         flat_partition = self.optimizer.get_flat_partition
 
         def shifted(*given: Any, **options: Any) -> list[torch.Tensor]:
-            parts = [part.reshape(-1) for part in flat_partition(*given, **options)]
-            return [torch.cat(parts).roll(-1)]
+            flat = torch.cat([part.reshape(-1) for part in flat_partition(*given, **options)])
+            return [torch.cat([flat[1:], flat.new_zeros(1)])]
 
         self.optimizer.get_flat_partition = shifted
 
 
 class EngineGathersStale(DeepSpeed2):
-    """The updated partitions are not sent to the other ranks (DS PR#7707). Flagged: copies of the previous
-    step."""
+    """The updated partitions are not sent to the other ranks (DS PR#7707).
+
+    Flagged: copies of the previous step.
+    """
 
     def train_step(self, step: Step) -> StepReport:
-        with mock.patch.object(stage_1_and_2, "all_gather_dp_groups", lambda **_: None):
+        with mock.patch.object(stage_1_and_2, "all_gather_dp_groups"):
             return super().train_step(step)
 
 
 class EngineKeepsLastMicrobatch(DeepSpeed3):
-    """Each microbatch overwrites the gradient of those before it (DS #7718). Flagged: last microbatch only."""
+    """Each microbatch overwrites the gradient of those before it (DS #7718).
+
+    Flagged: last microbatch only.
+    """
 
     def train_step(self, step: Step) -> StepReport:
         self.optimizer.clear_backward_seen_flag = self._forget

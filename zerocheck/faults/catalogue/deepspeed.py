@@ -16,7 +16,8 @@ DEEPSPEED = [
     ),
     fault(
         "deepspeed:EngineGathersStale", "deepspeed2", "publish",
-        "the updated partitions are not sent", "DS PR#7707; MG #3140", "copies of the previous step",
+        "the updated partitions are not sent", "DS PR#7707; MG #3140",
+        "copies of the previous step",
         spares=("ownership", "loss", "gradient"), world=2,
     ),
     fault(

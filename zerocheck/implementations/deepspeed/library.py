@@ -15,13 +15,13 @@ import torch.distributed as dist
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it takes what device it finds
 
-import deepspeed  # noqa: E402
-from deepspeed.comm import comm as deepspeed_comm  # noqa: E402
-from deepspeed.runtime.zero import parameter_offload  # noqa: E402
-from deepspeed.runtime.zero.partitioned_param_coordinator import (  # noqa: E402
+import deepspeed
+from deepspeed.comm import comm as deepspeed_comm
+from deepspeed.runtime.zero import parameter_offload
+from deepspeed.runtime.zero.partitioned_param_coordinator import (
     PartitionedParameterCoordinator,
 )
-from deepspeed.utils import groups as deepspeed_groups  # noqa: E402
+from deepspeed.utils import groups as deepspeed_groups
 
 Engine = Any
 """A DeepSpeedEngine; DeepSpeed has no types."""

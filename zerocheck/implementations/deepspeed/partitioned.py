@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ...case.schema import Case
 from ...contract import Semantics, Shard
 from ...contract.build import MOMENT_ROLES
+from ...contract.implementation import Stage
 from .partition import Full, Partition, Piece, gaps, lying_in
 from .sharder import DeepSpeed
 
@@ -81,7 +83,7 @@ class DeepSpeed1(Partitioned):
     with the last microbatch."""
 
     zero = 1
-    stage = 1
+    stage: ClassVar[Stage | None] = 1
     options = OPTIONS
 
     def _partitions(self) -> Iterator[Partition]:

@@ -39,7 +39,7 @@ class DeepSpeed(Implementation):
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         self.case = case
         self.model = model
-        self.named = dict(model.named_parameters())
+        self.named: Mapping[str, Any] = dict(model.named_parameters())
         given = groups(model, case)
         self._group_of = [number for number, group in enumerate(given) if group["params"]]
         """Of each group of the optimizer, which group of the case it is."""
@@ -57,12 +57,13 @@ class DeepSpeed(Implementation):
         self._step = step
         for number, group in zip(self._group_of, self.adamw.param_groups, strict=True):
             group["lr"] = step.lr[number]
-        for left, microbatch in zip(range(len(step.microbatches))[::-1], step.microbatches):
+        last = len(step.microbatches) - 1
+        for number, microbatch in enumerate(step.microbatches):
             loss = microbatch.loss(self.engine)
             if microbatch.weight != 1.0:
                 loss = loss * microbatch.weight
             self.engine.backward(loss)
-            if not left:
+            if number == last:
                 step.reached("reduced")
             self.engine.step()
         self._step = None
@@ -106,8 +107,7 @@ class DeepSpeed(Implementation):
         self._clipped.clear()
         self.adamw.state.clear()
         library.closed(self.engine)
-        self.named.clear()
-        del self.engine, self.optimizer, self.adamw, self.model
+        del self.named, self.engine, self.optimizer, self.adamw, self.model
 
 
 class DeepSpeed0(DeepSpeed):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from torch import nn
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from ...contract import Semantics, Shard
 from .partition import Full, Partition, Piece, lying_in
@@ -32,6 +31,9 @@ class DeepSpeed3(Partitioned):
         "max_live_parameters",
     )
 
+    named: Mapping[str, Any]
+    """Parameters with what DeepSpeed adds to them: ds_tensor is this rank's part."""
+
     def _partitions(self) -> Iterator[Partition]:
         """One for each group: the parts of its parameters, end to end."""
         parts = {name: parameter.ds_tensor for name, parameter in self.named.items()}
@@ -48,7 +50,7 @@ class DeepSpeed3(Partitioned):
                     found.append(Piece(one.name, shape, start, stop, one.at))
             yield Partition(master, found)
 
-    def _range(self, parameter: nn.Parameter) -> tuple[int, int]:
+    def _range(self, parameter: Any) -> tuple[int, int]:
         """Which elements of a parameter this rank holds: ranks have parts of equal size."""
         size, numel = parameter.ds_tensor.numel(), parameter.ds_numel
         return min(self.rank * size, numel), min((self.rank + 1) * size, numel)
@@ -78,6 +80,6 @@ class DeepSpeed3(Partitioned):
         self._restore_states(full)
 
 
-def _gathered(parameter: nn.Parameter) -> bool:
+def _gathered(parameter: Any) -> bool:
     """Whether the whole parameter is there, as it is between steps where it always is."""
     return bool(parameter.ds_persist) and parameter.shape == parameter.ds_shape

@@ -1,0 +1,60 @@
+"""torch and DeepSpeed only: stage 3 applies the gradient of an earlier step.
+
+    python deepspeed3_gradient_of_an_earlier_step.py
+
+The second step leaves a layer out. SGD with lr 1 shows the gradients.
+"""
+
+import os
+import tempfile
+from typing import Any
+
+os.environ["DS_ACCELERATOR"] = "cpu"
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+def engine_of(model: nn.Module, stage: int) -> Any:
+    os.environ.setdefault("LOCAL_RANK", str(dist.get_rank()))
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # else it is compiled first
+    deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_clipping": 0.0,
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {
+            "stage": stage,
+            "reduce_bucket_size": 1024,
+            "stage3_param_persistence_threshold": 0,
+        },
+    }
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+
+
+class Sometimes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.always = nn.Linear(2, 1, bias=False)
+        self.sometimes = nn.Linear(2, 1, bias=False)
+
+    def forward(self, inputs: torch.Tensor, both: bool) -> torch.Tensor:
+        outputs = self.always(inputs)
+        return outputs + self.sometimes(inputs) if both else outputs  # type: ignore[no-any-return]
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=0, world_size=1)
+        engine = engine_of(Sometimes(), stage=3)
+        watched = engine.module.sometimes.weight
+        for both in (True, False):
+            before = watched.ds_tensor.detach().clone()
+            engine.backward(engine(torch.tensor([[1.0, 2.0]]), both).sum())
+            engine.step()
+            gradient = (before - watched.ds_tensor.detach()).tolist()
+            print(f"used: {both}, gradient {gradient}")
+        assert gradient == [0.0, 0.0], "a gradient of a layer that was not used"
