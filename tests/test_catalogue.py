@@ -6,7 +6,17 @@ from importlib import import_module
 
 import pytest
 
-from zerocheck.catalogue import BUILT_IN, INJECTED, apart, check_spelling, is_built_in
+from zerocheck.catalogue import (
+    BUILT_IN,
+    INJECTED,
+    NAMED,
+    OF_EXTRAS,
+    apart,
+    check_spelling,
+    extra_of,
+    is_built_in,
+    modules_of,
+)
 from zerocheck.errors import UsageError
 from zerocheck.faults.catalogue import FAULTS, injected_into
 from zerocheck.faults.injected.injection import Injection
@@ -48,6 +58,18 @@ def test_a_wrong_name_is_refused(name: str, said: str) -> None:
 def test_what_is_built_in() -> None:
     assert is_built_in("ddp") and is_built_in("ddp+nothing+norm-local")
     assert not is_built_in("my.py:My+norm-local") and not is_built_in("my.py:My")
+
+
+def test_those_of_extras_are_named_and_do_not_run_by_default() -> None:
+    assert not set(OF_EXTRAS) & set(BUILT_IN)
+    assert set(NAMED) == {*OF_EXTRAS, *BUILT_IN}
+    for name in OF_EXTRAS:
+        check_spelling(f"{name}+gather-stale")
+        assert is_built_in(name) and extra_of(name) == "deepspeed"
+    assert modules_of(["ddp", "my.py:My", "deepspeed1+norm-local", "deepspeed3"]) == [
+        "zerocheck.implementations.deepspeed"
+    ]
+    assert modules_of(BUILT_IN) == []
 
 
 def test_every_injected_fault_is_there_and_in_the_catalogue_of_faults() -> None:

@@ -35,6 +35,11 @@ def _reduce(context: RankContext, where: str = "the sum") -> float:
     return float(total[0])
 
 
+def already(context: RankContext, argument: str) -> bool:
+    """Whether a module is there already."""
+    return argument in sys.modules
+
+
 def reduce(context: RankContext, argument: str) -> float:
     return _reduce(context)
 

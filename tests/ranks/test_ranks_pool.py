@@ -25,6 +25,15 @@ def test_round_trip(ask: Ask, world_size: int) -> None:
     assert answers(ask(world_size, "reduce")) == [float(world_size)] * world_size
 
 
+def test_modules_are_imported_once_for_all_ranks() -> None:
+    """One that is missing is the affair of who needs it."""
+    with Pool(TARGET, warm=["wave", "no_such_module"]) as pool:
+        for name, there in (("wave", True), ("no_such_module", False), ("chunk_of_wave", False)):
+            result = pool.wait(pool.submit(2, f"already {name}".encode()))
+            result.release()
+            assert answers(result) == [there] * 2
+
+
 def test_each_rank_gets_its_own_payload(shared_pool: Pool) -> None:
     result = shared_pool.wait(shared_pool.submit(3, [f"echo {n}".encode() for n in "abc"]))
     result.release()
