@@ -40,6 +40,10 @@ CHOSEN: dict[str, tuple[str, Sharding]] = {
 """Name -> the case of that name in cases.py, and the sharding that it is run with."""
 
 
+KEY = ("groups", "microbatches", "mixed", "tied", "unused", "restore")
+"""Those of a slice."""
+
+
 def chosen(name: str, world_size: int) -> Case:
     """The case on so many ranks."""
     case, sharding = CHOSEN[name]

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 import torch
+from slices import WHOLE
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -22,7 +23,7 @@ from zerocheck.judge.verdict import EQUIVALENCE
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.trial import TARGET, Trial
 
-from .deepspeed_cases import CHOSEN, EVERYTHING, PLAIN, chosen, needs_deepspeed
+from .deepspeed_cases import CHOSEN, EVERYTHING, KEY, PLAIN, chosen, needs_deepspeed
 from .driver import in_ranks, observe_all
 from .oracle import check
 from .test_close import _run
@@ -38,10 +39,10 @@ def pool() -> Iterator[Pool]:
 
 @needs_deepspeed
 @pytest.mark.parametrize("name", OF_EXTRAS)
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4] if WHOLE else [1, 3])
 def test_every_obligation_holds(pool: Pool, name: str, world_size: int) -> None:
     """The judge of a run, on cases that need what the stages have in partitions and buckets."""
-    names = list(CHOSEN) if world_size == 3 else ["groups", "mixed"]
+    names = list(CHOSEN) if WHOLE else list(KEY) if world_size == 3 else ["mixed"]
     cases = [chosen(one, world_size) for one in names]
     trials = [Trial(pool, name, case, obligations=EQUIVALENCE) for case in cases]
     for one, trial in zip(names, trials, strict=True):
