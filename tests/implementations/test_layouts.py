@@ -57,6 +57,17 @@ def test_zero_redundancy_gives_whole_parameters_to_ranks() -> None:
     assert told(ZeroRedundancy, CASE, 1, 0, "step")["optimizer"] == 2 * 4 * 14 + 12
 
 
+def test_a_flat_parameter_that_nobody_uses_has_the_state_that_is_restored() -> None:
+    # Of 5 parts of stem (12), head (4), spare.up (12) and spare.down (10) the last has padding of
+    # the first three, and 2 elements. Only stem and head are updated.
+    model = Model(stem="embedding", inputs=6, width=2, outputs=2, head_bias=False, unused=True)
+    sharding = Sharding(wrap="layer", use_orig_params=False)
+    case = Case(mesh=(5,), model=model, sharding=sharding, start=Start(step=1, moments="typical"))
+    assert told(Fsdp1, case, 4, -1, "built")["optimizer"] == 2 * 4 * 2 + 4
+    assert told(Fsdp1, case, 4, 0, "step")["optimizer"] == 2 * 4 * (2 + 3 + 1) + 3 * 4
+    assert told(Fsdp1, case, 3, 0, "step")["optimizer"] == 2 * 4 * (3 + 1 + 3 + 2) + 4 * 4
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_textbook_stages_cut_a_flat_buffer(rank: int) -> None:
     # Each parameter begins at a multiple of 16: head.bias 0, head.weight 16, stem.bias 32,

@@ -92,15 +92,15 @@ def fsdp1_layout(
 
     def states(step: int, phase: Phase) -> int:
         stateful = account.stateful(step, phase, graded)
-        updated = range(case.training.first, step + (phase == "step"))
-        stepped = any(not account.skips(before) for before in updated)
+        steps = range(case.training.first, step + (phase == "step"))
+        updated = {name for one in steps if not account.skips(one) for name in graded(one)}
         count = 0
         for path, one in flats.items():
             names = stateful & set(one.places)
             own = [one.own(name, start[path]) for name in names]
             if aligned:
                 count += sum(account.moments(numel, one.itemsize) for numel in own if numel)
-            elif names and (stepped or any(own)):  # pieces are restored, the flat one is updated
+            elif updated & names or any(own):  # pieces are restored, the flat one is updated
                 count += account.moments(one.chunk, one.itemsize)
         return count
 
