@@ -18,7 +18,7 @@ from slices import sliced
 from zerocheck.case import strategies
 from zerocheck.case.codec import encode
 from zerocheck.case.drawing import draw
-from zerocheck.case.features import FEATURES, OF_STEPS, feature, features
+from zerocheck.case.features import FEATURES, OF_STEPS, ON_TWO_AXES, feature, features
 from zerocheck.case.schema import Block, Case, Model
 from zerocheck.case.shapes import parameter_elements, parameter_shapes, trainable
 from zerocheck.case.validity import check
@@ -26,6 +26,7 @@ from zerocheck.errors import UsageError
 
 WORLDS = (1, 2, 3, 4, 5, 8, 16)
 DRAWN = draw(700, seed=0, world_sizes=WORLDS)
+MESHES = ((2, 2), (2, 3), (1, 3), (3, 1))
 
 
 def test_exactly_that_many_distinct_and_valid() -> None:
@@ -37,9 +38,25 @@ def test_exactly_that_many_distinct_and_valid() -> None:
 
 
 def test_every_feature_occurs() -> None:
-    counts = Counter(name for case in DRAWN for name in features(case))
+    on_two_axes = draw(100, seed=0, world_sizes=(), meshes=MESHES)
+    counts = Counter(name for case in (*DRAWN, *on_two_axes) for name in features(case))
     assert set(counts) == set(OF_STEPS)
     assert min(counts.values()) >= 10, counts.most_common()[-5:]
+
+
+def test_meshes_of_two_axes_change_no_other_case() -> None:
+    both = draw(300, seed=0, world_sizes=(2,), meshes=MESHES)
+    assert {case.mesh for case in both} == {(2,), *MESHES}
+    for case in both:
+        check(case)
+        assert ("two-axes" in features(case)) == (len(case.mesh) == 2)
+    assert {case.mesh for case in DRAWN} == {(size,) for size in WORLDS}
+    syncs = Counter((len(case.mesh), case.sharding.sync) for case in both)
+    assert set(syncs) == {(1, "last"), (1, "each"), (2, "last"), (2, "each"), (2, "shards")}
+    assert (
+        draw(40, seed=1, world_sizes=(), meshes=MESHES)
+        == draw(90, seed=1, world_sizes=(), meshes=MESHES)[:40]
+    )
 
 
 def test_every_feature_occurs_for_each_world_size() -> None:
@@ -47,7 +64,7 @@ def test_every_feature_occurs_for_each_world_size() -> None:
         counts = {
             name for case in draw(500, seed=1, world_sizes=(size,)) for name in features(case)
         }
-        left = set(OF_STEPS) - counts
+        left = set(OF_STEPS) - counts - ON_TWO_AXES
         # Two hosts of two ranks have one each.
         assert left <= {"hosts-uneven"} | {name for name in left if name.startswith("world-")}
         assert size == 2 or "hosts-uneven" not in left

@@ -10,7 +10,17 @@ import pytest
 from zerocheck.case.drawing import draw
 from zerocheck.case.features import FEATURES, features
 from zerocheck.case.reductions import left, simpler, value_at
-from zerocheck.case.schema import Block, Case, Data, Group, Model, Optimizer, Start, Training
+from zerocheck.case.schema import (
+    Block,
+    Case,
+    Data,
+    Group,
+    Model,
+    Optimizer,
+    Sharding,
+    Start,
+    Training,
+)
 from zerocheck.case.validity import check
 
 Fails = Callable[[Case], bool]
@@ -172,6 +182,12 @@ def test_what_another_field_needs_is_not_told_twice() -> None:
 def test_a_mesh_of_two_axes() -> None:
     smallest, _ = shrunk(Case(mesh=(2, 3)), lambda c: len(c.mesh) == 2 and c.mesh[1] > 1)
     assert smallest.mesh == (1, 2)
+    # What does not need the second axis loses it, and what waits for it.
+    case = Case(mesh=(2, 2), sharding=Sharding(sync="shards"), training=Training(microbatches=2))
+    smallest, _ = shrunk(case, lambda c: c.world_size > 2)
+    assert smallest.mesh == (3,) and smallest.sharding.sync == "last"
+    smallest, _ = shrunk(case, lambda c: c.sharding.sync == "shards")
+    assert smallest.mesh == (1, 1)
 
 
 def _has(case: Case, kind: str) -> bool:

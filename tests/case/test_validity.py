@@ -22,6 +22,11 @@ TOKENS = {"stem": "embedding", "inputs": 8}
     [
         ({"mesh": [64, 32]}, "mesh [64, 32] has 2048 ranks; allowed: at most 1024"),
         (
+            {"mesh": [4], "sharding": {"sync": "shards"}},
+            "sharding.sync 'shards' needs a mesh of two axes, such as [2, 2]; given is [4]; "
+            "allowed: 'last' or 'each'",
+        ),
+        (
             {"start": {"moments": "tiny"}},
             "start.moments is 'tiny', but start.step is 0, where the moments are zero",
         ),

@@ -44,17 +44,25 @@ def repetitions(fault: Fault) -> int:
 
 @cache
 def drawn(
-    world_size: int, microbatches: int, *, restored: bool = False, delays: bool = False
+    world_size: int,
+    microbatches: int,
+    *,
+    restored: bool = False,
+    delays: bool = False,
+    two_axes: bool = False,
 ) -> list[tuple[Case, frozenset[str]]]:
     """Cases with their features; of the first step only, unless a fault needs a start in
     mid-training, so that every implementation runs them. All have `delays`, or it is left to
-    chance."""
+    chance. two_axes: on meshes with several ranks on both axes."""
     fixed: dict[str, object] = {} if restored else {"start": {"step": 0, "moments": "zero"}}
     if delays:  # one of 25 has them, which is not enough
         fixed["disturbance"] = {"delay": DELAY}
     if microbatches > 1:
         fixed["training"] = {"microbatches": microbatches}
-    cases = draw(700, seed=world_size, world_sizes=(world_size,), fixed=fixed)
+    sizes = () if two_axes else (world_size,)
+    cases = draw(
+        700, seed=world_size, world_sizes=sizes, fixed=fixed, meshes=_meshes(world_size, two_axes)
+    )
     # Of a slice the shortest come first.
     ordered = sliced(cases[1:], sorted(cases[1:], key=_passes))
     return [(case, frozenset(features(case))) for case in ordered]
@@ -107,6 +115,11 @@ def _has_known_issue(fault: Fault, case: Case) -> bool:
     )
 
 
+def _meshes(world_size: int, two_axes: bool) -> list[tuple[int, int]]:
+    sizes = [size for size in range(2, world_size) if world_size % size == 0]
+    return [(world_size // size, size) for size in sizes] if two_axes else []
+
+
 _TRIED = ("resume-killed", "resume-flip", "resume-truncate", "resume-remove", "resume-mix")
 
 
@@ -115,6 +128,7 @@ def cases_for(fault: Fault) -> Iterator[Case]:
     if fault.obligation in RESUME:
         yield from resumed(fault.world, fault.features, fault.without)[:MOST]
         return
+    two_axes = "two-axes" in fault.features
     queues = [
         (
             case
@@ -123,12 +137,13 @@ def cases_for(fault: Fault) -> Iterator[Case]:
                 fault.microbatches,
                 restored="mid-training" in fault.features,
                 delays="delays" in fault.features,
+                two_axes=two_axes,
             )
             if set(fault.features) <= has
             and not has & set(fault.without)
             and not _has_known_issue(fault, case)
         )
-        for size in (fault.world, fault.world + 1)
+        for size in (fault.world, fault.world + (2 if two_axes else 1))
     ]
     for position in range(MOST):
         # The larger team is slower, and needed only to tell causes apart.

@@ -185,6 +185,7 @@ def test_names_are_given_once() -> None:
             "communication",
             "memory",
             "hosts",
+            "replicas",
             "injected",
         )
         for value in vars(import_module(f"zerocheck.faults.catalogue.{module}")).values()

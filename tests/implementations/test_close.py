@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from zerocheck.case.schema import Block, Case, Model, Precision
+from zerocheck.case.schema import Block, Case, Leg, Model, Precision
 from zerocheck.contract import BuiltImplementation, Implementation
 from zerocheck.implementations.ddp import Ddp
 from zerocheck.implementations.fsdp1 import Fsdp1, Fsdp1GradOp, Fsdp1NoShard
@@ -144,5 +144,7 @@ def test_close_leaves_no_cycle(kind: type[Implementation]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_axes_and_bf16_are_refused_with_a_reason(kind: type[Implementation]) -> None:
     assert kind.supports(Case()) is None
-    assert "axis" in (kind.supports(Case(mesh=(2, 2))) or "")
+    for case in (Case(mesh=(2, 2)), Case(resume=(Leg(mesh=(2, 2)),))):
+        reason = kind.supports(case)
+        assert reason is None if "two_axes" in kind.handles else "one axis only" in (reason or "")
     assert "fp32" in (kind.supports(Case(precision=Precision(compute="bf16"))) or "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import combinations
@@ -262,3 +263,26 @@ def test_benchmarks_have_cases_of_every_implementation(pool: Pool) -> None:
     options = RunOptions(profile="quick", max_cases=8)
     counts = Counter(item.implementation for item in planned(pool, options))
     assert min(counts[name] for name in options.implementations) >= 4
+
+
+def _meshes(**given: object) -> list[tuple[int, ...]]:
+    return [item.case.mesh for item in plan(**given).cases]  # type: ignore[arg-type]
+
+
+def test_meshes_of_two_axes_are_for_those_that_handle_them() -> None:
+    sizes = {"profile": "quick", "world_sizes": (4, 6)}
+    both = _meshes(**sizes)
+    assert len(both) == 48 and {4, 6} == {math.prod(mesh) for mesh in both}
+    two = {mesh for mesh in both if len(mesh) == 2}
+    assert two >= {(2, 2)} and sum(len(mesh) == 2 for mesh in both) == 16
+    lacks = Described(restores=True, lacks=("two_axes",))
+    assert {len(mesh) for mesh in _meshes(described=lacks, **sizes)} == {1}
+    # Who asks for them is told why not.
+    asked = _meshes(described=lacks, features=("two-axes",), **sizes)
+    assert {len(mesh) for mesh in asked} == {2}
+
+
+def test_the_array_has_each_pair_of_a_mesh_of_two_axes() -> None:
+    covered = [item.case for item in plan(world_sizes=(4,)).cases]
+    assert ("two-axes", "clip") in pairs_of(covered)
+    assert ("two-axes", "sync-shards") in pairs_of(covered)

@@ -28,6 +28,7 @@ from .schema import (
     Optimizer,
     Sharding,
     Start,
+    SyncKind,
     Training,
 )
 from .shapes import (
@@ -78,7 +79,7 @@ class Choices:
         choose: Choose,
         part: Part[Block | None],
         fixed: Mapping[str, Any],
-        worlds: Sequence[tuple[int]],
+        worlds: Sequence[tuple[int, ...]],
     ) -> None:
         self._choose = choose
         self._part = part
@@ -120,7 +121,7 @@ class Choices:
             optimizer=self.optimizer(model),
             start=self.start(model),
             training=self.training(data, model),
-            sharding=self.sharding(seed),
+            sharding=self.sharding(seed, mesh),
             precision=_section("precision", self._fixed),
             disturbance=Disturbance(delay=self.option("disturbance.delay", (0.0,) * 24 + (2.0,))),
         )
@@ -356,7 +357,10 @@ class Choices:
             ),
         )
 
-    def sharding(self, seed: int) -> Sharding:
+    def sharding(self, seed: int, mesh: tuple[int, ...]) -> Sharding:
+        syncs: tuple[SyncKind, ...] = ("last", "last", "each")
+        if len(mesh) > 1:
+            syncs = ("last", "each", "shards")
         wrap = self.option("sharding.wrap", WRAPS)
         # Drawn models have about 300 elements: larger units than the first leave the root alone.
         buckets = (64, 16, 256) if wrap == "size" else (1 << 20, 256, 64, 16)
@@ -366,7 +370,7 @@ class Choices:
             bucket=self.option("sharding.bucket", buckets),
             prefetch=self.option("sharding.prefetch", (0, 1, 2)),
             backward_prefetch=self.option("sharding.backward_prefetch", BACKWARD_PREFETCHES),
-            sync=self.option("sharding.sync", ("last", "last", "each")),
+            sync=self.option("sharding.sync", syncs),
             use_orig_params=self.option("sharding.use_orig_params", (True, True, False)),
             bucket_view=self.flag("sharding.bucket_view", 35),
             find_unused=self.flag("sharding.find_unused", 15),

@@ -15,7 +15,7 @@ from typing import Any
 
 from .drawing import CaseMaker
 from .features import FEATURES
-from .schema import Case
+from .schema import Case, Mesh
 from .shapes import call_order
 
 ALONE = "world-1"
@@ -94,14 +94,15 @@ def candidates(
     world_sizes: Sequence[int],
     fixed: Mapping[str, Any] | None = None,
     having: Iterable[str] = (),
+    meshes: Sequence[Mesh] = (),
 ) -> dict[Case, int]:
     """Distinct valid cases, the simplest first, and the pairs of each; the same for the same
     arguments.
 
-    having: features that each must have; fixed: as in `strategies.cases`. Raises UsageError for
+    having: features that each must have; fixed, meshes: as in `drawing.draw`. Raises UsageError for
     fixed fields that no case has; gives fewer, or none, where there are no more.
     """
-    maker = CaseMaker(world_sizes, fixed)
+    maker = CaseMaker(world_sizes, fixed, meshes)
     source = random.Random(seed)  # only random() is used: its sequence is promised to stay
     needed = [FEATURES[name].present for name in having]
     found: dict[Case, int] = {}

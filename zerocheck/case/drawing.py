@@ -11,7 +11,7 @@ import msgspec
 from ..errors import UsageError
 from .choices import Choices, Choose, Part, T
 from .codec import merged
-from .schema import Block, Case
+from .schema import Block, Case, Mesh
 from .validity import check
 
 
@@ -21,16 +21,18 @@ def draw(
     seed: int,
     world_sizes: Sequence[int],
     fixed: Mapping[str, Any] | None = None,
+    meshes: Sequence[Mesh] = (),
 ) -> list[Case]:
     """Exactly `count` distinct valid cases, the simplest first, the same for the same arguments.
 
-    fixed: as in `strategies.cases`.
+    fixed: as in `strategies.cases`; meshes: of two axes, beside those of one that `world_sizes`
+    are.
 
     Not drawn through Hypothesis, which repeats itself on purpose: of 200 cases that it generates
     65 are not new, and 200 hold fewer pairs of features than 50 drawn here. Its choices may also
     change with its version. Raises UsageError if the fixed fields leave too few cases.
     """
-    maker = CaseMaker(world_sizes, fixed)
+    maker = CaseMaker(world_sizes, fixed, meshes)
     source = random.Random(seed)  # only random() is used: its sequence is promised to stay
     found: dict[Case, None] = {}
     attempts = 0
@@ -57,11 +59,17 @@ def _apart(make: Callable[[], T]) -> T:
 class CaseMaker:
     """Makes cases for the given world sizes, with the fixed fields in place.
 
-    Raises UsageError for a world size below 1 or fixed fields that no case has.
+    meshes: of two axes, beside those of one. Raises UsageError for a world size below 1 or fixed
+    fields that no case has.
     """
 
-    def __init__(self, world_sizes: Sequence[int], fixed: Mapping[str, Any] | None = None) -> None:
-        if not world_sizes or any(size < 1 for size in world_sizes):
+    def __init__(
+        self,
+        world_sizes: Sequence[int],
+        fixed: Mapping[str, Any] | None = None,
+        meshes: Sequence[Mesh] = (),
+    ) -> None:
+        if not (world_sizes or meshes) or any(size < 1 for size in world_sizes):
             raise UsageError(f"world sizes {list(world_sizes)}; allowed: one or more integers >= 1")
         fixed = fixed or {}
         base = merged(Case(), fixed, source="fixed fields")
@@ -73,7 +81,8 @@ class CaseMaker:
                 self._fixed |= {f"{section}.{name}": getattr(part, name) for name in fields}
             else:
                 self._fixed[section] = getattr(base, section)
-        self._worlds = [(size,) for size in dict.fromkeys(world_sizes)]
+        self._worlds: list[Mesh] = [(size,) for size in dict.fromkeys(world_sizes)]
+        self._worlds += dict.fromkeys(meshes)
         self.refused: UsageError | None = None
         """Why the last case was refused, if one was."""
 

@@ -44,6 +44,9 @@ def fitting(case: Case) -> Case:
         training = _replace(training, overflow=None)
     elif training.overflow is not None:
         training = _replace(training, overflow=min(training.overflow, last))
+    sharding = case.sharding
+    if len(case.mesh) == 1 and sharding.sync == "shards":
+        sharding = _replace(sharding, sync="last")
     hosts = case.hosts
     if not case.resume:  # else they are those of other numbers of ranks too
         hosts = spelled(counts(hosts, case.world_size))
@@ -54,6 +57,7 @@ def fitting(case: Case) -> Case:
         data=data,
         start=start,
         training=training,
+        sharding=sharding,
         optimizer=_fitting_groups(case.optimizer, model),
     )
 

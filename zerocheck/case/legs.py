@@ -32,6 +32,11 @@ def legs_of(case: Case) -> list[Case]:
     return legs
 
 
+def two_axes(case: Case) -> bool:
+    """Whether the ranks of some leg have a mesh of two axes."""
+    return len(case.mesh) > 1 or any(len(leg.mesh) > 1 for leg in case.resume)
+
+
 def in_background(case: Case) -> bool:
     """Whether the checkpoint that ends a leg is to be written while training goes on."""
     return bool(case.resume) and case.resume[0].background

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from functools import partial
+from math import prod
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ import msgspec
 from ..errors import UsageError
 from .codec import to_plain
 from .fitting import fitting
-from .schema import Block, BlockKind, Case, Group, Leg, Model, Optimizer
+from .schema import Block, BlockKind, Case, Group, Leg, Mesh, Model, Optimizer
 from .validity import check
 
 Cut = Callable[[Case], Iterator[Case]]
@@ -139,9 +140,9 @@ def _cuts() -> Iterable[Cut]:
 def _everything(case: Case) -> Iterator[Case]:
     one = _replace(_DEFAULT.training, steps=1)
     model = _bare(case.model)
-    plain = Case(mesh=min((2,), case.mesh), seed=case.seed, training=one, model=model)
+    plain = Case(mesh=_two_ranks(case.mesh), seed=case.seed, training=one, model=model)
     if case.resume:
-        last = _replace(case.resume[-1], mesh=min((2,), case.resume[-1].mesh), steps=1)
+        last = _replace(case.resume[-1], mesh=_two_ranks(case.resume[-1].mesh), steps=1)
         for leg in dict.fromkeys((Leg(), last)):
             yield _replace(plain, resume=(leg,))
     else:
@@ -160,6 +161,11 @@ def _everything(case: Case) -> Iterator[Case]:
             model=model,
             resume=case.resume,
         )
+
+
+def _two_ranks(mesh: Mesh) -> Mesh:
+    """Two ranks on one axis; one, if there is but one."""
+    return (min(2, prod(mesh)),)
 
 
 def _bare(model: Model) -> Model:

@@ -13,7 +13,7 @@ import msgspec
 
 from .drawing import draw
 from .features import features
-from .schema import Case, DamageKind, Leg
+from .schema import Case, DamageKind, Leg, Mesh
 from .values import CHECKPOINTS
 
 T = TypeVar("T")
@@ -46,15 +46,18 @@ def draw_resumed(
     into: Sequence[str] = (),
     having: Collection[str] = (),
     harms: Sequence[Harm] = (),
+    two_axes: bool = False,
 ) -> list[Case]:
     """At most `count` distinct cases with at least one checkpoint, the same for the same arguments.
 
     The pairs of world sizes to save and to load: see `_pairs`. fixed: as in `strategies.cases`;
     into: implementations that can load what is saved, beside the one that saved; having: features
-    that each must have; harms: what each ends with, in turns; by default few do. Fewer than `count`
-    if there are no more.
+    that each must have; harms: what each ends with, in turns; by default few do; two_axes: one case
+    of three has meshes of two axes, with several ranks on both, where a world size can be cut so.
+    Fewer than `count` if there are no more.
     """
     source = random.Random(seed)  # only random() is used: its sequence is promised to stay
+    axes = random.Random(seed)  # of its own, so that all else is drawn as without two axes
     tries = count * (OVERDRAW // OFFERED if having else 1)
     pairs = _pairs(tries, list(dict.fromkeys(world_sizes)), source)
     fixed = _without_unfreezing(fixed or {})
@@ -74,6 +77,8 @@ def draw_resumed(
         for base in bases[saving][:OFFERED]:
             legs = _legs(loading, world_sizes, into, harm, source)
             case = _resumed(base, legs, fixed, source)
+            if two_axes and number % 3 == 2:
+                case = _on_two_axes(case, axes)
             has = features(case)
             if wanted <= set(has) and case not in found:
                 offered[case] = has
@@ -93,6 +98,22 @@ def _resumed(
     if "checkpoint" not in fixed.get("sharding", {}):
         sharding = msgspec.structs.replace(sharding, checkpoint=kind)
     return msgspec.structs.replace(base, resume=legs, sharding=sharding)
+
+
+def _on_two_axes(case: Case, source: random.Random) -> Case:
+    """The same ranks on meshes of two axes, half of the time for each leg."""
+    meshes = [_mesh(mesh, source) for mesh in (case.mesh, *(leg.mesh for leg in case.resume))]
+    legs = [
+        msgspec.structs.replace(leg, mesh=mesh)
+        for leg, mesh in zip(case.resume, meshes[1:], strict=True)
+    ]
+    return msgspec.structs.replace(case, mesh=meshes[0], resume=tuple(legs))
+
+
+def _mesh(mesh: Mesh, source: random.Random) -> Mesh:
+    size = math.prod(mesh)
+    cuts = [(size // shards, shards) for shards in range(2, size) if size % shards == 0]
+    return _pick(cuts, source) if cuts and source.random() < 0.5 else mesh
 
 
 def _pairs(count: int, sizes: Sequence[int], source: random.Random) -> list[tuple[int, int]]:

@@ -45,7 +45,7 @@ ParameterDtype = Literal["fp32", "bf16"]
 UseKind = Literal["always", "sometimes", "never"]
 RngKind = Literal["seeded", "carried"]
 BackwardPrefetchKind = Literal["pre", "post", "none"]
-SyncKind = Literal["last", "each"]
+SyncKind = Literal["last", "each", "shards"]
 DamageKind = Literal["none", "flip", "truncate", "remove", "mix"]
 CheckpointKind = Literal["distributed", "full", "sharded"]
 Pattern = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -247,7 +247,8 @@ class Sharding(_Data, frozen=True, kw_only=True):
     backward_prefetch: BackwardPrefetchKind = "pre"
     """When the next unit is gathered in the backward: before or after the gradients of this one."""
     sync: SyncKind = "last"
-    """Gradients are reduced with the last microbatch only, or with each."""
+    """Gradients are reduced with the last microbatch only, or with each; with "shards" over the
+    shard axis with each, and over the replicate axis with the last (a mesh of two axes)."""
     use_orig_params: bool = True
     """FSDP1: the optimizer sees the original parameters, not the flat ones."""
     bucket_view: bool = False
@@ -316,9 +317,10 @@ class Leg(_Data, frozen=True, kw_only=True):
 class Case(_Data, frozen=True, kw_only=True):
     """Everything that determines a run, the implementation aside.
 
-    `mesh` holds the size of each axis: (W,) shards over W ranks; (R, S), later, replicates over R
-    and shards over S. `seed` determines the initial weights, the state of a start in mid-training,
-    every sample and every dropout mask.
+    `mesh` holds the size of each axis: (W,) shards over W ranks; (R, S) replicates over R and
+    shards over S, and rank r S + s has place r on the first axis and s on the second. `seed`
+    determines the initial weights, the state of a start in mid-training, every sample and
+    every dropout mask.
     """
 
     format: Literal[1] = FORMAT
@@ -346,3 +348,13 @@ class Case(_Data, frozen=True, kw_only=True):
         for axis in self.mesh:
             size *= axis
         return size
+
+    @property
+    def shards(self) -> int:
+        """Ranks on the shard axis: all of them, or those of one replica."""
+        return self.mesh[-1]
+
+    @property
+    def replicas(self) -> int:
+        """Ranks on the replicate axis; 1 where the mesh has no such axis."""
+        return self.mesh[0] if len(self.mesh) > 1 else 1

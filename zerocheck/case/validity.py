@@ -49,6 +49,7 @@ def check(case: Case) -> None:
     _check_patterns(case)
     _check_masked(case)
     _check_training(case)
+    _check_sync(case)
     _check_resume(case)
 
 
@@ -210,6 +211,14 @@ def _check_training(case: Case) -> None:
         raise UsageError("training.overflow needs training.loss_scale, which is None")
     if scale is not None and (scale < 1.0 or math.frexp(scale)[0] != 0.5):
         raise UsageError(f"training.loss_scale is {scale:g}; allowed: powers of two from 1 on")
+
+
+def _check_sync(case: Case) -> None:
+    if case.sharding.sync == "shards" and len(case.mesh) == 1:
+        raise UsageError(
+            "sharding.sync 'shards' needs a mesh of two axes, such as [2, 2]; given is "
+            f"{list(case.mesh)}; allowed: 'last' or 'each'"
+        )
 
 
 def _check_resume(case: Case) -> None:

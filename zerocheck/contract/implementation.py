@@ -18,9 +18,11 @@ from .shard import Shard
 
 Moment = Literal["reduced", "clipped"]
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
-Extra = Literal["loss_scale", "unfreeze"]
+Extra = Literal["loss_scale", "unfreeze", "two_axes"]
 EXTRAS: tuple[Extra, ...] = get_args(Extra)
-"""Fields of `case.training` that an implementation must say that it handles."""
+"""What an implementation must say that it handles."""
+OF_TRAINING: tuple[Extra, ...] = ("loss_scale", "unfreeze")
+"""Those that are fields of `case.training`."""
 Stage = Literal[0, 1, 2, 3]
 Call = Callable[..., torch.Tensor]
 
@@ -157,7 +159,8 @@ class Implementation:
     handles: ClassVar[Collection[str]] = ()
     """What else `train_step` does where the case asks for it: "loss_scale" (multiplies losses by a
     scale that begins with `training.loss_scale`, and skips steps that overflow), "unfreeze" (obeys
-    `Step.unfreeze`). Without it, such cases are unsupported and are not drawn."""
+    `Step.unfreeze`), "two_axes" (replicates over the first axis of a mesh of two, and shards over
+    the second). Without it, such cases are unsupported and are not drawn."""
 
     keeps: ClassVar[Collection[str]] = ()
     """What `save` and `load` keep beside the model and the optimizer: "data" (the loader's state),

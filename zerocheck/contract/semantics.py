@@ -19,7 +19,9 @@ class Semantics:
     weight      "microbatch": every microbatch counts alike; "token": every token does, by
                 `Microbatch.weight`.
     accumulate  "local": microbatches are summed on the rank and reduced once;
-                "reduce_each": every microbatch is reduced, the results are summed.
+                "reduce_each": every microbatch is reduced, the results are summed;
+                "reduce_shards": every microbatch is reduced over the shard axis of a mesh of two
+                axes, and the sum of the results over its replicate axis.
     unused      a trainable parameter that no rank used: "skip" (no update, as torch does) or
                 "zero" (its gradient counts as 0, so that it still decays).
     buffers     "local" to the rank; "rank0": those of rank 0 are sent to all ranks at the first
@@ -33,7 +35,7 @@ class Semantics:
     average: Literal["mean", "sum"] = "mean"
     divide: Literal["loss", "gradient"] = "loss"
     weight: Literal["microbatch", "token"] = "microbatch"
-    accumulate: Literal["local", "reduce_each"] = "local"
+    accumulate: Literal["local", "reduce_each", "reduce_shards"] = "local"
     unused: Literal["skip", "zero"] = "skip"
     buffers: Literal["local", "rank0", "rank0_each"] = "local"
     clip: Literal["min(1, c/(norm+eps))", "c/norm if norm>c"] = "min(1, c/(norm+eps))"

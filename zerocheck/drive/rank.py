@@ -12,10 +12,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from ..case.legs import two_axes
 from ..case.schema import Case, Sharding
 from ..catalogue import INJECTED, apart
 from ..contract import loading
-from ..contract.implementation import EXTRAS, Implementation
+from ..contract.implementation import EXTRAS, OF_TRAINING, Implementation
 from ..contract.refusals import refused_on
 from ..devices import CPU
 from ..errors import Unsupported, UsageError, unknown
@@ -183,9 +184,13 @@ def _check_handles(name: str, given: Collection[str]) -> None:
 
 def _unhandled(implementation: type[Implementation], case: Case) -> str | None:
     """What the case asks for and the implementation does not say that it handles, or None."""
-    for extra in EXTRAS:
-        if getattr(case.training, extra) is not None and extra not in implementation.handles:
-            return f"it does not declare that it handles training.{extra} (class attribute handles)"
+    training = case.training
+    asked = {f"training.{one}": one for one in OF_TRAINING if getattr(training, one) is not None}
+    if two_axes(case):
+        asked["a mesh of two axes (two_axes)"] = "two_axes"
+    for said, extra in asked.items():
+        if extra not in implementation.handles:
+            return f"it does not declare that it handles {said} (class attribute handles)"
     return None
 
 

@@ -15,7 +15,7 @@ from ..case.schema import Case
 from ..case.shapes import sometimes_used, uncalled
 from ..contract import Built, BuiltImplementation, Loader, Saving, Semantics, groups
 from ..contract.checkpoint import beside, take_over, whole
-from ..contract.implementation import EXTRAS, Stage
+from ..contract.implementation import OF_TRAINING, Stage
 from ..contract.layout import Layout
 from ..contract.names import unwrapped
 from ..errors import Unsupported
@@ -49,7 +49,7 @@ class Ddp(BuiltImplementation):
         "optimizer_first",
         "checkpoint",
     )
-    handles = EXTRAS
+    handles = OF_TRAINING
 
     @classmethod
     def supports(cls, case: Case) -> str | None:

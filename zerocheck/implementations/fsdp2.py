@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -26,9 +28,9 @@ from ..errors import Unsupported
 from . import whole as file
 from .casting import fsdp2_policy
 from .fsdp2_bytes import fsdp2_layout
-from .limits import dim0_sharded, norm_of_empty_shards, one_axis_fp32, one_dtype, same_units
+from .limits import dim0_sharded, fp32, norm_of_empty_shards, one_dtype, same_units
 from .scaling import scaler_of
-from .sync import accumulation, synchronized
+from .sync import accumulation, deferred, synchronized
 from .traffic import fsdp2 as traffic
 from .traffic.writing import with_told
 from .units import in_order_of_calls, unit_modules
@@ -43,6 +45,10 @@ class Fsdp2(BuiltImplementation):
     Gradients of microbatches are accumulated unsharded and reduced with the last one, or each is
     reduced. With `sharding.prefetch` units name the ones to gather ahead. An optimizer that is made
     first (`optimizer_first`) trains nothing, and torch does not say so.
+
+    On a mesh of two axes (HSDP) gradients are reduce-scattered over the second and all-reduced over
+    the first, in which they may wait for the last microbatch (`sync` "shards"). torch averages over
+    each axis, so that it divides once per axis.
 
     Where a parameter is used on some ranks only, ranks would reduce-scatter different sets of
     gradients, so `set_reduce_scatter_unused_params` is on: a parameter that no rank used then has
@@ -71,7 +77,7 @@ class Fsdp2(BuiltImplementation):
     @classmethod
     def supports(cls, case: Case) -> str | None:
         """None, or the reason why this case cannot be run."""
-        reason = one_axis_fp32(case) or dim0_sharded(case) or same_units(case)
+        reason = fp32(case) or dim0_sharded(case) or same_units(case)
         return reason or one_dtype(case, wrap=case.sharding.wrap) or norm_of_empty_shards(case)
 
     @classmethod
@@ -98,7 +104,8 @@ class Fsdp2(BuiltImplementation):
         if sometimes_used(case.model):
             reduce_unused(model)
         optimizer = first or torch.optim.AdamW(groups(model, case))
-        return Built(model, optimizer, accumulate=accumulation(case), scaler=scaler_of(case, mesh))
+        accumulate = _over_replicas(model) if deferred(case) else accumulation(case)
+        return Built(model, optimizer, accumulate=accumulate, scaler=scaler_of(case, mesh))
 
     def save(self, directory: str, loader: Loader) -> Saving | None:
         if self.case.sharding.checkpoint != "full":
@@ -151,6 +158,17 @@ def reduce_unused(model: nn.Module, *, enable: bool = True) -> None:
             "only some ranks use: it has no set_reduce_scatter_unused_params"
         )
     switch(enable)
+
+
+def _over_replicas(model: nn.Module) -> Callable[[bool], AbstractContextManager[None]]:
+    """Have the reduction over the replicate axis wait for the last microbatch."""
+    sharded: Any = model
+
+    def accumulate(last: bool) -> AbstractContextManager[None]:
+        sharded.set_requires_all_reduce(last)
+        return nullcontext()
+
+    return accumulate
 
 
 def _prefetch(units: list[Any], ahead: int) -> None:

@@ -10,6 +10,7 @@ from ..case.schema import Case
 from ..case.shapes import sometimes_used, uncalled
 from ..contract.layout import Layout, Phase
 from .account import Account, Tensor, Told, layout_of
+from .sync import deferred
 from .units import members, unit_modules
 
 
@@ -22,12 +23,13 @@ def fsdp2_layout(model: nn.Module, case: Case, rank: int) -> Layout | None:
     those before are held after the forward.
 
     None where batches use parameters of their own, since the data say which gradients there are;
-    and where the optimizer was made first, which then trains nothing.
+    and where the optimizer was made first, which then trains nothing. None too where sums wait for
+    their reduction over replicas.
     """
-    if sometimes_used(case.model) or case.sharding.optimizer_first:
+    if sometimes_used(case.model) or case.sharding.optimizer_first or waiting(case):
         return None
     account = Account(model, case)
-    ranks = case.world_size
+    ranks = case.shards
     units = members(model, unit_modules(model, case.sharding))
     stays = {""} if case.sharding.reshard else set(units)
     idle = uncalled(case.model)
@@ -62,7 +64,7 @@ def fsdp2_layout(model: nn.Module, case: Case, rank: int) -> Layout | None:
         if phase == "forward" and prefetches:
             return None
         several = training.microbatches > 1
-        if phase != "forward" or (several and case.sharding.sync == "each"):
+        if phase != "forward" or (several and case.sharding.sync != "last"):
             gradient = reduced(step) if phase != "built" else 0
         else:
             gradient = reduced(step - 1) if account.kept(step) else 0
@@ -79,6 +81,11 @@ def fsdp2_layout(model: nn.Module, case: Case, rank: int) -> Layout | None:
         }
 
     return layout_of(account, told)
+
+
+def waiting(case: Case) -> bool:
+    """Whether what was reduced over the shards waits to be reduced over the replicas."""
+    return deferred(case) and case.training.microbatches > 1
 
 
 def padded(one: Tensor, ranks: int) -> int:
@@ -98,8 +105,8 @@ def _states(account: Account, rank: int, step: int, phase: Phase) -> int:
     def graded(at: int) -> Collection[str]:
         return account.used(account.learning(at))
 
-    ranks = account.case.world_size
+    ranks = account.case.shards
     return sum(
-        account.moments(own_elements(one, rank, ranks), one.itemsize)
+        account.moments(own_elements(one, rank % ranks, ranks), one.itemsize)
         for one in map(account.parameters.__getitem__, account.stateful(step, phase, graded))
     )

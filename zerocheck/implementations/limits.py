@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..case.legs import two_axes
 from ..case.schema import Case, WrapKind
 from ..case.shapes import (
     empties,
@@ -17,8 +18,16 @@ from ..case.shapes import (
 
 def one_axis_fp32(case: Case) -> str | None:
     """None for a mesh of one axis in fp32, else the reason why the case cannot be run."""
-    if len(case.mesh) != 1:
-        return f"shards over one mesh axis only, the case has {len(case.mesh)}"
+    return one_axis(case) or fp32(case)
+
+
+def one_axis(case: Case) -> str | None:
+    """None for meshes of one axis, else the reason why the case cannot be run."""
+    return "works on a mesh of one axis only, the case has one of two" if two_axes(case) else None
+
+
+def fp32(case: Case) -> str | None:
+    """None in fp32, else the reason why the case cannot be run."""
     if case.precision.compute != "fp32" or case.precision.reduce != "fp32":
         return "computes and reduces in fp32 only"
     return None
@@ -67,7 +76,7 @@ def norm_of_empty_shards(case: Case) -> str | None:
         return None
     shapes = parameter_shapes(case.model)
     for name in learning(case):
-        if shapes[name] and leaves_a_rank_empty(shapes[name][0], case.world_size):
+        if shapes[name] and leaves_a_rank_empty(shapes[name][0], case.shards):
             return f"torch has no inf-norm of the empty shard of {name}"
     return None
 

@@ -7,6 +7,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from ..case.schema import Case
+from .meshes import shard_group
 
 
 def scaler_of(case: Case, mesh: DeviceMesh) -> torch.amp.GradScaler | None:
@@ -25,6 +26,6 @@ def sharded_scaler_of(case: Case, mesh: DeviceMesh) -> ShardedGradScaler | None:
     """FSDP1's scaler as the case asks for it, or None: ranks agree on whether one overflowed."""
     if case.training.loss_scale is None:
         return None
-    group = mesh.get_group()
+    group = shard_group(mesh)  # replicas have the same gradients by then
     scale = case.training.loss_scale
     return ShardedGradScaler(mesh.device_type, init_scale=scale, process_group=group)

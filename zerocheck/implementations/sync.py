@@ -14,6 +14,8 @@ from ..contract import Semantics
 def synchronized(semantics: Semantics, case: Case) -> Semantics:
     """What the implementation means by a step if it reduces as the case says.
 
+    With "shards", on a mesh of two axes, the reduction over the replicate axis waits for the last.
+
     DDP sends the buffers of rank 0 at every forward that follows a reduction.
     """
     if case.sharding.sync == "last":
@@ -21,9 +23,17 @@ def synchronized(semantics: Semantics, case: Case) -> Semantics:
     buffers: Literal["local", "rank0_each"] = "local"
     if semantics.buffers != "local":
         buffers = "rank0_each"
-    return replace(semantics, accumulate="reduce_each", buffers=buffers)
+    each: Literal["reduce_each", "reduce_shards"] = "reduce_each"
+    if deferred(case):
+        each = "reduce_shards"
+    return replace(semantics, accumulate=each, buffers=buffers)
+
+
+def deferred(case: Case) -> bool:
+    """Whether the reduction over the replicate axis waits for the last microbatch."""
+    return case.sharding.sync == "shards" and len(case.mesh) > 1
 
 
 def accumulation(case: Case) -> Callable[[bool], AbstractContextManager[Any]] | None:
     """`accumulate` for `Built`: none, which reduces with the last microbatch, or with each."""
-    return (lambda last: nullcontext()) if case.sharding.sync == "each" else None
+    return None if case.sharding.sync == "last" else (lambda last: nullcontext())

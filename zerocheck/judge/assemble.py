@@ -48,13 +48,31 @@ class Held:
     """One role at one point: what each rank holds, and the whole vector put together.
 
     whole: (size,), NaN where nobody holds anything; where several ranks hold an element, that of
-    the lowest rank. parts[r] and plans[r]: rank r's data and where it lies.
+    the lowest rank. parts[r] and plans[r]: rank r's data and where it lies. replica: on a mesh of
+    two axes, how many ranks hold one copy together, one after the other; else 0.
     """
 
     whole: torch.Tensor
     parts: tuple[torch.Tensor, ...]
     plans: tuple[Plan, ...]
     manifests: tuple[tuple[Entry, ...], ...]
+    replica: int = 0
+
+    def as_of(self, rank: int) -> torch.Tensor:
+        """`whole`, with what this rank and the others of its replica hold as they hold it.
+
+        `whole` itself if no bit of that differs.
+        """
+        count = self.replica or 1
+        members = range(rank // count * count, (rank // count + 1) * count)
+        if all(same_bits(self.parts[r], self.plans[r].gather(self.whole)) for r in members):
+            return self.whole
+        if self.plans[rank].index is None:
+            return self.parts[rank]
+        whole = self.whole.clone()
+        for member in members:
+            self.plans[member].scatter(whole, self.parts[member])
+        return whole
 
     @property
     def present(self) -> frozenset[str]:
@@ -95,6 +113,8 @@ class Observation:
     fetch: Fetch
     first: int = 0
     """Index of the first step."""
+    replica: int = 0
+    """As in `Held`."""
     _found: dict[tuple[int, Point, str], list[list[Recorded]]] = field(init=False)
     _held: dict[tuple[int, Point, str], Held | None] = field(init=False, default_factory=dict)
     _plans: dict[tuple[Entry, ...], Plan] = field(init=False, default_factory=dict)
@@ -241,7 +261,7 @@ class Observation:
             whole = torch.full((self.layout.size,), torch.nan)
             for part, plan in zip(reversed(parts), reversed(plans), strict=True):
                 plan.scatter(whole, part)
-        return Held(whole, tuple(parts), tuple(plans), tuple(manifests))
+        return Held(whole, tuple(parts), tuple(plans), tuple(manifests), self.replica)
 
 
 def _replica(part: torch.Tensor, parts: Sequence[torch.Tensor], plan: Plan) -> bool:

@@ -24,6 +24,7 @@ kernels that torch has for it (for-loop, foreach, fused).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -78,7 +79,13 @@ def rounded(exact: torch.Tensor, error: torch.Tensor, format: Format = FP32) -> 
 
 
 def gradient_roundings(
-    *, world_size: int, microbatches: int, average: str, divide: str, accumulate: str
+    *,
+    world_size: int,
+    microbatches: int,
+    average: str,
+    divide: str,
+    accumulate: str,
+    mesh: Sequence[int] = (),
 ) -> int:
     """K: how many roundings the path of one term g_rm has to the reduced gradient.
 
@@ -86,10 +93,21 @@ def gradient_roundings(
     by N is exact for a power of two; otherwise one division, or a multiplication by fl(1/N), which
     is rounded itself: 2. The same for 1/M where the gradient is divided and not the loss. With
     `reduce_each` each microbatch is reduced and divided, then added.
+
+    mesh: sizes of its axes, (N,) by default. Over (R, S), the sums over one axis and then over the
+    other, in either order, round a term (R - 1) + (S - 1) times; one sum over all R S ranks rounds
+    it R S - 1 times, which is no less and is counted. What is divided by N at once is rounded by
+    one division. Who averages over one axis and then over the other divides twice, by R and by S:
+    no less either, since N is a power of two only if both are. With `reduce_shards` a microbatch is
+    reduced over S ranks and divided, added to others, and the sum reduced over R and divided: the
+    path of one term has each of these once.
     """
-    scale = 0 if average == "sum" else _roundings_of_division(world_size)
+    axes = tuple(mesh) or (world_size,)
+    scale = 0 if average == "sum" else sum(_roundings_of_division(axis) for axis in axes)
     if divide == "gradient":
         scale += _roundings_of_division(microbatches)
+    if accumulate == "reduce_shards":
+        return sum(axis - 1 for axis in axes) + microbatches - 1 + scale
     if accumulate == "reduce_each":
         return microbatches * (world_size - 1 + scale) + microbatches - 1
     return (world_size - 1) + (microbatches - 1) + scale

@@ -57,7 +57,8 @@ class CaseJudge:
         self.first, self.end = case.training.first, end_of(case)
         model = build_model(case)
         self.layout = Layout.of(model, case)
-        self.observation = Observation(self.layout, seen, fetch, self.first)
+        replica = case.shards if len(case.mesh) > 1 else 0
+        self.observation = Observation(self.layout, seen, fetch, self.first, replica)
         self.semantics = Semantics(**seen[0].semantics)  # type: ignore[arg-type]
         self.start = Start.of(case, model, self.layout, restored=seen[0].restored)
         self.device = ran_on(seen)

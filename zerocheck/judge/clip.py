@@ -29,15 +29,10 @@ def elements_of(gradient: Held, rank: int) -> torch.Tensor:
     """All elements that some rank holds; those that `rank` holds as it holds them.
 
     Frozen parameters have no gradient and are left out. Where copies differ, which is another
-    finding, each rank's clipping is judged by its own.
+    finding, each rank's clipping is judged by its own, or its replica's.
     """
-    whole, plan = gradient.whole, gradient.plans[rank]
-    if plan.index is None:
-        return gradient.parts[rank]
-    if not torch.equal(plan.gather(whole), gradient.parts[rank]):
-        whole = whole.clone()
-        plan.scatter(whole, gradient.parts[rank])
-    covered = gradient.covered()
+    whole = gradient.as_of(rank)
+    covered = None if gradient.plans[rank].index is None else gradient.covered()
     if covered is None or bool(covered.all()):
         return whole
     return torch.cat([whole[here][covered[here]] for here in split(len(whole))])
@@ -138,6 +133,7 @@ def check_norm(
                 norm, exact, elements, part, len(part) == len(elements), len(reported), previous,
                 *_norm_bound(elements, formats, case),
                 {str(format.dtype): _of(elements, e) for format, e in formats.parts}, loss_scale,
+                case.replicas,
             ),
             case.training.norm,
         )  # fmt: skip

@@ -66,6 +66,7 @@ def expected(
         average=semantics.average,
         divide=semantics.divide,
         accumulate=semantics.accumulate,
+        mesh=case.mesh,
     )
     if any(math.frexp(scale)[0] != 0.5 for scale in scales):
         roundings += 2

@@ -9,7 +9,7 @@ from ..contract.shard import Role
 from ..drive.observation import Entry, Point
 from ..errors import did_you_mean
 from .assemble import Observation
-from .diagnose.ownership import Tiling, of_nothing, of_shapes, of_tiling, words
+from .diagnose.ownership import Tiling, of_nothing, of_replicas, of_shapes, of_tiling, words
 from .verdict import Violation
 
 MOMENTS: tuple[Role, ...] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
@@ -58,6 +58,7 @@ class Ownership:
             },
             self._observation.world_size,
             self._hosts,
+            self._observation.replica,
         )
         for name, shards in by_name.items():
             ranks = tuple(sorted({rank for rank, _ in shards}))
@@ -90,6 +91,11 @@ class Ownership:
                 ranks = tuple(sorted({rank for rank, _ in here}))
                 problem = f"{role} {name!r}: {problem}"
                 return _violation(step, role, name, ranks, problem, of_tiling(tiling))
+            apart = replica_fault(by_name[name], tiling.world_size, tiling.replica)
+            if apart is not None:
+                words_, *differing = apart
+                problem = f"{role} {name!r}: {words_}"
+                return _violation(step, role, name, tuple(differing), problem, of_replicas(tiling))
         return None
 
     def _unknown(
@@ -149,6 +155,42 @@ def tiling_fault(shards: Sequence[tuple[int, Entry]], shape: tuple[int, ...]) ->
             )
         end, previous = max(end, stop), key
     return "" if end == numel else f"no rank holds elements {end} to {numel - 1} of {numel}"
+
+
+def replica_fault(
+    shards: Sequence[tuple[int, Entry]], world_size: int, replica: int
+) -> tuple[str, int, int] | None:
+    """(what is wrong in words, and the two ranks) if ranks with the same place on the shard axis of
+    a mesh of two axes hold other elements. replica: as in `Held`; 0 is right in any case.
+
+    A gradient that is None on one of them is left to the obligation `gradient`."""
+    if not replica:
+        return None
+    held: list[set[Key]] = [set() for _ in range(world_size)]
+    for rank, entry in shards:
+        if entry.present and entry.stop > entry.start:
+            held[rank].add((entry.start, entry.stop, entry.box))
+    none = {rank for rank, entry in shards if not entry.present}
+    for rank in range(world_size):
+        first = rank % replica
+        here, there = held[rank], held[first]
+        if here != there and not none & {first, rank}:
+            return (
+                f"rank {rank} holds {_ranges(here)}, and rank {first}, which has the same place on "
+                f"the shard axis, holds {_ranges(there)}; they must be replicas",
+                first,
+                rank,
+            )
+    return None
+
+
+def _ranges(keys: Collection[Key]) -> str:
+    """`"elements 0 to 3 and 6 to 7"`."""
+    parts = [
+        f"{start} to {stop - 1}" if box is None else " x ".join(f"{a}:{b}" for a, b in box)
+        for start, stop, box in sorted(keys, key=lambda key: key[:2])
+    ]
+    return f"elements {' and '.join(parts)}" if parts else "nothing"
 
 
 def _tiling_of_boxes(distinct: list[Key], shape: tuple[int, ...], numel: int) -> str:

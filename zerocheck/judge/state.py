@@ -123,9 +123,14 @@ def _by_owner(held: Held, owners: Held | None) -> torch.Tensor:
 
 
 def _own(held: Held, whole: torch.Tensor) -> list[torch.Tensor]:
-    """Per rank: its own copy where it holds all, the whole otherwise; one object if bits agree."""
+    """Per rank: its own copy where it holds all, else the whole, as its replica holds it on a mesh
+    of two axes; one object if bits agree."""
     own: list[torch.Tensor] = []
-    for part, plan in zip(held.parts, held.plans, strict=True):
+    for rank, (part, plan) in enumerate(zip(held.parts, held.plans, strict=True)):
+        if held.replica and plan.index is not None:
+            of_replica = held.as_of(rank)
+            own.append(whole if of_replica is held.whole else of_replica)
+            continue
         mine = plan.index is None and part is not whole and not torch.equal(part, whole)
         own.append(part if mine else whole)
     return own

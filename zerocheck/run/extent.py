@@ -35,12 +35,13 @@ _GROUP_OF = {"mesh": "world", "precision": "training"}
 def size(case: Case) -> str:
     """`"2 ranks, 1 block, 1 step"`."""
     blocks, user = len(case.model.blocks), case.model.user
-    ranks = " then ".join(str(leg.mesh[0]) for leg in case.resume)
+    ranks = " then ".join(" x ".join(map(str, leg.mesh)) for leg in case.resume)
+    mesh = f" ({' x '.join(map(str, case.mesh))})" if len(case.mesh) > 1 else ""
     number = len(counts(case.hosts, case.world_size))
     hosts = f" on {number} hosts" if number > 1 else ""
     return ", ".join(
         (
-            _count(case.world_size, "rank") + (f" then {ranks}" if ranks else "") + hosts,
+            _count(case.world_size, "rank") + mesh + (f" then {ranks}" if ranks else "") + hosts,
             _count(blocks, "block") if blocks else user.factory if user else "no blocks",
             _count(case.training.steps, "step"),
         )
@@ -72,7 +73,7 @@ def groups(case: Case, needed: Sequence[tuple[str, Case]]) -> tuple[str, ...]:
     needed: as for `extent`. Two ranks, or two steps, are no feature.
     """
     plain = {
-        "mesh": case.world_size <= _PLAIN.world_size,
+        "mesh": case.world_size <= _PLAIN.world_size and len(case.mesh) == 1,
         "training.steps": case.training.steps <= _PLAIN.training.steps,
     }
     named: set[str] = set()
@@ -100,6 +101,9 @@ def _needs(case: Case, needed: Sequence[tuple[str, Case]], first: int, *, from_w
         value = value_at(case, path)
         if grouped and path.startswith("optimizer.groups["):
             continue  # its options differ from the other groups', which is what counts
+        if path == "mesh" and len(case.mesh) > 1 and len(reset.mesh) == 1:
+            having.append("a mesh of two axes")
+            continue
         if path == "mesh" and case.world_size == 2:
             continue
         if path == "mesh" and from_world:

@@ -72,7 +72,7 @@ def alone(case: Case, calls: Iterable[CollectiveTimes]) -> int:
     found = 0
     for name in learning(case):
         elements, size = prod(shapes[name]), ITEMSIZE[dtypes[name]]
-        padded = -(-elements // case.world_size) * case.world_size
+        padded = -(-elements // case.shards) * case.shards
         for key in ((False, elements * size), (True, padded * size)):
             if elements and free[key]:
                 free[key] -= 1

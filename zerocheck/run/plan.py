@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,10 +13,10 @@ import msgspec
 from ..case import engine_options
 from ..case.covering import Pairs, candidates
 from ..case.drawing import draw
-from ..case.features import FEATURES, OF_RESUME, OF_STEPS, features
+from ..case.features import FEATURES, OF_RESUME, OF_STEPS, ON_TWO_AXES, features
 from ..case.legs import legs_of
 from ..case.resuming import Harm, draw_resumed
-from ..case.schema import Case
+from ..case.schema import Case, Mesh
 from ..catalogue import EXCHANGING
 from ..drive.observation import Described
 from ..errors import UsageError
@@ -83,10 +84,15 @@ class Drawn:
         self._arrays: dict[tuple[object, ...], Array] = {}
 
     def array(
-        self, options: RunOptions, fixed: Mapping[str, object], ignored: Sequence[str], ask: Asking
+        self,
+        options: RunOptions,
+        fixed: Mapping[str, object],
+        meshes: Sequence[Mesh],
+        ignored: Sequence[str],
+        ask: Asking,
     ) -> tuple[Array, dict[Case, int]]:
         """The array, with nothing noted yet, and the candidates it is made of."""
-        asked = (options.seed, options.world_sizes, options.features, fixed)
+        asked = (options.seed, options.world_sizes, meshes, options.features, fixed)
         key = msgspec.json.encode(asked, order="deterministic")
         if key not in self._pools:
             self._pools[key] = candidates(
@@ -95,6 +101,7 @@ class Drawn:
                 world_sizes=options.world_sizes,
                 fixed=fixed,
                 having=options.features,
+                meshes=meshes,
             )
         pool = self._pools[key]
         reasons = tuple(ask(list(pool)))
@@ -176,6 +183,7 @@ class Plan:
             fixed=self._fixed(described),
             into=EXCHANGING if name in EXCHANGING else (),
             having=options.features,
+            two_axes="two_axes" not in described.lacks,
             harms=[HARM_OF[one] for one in sorted(asked)] if asked <= HARM_OF.keys() else (),
         )
         # Small ones first: they say most for their time.
@@ -192,7 +200,7 @@ class Plan:
         if not described.restores:
             fixed["start"] = {**_mapping(fixed.get("start")), "step": 0, "moments": "zero"}
         if described.lacks and not self._options.features:  # who asks for them is told why not
-            without = dict.fromkeys(described.lacks)
+            without = dict.fromkeys(name for name in described.lacks if name != "two_axes")
             if "loss_scale" in without:
                 without["overflow"] = None
             fixed["training"] = {**without, **_mapping(fixed.get("training"))}
@@ -202,11 +210,12 @@ class Plan:
         """Cases without checkpoints."""
         options, profile = self._options, PROFILES[self._options.profile]
         fixed = self._fixed(described)
+        meshes = _meshes(options, described)
         ignored = _ignored(described)
         found: list[Case] = []
         count = profile.cases
         if profile.covering:
-            array, pool = self._drawn.array(options, fixed, ignored, partial(ask, name))
+            array, pool = self._drawn.array(options, fixed, meshes, ignored, partial(ask, name))
             self._arrays[name] = array
             # Where all are refused, one case says so.
             found = array.cases or list(pool)[:1]
@@ -215,7 +224,7 @@ class Plan:
             count = min(count, options.max_cases)
         cut = options.max_cases if count < len(found) else None
         if len(found) < count:  # a few more, since some may be in the array already
-            drawn = _drawn(options, count - len(found) + len(found) // 10, fixed)
+            drawn = _drawn(options, count - len(found) + len(found) // 10, fixed, meshes)
             found = list(dict.fromkeys((*found, *drawn)))
         found = found[:count]
         if not profile.covering or cut is not None:  # an array has every feature
@@ -255,19 +264,48 @@ def _ignored(described: Described) -> list[str]:
     ]
 
 
-def _drawn(options: RunOptions, count: int, fixed: Mapping[str, object]) -> list[Case]:
-    """Cases drawn at random. World sizes take turns."""
+def _meshes(options: RunOptions, described: Described) -> list[Mesh]:
+    """Meshes of two axes that cases may have: the profile's, or all of the sizes asked for.
+
+    None where the implementation does not handle them, but for who asks for what they are.
+    """
+    if "two_axes" in described.lacks and not _two_axes_asked(options):
+        return []
+    if not options.world_sizes_given:
+        return list(PROFILES[options.profile].meshes)
+    return [
+        (replicas, size // replicas)
+        for size in options.world_sizes
+        for replicas in range(1, size + 1)
+        if size > 1 and size % replicas == 0
+    ]
+
+
+def _two_axes_asked(options: RunOptions) -> bool:
+    return not ON_TWO_AXES.isdisjoint(options.features)
+
+
+def _drawn(
+    options: RunOptions, count: int, fixed: Mapping[str, object], meshes: Sequence[Mesh]
+) -> list[Case]:
+    """Cases drawn at random. World sizes take turns, and so do all meshes of two axes together."""
     if count <= 0:
         return []
     sizes = options.world_sizes
     if not options.world_sizes_given:
         sizes = tuple(size for size in sizes if size <= LARGEST_DRAWN)
-    counts = [count // len(sizes)] * len(sizes)
+        meshes = [mesh for mesh in meshes if math.prod(mesh) <= LARGEST_DRAWN]
+    worlds: list[tuple[int | None, Sequence[Mesh]]] = []
+    if not _two_axes_asked(options):
+        worlds += [(size, ()) for size in sizes]
+    if meshes and "mesh" not in fixed:
+        worlds.append((None, meshes))
+    counts = [count // len(worlds)] * len(worlds)
     for position in range(count - sum(counts)):
         counts[position] += 1
     queues = [
-        _with_features(options, size, share, fixed)
-        for size, share in zip(sizes, counts, strict=True)
+        _with_features(options, size, share, fixed, of_two)
+        for (size, of_two), share in zip(worlds, counts, strict=True)
         if share
     ]
     return [case for turn in zip_longest(*queues) for case in turn if case is not None]
@@ -303,14 +341,20 @@ def _features(cases: Iterable[Case]) -> list[set[str]]:
 
 
 def _with_features(
-    options: RunOptions, size: int, count: int, fixed: Mapping[str, object]
+    options: RunOptions,
+    size: int | None,
+    count: int,
+    fixed: Mapping[str, object],
+    meshes: Sequence[Mesh],
 ) -> list[Case]:
+    """size: None for cases of the meshes alone."""
     wanted = set(options.features)
     # One seed per world size: adding a world size does not change the cases of the others.
-    seed = options.seed * 10_007 + size
+    seed = options.seed * 10_007 + (size or 0)
+    sizes = () if size is None else (size,)
     if not wanted:
-        return draw(count, seed=seed, world_sizes=(size,), fixed=fixed)
-    drawn = draw(count * OVERDRAW, seed=seed, world_sizes=(size,), fixed=fixed)
+        return draw(count, seed=seed, world_sizes=sizes, fixed=fixed, meshes=meshes)
+    drawn = draw(count * OVERDRAW, seed=seed, world_sizes=sizes, fixed=fixed, meshes=meshes)
     return [case for case in drawn if wanted <= set(features(case))][:count]
 
 

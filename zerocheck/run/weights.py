@@ -56,9 +56,10 @@ def _ratio(one: Weighed, ranks: int) -> float:
 
 
 def add(into: dict[int, Weights], record: CaseFinished) -> None:
-    """Count one case, if it was measured. into: by world size."""
+    """Count one case, if it was measured. into: by world size. The paper knows no replicas, so
+    that nothing can be said of a mesh of two axes."""
     one = record.judgement.weighed if record.judgement is not None else None
-    if one is None:
+    if one is None or len(record.case.mesh) > 1:
         return
     ranks, microbatches = record.case.world_size, record.case.training.microbatches
     if ranks not in into:

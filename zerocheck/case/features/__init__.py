@@ -36,6 +36,9 @@ FEATURES: dict[str, Feature] = {
 OF_STEPS = tuple(name for name, row in FEATURES.items() if row.dimension != "resume")
 """Names of the features that cases without checkpoints have."""
 
+ON_TWO_AXES = frozenset(("two-axes", "one-replica", "one-shard", "sync-shards"))
+"""Names of those that no mesh of one axis has."""
+
 OF_RESUME = tuple(name for name, row in FEATURES.items() if row.dimension == "resume")
 """Names of those that only cases with checkpoints have."""
 
@@ -85,6 +88,7 @@ __all__ = [
     "GROUPS",
     "OF_RESUME",
     "OF_STEPS",
+    "ON_TWO_AXES",
     "Feature",
     "Present",
     "feature",

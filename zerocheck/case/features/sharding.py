@@ -48,6 +48,12 @@ SHARDING = table(
         "sync",
     ),
     (
+        "sync-shards",
+        "gradients reduced over replicas with the last of several microbatches alone",
+        lambda c: c.sharding.sync == "shards" and c.training.microbatches > 1,
+        "sync",
+    ),
+    (
         "flat-parameters",
         "the optimizer sees flat parameters",
         lambda c: not c.sharding.use_orig_params,

@@ -18,7 +18,7 @@ def _lengths(case: Case) -> list[int]:
 
 def _uneven_total(case: Case) -> bool:
     shapes = parameter_shapes(case.model)
-    return sum(prod(shapes[name]) for name in trainable(case.model)) % case.world_size != 0
+    return sum(prod(shapes[name]) for name in trainable(case.model)) % case.shards != 0
 
 
 def _on_hosts(case: Case) -> tuple[int, ...]:
@@ -33,15 +33,26 @@ WORLD = table(
     ("world-4", "4 ranks", lambda c: c.world_size == 4),
     ("world-5-8", "5 to 8 ranks", lambda c: 5 <= c.world_size <= 8),
     ("world-9-up", "9 ranks or more", lambda c: c.world_size >= 9),
+    ("two-axes", "a mesh of two axes, replicate and shard", lambda c: len(c.mesh) > 1),
+    (
+        "one-replica",
+        "a mesh of two axes with one replica",
+        lambda c: len(c.mesh) > 1 and c.replicas == 1,
+    ),
+    (
+        "one-shard",
+        "a mesh of two axes with one rank on the shard axis",
+        lambda c: len(c.mesh) > 1 and c.shards == 1,
+    ),
     (
         "dims-below-world",
         "a parameter with a first dim smaller than the world",
-        lambda c: min(_lengths(c), default=c.world_size) < c.world_size,
+        lambda c: min(_lengths(c), default=c.shards) < c.shards,
     ),
     (
         "uneven",
         "a parameter whose first dim the world does not divide",
-        lambda c: any(length % c.world_size for length in _lengths(c)),
+        lambda c: any(length % c.shards for length in _lengths(c)),
     ),
     ("uneven-total", "the world does not divide the number of elements", _uneven_total),
     ("hosts", "several hosts", lambda c: len(_on_hosts(c)) > 1),

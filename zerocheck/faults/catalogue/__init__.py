@@ -15,6 +15,7 @@ from .injected import INJECTED, injected_into
 from .left_out import LEFT_OUT, RESTORING
 from .memory import MEMORY
 from .races import RACES
+from .replicas import REPLICAS
 from .states import DTYPES, OWNERSHIP, PUBLISHING, UPDATE
 
 __all__ = ["FAULTS", "Fault", "injected_into"]
@@ -24,7 +25,8 @@ FAULTS: dict[str, Fault] = {
     for fault in (
         *GRADIENT, *ACCUMULATION, *SCALING, *CLIPPING, *UPDATE, *PUBLISHING, *OWNERSHIP,
         *FORWARDS, *BUFFERS, *DTYPES, *BROKEN, *LEFT_OUT, *RESTORING, *RACES,
-        *CHECKPOINTS, *EXPORTS, *FILES, *MEMORY, *COMMUNICATION, *HOSTS, *INJECTED,
+        *CHECKPOINTS, *EXPORTS, *FILES, *MEMORY, *COMMUNICATION, *HOSTS, *REPLICAS,
+        *INJECTED,
     )
 }  # fmt: skip
 """Name -> fault."""

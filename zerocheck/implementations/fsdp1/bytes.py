@@ -57,7 +57,7 @@ def fsdp1_layout(
     if sometimes_used(case.model):
         return None
     account = Account(model, case)
-    ranks = case.world_size
+    ranks, rank = case.shards, rank % case.shards
     shards = shards and ranks > 1
     aligned = case.sharding.use_orig_params
     units = members(model, wrapped_units(model, case.sharding))

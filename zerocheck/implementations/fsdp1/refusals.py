@@ -6,11 +6,12 @@ from functools import lru_cache
 
 from torch import nn
 
+from ...case.legs import two_axes
 from ...case.schema import Case, Model, Sharding
 from ...case.shapes import sometimes_used, uncalled, unfrozen
 from ...compat import size_based_units
 from ...contract.groups import group_of
-from ..limits import one_axis_fp32, same_units
+from ..limits import fp32, same_units
 from ..units import is_conditional, members, skeleton, unit_modules
 
 
@@ -23,7 +24,7 @@ def wrapped_units(model: nn.Module, sharding: Sharding) -> list[nn.Module]:
 
 def refusal(case: Case) -> str | None:
     """None, or why FSDP1 cannot run the case: what torch refuses, or documents as wrong use."""
-    reason = one_axis_fp32(case) or same_units(case)
+    reason = fp32(case) or same_units(case) or _on_two_axes(case)
     if reason is not None:
         return reason
     sharding = case.sharding
@@ -65,6 +66,21 @@ def refusal(case: Case) -> str | None:
                 "the parameter groups of the case split a flat parameter "
                 "(sharding.use_orig_params is false)"
             )
+    return None
+
+
+def _on_two_axes(case: Case) -> str | None:
+    """None, or what HYBRID_SHARD lacks: a reduction over the replicate axis that waits, and moments
+    in sharded state dicts."""
+    if case.sharding.sync == "shards" and case.training.microbatches > 1:
+        return (
+            "FSDP1 reduces over both mesh axes at once: it has no deferred reduction over replicas"
+        )
+    if case.sharding.checkpoint == "sharded" and case.resume and two_axes(case):
+        return (
+            "FSDP1's sharded state-dict type gives other moments on a mesh of two axes than were "
+            "saved: take sharding.checkpoint 'distributed' or 'full'"
+        )
     return None
 
 

@@ -32,12 +32,14 @@ from ...contract import (
 )
 from ...contract.checkpoint import beside, take_over
 from ...contract.flat import restore, shards_of
-from ...contract.implementation import EXTRAS, Stage
+from ...contract.implementation import EXTRAS, OF_TRAINING, Stage
 from ...contract.layout import Layout
 from ...contract.names import unwrapped
 from ...contract.refusals import torch_refusals
 from ...devices import placed
 from ..casting import fsdp1_policy
+from ..limits import one_axis
+from ..meshes import shard_group
 from ..scaling import sharded_scaler_of
 from ..sync import accumulation, synchronized
 from ..traffic import fsdp1 as traffic
@@ -67,6 +69,13 @@ BACKWARD_PREFETCH = {
 }
 
 
+HYBRID = {
+    ShardingStrategy.FULL_SHARD: ShardingStrategy.HYBRID_SHARD,
+    ShardingStrategy.SHARD_GRAD_OP: ShardingStrategy._HYBRID_SHARD_ZERO2,
+}
+"""What a strategy is called on a mesh of two axes."""
+
+
 class Fsdp1(BuiltImplementation):
     """FullyShardedDataParallel with FULL_SHARD: parameters, gradients and states are cut (ZeRO-3).
 
@@ -78,8 +87,12 @@ class Fsdp1(BuiltImplementation):
     What is shown is read from the local shards. With `use_orig_params` the optimizer sees views of
     them, else the flat parameters.
 
+    On a mesh of two axes it is HYBRID_SHARD: gradients are reduce-scattered over the second axis,
+    then all-reduced over the first.
+
     Roundings of the gradient: it is divided by a power of two f before the sum, which is exact, and
-    by W / f after it: no more than the one division by W that the judge counts.
+    by W / f after it: no more than the one division by W that the judge counts. W are all ranks of
+    both axes, so that there is one division for both.
 
     Not supported, with a reason: scalar and empty parameters; parameters shared by units (`size`
     with a tied head); mixed dtypes in a unit; an optimizer made first, frozen parameters or several
@@ -136,11 +149,16 @@ class Fsdp1(BuiltImplementation):
             policy = CustomPolicy(chosen.__contains__)
         # Given a mesh, its state dicts have DTensors, else ShardedTensors.
         by_mesh = sharding.checkpoint == "distributed"
+        strategy = self.strategy
+        process_groups: Any = shard_group(mesh)
+        if mesh.ndim > 1:
+            strategy = HYBRID[strategy]
+            process_groups = process_groups, mesh.get_group(0)
         wrapped = FullyShardedDataParallel(
             model,
-            process_group=None if by_mesh else mesh.get_group(),
+            process_group=None if by_mesh else process_groups,
             device_mesh=mesh if by_mesh else None,
-            sharding_strategy=self.strategy,
+            sharding_strategy=strategy,
             auto_wrap_policy=policy,
             backward_prefetch=BACKWARD_PREFETCH[sharding.backward_prefetch],
             forward_prefetch=sharding.prefetch > 0,
@@ -206,7 +224,8 @@ class Fsdp1(BuiltImplementation):
 
 class Fsdp1GradOp(Fsdp1):
     """FullyShardedDataParallel with SHARD_GRAD_OP: the whole parameters stay from the forward to
-    the end of the backward (ZeRO-2). Between steps it holds what FULL_SHARD does."""
+    the end of the backward (ZeRO-2). Between steps it holds what FULL_SHARD does. On a mesh of two
+    axes it is _HYBRID_SHARD_ZERO2."""
 
     strategy = ShardingStrategy.SHARD_GRAD_OP
 
@@ -216,6 +235,12 @@ class Fsdp1NoShard(Fsdp1):
 
     strategy = ShardingStrategy.NO_SHARD
     stage = 0
+    handles = OF_TRAINING
+
+    @classmethod
+    def supports(cls, case: Case) -> str | None:
+        """None, or the reason why this case cannot be run."""
+        return one_axis(case) or super().supports(case)
 
 
 def _groups(wrapped: nn.Module, case: Case) -> list[dict[str, Any]]:

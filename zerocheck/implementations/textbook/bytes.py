@@ -28,7 +28,7 @@ def bucket_layout(model: nn.Module, case: Case, rank: int, *, whole_gradients: b
     outside = sum(one.bytes for name, one in account.parameters.items() if name not in inside)
     flat = sum(one.numel * size for one, size in cut)
     shard = sum(one.shard_size * size for one, size in cut)
-    pieces = [(piece, size) for one, size in cut for piece in one.pieces(rank)]
+    pieces = [(piece, size) for one, size in cut for piece in one.pieces(rank % case.shards)]
 
     def told(step: int, phase: Phase) -> Told:
         return {
@@ -55,7 +55,8 @@ def zero3_layout(
     """
     account = Account(model, case)
     cut = [(part, *_cut(part.named, case)) for parts in units for part in parts]
-    pieces = [(p, size) for part, one, size in cut if part.learns for p in one.pieces(rank)]
+    place = rank % case.shards
+    pieces = [(p, size) for part, one, size in cut if part.learns for p in one.pieces(place)]
     idle = uncalled(case.model)
     paths = {module: f"{path}." for path, module in model.named_modules()}
     open_ = [not (case.sharding.reshard or paths[m].startswith(idle)) for m in modules]
@@ -82,7 +83,7 @@ def _cut(named: Named, case: Case) -> tuple[Partition, int]:
     """The partition of some parameters of one dtype, and the bytes of an element."""
     size = named[0][1].element_size()
     shapes = [(name, tuple(parameter.shape)) for name, parameter in named]
-    return Partition(shapes, case.world_size, aligned(size)), size
+    return Partition(shapes, case.shards, aligned(size)), size
 
 
 def _states(account: Account, pieces: Iterable[tuple[Piece, int]], step: int, phase: Phase) -> int:

@@ -99,6 +99,11 @@ class FlatParameter:
             for parameter in self.parameters:
                 parameter.requires_grad_(True)
 
+    def reduced(self) -> Iterator[torch.Tensor]:
+        """The shard of the gradient, unless the parameters are frozen."""
+        if self.gradient is not None and self.parameters[0].requires_grad:
+            yield self.gradient
+
     def owned(self) -> list[Owned]:
         """The pieces that this rank updates; none if the parameters are frozen."""
         if self.gradient is None:

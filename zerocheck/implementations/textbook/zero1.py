@@ -21,18 +21,20 @@ from ...compat import reduce_scatter_single
 from ...contract import Semantics, Shard, Step, StepReport
 from ...contract.implementation import EXTRAS
 from ...contract.layout import Layout
-from ..limits import one_axis_fp32
+from ..limits import fp32
+from ..meshes import every_rank, shard_group
 from ..traffic import textbook as traffic
 from ..traffic.writing import with_told
 from .bucket import Bucket, buckets_of
 from .bytes import bucket_layout
 from .checkpoint.resumable import Resumable
 from .loss_scaling import LossScaler
+from .replicas import Replicas
 from .sharded_adamw import ShardedAdamW
 
 
 class Zero1(Resumable):
-    """One rank of ZeRO-1.
+    """One rank of ZeRO-1; on a mesh of two axes, of one of its replicas.
 
     Gradients of all microbatches are summed locally and reduced once. A trainable parameter that
     the forward does not use has the gradient 0, so it still decays: its place in the flat buffer
@@ -48,7 +50,7 @@ class Zero1(Resumable):
     @classmethod
     def supports(cls, case: Case) -> str | None:
         """None, or the reason why this case cannot be run."""
-        return one_axis_fp32(case)
+        return fp32(case)
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
@@ -59,7 +61,8 @@ class Zero1(Resumable):
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         self.model = model
         self.case = case
-        self.group = mesh.get_group()
+        self.group, self.everyone = shard_group(mesh), every_rank(mesh)
+        self.replicas = Replicas(mesh)
         self.world_size = self.group.size()
         self.buckets = buckets_of(model, case, self.group)
         self.gradients = [self._whole_gradients(bucket) for bucket in self.buckets]
@@ -114,7 +117,7 @@ class Zero1(Resumable):
         self.optimizer.unfreeze(names)
 
     def _reduce(self) -> None:
-        """Replace this rank's shard of the gradients by their mean over ranks.
+        """Replace this rank's shard of the gradients by their mean over ranks, then over replicas.
 
         In place: the shard is a view of the whole. The rest of the buffer is used up.
         """
@@ -126,6 +129,7 @@ class Zero1(Resumable):
             if work is not None:
                 work.wait()
             mine.div_(self.world_size)
+        self.replicas.average(mine for _, mine in launched)
         self.reduced = True
 
     def _publish(self) -> None:

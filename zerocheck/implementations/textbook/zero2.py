@@ -11,6 +11,7 @@ A rank keeps 1/W of the gradients, and for a moment the buckets that are being f
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -22,7 +23,8 @@ from ...case.schema import Case
 from ...contract import Semantics, Shard, Step, StepReport
 from ...contract.implementation import EXTRAS
 from ...contract.layout import Layout
-from ..limits import one_axis_fp32
+from ..limits import fp32
+from ..meshes import every_rank, shard_group
 from ..traffic import textbook as traffic
 from ..traffic.writing import with_told
 from .bucket import Bucket, buckets_of
@@ -30,6 +32,7 @@ from .bytes import bucket_layout
 from .checkpoint.resumable import Resumable
 from .loss_scaling import LossScaler
 from .reduction import Reduction
+from .replicas import Replicas
 from .sharded_adamw import ShardedAdamW
 
 
@@ -69,12 +72,13 @@ class GradientBucket:
 
 
 class Zero2(Resumable):
-    """One rank of ZeRO-2.
+    """One rank of ZeRO-2; on a mesh of two axes, of one of its replicas.
 
     Every microbatch is reduced, and the results are summed in the shard: keeping whole gradients
-    over microbatches would be ZeRO-1. A trainable parameter that the forward does not use has the
-    gradient 0, so it still decays. Frozen parameters are in no bucket and never change; those that
-    are unfrozen later are in one, and the optimizer has no gradient of them until then.
+    over microbatches would be ZeRO-1. The sum is averaged over replicas once. A trainable parameter
+    that the forward does not use has the gradient 0, so it still decays. Frozen parameters are in
+    no bucket and never change; those that are unfrozen later are in one, and the optimizer has no
+    gradient of them until then.
     """
 
     semantics = Semantics(accumulate="reduce_each", unused="zero", buffers="local", weight="token")
@@ -85,7 +89,7 @@ class Zero2(Resumable):
     @classmethod
     def supports(cls, case: Case) -> str | None:
         """None, or the reason why this case cannot be run."""
-        return one_axis_fp32(case)
+        return fp32(case)
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
@@ -96,7 +100,10 @@ class Zero2(Resumable):
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         self.model = model
         self.case = case
-        self.group = mesh.get_group()
+        self.group, self.everyone = shard_group(mesh), every_rank(mesh)
+        self.replicas = Replicas(mesh)
+        if mesh.ndim > 1:
+            self.semantics = replace(self.semantics, accumulate="reduce_shards")
         self.buckets = buckets_of(model, case, self.group)
         self.gradients = [GradientBucket(bucket) for bucket in self.buckets]
         owned = [
@@ -140,6 +147,7 @@ class Zero2(Resumable):
                 loss = self.scaler.objective(loss, microbatch, len(step.microbatches))
                 loss.backward()  # type: ignore[no-untyped-call]
             self._flush()
+        self.replicas.average(gradient.shard for gradient in self.gradients)
         self.reduced = True
         self.scaler.unscale(one.gradient for one in self.optimizer.owned)
         step.reached("reduced")

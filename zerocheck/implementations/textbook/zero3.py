@@ -20,6 +20,7 @@ same order. Every rank must call the same units in the same order.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -33,7 +34,8 @@ from ...case.shapes import unfrozen
 from ...contract import Semantics, Shard, Step, StepReport
 from ...contract.implementation import EXTRAS
 from ...contract.layout import Layout
-from ..limits import one_axis_fp32, same_units
+from ..limits import fp32, same_units
+from ..meshes import every_rank, shard_group
 from ..traffic import zero3 as traffic
 from ..traffic.writing import with_told
 from ..units import unit_modules
@@ -43,6 +45,7 @@ from .checkpoint.resumable import Resumable
 from .flat import FlatParameter
 from .loss_scaling import LossScaler
 from .reduction import Reduction
+from .replicas import Replicas
 from .sharded_adamw import ShardedAdamW
 
 
@@ -104,9 +107,10 @@ class Unit:
 
 
 class Zero3(Resumable):
-    """One rank of ZeRO-3.
+    """One rank of ZeRO-3; on a mesh of two axes, of one of its replicas.
 
-    Every microbatch is reduced, and the results are summed in the shard. A trainable parameter
+    Every microbatch is reduced, and the results are summed in the shard. The sum is averaged over
+    replicas once. A trainable parameter
     that the forward does not use has the gradient 0, so it still decays. Frozen parameters are
     sharded and gathered like others and never change; if they are unfrozen later, the optimizer
     has no gradient of them until then.
@@ -120,7 +124,7 @@ class Zero3(Resumable):
     @classmethod
     def supports(cls, case: Case) -> str | None:
         """None, or the reason why this case cannot be run."""
-        return one_axis_fp32(case) or same_units(case)
+        return fp32(case) or same_units(case)
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
@@ -132,7 +136,10 @@ class Zero3(Resumable):
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         self.model = model
         self.case = case
-        self.group = mesh.get_group()
+        self.group, self.everyone = shard_group(mesh), every_rank(mesh)
+        self.replicas = Replicas(mesh)
+        if mesh.ndim > 1:
+            self.semantics = replace(self.semantics, accumulate="reduce_shards")
         modules = unit_modules(model, case.sharding)
         self.units, self.root = self._make_units(modules)
         self.flats = [flat for unit in (*self.units, self.root) for flat in unit.flats]
@@ -175,6 +182,7 @@ class Zero3(Resumable):
                 loss = self.scaler.objective(loss, microbatch, len(step.microbatches))
                 self._backward(loss)
             self._finish()
+        self.replicas.average(one for flat in self.flats for one in flat.reduced())
         self.reduced = True
         self.scaler.unscale(one.gradient for one in self.optimizer.owned)
         step.reached("reduced")

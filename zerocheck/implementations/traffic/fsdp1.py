@@ -50,7 +50,7 @@ class _Handle:
         end = 0
         for _, parameter in named:
             end = -(-end // step) * step + parameter.numel()
-        ranks = case.world_size
+        ranks = case.shards
         self.padded = -(-end // ranks) * ranks
         self.elements = self.padded if case.sharding.use_orig_params else end
         self.state: State = "idle"
@@ -73,7 +73,7 @@ class _Replay:
 
     def __init__(self, model: nn.Module, case: Case, strategy: ShardingStrategy) -> None:
         self.case = case
-        self.strategy = strategy if case.world_size > 1 else NO_SHARD
+        self.strategy = strategy if case.shards > 1 else NO_SHARD
         self.calls = Calls(case)
         self.window = self.calls.window
         units = wrapped_units(model, case.sharding)
@@ -217,6 +217,8 @@ class _Replay:
             self.calls.add("all_reduce", handle.elements, handle.dtype)
         else:
             self.calls.add("reduce_scatter", handle.padded, handle.dtype)
+            if len(self.case.mesh) > 1:
+                self.calls.over_replicas(handle.padded // self.case.shards, handle.dtype)
 
     def _reshard_in_backward(self, handle: _Handle) -> None:
         self._reshard(handle, free=self._frees())
@@ -293,7 +295,7 @@ def fsdp1(model: nn.Module, case: Case, strategy: ShardingStrategy) -> Told | No
         replay.learns = set(learning(case)) if late else trained
         for number in range(training.microbatches):
             last = number == training.microbatches - 1
-            reduces = last or case.sharding.sync == "each"
+            reduces = last or case.sharding.sync != "last"
             replay.microbatch(events, step, reduces=reduces, last=last)
         if training.loss_scale is not None:
             calls.add("all_reduce", 1, "float32")

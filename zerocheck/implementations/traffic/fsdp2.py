@@ -13,6 +13,8 @@ from torch import nn
 
 from ...case.schema import Case
 from ...case.shapes import learning, sometimes_used
+from ..fsdp2_bytes import waiting
+from ..sync import deferred
 from ..units import in_order_of_calls, unit_modules
 from .passage import ROOT, Event, is_of_case, or_none, passage, passages
 from .window import terms_of
@@ -24,7 +26,7 @@ State = Literal["idle", "forward", "before backward", "after backward"]
 class _Group:
     """A unit's parameters, and what FSDP2 notes of them."""
 
-    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], world_size: int) -> None:
+    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], ranks: int) -> None:
         self.padded: dict[str, int] = {}
         """Elements of each parameter, with its dim 0 padded to a multiple of the ranks."""
         self.dtypes: dict[str, str] = {}
@@ -32,9 +34,9 @@ class _Group:
         """Parameters that are padded, and their gradients copied to be."""
         for name, parameter in named:
             rows, rest = parameter.shape[0], prod(parameter.shape[1:])
-            self.padded[name] = -(-rows // world_size) * world_size * rest
+            self.padded[name] = -(-rows // ranks) * ranks * rest
             self.dtypes[name] = dtype_of(parameter)
-            if rows % world_size:
+            if rows % ranks:
                 self.uneven.add(name)
         self.state: State = "idle"  # of the module
         self.group: State = "idle"  # of its parameters
@@ -67,10 +69,10 @@ class _Replay:
         modules = unit_modules(model, case.sharding)
         names = {parameter: name for name, parameter in model.named_parameters()}
         self.units = [
-            _Group([(names.pop(p), p) for p in module.parameters()], case.world_size)
+            _Group([(names.pop(p), p) for p in module.parameters()], case.shards)
             for module in modules
         ]
-        self.root = _Group([(name, p) for p, name in names.items()], case.world_size)
+        self.root = _Group([(name, p) for p, name in names.items()], case.shards)
         self.root.reshards = False
         for unit in self.units:
             unit.reshards = case.sharding.reshard
@@ -86,13 +88,14 @@ class _Replay:
         self.entered: _Group | None = None  # the one that counts as root of this forward
         self.learns: set[str] = set()
         self.zeros = bool(sometimes_used(case.model))
-        self.reduces = True
+        self.reduces = self.over_replicas = True
         self.held: dict[str, str] = {}
         """Parameters that have a sharded gradient, with its dtype."""
 
     def microbatch(self, events: Sequence[Event], step: int, *, reduces: bool, last: bool) -> None:
         """One forward and backward."""
         self.reduces = reduces
+        self.over_replicas = last or not deferred(self.case)
         self.calls.at(step, "forward")
         begun = False
         for event in self.calls.follow(events, last=last):
@@ -171,10 +174,11 @@ class _Replay:
         self._reshard(unit)
         self._reduce(unit, names)
         self.held.update((name, unit.dtypes[name]) for name in names)
-        if names and self.case.world_size > 1:
-            self.calls.add(
-                "reduce_scatter", sum(unit.padded[n] for n in names), unit.dtypes[names[0]]
-            )
+        elements = sum(unit.padded[name] for name in names)
+        if names and self.case.shards > 1:
+            self.calls.add("reduce_scatter", elements, unit.dtypes[names[0]])
+        if names and len(self.case.mesh) > 1 and self.over_replicas:
+            self.calls.over_replicas(elements // self.case.shards, unit.dtypes[names[0]])
 
     def _end(self) -> None:
         self.entered = None
@@ -220,10 +224,10 @@ class _Replay:
         for name in names:
             self.window.free("other", name)
         if all(name in self.held for name in names):
-            self.window.hold("bucket", -number, size // self.case.world_size)
+            self.window.hold("bucket", -number, size // self.case.shards)
             self.window.free("bucket", -number)
         else:
-            self.window.hold("gradient", number, size // self.case.world_size)
+            self.window.hold("gradient", number, size // self.case.shards)
 
     def cleared(self) -> None:
         """The gradients are set to None."""
@@ -235,7 +239,7 @@ class _Replay:
         if unit.pending or unit.whole or not unit.padded:
             return
         unit.pending = True
-        if self.case.world_size == 1:
+        if self.case.shards == 1:
             return
         self.gathers += 1
         unit.sent = self.gathers
@@ -281,13 +285,14 @@ def fsdp2(model: nn.Module, case: Case) -> Told | None:
             replay.cleared()
         for number in range(training.microbatches):
             last = number == training.microbatches - 1
-            reduces = last or case.sharding.sync == "each"
+            reduces = last or case.sharding.sync != "last"
             replay.microbatch(events, step, reduces=reduces, last=last)
         calls.window.at(step, "step")
-        if case.world_size > 1:
+        if case.shards > 1:
             _scale(calls, case, replay.held)
             _clip(calls, case, replay.held)
-    if case.world_size == 1 or sometimes_used(case.model) or case.sharding.optimizer_first:
+    known = not (sometimes_used(case.model) or case.sharding.optimizer_first or waiting(case))
+    if case.shards == 1 or not known:
         return Told(tuple(calls.done))
     adds = training.microbatches > 1 or not training.set_to_none
     return calls.told(terms_of(case, adds=adds))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from torch import nn
@@ -30,11 +31,11 @@ class Flat(NamedTuple):
         return self.elements * SIZES[self.dtype]
 
 
-def flat_of(named: Named, world_size: int) -> Flat:
+def flat_of(named: Named, ranks: int) -> Flat:
     """The flat buffer that parameters of one dtype lie in."""
     first = named[0][1]
     shapes = [(name, tuple(parameter.shape)) for name, parameter in named]
-    numel = Partition(shapes, world_size, aligned(first.element_size())).numel
+    numel = Partition(shapes, ranks, aligned(first.element_size())).numel
     return Flat(numel, dtype_of(first), tuple(name for name, _ in named))
 
 
@@ -47,8 +48,15 @@ def buckets(model: nn.Module, case: Case) -> list[Flat]:
     for named in of_one_dtype(learns):
         sizes = [math.prod(parameter.shape) for _, parameter in named]
         for part in split(sizes, case.sharding.bucket):
-            found.append(flat_of([named[index] for index in part], case.world_size))
+            found.append(flat_of([named[index] for index in part], case.shards))
     return found
+
+
+def averaging(calls: Calls, case: Case, flats: Iterable[Flat]) -> None:
+    """The shards of flat gradients are averaged over replicas."""
+    if case.replicas > 1:
+        for flat in flats:
+            calls.over_replicas(flat.elements // case.shards, flat.dtype)
 
 
 def scaling(calls: Calls, case: Case) -> None:
@@ -99,7 +107,7 @@ class _Replicated:
         known = case.model.user is None and is_of_case(self.model, case)
         reductions = case.training.microbatches if self.scatters else 1
         for number, flat in enumerate(self.flats):
-            size = flat.bytes // (case.world_size if self.scatters else 1)
+            size = flat.bytes // (case.shards if self.scatters else 1)
             self.window.hold("gradient", number, size)
         for step in calls.steps:
             if known:
@@ -107,6 +115,7 @@ class _Replicated:
             calls.at(step, "backward")
             for _ in range(reductions):
                 self._each("reduce_scatter")
+            averaging(calls, case, self.flats)
             scaling(calls, case)
             calls.at(step, "step")
             self.window.at(step, "step")

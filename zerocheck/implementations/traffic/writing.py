@@ -43,7 +43,7 @@ class Calls:
 
     def __init__(self, case: Case) -> None:
         training = case.training
-        self.ranks = case.world_size
+        self.ranks, self.replicas = case.shards, case.replicas
         self.steps = range(training.first, last_step(case) + 1)
         self.done: list[Call] = []
         self.step = -1
@@ -66,9 +66,14 @@ class Calls:
             yield event
 
     def add(self, kind: str, elements: int, dtype: str) -> None:
-        """One more call, with a whole tensor of so many elements."""
+        """One more call over the ranks of a replica, with a whole tensor of so many elements."""
         size = elements * SIZES[dtype]
         self.done.append(Call(kind, size, self.ranks, dtype, self._phase, self.step))
+
+    def over_replicas(self, elements: int, dtype: str) -> None:
+        """An all-reduce over the ranks that hold the same shards."""
+        size = elements * SIZES[dtype]
+        self.done.append(Call("all_reduce", size, self.replicas, dtype, self._phase, self.step))
 
     def told(self, terms: Collection[Term]) -> Told:
         """The calls, and the most of these terms."""

@@ -10,7 +10,7 @@ from ..textbook.bucket import of_one_dtype
 from ..textbook.reduction import DEPTH
 from ..units import unit_modules
 from .passage import ROOT, Event, is_of_case, or_none, passage, passages
-from .textbook import Flat, clipping, flat_of, scaling
+from .textbook import Flat, averaging, clipping, flat_of, scaling
 from .window import terms_of
 from .writing import Calls, Told
 
@@ -49,7 +49,7 @@ class _Replay:
         for learns in (True, False):
             half = [pair for pair in named if pair[1].requires_grad == learns]
             for part in of_one_dtype(half):
-                flat = flat_of(part, self.case.world_size)
+                flat = flat_of(part, self.case.shards)
                 unit.gathers.append(flat)
                 if learns or part[0][0] in later:
                     unit.reduces.append((flat, learns))
@@ -166,7 +166,7 @@ def zero3(model: nn.Module, case: Case) -> Told | None:
     replay = _Replay(model, case)
     for unit in (*replay.units, replay.root):
         for number, (flat, _) in enumerate(unit.reduces):
-            replay.window.hold("gradient", (unit, number), flat.bytes // case.world_size)
+            replay.window.hold("gradient", (unit, number), flat.bytes // case.shards)
     calls = replay.calls
 
     def go(step: int) -> list[Event]:
@@ -180,6 +180,9 @@ def zero3(model: nn.Module, case: Case) -> Told | None:
             last = number == case.training.microbatches - 1
             replay.microbatch(events, step, last=last)
         calls.at(step, "backward")
+        units = (*replay.units, replay.root)
+        reduced = [flat for unit in units for flat, learns in unit.reduces if learns or late]
+        averaging(calls, case, reduced)
         scaling(calls, case)
         calls.at(step, "step")
         calls.window.at(step, "step")

@@ -20,7 +20,8 @@ class Norm(NamedTuple):
 
     own: the gradient as that rank holds it, its own elements only; complete: whether these are
     all; previous: the norm reported at the step before; relative, floor: of the bound;
-    by_dtype: the elements of each dtype; loss_scale: that of the step.
+    by_dtype: the elements of each dtype; loss_scale: that of the step; replicas: ranks on the
+    replicate axis of a mesh of two axes.
     """
 
     reported: float
@@ -34,6 +35,7 @@ class Norm(NamedTuple):
     floor: float
     by_dtype: Mapping[str, torch.Tensor]
     loss_scale: float = 1.0
+    replicas: int = 1
 
 
 def norm_causes(norm: Norm, kind: str) -> tuple[str, ...]:
@@ -45,6 +47,8 @@ def norm_causes(norm: Norm, kind: str) -> tuple[str, ...]:
 
 def _norms(norm: Norm, kind: str) -> Iterator[tuple[str, float]]:
     root = math.sqrt(norm.world_size)
+    if norm.replicas > 1:
+        yield "norm x sqrt(R)", norm.exact * math.sqrt(norm.replicas)
     if norm.world_size > 1:
         yield "norm x sqrt(W)", norm.exact * root
         yield "norm / sqrt(W)", norm.exact / root
@@ -84,6 +88,7 @@ SENTENCES = {
     "norm of nothing": "no gradient was read",
     "norm of one dtype": "it is the norm of the gradients of one dtype, the others are left out",
     "norm x sqrt(W)": "it is sqrt(W) times too large: ranks that hold the same were counted twice",
+    "norm x sqrt(R)": "it is sqrt(R) times too large: each of the R replicas was counted",
     "uninitialised memory": "memory that was never written was read (zerocheck fills it with NaN)",
 }
 

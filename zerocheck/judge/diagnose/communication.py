@@ -128,7 +128,7 @@ def _multiple(sizes: Counter[int], one: Counter[int]) -> bool:
 def _parameters(case: Case) -> Iterator[Sent]:
     """Bytes of each parameter that learns, as it is, and padded in the ways that are usual."""
     shapes, dtypes = parameter_shapes(case.model), parameter_dtypes(case.model)
-    ranks = case.world_size
+    ranks = case.shards
 
     def padded(elements: int) -> int:
         return -(-elements // ranks) * ranks

@@ -15,7 +15,7 @@ from ..bounds import Enclosure
 from ..compare import exactly
 from ..local import Scale
 from ..pieces import Enclosing, Positions, split
-from . import hosts, placement, ranks, rounded
+from . import hosts, placement, ranks, replicas, rounded
 from .evidence import (
     Candidate,
     Evidence,
@@ -84,6 +84,7 @@ def _candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
     yield from _scaled(evidence)
     yield from _by_loss_scale(evidence)
     yield from ranks.candidates(evidence)
+    yield from replicas.candidates(evidence)
     yield from hosts.candidates(evidence)
     yield from placement.candidates(evidence, wrong)
     world, count = evidence.passes.gradients.shape[:2]

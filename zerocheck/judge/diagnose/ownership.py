@@ -20,17 +20,20 @@ class Tiling(NamedTuple):
     """Who holds what of all tensors of a role.
 
     shapes: as the model has them; held: by name, (rank, entry) of what is there; hosts: on which
-    the ranks are, as in a case.
+    the ranks are, as in a case; replica: ranks of one replica on a mesh of two axes, else 0.
     """
 
     shapes: Mapping[str, Shape]
     held: Mapping[str, Held]
     world_size: int
     hosts: Hosts = ()
+    replica: int = 0
 
 
 LOCAL = "shard of the local rank"
 EMPTY = "empty parameter left out"
+OTHER_AXIS = "cut over the replicate axis"
+ALL_RANKS = "cut over all ranks"
 
 SENTENCES = {
     "shards overlap": "elements belong to two ranks",
@@ -46,6 +49,10 @@ SENTENCES = {
     "parameter left out": "no rank has it",
     "untied": "it is an alias of a tied parameter, which has become a parameter of its own",
     "state of a frozen parameter": "an optimizer has it",
+    OTHER_AXIS: "ranks of one replica hold the same: it is cut over the replicate axis, and "
+    "replicated over the shard axis",
+    ALL_RANKS: "every rank holds other elements: it is cut over all ranks, and not over the shard "
+    "axis alone",
 }
 
 
@@ -54,6 +61,20 @@ def of_tiling(tiling: Tiling) -> tuple[str, ...]:
     masks = {name: _masks(tiling, name) for name in tiling.shapes if tiling.held.get(name)}
     masks = {name: mask for name, mask in masks.items() if mask.shape[1]}
     return tuple(_of_masks(tiling, masks))
+
+
+def of_replicas(tiling: Tiling) -> tuple[str, ...]:
+    """All causes of shards that tile their tensors, while replicas do not hold the same."""
+    found = [_masks(tiling, name) for name in tiling.shapes if tiling.held.get(name)]
+    found = [counts for counts in found if not bool(counts.all())]  # what is whole says nothing
+    firsts = [rank // tiling.replica * tiling.replica for rank in range(tiling.world_size)]
+    causes = []
+    if all(torch.equal(counts, counts[firsts]) for counts in found):
+        causes.append(OTHER_AXIS)
+    idle = [r for r in range(tiling.world_size) if not any(bool(c[r].any()) for c in found)]
+    if not idle and all(bool((counts.sum(0) == 1).all()) for counts in found):
+        causes.append(ALL_RANKS)
+    return tuple(causes) or ("replicas hold other parts",)
 
 
 def of_nothing(tiling: Tiling, shape: Shape) -> tuple[str, ...]:

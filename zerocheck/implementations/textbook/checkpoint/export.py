@@ -13,6 +13,7 @@ from torch import nn
 from ....compat import all_gather_single
 from ....contract import Implementation
 from ..partition import Partition, Piece
+from ..replicas import Replicas
 from ..sharded_adamw import MOMENTS, ShardedAdamW
 
 Whole = dict[tuple[str, str], torch.Tensor]
@@ -31,6 +32,10 @@ class Exporting(Implementation):
 
     model: nn.Module
     group: dist.ProcessGroup
+    """The ranks over which the model is cut."""
+    everyone: dist.ProcessGroup
+    """All ranks: those of all replicas."""
+    replicas: Replicas
     optimizer: ShardedAdamW
 
     def flat_buffers(self) -> Sequence[Flat]:
@@ -112,5 +117,5 @@ class Exporting(Implementation):
     def of_rank_0(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of what rank 0 holds."""
         copy = tensor.detach().clone()
-        dist.broadcast(copy, dist.get_global_rank(self.group, 0), group=self.group)
+        dist.broadcast(copy, dist.get_global_rank(self.everyone, 0), group=self.everyone)
         return copy

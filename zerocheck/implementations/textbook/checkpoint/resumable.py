@@ -40,8 +40,8 @@ class Resumable(Exporting):
     """A sharder with `save` and `load`. Stages differ in `flat_buffers`, `_unfreeze`, `_publish`.
 
     Each rank writes the ranges that it owns, as they lie in its shards, and a step count with the
-    first element of its parameter. What all ranks hold whole is written by rank 0. Buffers and
-    random states are each rank's own.
+    first element of its parameter; on a mesh of two axes the first replica does. What all ranks
+    hold whole is written by rank 0. Buffers and random states are each rank's own.
 
     The model is as before, bit for bit, on any number of ranks and in any stage. Where it is
     another number, rank r takes the buffers of rank r modulo the number that saved, and keeps its
@@ -74,26 +74,27 @@ class Resumable(Exporting):
         chunks, training = list(self.written()), encoded(self.training_facts(loader))
         writer = self.writer(directory)
         if not in_background(self.case):
-            transfer.write(writer, chunks, training, self.group)
+            transfer.write(writer, chunks, training, self.everyone)
             return None
         chunks, group = self.snapshot(chunks), self.group_of_saving()
         return self.start_saving(lambda: transfer.write(writer, chunks, training, group))
 
     def written(self) -> Iterator[Chunk]:
         """All that this rank writes."""
-        rank = self.group.rank()
-        yield from self.parameter_chunks()
+        rank = self.everyone.rank()
+        if self.replicas.first:
+            yield from self.parameter_chunks()
+            yield from self.moment_chunks()
+            yield from self.step_chunks(one for one in self.optimizer.owned if one.piece.start == 0)
         if rank == 0:
             yield from self.replica_chunks()
-        yield from self.moment_chunks()
-        yield from self.step_chunks(one for one in self.optimizer.owned if one.piece.start == 0)
         yield from self.buffer_chunks(rank)
         yield from self.random_chunks(rank)
 
     def training_facts(self, loader: Loader) -> Training:
         """All that is no tensor."""
         return Training(
-            world_size=self.group.size(),
+            world_size=self.everyone.size(),
             tensors=described(self.model),
             groups=options(self.optimizer.optimizer.param_groups),
             loss_scaler=self.scaler.state_dict(),
@@ -119,7 +120,7 @@ class Resumable(Exporting):
         if self._group_of_saving is None:
             # With use_local_synchronization, torch gives the next group of these ranks the name of
             # one that was destroyed, and ranks connect to addresses that are gone.
-            self._group_of_saving = dist.new_group(dist.get_process_group_ranks(self.group))
+            self._group_of_saving = dist.new_group(dist.get_process_group_ranks(self.everyone))
         return self._group_of_saving
 
     def wait_for_saving(self) -> None:
@@ -156,7 +157,7 @@ class Resumable(Exporting):
 
     def find(self, directory: str) -> Found:
         """The checkpoint that counts, with every byte verified."""
-        return transfer.find_verified(directory, self.group)
+        return transfer.find_verified(directory, self.everyone)
 
     def take_frozen(self, training: Training) -> None:
         """Unfreeze what was unfrozen before the checkpoint."""
@@ -178,23 +179,23 @@ class Resumable(Exporting):
 
     def take_tensors(self, found: Found, training: Training) -> None:
         """Read every tensor that this rank holds, into its place."""
-        rank, source = self.group.rank(), self.source(training)
+        rank, source = self.everyone.rank(), self.source(training)
         replicas, buffers = list(self.replica_chunks()), list(self.buffer_chunks(source))
-        same = self.group.size() == training.world_size
+        same = self.everyone.size() == training.world_size
         randoms = list(self.random_chunks(rank)) if same else []
         state = [
             *self.parameter_chunks(),
             *self.moment_chunks(),
             *self.step_chunks(self.optimizer.owned),
         ]
-        transfer.read(found, [*state, *replicas, *buffers, *randoms], self.group)
+        transfer.read(found, [*state, *replicas, *buffers, *randoms], self.everyone)
         self.take_whole((one for _, one in self.replicated()), replicas)
         self.take_whole((one for _, one in self.model.named_buffers()), buffers)
         self.take_random(randoms)
 
     def source(self, training: Training) -> int:
         """The rank whose buffers this one takes."""
-        return self.group.rank() % training.world_size
+        return self.everyone.rank() % training.world_size
 
     def take_whole(self, tensors: Iterable[torch.Tensor], chunks: Iterable[Chunk]) -> None:
         """Copy what was read into tensors of any shape and stride."""

@@ -1,0 +1,110 @@
+"""A wrong gradient on a mesh of two axes: sums or divisions over one of them that are missing.
+
+Mesh (R, S): rank r S + s is in replica r, and has place s on the shard axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from operator import itemgetter
+
+import torch
+
+from ..pieces import Enclosing
+from .evidence import Candidate, Evidence, summed, times
+
+
+def candidates(evidence: Evidence) -> Iterator[Candidate]:
+    """None on a mesh of one axis."""
+    if len(evidence.case.mesh) == 1:
+        return
+    yield from _scaled(evidence)
+    yield from _one_axis_only(evidence)
+    yield from _last_microbatch(evidence)
+
+
+def _scaled(evidence: Evidence) -> Iterator[Candidate]:
+    """A division that was left out, or made twice, over one axis."""
+    replicas, shards = evidence.case.mesh
+    for letter, number, other in (("R", replicas, "shard"), ("S", shards, "replicate")):
+        if number == 1:
+            continue
+        yield Candidate(
+            f"gradient x {letter}",
+            f"the gradient is {letter} = {number} times too large: what is summed over both axes "
+            f"is divided by the size of the {other} axis alone",
+            [times(evidence, number)],
+        )
+        yield Candidate(
+            f"gradient / {letter}",
+            f"the gradient is {letter} = {number} times too small: it is divided by that twice",
+            [times(evidence, 1 / number)],
+        )
+
+
+def _one_axis_only(evidence: Evidence) -> Iterator[Candidate]:
+    """Each replica reduces among its own ranks, or each place on the shard axis by itself."""
+    replicas, shards = evidence.case.mesh
+    world = replicas * shards
+    ranks = range(world)
+    for name, words, summands, missing in (
+        (
+            "not reduced over replicas",
+            f"each replica of {shards} ranks has a gradient of its own: it was never reduced over "
+            "the replicate axis",
+            [[r for r in ranks if r // shards == rank // shards] for rank in ranks],
+            replicas,
+        ),
+        (
+            "not reduced over shards",
+            f"each rank has the sum over its {replicas} replicas: it was never reduced over the "
+            "shard axis",
+            [[r for r in ranks if r % shards == rank % shards] for rank in ranks],
+            shards,
+        ),
+    ):
+        if missing == 1:
+            continue
+        for divided in (False, True):
+            yield Candidate(
+                name,
+                words + (f", and is divided by {world} all the same" if divided else ""),
+                _each(evidence, summands, 1 if divided else missing),
+            )
+
+
+def _each(evidence: Evidence, summands: list[list[int]], times_: int) -> list[Enclosing]:
+    """Per rank, the sum over its ranks. times_: what it is divided by less than the right sum."""
+    mean = evidence.semantics.average == "mean"
+    divisor = evidence.divisor / (times_ if mean else 1)
+    made: dict[tuple[int, ...], Enclosing] = {}
+    for own in map(tuple, summands):
+        if own not in made:
+            made[own] = summed(evidence, itemgetter(list(own)), divisor)
+    return [made[tuple(own)] for own in summands]
+
+
+def _last_microbatch(evidence: Evidence) -> Iterator[Candidate]:
+    """What was reduced over the shards before the last microbatch is not reduced over replicas."""
+    replicas, shards = evidence.case.mesh
+    world, count = evidence.passes.gradients.shape[:2]
+    if count == 1 or replicas == 1:
+        return
+    mean = evidence.semantics.average == "mean"
+    for before, words in (
+        (replicas if mean else 1, ""),
+        (1, ", and the rest is divided by the number of replicas all the same"),
+    ):
+        enclosures = []
+        for rank in range(world):
+            weights = torch.zeros(world, count, 1, dtype=torch.float64)
+            replica = rank // shards * shards
+            weights[replica : replica + shards, :-1] = before
+            weights[:, -1] = 1.0
+            enclosures.append(summed(evidence, partial(torch.mul, weights), evidence.divisor))
+        yield Candidate(
+            "last microbatch only over replicas",
+            f"only the last of {count} microbatches is reduced over the replicate axis" + words,
+            enclosures,
+        )
