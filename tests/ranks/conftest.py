@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 sys.path.insert(0, os.path.dirname(__file__))
 
+from ranks_asking import TARGET, Ask
+
 from zerocheck.ranks import JobResult, Pool
 from zerocheck.ranks.cores import Cores
-
-TARGET = "ranks_targets:run"
-Ask = Callable[..., JobResult]
 
 
 @pytest.fixture(scope="session")
@@ -37,9 +35,3 @@ def ask(shared_pool: Pool) -> Ask:
         return result
 
     return run
-
-
-def answers(result: JobResult) -> list[object]:
-    """What the ranks returned."""
-    assert result.outcome == "finished", result.summary()
-    return [json.loads(payload or b"null") for payload in result.payloads]

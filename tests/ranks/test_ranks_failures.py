@@ -7,7 +7,7 @@ import time
 
 import psutil
 import pytest
-from conftest import Ask, answers
+from ranks_asking import Ask, answers
 
 from zerocheck.ranks import ArenaView, Pool, Slot
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from conftest import Ask, answers
+from ranks_asking import Ask, answers
 
 from zerocheck.ranks import Pool
 

@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 import torch
-from conftest import TARGET, Ask, answers
+from ranks_asking import TARGET, Ask, answers
 
 from zerocheck.errors import HarnessError, UsageError
 from zerocheck.ranks import Pool, Slot

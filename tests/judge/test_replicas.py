@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from conftest import Observed
+from observing import Observed
 from small import held, layout, state
 
 from zerocheck.case.schema import Block, Case, Model, Sharding, Training
