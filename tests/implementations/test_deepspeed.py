@@ -7,6 +7,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Iterator
+from typing import cast
 
 import msgspec
 import pytest
@@ -18,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from zerocheck.case.schema import Block, Case, Data, Model, Precision, Training
 from zerocheck.catalogue import OF_EXTRAS, modules_of
 from zerocheck.contract import Implementation, loading
-from zerocheck.errors import UsageError
+from zerocheck.errors import Unsupported, UsageError
 from zerocheck.judge.verdict import EQUIVALENCE
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.trial import TARGET, Trial
@@ -107,6 +108,14 @@ def test_what_it_cannot_run_is_refused_with_the_reason(
     for stage in range(4):
         reason = loading.load(f"deepspeed{stage}").supports(case)
         assert (reason is not None and words in reason) == (stage in stages), (stage, reason)
+
+
+@needs_deepspeed
+def test_another_device_than_the_cpu_is_refused() -> None:
+    elsewhere = cast("DeviceMesh", types.SimpleNamespace(device_type="cuda"))
+    for name in OF_EXTRAS:
+        with pytest.raises(Unsupported, match="on the CPU only, not on cuda"):
+            loading.load(name)(nn.Linear(1, 1), Case(), elsewhere)
 
 
 def _torch() -> dict[tuple[str, ...], int]:

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ...case.schema import Case
 from ...contract import Implementation, Semantics, Shard, Step, StepReport, groups
 from ...contract.build import MOMENT_ROLES
+from ...errors import Unsupported
 from . import library
 from .config import config_of
 from .refusals import refusal
@@ -37,6 +38,9 @@ class DeepSpeed(Implementation):
         return refusal(case, cls.zero)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        """Raises Unsupported on another device than the CPU, for which it is imported."""
+        if mesh.device_type != "cpu":
+            raise Unsupported(f"DeepSpeed is run on the CPU only, not on {mesh.device_type}")
         self.case = case
         self.model = model
         self.named: Mapping[str, Any] = dict(model.named_parameters())
