@@ -331,6 +331,7 @@ def test_replay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: Status,
     result = invoke("replay", "case.json", *names)
     assert result.exit_code == code
     given = {"implementation": "a.py:My", "model": "m.py:tiny", "ranks": None}
+    given |= {"device": None, "backend": None}
     assert asked == [(Path("case.json"), given)]
     assert ("VIOLATED zero2" in result.stdout) == (status == "violated")
     assert result.stdout.endswith("[b]again\n")

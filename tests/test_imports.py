@@ -61,7 +61,7 @@ ALLOWED: dict[str, set[str]] = {
     "pytest_plugin": {"shared_run", "report", "run", "errors"},
     "testing": {"pytest_plugin", "shared_run", "report", "run", "judge", "errors"},
     "cli_errors": {"errors", "launched", "zerocheck"},
-    "cli_journal": {"cli_errors", "launched", "report", "run"},
+    "cli_journal": {"cli_errors", "launched", "report", "run", "devices"},
     "cli_checkpoint": {"checkpoint", "errors"},
     "cli_memory": {"memory", "report", "run", "catalogue", "errors"},
     "cli": {

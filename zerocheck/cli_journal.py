@@ -11,6 +11,7 @@ import click
 
 from . import launched
 from .cli_errors import INTERRUPTED
+from .devices import CPU
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 def start_run(options: RunOptions) -> int:
     """Run, judge, and write the reports; the exit code. Under torchrun rank 0 writes."""
     if options.ranks != "torchrun":
+        _note_sharing(options.device, options.world_sizes)
         return _run_recorded(options, None)
     from .run.launch import with_ranks
 
@@ -44,8 +46,6 @@ def _run_recorded(options: RunOptions, ranks: Ranks | None) -> int:
         from .run import engine
 
         note_untested()
-        if ranks is None:
-            _note_sharing(options.device, options.world_sizes)
         return engine.run(options, handlers, ranks=ranks)
 
     code = _recorded(options.report_dir / "journal.ndjson", Progress(), start, _write_run)
@@ -119,7 +119,9 @@ def note_untested() -> None:
 
 
 def _note_sharing(device: str, world_sizes: Sequence[int]) -> None:
-    """That ranks share GPUs, if they will."""
+    """That ranks share GPUs, if they will. Raises UsageError for a device that is not there."""
+    if device == CPU:
+        return
     from .run.launch import sharing
 
     said = sharing(device, max(world_sizes))
@@ -196,9 +198,9 @@ def start_faults(options: MatrixOptions) -> int:
 
     def start(*handlers: Any) -> int:
         note_untested()
-        _note_sharing(options.device, options.run(options.faults[0]).world_sizes)
         return engine.run(options, handlers)
 
+    _note_sharing(options.device, options.run(options.faults[0]).world_sizes)
     return _recorded(options.report_dir / "faults.ndjson", FaultsProgress(), start, _write_faults)
 
 

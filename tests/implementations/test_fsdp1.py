@@ -141,7 +141,6 @@ def _case(**given: Any) -> Case:
 @pytest.mark.parametrize(
     ("case", "reason"),
     [
-        (_case(mesh=(2, 2)), "axis"),
         (_case(precision=Precision(compute="bf16")), "fp32"),
         (_case(sharding=Sharding(optimizer_first=True, use_orig_params=False)), "after FSDP"),
         (

@@ -149,4 +149,6 @@ def test_only_what_does_not_depend_on_more_is_told() -> None:
 
     assert terms("mlp") == ("gathered", "bucket", "working", "gathering", "reducing")
     assert terms("experts", "mlp") == ("gathered",)
+    repacked = Model(blocks=(Block(kind="recurrent", dtype="bf16", transposed=True),))
+    assert terms_of(Case(model=repacked)) == ("gathered", "bucket")
     assert terms_of(Case(), adds=True) == ("gathered", "bucket")

@@ -42,6 +42,7 @@ def run_subject(tmp_path: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> 
             name="ci",
             cases=1,
             world_sizes=(2,),
+            meshes=(),
             summary="",
             resumed=1,
             resumed_sizes=(2,),

@@ -10,6 +10,7 @@ from zerocheck.judge.verdict import MEMORY, Judgement, Obligation, Violation
 from zerocheck.run.known_issues import KnownIssue, ours
 from zerocheck.run.records import CaseFile
 from zerocheck.script import script_of
+from zerocheck.script.sharding import TITLES
 
 
 def case_file(
@@ -44,12 +45,13 @@ def case_file(
 
 
 def in_scripts() -> list[KnownIssue]:
-    """Known issues with a case that a script can show: those without a checkpoint, and not of
-    memory."""
+    """Known issues with a case that a script can show: of torch, without a checkpoint, on one mesh
+    axis, and not of memory."""
     return [
         issue
         for issue in ours()
         if issue.case is not None and not issue.case.resume and issue.obligation not in MEMORY
+        if len(issue.case.mesh) == 1 and issue.implementation in TITLES
     ]
 
 

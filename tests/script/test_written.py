@@ -99,6 +99,22 @@ def test_no_script_saves_and_loads() -> None:
             script_of(known(issue))
 
 
+def test_no_script_has_two_axes() -> None:
+    replicated = [issue for issue in ours() if issue.case is not None and len(issue.case.mesh) > 1]
+    assert replicated
+    for issue in replicated:
+        with pytest.raises(UsageError, match=r"cannot show|the mesh has 2 axes"):
+            script_of(known(issue))
+
+
+def test_no_script_needs_a_library_that_is_not_torch() -> None:
+    foreign = [issue for issue in ours() if issue.implementation.startswith("deepspeed")]
+    assert foreign
+    for issue in foreign:
+        with pytest.raises(UsageError, match="needs deepspeed"):
+            script_of(known(issue))
+
+
 def test_no_script_measures() -> None:
     measured = [issue for issue in ours() if issue.obligation in MEMORY]
     assert measured

@@ -93,7 +93,10 @@ def _prepare(hello: Hello) -> Target:
     # GPU captures a graph.
     parameter = torch.nn.Parameter(torch.ones(3))
     parameter.grad = torch.ones(3)
-    with mock.patch.object(torch.cuda, "is_available", return_value=False):
+    with (
+        mock.patch.object(torch.accelerator, "current_accelerator", return_value=None),
+        mock.patch.object(torch.cuda, "is_available", return_value=False),  # up to torch 2.12
+    ):
         torch.optim.AdamW([parameter]).step()
     import zerocheck.ranks.worker  # noqa: F401
 

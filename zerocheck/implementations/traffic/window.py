@@ -24,12 +24,14 @@ def terms_of(case: Case, *, adds: bool = False) -> tuple[Term, ...]:
     are full when, and only what is gathered does not depend on that.
 
     What the model itself holds is not known of the user's own, whose operators may depend on the
-    data. adds: new gradients are added to those that are there, for a moment beside them, which is
-    not told.
+    data; nor of transposed parameters in bf16, which kernels repack or not by how they lie in
+    memory, and a flat buffer may hold them otherwise. adds: new gradients are added to those that
+    are there, for a moment beside them, which is not told.
     """
     if sometimes_used(case.model):
         return ("gathered",)
-    if case.model.user is not None or adds:
+    repacked = any(block.transposed and block.dtype == "bf16" for block in case.model.blocks)
+    if case.model.user is not None or repacked or adds:
         return ("gathered", "bucket")
     return ("gathered", "bucket", *WORKING)
 
