@@ -14,8 +14,8 @@ class Profile:
     covering: the cases begin with a covering array of all pairs of features, however many that
     takes; what is left of `cases` is drawn at random; meshes: the default ones of two axes, of
     implementations that handle them: among those drawn at random they are as frequent, together, as
-    one of the world sizes; resumed: cases with a checkpoint, where these
-    are asked for; resumed_sizes: world sizes that save and load in them.
+    one of the world sizes; resumed: cases with a checkpoint, where these are asked for;
+    resumed_sizes: world sizes that save and load in them.
     """
 
     name: str

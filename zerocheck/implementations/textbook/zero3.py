@@ -110,10 +110,9 @@ class Zero3(Resumable):
     """One rank of ZeRO-3; on a mesh of two axes, of one of its replicas.
 
     Every microbatch is reduced, and the results are summed in the shard. The sum is averaged over
-    replicas once. A trainable parameter
-    that the forward does not use has the gradient 0, so it still decays. Frozen parameters are
-    sharded and gathered like others and never change; if they are unfrozen later, the optimizer
-    has no gradient of them until then.
+    replicas once. A trainable parameter that the forward does not use has the gradient 0, so it
+    still decays. Frozen parameters are sharded and gathered like others and never change; if they
+    are unfrozen later, the optimizer has no gradient of them until then.
     """
 
     semantics = Semantics(accumulate="reduce_each", unused="zero", buffers="local", weight="token")
