@@ -1,12 +1,12 @@
 """Whether a case fits in the memory of this host, known before anything of it is run.
 
-Bytes per parameter, measured (docs/gpu-nodes.md has the points) and rounded up. The judge holds
-the model with its gradients, the states before and after a step, two gradients and the places of
-their elements: JUDGE; beside these the local gradients of each rank and microbatch, in fp32, or
-with loss scaling in float64 beside fp32. Each rank builds the model, and the state of a start in
-mid-training; all together hold at least one copy of parameters, gradients and moments. The ranks
-are done when the judge begins, so the larger of the two counts. Activations come on top: nobody
-knows them here.
+Bytes per parameter: what is kept, added up and rounded up (docs/gpu-nodes.md has measured points).
+The judge holds the model with its gradients, the states before and after a step, two gradients and
+the places of their elements: JUDGE; beside these the local gradients of each rank and microbatch,
+in fp32, or with loss scaling in float64 beside fp32. Each rank builds the model, and the state of a
+start in mid-training; all together hold at least one copy of parameters, gradients and moments. The
+ranks are done when the judge begins, so the larger of the two counts. Activations come on top:
+nobody knows them here.
 
 What ranks observe is as large: it lies in shared memory while half of the memory is left, and else
 in files in the folder of TMPDIR.
