@@ -13,10 +13,11 @@ from ..case.legs import in_background, samples_read
 from ..case.schema import Case
 from ..contract.implementation import KEPT, Implementation, Kept, Saving
 from ..contract.shard import Shard
-from ..devices import CPU, drawn_from, random_state
+from ..devices import drawn_from, random_state
 from ..errors import UsageError, unknown
 from ..models.scramble import scramble
 from .observation import Job
+from .randomness import ON_CPU
 from .recorder import STATE_ROLES, Recorder
 
 EXPORTED_ROLES = STATE_ROLES - {"master"}
@@ -74,12 +75,12 @@ class Checkpoints:
         job: Job | None = None,
         *,
         rank: int = 0,
-        device: torch.device | None = None,
+        device: torch.device = ON_CPU,
     ) -> None:
         self.case = case
         self.job = job or Job(implementation="")
         self.rank = rank
-        self._device = device or torch.device(CPU)
+        self._device = device
         self.samples: list[int] = []
         self.random: dict[str, bytes] = {}
         self.seconds = 0.0

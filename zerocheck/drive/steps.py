@@ -36,11 +36,9 @@ from .fidelity import ForwardProbe
 from .measure import Measuring
 from .observation import RankSeen, StepSeen
 from .poison import poisoned
-from .randomness import CarriedRandomness, RandomLeft
+from .randomness import ON_CPU, CarriedRandomness, RandomLeft
 from .recorder import GRADIENT_ROLES, STATE_ROLES, Recorder
 from .timing import Timing
-
-ON_CPU = torch.device(CPU)
 
 
 class Progress(Protocol):
