@@ -19,6 +19,7 @@ REFERENCE = Path(__file__).parent.parent / "reference" / "zerocheck_reference"
 ALLOWED: dict[str, set[str]] = {
     "__init__": {"attached", "contract", "errors", "testing"},
     "errors": set(),
+    "host": {"errors"},
     "devices": {"errors"},
     "launched": {"errors"},
     "compat": {"errors"},
@@ -36,13 +37,14 @@ ALLOWED: dict[str, set[str]] = {
         "faults", "contract", "models", "case", "catalogue", "compat", "compat_memory", "devices",
         "errors",
     },
-    "ranks": {"drive", "contract", "case", "compat", "launched", "devices", "errors"},
+    "ranks": {"drive", "contract", "case", "compat", "launched", "devices", "host", "errors"},
     "judge": {
-        "drive", "contract", "models", "case", "compat", "devices", "errors", "zerocheck_reference",
+        "drive", "contract", "models", "case", "compat", "devices", "host", "errors",
+        "zerocheck_reference",
     },
     "run": {
         "judge", "ranks", "drive", "contract", "models", "case", "catalogue", "compat", "errors",
-        "faults", "launched", "zerocheck", "devices",
+        "faults", "launched", "zerocheck", "devices", "host",
     },
     "report": {"run", "judge", "contract", "case", "errors"},
     "script": {

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import msgspec
 import torch
 
 from zerocheck.case.schema import Case
@@ -23,6 +24,16 @@ class Observed:
     def judge(self) -> Judgement:
         """The judge's verdict on it as it is now."""
         return judge(self.case, self.seen, lambda rank, record: self.tensors[rank, record])
+
+    def without_gradients(self) -> Observed:
+        """The same from an implementation that shows its state alone."""
+        seen = [
+            msgspec.structs.replace(
+                one, records=tuple(r for r in one.records if r.role != "gradient")
+            )
+            for one in self.seen
+        ]
+        return replace(self, seen=seen)
 
     def records(self, role: str, point: str, step: int) -> list[tuple[int, Recorded]]:
         """All records of a role at a point, with their ranks."""

@@ -12,6 +12,7 @@ from zerocheck.case.schema import Case, Group, Optimizer, Training
 from zerocheck.contract.semantics import Semantics
 from zerocheck.judge.bounds import BF16, ETA, Enclosure, U, clipped, narrow_norm_relative
 from zerocheck.judge.hidden import Clipping, Recovered, check_clip, clipping, recover
+from zerocheck.judge.pieces import Enclosing
 
 SECOND_ORDER = 1.000001
 GROUP = Group(lr=0.01, beta1=0.75, beta2=0.99)
@@ -64,19 +65,23 @@ ERROR = torch.full((SIZE,), 2.0**-30, dtype=torch.float64)
 FACTOR = 3.5 / (7 + 1e-6)
 
 
+def _known(exact: torch.Tensor, bound: torch.Tensor) -> Enclosing:
+    return Enclosing.known(Enclosure(exact, bound))
+
+
 @pytest.mark.parametrize("width", [0.0, 2.0**-22])
 def test_the_enclosure_of_a_clipped_gradient(width: float) -> None:
     bound = torch.full((SIZE,), width, dtype=torch.float64)
-    made = clipping(Enclosure(GRADIENT, bound), ERROR, layout(), _case(clip=3.5), Semantics())
-    assert made.unclipped.exact is GRADIENT
-    assert made.unclipped.bound.tolist() == [width + 2.0**-30] * SIZE
-    assert made.clipped.exact.tolist() == pytest.approx(
+    made = clipping(_known(GRADIENT, bound), ERROR, layout(), _case(clip=3.5), Semantics())
+    assert torch.equal(made.unclipped.whole.exact, GRADIENT)
+    assert made.unclipped.whole.bound.tolist() == [width + 2.0**-30] * SIZE
+    assert made.clipped.whole.exact.tolist() == pytest.approx(
         (GRADIENT * FACTOR).tolist(), rel=1e-15, abs=0.0
     )
     norm = U * (SIZE / 2 + 4) * SECOND_ORDER + width * math.sqrt(SIZE) / 7 + 4 * U
     for element, x in enumerate(GRADIENT.tolist()):
         wanted = width * FACTOR + norm * abs(x) * FACTOR + ETA + 2.0**-30
-        assert float(made.clipped.bound[element]) == pytest.approx(wanted, rel=1e-9, abs=0.0)
+        assert float(made.clipped.whole.bound[element]) == pytest.approx(wanted, rel=1e-9, abs=0.0)
 
 
 @pytest.mark.parametrize("width", [0.0, 2.0**-10])
@@ -84,7 +89,7 @@ def test_the_enclosure_of_a_clipped_gradient_in_bf16(width: float) -> None:
     """Elements 2 to 5 are in bf16: coefficient and product are rounded to it, and the norm."""
     bound = torch.full((SIZE,), width, dtype=torch.float64)
     one, case = layout(narrow=True), _case(clip=3.5)
-    made = clipping(Enclosure(GRADIENT, bound), ERROR, one, case, Semantics()).clipped
+    made = clipping(_known(GRADIENT, bound), ERROR, one, case, Semantics()).clipped.whole
     squares = GRADIENT.square()
     share = float(squares[2:6].sum() / squares.sum()) * (1 + 4 * U)
     norm = narrow_norm_relative(SIZE, share, 2, BF16) + width * math.sqrt(SIZE) / 7 + 4 * U
@@ -99,19 +104,20 @@ def test_the_enclosure_of_a_clipped_gradient_in_bf16(width: float) -> None:
 def test_the_largest_element_as_norm() -> None:
     bound = torch.full((SIZE,), 2.0**-22, dtype=torch.float64)
     case = _case(clip=2.0, norm="inf")
-    made = clipping(Enclosure(GRADIENT, bound), ERROR, layout(), case, Semantics())
-    assert float(made.clipped.exact[2]) == pytest.approx(2.0, rel=1e-6, abs=0.0)
+    made = clipping(_known(GRADIENT, bound), ERROR, layout(), case, Semantics())
+    assert float(made.clipped.whole.exact[2]) == pytest.approx(2.0, rel=1e-6, abs=0.0)
     zero = torch.zeros(SIZE, dtype=torch.float64)
-    made = clipping(Enclosure(zero, bound), ERROR, layout(), case, Semantics())
-    assert made.clipped.exact.tolist() == [0.0] * SIZE
-    assert made.clipped.bound.tolist() == pytest.approx(
+    made = clipping(_known(zero, bound), ERROR, layout(), case, Semantics())
+    assert made.clipped.whole.exact.tolist() == [0.0] * SIZE
+    assert made.clipped.whole.bound.tolist() == pytest.approx(
         [2.0**-22 + 2.0**-30] * SIZE, rel=1e-9, abs=0.0
     )
 
 
 def _clip_check(found: list[float], *, seen: bool) -> tuple[float, tuple[str, ...] | None]:
-    one = Enclosure(torch.full((SIZE,), 2.0).double(), torch.full((SIZE,), 0.25).double())
-    two = Enclosure(torch.full((SIZE,), 4.0).double(), torch.full((SIZE,), 0.25).double())
+    bound = torch.full((SIZE,), 0.25).double()
+    one = _known(torch.full((SIZE,), 2.0).double(), bound)
+    two = _known(torch.full((SIZE,), 4.0).double(), bound)
     recovered = _recovered()
     part = torch.tensor(found)
     made = recovered._replace(held=type(recovered.held)(part, (part,), recovered.held.plans, ((),)))

@@ -13,9 +13,9 @@ import torch
 from ranks_asking import TARGET, Ask, answers
 
 from zerocheck.errors import HarnessError, UsageError
+from zerocheck.host import available_bytes
 from zerocheck.ranks import Pool, Slot
 from zerocheck.ranks.context import load_target
-from zerocheck.ranks.limits import available_bytes
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 
 from ..drive.observation import Entry, Point, RankSeen, Recorded, StepSeen
+from . import vectors
 from .compare import same_bits
 from .layout import Layout
 from .pieces import in_pieces
@@ -40,7 +42,7 @@ class Plan:
 
     def gather(self, whole: torch.Tensor) -> torch.Tensor:
         """The part of the whole that this manifest holds, in its order."""
-        return whole if self.index is None else whole[self.index]
+        return whole if self.index is None else vectors.taken(whole, self.index)
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Held:
             return self.whole
         if self.plans[rank].index is None:
             return self.parts[rank]
-        whole = self.whole.clone()
+        whole = vectors.copy(self.whole)
         for member in members:
             self.plans[member].scatter(whole, self.parts[member])
         return whole
@@ -87,7 +89,7 @@ class Held:
         held = torch.zeros(len(self.whole), dtype=torch.bool)
         for plan in self.plans:
             held[plan.index] = True
-        return self.whole[held]
+        return vectors.taken(self.whole, vectors.positions(held))
 
     def covered(self) -> torch.Tensor | None:
         """Mask of the elements that some rank holds, or None for all of them."""
@@ -242,7 +244,7 @@ class Observation:
         manifests: list[tuple[Entry, ...]] = []
         for rank, records in enumerate(found):
             data = [_wide(self.fetch(rank, record)) for record in records if record.numel]
-            part = data[0] if len(data) == 1 else _joined(data)
+            part = data[0] if len(data) == 1 else vectors.joined(data)
             manifest = tuple(
                 entry for record in records for entry in self.seen[rank].manifests[record.manifest]
             )
@@ -250,7 +252,7 @@ class Observation:
             plan = self._plans.get(manifest)
             if plan is None:
                 plan = self._plans[manifest] = plan_of(manifest, self.layout)
-            part = part if plan.order is None else part[plan.order]
+            part = part if plan.order is None else vectors.taken(part, plan.order)
             if _replica(part, parts, plan):
                 part = parts[0]  # what was put together or widened takes memory
             plans.append(plan)
@@ -258,7 +260,7 @@ class Observation:
         if plans[0].index is None:
             whole = parts[0]
         else:
-            whole = torch.full((self.layout.size,), torch.nan)
+            whole = vectors.empty(self.layout.size).fill_(torch.nan)
             for part, plan in zip(reversed(parts), reversed(plans), strict=True):
                 plan.scatter(whole, part)
         return Held(whole, tuple(parts), tuple(plans), tuple(manifests), self.replica)
@@ -272,7 +274,8 @@ def _replica(part: torch.Tensor, parts: Sequence[torch.Tensor], plan: Plan) -> b
 
 def _wide(data: torch.Tensor) -> torch.Tensor:
     """In fp32 at least, which holds every bf16 value exactly."""
-    return data.float() if data.dtype in (torch.bfloat16, torch.float16) else data
+    narrow = data.dtype in (torch.bfloat16, torch.float16)
+    return vectors.copy(data, torch.float32) if narrow else data
 
 
 def _loss_scale(steps: Sequence[StepSeen], index: int) -> float:
@@ -282,10 +285,6 @@ def _loss_scale(steps: Sequence[StepSeen], index: int) -> float:
         before = steps[index - 1]
         scale = before.loss_scale / 2 if before.skipped else before.loss_scale
     return scale if scale > 0 and math.isfinite(scale) else 1.0
-
-
-def _joined(data: list[torch.Tensor]) -> torch.Tensor:
-    return torch.cat(data) if data else torch.empty(0)
 
 
 def _in_order(manifest: tuple[Entry, ...], layout: Layout) -> bool:
@@ -308,25 +307,40 @@ def plan_of(manifest: tuple[Entry, ...], layout: Layout) -> Plan:
     absent = {entry.name for entry in manifest if not entry.present}
     if _in_order(manifest, layout):
         return Plan(None, frozenset(present), frozenset(absent - present))
-    ranges: list[torch.Tensor] = []
-    for entry in manifest:
-        if not entry.present:
-            continue
-        start = layout.by_name[entry.name].start
-        if entry.box is None:
-            ranges.append(torch.arange(start + entry.start, start + entry.stop))
-        else:
-            positions = torch.arange(start, layout.by_name[entry.name].stop).view(entry.shape)
-            ranges.append(positions[tuple(slice(*part) for part in entry.box)].reshape(-1))
-    index = torch.cat(ranges) if ranges else torch.empty(0, dtype=torch.int64)
-    order: torch.Tensor | None = None
-    whole = False
-    if len(index) == layout.size:
-        every = torch.arange(layout.size)
-        whole = torch.equal(index, every)
-        if not whole:
-            positions, order = index.sort()
-            whole = torch.equal(positions, every)
-            order = order if whole else None
+    entries = [entry for entry in manifest if entry.present]
+    starts = [layout.by_name[entry.name].start + entry.start for entry in entries]
+    counts = [entry.stop - entry.start for entry in entries]
     missing = frozenset(absent - present)
-    return Plan(None if whole else index, frozenset(present), missing, order)
+    boxed = any(entry.box is not None for entry in entries)
+    if not boxed and _tiles(starts, counts, layout.size):
+        # All elements, but the shards came in another order.
+        first = [0, *accumulate(counts)]
+        turn = sorted(range(len(starts)), key=starts.__getitem__)
+        order = vectors.ranges([first[n] for n in turn], [counts[n] for n in turn])
+        return Plan(None, frozenset(present), missing, order)
+    if not boxed:
+        return Plan(vectors.ranges(starts, counts), frozenset(present), missing)
+    parts: list[torch.Tensor] = []
+    for entry, start in zip(entries, starts, strict=True):
+        place = layout.by_name[entry.name]
+        if entry.box is None:
+            parts.append(torch.arange(start, start + entry.stop - entry.start))
+        else:
+            positions = torch.arange(place.start, place.stop).view(entry.shape)
+            parts.append(positions[tuple(slice(*part) for part in entry.box)].reshape(-1))
+    index = vectors.joined(parts)
+    if len(index) != layout.size:
+        return Plan(index, frozenset(present), missing)
+    positions, order = index.sort()
+    every = torch.equal(positions, torch.arange(layout.size))
+    return Plan(None if every else index, frozenset(present), missing, order if every else None)
+
+
+def _tiles(starts: Sequence[int], counts: Sequence[int], size: int) -> bool:
+    """Whether these ranges, in some order, are [0, size), each element once."""
+    end = 0
+    for start, count in sorted((s, c) for s, c in zip(starts, counts, strict=True) if c):
+        if start != end:
+            return False
+        end += count
+    return end == size

@@ -21,17 +21,16 @@ from ..models.network import build_model
 from . import buffers as buffers_
 from . import clip as clip_
 from . import gradient as gradient_
-from . import hidden, publish, skip
+from . import hidden, publish, skip, vectors
 from . import loss as loss_
 from .assemble import Fetch, Held, Observation
-from .bounds import Enclosure
 from .compare import all_finite, exactly
 from .digest import digest_of
 from .flat import FlatBuffer, flat_buffers
 from .layout import Layout
 from .local import LocalRunner, Passes, Scale, as_on_a_rank
 from .ownership import Ownership
-from .pieces import Enclosing, in_pieces
+from .pieces import Enclosing, in_pieces, some, split
 from .ran_on import check_repeats, own_states, ran_on
 from .state import Start, State
 from .update import Recipe, Update, UpdateJudge
@@ -189,26 +188,31 @@ class CaseJudge:
             return
         recovered = hidden.recover(before, after, self.layout, self.case, step=step)
         if shown is not None:
-            whole = exactly(shown.whole.nan_to_num(nan=0.0))
-            self._hidden_clip(step, recovered, whole, seen=True)
+            self._hidden_clip(step, recovered, self._as_shown(shown), seen=True)
         elif self.passes is not None:
             wanted = self._expected(step, self.passes)
-            enclosure = Enclosure(wanted.enclosure.exact, wanted.enclosure.bound + recovered.error)
+            enclosing = wanted.of.wider(recovered.error)
             if self.case.training.clip is not None:
-                enclosure = self._hidden_clip(step, recovered, wanted.enclosure, seen=False)
+                enclosing = self._hidden_clip(step, recovered, wanted.of, seen=False)
             if "clip" not in self.violations:
-                wanted = wanted._replace(of=Enclosing.known(enclosure))
+                wanted = wanted._replace(of=enclosing)
                 self._gradient(step, before, self.passes, recovered.held, wanted)
         self._applied(step, before, after, recovered.held, error=recovered.error)
 
     def _hidden_clip(
-        self, step: int, recovered: hidden.Recovered, gradient: Enclosure, *, seen: bool
-    ) -> Enclosure:
+        self, step: int, recovered: hidden.Recovered, gradient: Enclosing, *, seen: bool
+    ) -> Enclosing:
         """Judge clipping; returns the enclosure of the clipped gradient."""
         wanted = hidden.clipping(gradient, recovered.error, self.layout, self.case, self.semantics)
-        self.vacuity.clipped(gradient.exact, wanted.clipped.exact)
+        self.vacuity.clipped(zip(gradient.exact(), wanted.clipped.exact(), strict=True))
         self._note("clip", *hidden.check_clip(recovered, wanted, self.layout, step=step, seen=seen))
         return wanted.clipped
+
+    def _as_shown(self, gradient: Held) -> Enclosing:
+        """A gradient that was seen; 0 where there is none."""
+        return Enclosing(
+            self.layout.size, lambda there: exactly(some(gradient.whole, there).nan_to_num(nan=0.0))
+        )
 
     def _gradient(
         self,
@@ -246,7 +250,7 @@ class CaseJudge:
             return None
         at: Point = "reduced" if self.case.training.clip is None else point
         held = self.observation.held(step - 1, at, "gradient")
-        return None if held is None else held.whole.nan_to_num(nan=0.0)
+        return None if held is None else vectors.copy(held.whole).nan_to_num_(nan=0.0)
 
     def _flat_buffers(self) -> list[FlatBuffer]:
         return flat_buffers(self.observation.seen, self.layout)
@@ -396,7 +400,9 @@ class CaseJudge:
                 ),
             )
         if clipped is not None:
-            self.vacuity.clipped(gradient.whole, clipped.whole)
+            self.vacuity.clipped(
+                (gradient.whole[here], clipped.whole[here]) for here in split(self.layout.size)
+            )
             self._note(
                 "clip",
                 *clip_.check_clipped(

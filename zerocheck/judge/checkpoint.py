@@ -171,7 +171,7 @@ def _state_violation(
         observed=float(first.loaded[element]),
         expected=float(first.saved[element]),
         bound=0.0,
-        wrong=int(first.different.sum()),
+        wrong=int(torch.count_nonzero(first.different)),
         total=layout.size,
         explanation=f"{text}{words}",
         causes=names,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -15,7 +16,7 @@ from zerocheck_reference import ClipRule, clip_coefficient
 
 from ..case.schema import Case
 from ..contract.semantics import Semantics
-from . import bounds
+from . import bounds, vectors
 from .assemble import Held
 from .bounds import Enclosure, Format, U
 from .compare import compare, compare_pieces, describe, exactly
@@ -35,7 +36,7 @@ def elements_of(gradient: Held, rank: int) -> torch.Tensor:
     covered = None if gradient.plans[rank].index is None else gradient.covered()
     if covered is None or bool(covered.all()):
         return whole
-    return torch.cat([whole[here][covered[here]] for here in split(len(whole))])
+    return vectors.taken(whole, vectors.positions(covered))
 
 
 def formats_of(gradient: Held, layout: Layout) -> Formats:
@@ -44,24 +45,39 @@ def formats_of(gradient: Held, layout: Layout) -> Formats:
     if covered is None or bool(covered.all()):
         return layout.formats
     if len(layout.formats.parts) == 1:
-        return Formats(layout.formats.parts, int(covered.sum()))
-    return layout.formats.at(covered.nonzero().reshape(-1))
+        return Formats(layout.formats.parts, int(torch.count_nonzero(covered)))
+    return layout.formats.at(vectors.positions(covered))
+
+
+class Squares(NamedTuple):
+    """Of a gradient, summed: all squares, and those of elements in a narrow format."""
+
+    total: float
+    narrow: float
+
+    def and_of(self, elements: torch.Tensor, formats: Formats) -> Squares:
+        """With those of further elements."""
+        squares = elements.to(torch.float64).square()
+        narrow = sum(float(_of(squares, e).sum()) for format, e in formats.parts if format.narrow)
+        return Squares(self.total + float(squares.sum()), self.narrow + narrow)
 
 
 def norm_relative(elements: torch.Tensor, formats: Formats, case: Case) -> float:
     """Relative error of the 2-norm of these elements."""
-    narrow = formats.narrow
+    squares = Squares(0.0, 0.0)
+    if formats.narrow is not None:
+        for here in split(len(elements)):
+            squares = squares.and_of(elements[here], formats.at(here))
+    return relative_of(squares, elements.numel(), formats.narrow, case)
+
+
+def relative_of(squares: Squares, elements: int, narrow: Format | None, case: Case) -> float:
+    """Relative error of the 2-norm of so many elements. narrow: the narrow format among them."""
     if narrow is None:
-        return bounds.norm_relative(elements.numel())
-    total, part = 0.0, 0.0
-    for here in split(len(elements)):
-        squares = elements[here].to(torch.float64).square()
-        total += float(squares.sum())
-        own = formats.at(here).parts
-        part += sum(float(_of(squares, e).sum()) for format, e in own if format.narrow)
+        return bounds.norm_relative(elements)
     # The share itself is known to 2^-50, and a rounding of the rest moves it by 2 U.
-    share = min(1.0, part / total * (1 + 4 * U)) if total else 1.0
-    return bounds.narrow_norm_relative(elements.numel(), share, case.world_size, narrow)
+    share = min(1.0, squares.narrow / squares.total * (1 + 4 * U)) if squares.total else 1.0
+    return bounds.narrow_norm_relative(elements, share, case.world_size, narrow)
 
 
 def narrow_only(formats: Formats) -> bool:

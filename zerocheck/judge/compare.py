@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from . import vectors
 from .bounds import Enclosure
 from .layout import Elements, Layout
 from .pieces import Positions, in_pieces, pieces
@@ -73,8 +74,8 @@ def _whole_misfit(
     at: Callable[[slice, Positions], tuple[torch.Tensor, Enclosure]], elements: Elements, size: int
 ) -> tuple[float, Misfit]:
     count = size if elements is None else len(elements)
-    vectors = [torch.empty(count, dtype=torch.float64) for _ in range(4)]
-    whole = Misfit(torch.zeros(count, dtype=torch.bool), *vectors)
+    numbers = [vectors.empty(count, dtype=torch.float64) for _ in range(4)]
+    whole = Misfit(torch.zeros(count, dtype=torch.bool), *numbers)
     whole.ratio.zero_()
     for here, there in pieces(elements, size):
         observed, enclosure = at(here, there)
@@ -136,11 +137,11 @@ def describe(
     mild: bool = False,
 ) -> Violation:
     """The Violation for a misfit over `elements` of the flat vector (None: all of them)."""
-    mask = torch.zeros(layout.size, dtype=torch.bool)
-    weight = torch.zeros(layout.size, dtype=torch.float64)
     if elements is None:
         mask, weight = misfit.outside, misfit.ratio
     else:
+        mask = torch.zeros(layout.size, dtype=torch.bool)
+        weight = vectors.zeros(layout.size, dtype=torch.float64)
         mask[elements] = misfit.outside
         weight[elements] = misfit.ratio
     worst = int(misfit.ratio.argmax())
@@ -159,7 +160,7 @@ def describe(
         expected=float(misfit.exact[worst]),
         bound=float(misfit.bound[worst]),
         ratio=ratio if math.isfinite(ratio) else None,
-        wrong=int(misfit.outside.sum()),
+        wrong=int(torch.count_nonzero(misfit.outside)),
         total=misfit.outside.numel(),
         causes=causes,
         mild=mild,

@@ -103,7 +103,7 @@ def _difference(
         observed=float(got[first]),
         expected=float(held[first]),
         bound=0.0,
-        wrong=int(different.sum()),
+        wrong=int(torch.count_nonzero(different)),
         total=held.numel(),
         explanation=f"export() gives another {role} of {place.name} than the shards hold",
         causes=export_causes(got, held, place, role, state, layout),

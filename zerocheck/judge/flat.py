@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from ..drive.observation import Lie, RankSeen
+from . import vectors
 from .layout import Layout
 from .pieces import split
 
@@ -62,11 +63,10 @@ def flat_buffers(seen: Sequence[RankSeen], layout: Layout) -> list[FlatBuffer]:
         size = sizes.pop()
         if all(rank == lies[0] for rank in lies):
             if size % len(ranks) == 0:
-                shards = _elements(lies[0], size, layout).view(len(ranks), -1)
+                shards = _elements(lies[:1], size, layout).view(len(ranks), -1)
                 found.append(FlatBuffer(shards, True))
         else:
-            shards = torch.stack([_elements(rank, size, layout) for rank in lies])
-            found.append(FlatBuffer(shards, False))
+            found.append(FlatBuffer(_elements(lies, size, layout), False))
     return found
 
 
@@ -77,13 +77,14 @@ def _by_storage(memory: Sequence[Lie]) -> list[tuple[Lie, ...]]:
     return [tuple(storages[number]) for number in sorted(storages)]
 
 
-def _elements(lies: Sequence[Lie], size: int, layout: Layout) -> torch.Tensor:
-    """Positions in the flat vector of the layout of all elements of one storage."""
-    elements = torch.full((size,), NOBODY)
-    for one in lies:
-        place = None if one.padding else layout.by_name.get(one.name)
-        if place is not None:
-            count = one.stop - one.start
-            start = place.start + one.start
-            elements[one.offset : one.offset + count] = torch.arange(start, start + count)
+def _elements(ranks: Sequence[Sequence[Lie]], size: int, layout: Layout) -> torch.Tensor:
+    """(ranks, size): positions in the flat vector of the layout of all elements of one storage."""
+    elements = vectors.empty(len(ranks), size, dtype=torch.int64).fill_(NOBODY)
+    for row, lies in zip(elements, ranks, strict=True):
+        for one in lies:
+            place = None if one.padding else layout.by_name.get(one.name)
+            if place is not None:
+                count = one.stop - one.start
+                start = place.start + one.start
+                torch.arange(start, start + count, out=row[one.offset : one.offset + count])
     return elements

@@ -8,6 +8,7 @@ clearly as in a gradient that is shown. With clipping it is the clipped gradient
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -15,13 +16,13 @@ import torch
 from ..case.schema import Case
 from ..contract.groups import learning_rates
 from ..contract.semantics import Semantics
-from . import bounds
+from . import bounds, vectors
 from .assemble import Held, Plan
 from .bounds import Enclosure, Format, U
-from .clip import coefficient, narrow_only, norm_relative
-from .compare import compare, describe, exactly
-from .layout import Layout
-from .pieces import pieces
+from .clip import Squares, coefficient, narrow_only, relative_of
+from .compare import Misfit, compare_pieces, describe, exactly
+from .layout import Formats, Layout
+from .pieces import Enclosing, Positions, pieces, some, split
 from .state import State
 from .verdict import Violation
 
@@ -43,8 +44,8 @@ def recover(before: State, after: State, layout: Layout, case: Case, *, step: in
         place.trainable and then is not None and now is not None and now > then
         for place, then, now in zip(layout.places, before.steps, after.steps, strict=True)
     ]
-    whole = torch.full((layout.size,), torch.nan)
-    error = torch.zeros(layout.size, dtype=torch.float64)
+    whole = vectors.empty(layout.size).fill_(torch.nan)
+    error = vectors.zeros(layout.size, dtype=torch.float64)
     rates = learning_rates(case, step)
     keys = [1 if flag else None for flag in moved]
     for part in layout.segments(keys):
@@ -75,52 +76,79 @@ def recover(before: State, after: State, layout: Layout, case: Case, *, step: in
             whole[positions] = (-g if case.optimizer.maximize else g).float()
     present = frozenset(p.name for p, flag in zip(layout.places, moved, strict=True) if flag)
     absent = frozenset(p.name for p in layout.places if p.trainable) - present
-    index = layout.spread(moved).nonzero().reshape(-1)
+    index = vectors.positions(layout.spread(moved))
     plan = Plan(index, present, absent)
-    return Recovered(Held(whole, (whole[index],), (plan,), ((),)), error)
+    return Recovered(Held(whole, (vectors.taken(whole, index),), (plan,), ((),)), error)
 
 
 class Clipping(NamedTuple):
     """What the recovered gradient must be with clipping, and what it would be without."""
 
-    clipped: Enclosure
-    unclipped: Enclosure
+    clipped: Enclosing
+    unclipped: Enclosing
 
 
 def clipping(
-    gradient: Enclosure, error: torch.Tensor, layout: Layout, case: Case, semantics: Semantics
+    gradient: Enclosing, error: torch.Tensor, layout: Layout, case: Case, semantics: Semantics
 ) -> Clipping:
     """From the enclosure of the reduced gradient, which has no width where it was seen.
 
     The norm is that of the exact gradient. The implementation's may be off by the rounding of the
     gradient and of its own summation: both enter the bound, relative to the element.
     """
-    exact, bound = gradient
-    order = 2.0 if case.training.norm == "2" else torch.inf
-    norm = float(torch.linalg.vector_norm(exact, ord=order))
-    off = float(torch.linalg.vector_norm(bound, ord=order)) / norm if norm else 0.0
+    norm, width, squares = _norms(gradient, layout, case)
+    off = width / norm if norm else 0.0
     factor = coefficient(norm, case, semantics)
-    relative = norm_relative(exact, layout.formats, case) + off + 4 * U
-    clipped = exact * factor
-    width = bound * factor + relative * clipped.abs() + bounds.ETA + error
-    if layout.formats.narrow is not None:
-        largest = exact.abs() + bound
-        width = width + relative * factor * bound
-        width = width + _narrow_product(largest, factor * (1 + relative), layout)
-    return Clipping(Enclosure(clipped, width), Enclosure(exact, bound + error))
+    relative = relative_of(squares, layout.size, layout.formats.narrow, case) + off + 4 * U
+    narrow = layout.formats.narrow is not None
+    only = narrow and narrow_only(layout.formats.at(vectors.positions(layout.trainable)))
+
+    def clipped(positions: Positions | None) -> Enclosure:
+        exact, bound = gradient.at(positions)
+        made = exact * factor
+        width = bound * factor + relative * made.abs() + bounds.ETA + some(error, positions)
+        if narrow:
+            largest = exact.abs() + bound
+            width = width + relative * factor * bound
+            formats = layout.formats.at(positions)
+            width = width + _narrow_product(largest, factor * (1 + relative), formats, only)
+        return Enclosure(made, width)
+
+    def unclipped(positions: Positions | None) -> Enclosure:
+        exact, bound = gradient.at(positions)
+        return Enclosure(exact, bound + some(error, positions))
+
+    return Clipping(Enclosing(layout.size, clipped), Enclosing(layout.size, unclipped))
 
 
-def _narrow_product(largest: torch.Tensor, factor: float, layout: Layout) -> torch.Tensor:
+def _norms(gradient: Enclosing, layout: Layout, case: Case) -> tuple[float, float, Squares]:
+    """Norms of the exact gradient and of its bounds, and the squares that the norm has."""
+    order = 2.0 if case.training.norm == "2" else torch.inf
+    norms: list[float] = []
+    widths: list[float] = []
+    squares = Squares(0.0, 0.0)
+    for here in split(layout.size):
+        exact, bound = gradient.at(here)
+        norms.append(float(torch.linalg.vector_norm(exact, ord=order)))
+        widths.append(float(torch.linalg.vector_norm(bound, ord=order)))
+        squares = squares.and_of(exact, layout.formats.at(here))
+    together = math.hypot if order == 2.0 else max
+    return together(*norms, 0.0), together(*widths, 0.0), squares
+
+
+def _narrow_product(
+    largest: torch.Tensor, factor: float, formats: Formats, only: bool
+) -> torch.Tensor:
     """What coefficient and product round where the gradient is in bf16, else 0: fp32 is counted
-    already. largest: the largest size that each element can have; factor: the largest of these."""
-    only = narrow_only(layout.formats.at(layout.trainable.nonzero().reshape(-1)))
+    already. largest: the largest size that each element can have; factor: the largest of these;
+    only: all that is trained is in bf16."""
 
     def own(vector: torch.Tensor, format: Format) -> Enclosure:
         if not format.narrow:
             return exactly(torch.zeros_like(vector))
         return bounds.clipped(vector, factor, format, all_narrow=only)
 
-    return layout.formats.enclose(own, largest).bound
+    return formats.enclose(own, largest).bound
 
 
 def check_clip(
@@ -133,13 +161,15 @@ def check_clip(
     """
     part, plan = recovered.held.parts[0], recovered.held.plans[0]
 
-    def here(enclosure: Enclosure) -> Enclosure:
-        return Enclosure(plan.gather(enclosure.exact), plan.gather(enclosure.bound))
+    def inside(wanted: Enclosing) -> tuple[float, Misfit | None]:
+        return compare_pieces(
+            lambda here, there: (part[here], wanted.at(there)), plan.index, layout.size
+        )
 
-    share, misfit = compare(part, here(wanted.clipped))
+    share, misfit = inside(wanted.clipped)
     if misfit is None:
         return share, None
-    unclipped = compare(part, here(wanted.unclipped))[1] is None
+    unclipped = inside(wanted.unclipped)[1] is None
     if not (unclipped or seen):
         return 0.0, None
     return share, describe(

@@ -12,8 +12,9 @@ from torch import nn
 from ..case.schema import Case
 from ..case.shapes import unfrozen
 from ..contract.groups import group_of
+from . import vectors
 from .bounds import FP32, Enclosure, Format
-from .pieces import Positions, in_pieces
+from .pieces import Positions, in_pieces, split
 
 Elements = torch.Tensor | None
 """Positions in the flat vector (int64), or None for all of them."""
@@ -175,7 +176,12 @@ class Layout:
         for place in self.places:
             inside = mask[place.start : place.stop]
             if bool(inside.any()):
-                value = float(weight[place.start : place.stop][inside].max())
+                own = weight[place.start : place.stop]
+                value = max(
+                    float(own[part][inside[part]].max())
+                    for part in split(len(own))
+                    if bool(inside[part].any())
+                )
                 worst.append((-value, place.name))
         return tuple(name for _, name in sorted(worst))
 
@@ -212,7 +218,7 @@ class Layout:
             if group < 0 or key < 0:
                 continue
             mask = self.spread([one == (group, key, format) for one in wanted])
-            elements = None if bool(mask.all()) else mask.nonzero().reshape(-1)
+            elements = None if bool(mask.all()) else vectors.positions(mask)
             result.append(Part(group, key, format, elements))
         return result
 
@@ -229,6 +235,7 @@ def _formats(places: Sequence[Place], size: int) -> Formats:
         return Formats(((every[0] if every else FP32, None),), size)
     parts = []
     for format in sorted(every, key=lambda one: one.u):
-        ranges = [torch.arange(p.start, p.stop) for p in places if p.format == format]
-        parts.append((format, torch.cat(ranges)))
+        own = [place for place in places if place.format == format]
+        starts, counts = [p.start for p in own], [p.stop - p.start for p in own]
+        parts.append((format, vectors.ranges(starts, counts)))
     return Formats(tuple(parts), size)

@@ -22,6 +22,7 @@ from ..drive.kernels import kept
 from ..drive.observation import StepSeen
 from ..drive.poison import deterministic
 from ..models.batches import batch, loss_of, overflows, weight
+from . import vectors
 from .layout import Layout
 
 Scale = Callable[[torch.Tensor], torch.Tensor]
@@ -112,7 +113,7 @@ class LocalRunner:
         self._states = states
         learning = self._later if step >= (self.case.training.unfreeze or 0) else ()
         world, count = len(parameters), self.case.training.microbatches
-        gradients = torch.zeros(world, count, self.layout.size)
+        gradients = vectors.zeros(world, count, self.layout.size)
         arrived = torch.zeros(world, count, len(self.layout.places), dtype=torch.bool)
         losses: list[list[float]] = []
         after: list[dict[str, torch.Tensor]] = []
@@ -146,7 +147,7 @@ class LocalRunner:
                 )
             after.append({n: buffer.to("cpu", copy=True) for n, buffer in self._buffers.items()})
         if any(one != 1.0 for one in scales):
-            gradients = gradients.to(torch.float64)
+            gradients = vectors.copy(gradients, torch.float64)
             gradients /= torch.tensor(scales, dtype=torch.float64).view(-1, 1, 1)
         return Passes(gradients, arrived, losses, after)
 

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import torch
 
+from . import vectors
 from .bounds import Enclosure
 
 AT_ONCE = 1 << 20
@@ -45,6 +46,11 @@ def in_pieces(elements: torch.Tensor | None, size: int) -> bool:
     return (size if elements is None else len(elements)) > AT_ONCE
 
 
+def some(vector: torch.Tensor, positions: Positions | None) -> torch.Tensor:
+    """Some elements of flat vectors, in the last dim; None: all of them."""
+    return vector if positions is None else vector[..., positions]
+
+
 class Enclosing:
     """An enclosure of each element of a flat vector, computed where it is asked for.
 
@@ -70,8 +76,8 @@ class Enclosing:
         if self._whole is None and not in_pieces(None, self.size):
             self._whole = self._make(None)
         elif self._whole is None:
-            exact = torch.empty(self.size, dtype=torch.float64)
-            bound = torch.empty(self.size, dtype=torch.float64)
+            exact = vectors.empty(self.size, dtype=torch.float64)
+            bound = vectors.empty(self.size, dtype=torch.float64)
             for here in split(self.size):
                 exact[here], bound[here] = self._make(here)
             self._whole = Enclosure(exact, bound)
@@ -87,6 +93,15 @@ class Enclosing:
             if positions is None
             else Enclosure(exact[positions], bound[positions])
         )
+
+    def wider(self, error: torch.Tensor) -> Enclosing:
+        """These enclosures, wider by so much of each element."""
+
+        def make(positions: Positions | None) -> Enclosure:
+            exact, bound = self.at(positions)
+            return Enclosure(exact, bound + some(error, positions))
+
+        return Enclosing(self.size, make)
 
     def exact(self) -> Iterator[torch.Tensor]:
         """The exact results, piece by piece."""

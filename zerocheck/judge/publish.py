@@ -16,6 +16,7 @@ from .compare import different_bits, same_bits
 from .diagnose.publish import SENTENCES, causes
 from .layout import Layout
 from .ownership import MOMENTS
+from .pieces import split
 from .state import State
 from .verdict import Violation
 
@@ -84,7 +85,7 @@ def _copies(
         observed=observed,
         expected=expected,
         bound=0.0,
-        wrong=int(changed.sum()),
+        wrong=int(torch.count_nonzero(changed)),
         total=layout.size,
         explanation=f"copies of {role} differ between ranks; they must agree bit for bit{words}",
         causes=names,
@@ -123,7 +124,9 @@ def check_start(
             zero = torch.zeros_like(wanted) if restored is None else restored
             pairs.append((moment, state.moment(moment), zero))
     for role, observed, vector in pairs:
-        changed = different_bits(observed, vector)
+        changed = torch.empty(layout.size, dtype=torch.bool)
+        for here in split(layout.size):
+            changed[here] = different_bits(observed[here], vector[here])
         if role != "parameter":
             changed &= layout.trainable
         if not bool(changed.any()):
@@ -140,7 +143,7 @@ def check_start(
             observed=float(observed[first]),
             expected=float(vector[first]),
             bound=0.0,
-            wrong=int(changed.sum()),
+            wrong=int(torch.count_nonzero(changed)),
             total=layout.size,
             explanation=f"before the first step, {place.name} has another {role} than the model "
             "or the state that was restored",

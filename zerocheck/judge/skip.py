@@ -115,7 +115,7 @@ def _untouched(before: State, after: State, layout: Layout, *, step: int) -> Vio
                 observed=float(new[first]),
                 expected=float(old[first]),
                 bound=0.0,
-                wrong=int(changed.sum()),
+                wrong=int(torch.count_nonzero(changed)),
                 total=layout.size,
                 explanation=f"the step is reported as skipped, but it changed {role}",
                 causes=("skipped step changed the state",),

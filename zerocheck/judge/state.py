@@ -13,6 +13,7 @@ from ..case.schema import Case
 from ..contract.shard import Role
 from ..drive.observation import Point
 from ..models.start import initial_state
+from . import vectors
 from .assemble import Held, Observation
 from .layout import Layout
 from .ownership import MOMENTS
@@ -34,8 +35,8 @@ class Start(NamedTuple):
     def of(cls, case: Case, model: nn.Module, layout: Layout, *, restored: bool) -> Start:
         """restored: the case's state of mid-training was put in."""
         state = initial_state(case, model) if restored else None
-        flat = torch.zeros(layout.size)
-        moments = {role: torch.zeros(layout.size) for role in MOMENTS} if state else {}
+        flat = vectors.zeros(layout.size)
+        moments = {role: vectors.zeros(layout.size) for role in MOMENTS} if state else {}
         counts = [0.0] * len(layout.places)
         for position, (place, (name, parameter)) in enumerate(
             zip(layout.places, model.named_parameters(), strict=True)
@@ -86,7 +87,7 @@ class State:
             if covered is None or bool(covered.all()):
                 moments[role] = moment.whole
             else:
-                moments[role] = moment.whole.masked_fill(~covered, 0.0)
+                moments[role] = vectors.copy(moment.whole).masked_fill_(~covered, 0.0)
         parameter = _by_owner(held, owners)
         return cls(
             parameter=parameter,
@@ -113,7 +114,7 @@ def _by_owner(held: Held, owners: Held | None) -> torch.Tensor:
     first = held.parts[0]
     if all(torch.equal(first, part) for part in held.parts[1:]):
         return first
-    whole = held.whole.clone()
+    whole = vectors.copy(held.whole)
     for part, plan in zip(reversed(held.parts), reversed(owners.plans), strict=True):
         if plan.index is None:
             whole.copy_(part)

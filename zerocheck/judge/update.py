@@ -10,7 +10,7 @@ import torch
 from ..case.legs import end_of
 from ..case.schema import Case, Group
 from ..contract.groups import learning_rates
-from . import bounds
+from . import bounds, vectors
 from .bounds import Enclosure, Format, Reading, Scalars
 from .compare import Misfit, compare, compare_pieces, describe, different_bits, exactly
 from .diagnose.update import Segment, causes, sentence
@@ -214,8 +214,8 @@ class UpdateJudge:
                     observed=float(after[position]),
                     expected=float(before[position]),
                     bound=0.0,
-                    wrong=int(changed.sum()),
-                    total=int(mask.sum()),
+                    wrong=int(torch.count_nonzero(changed)),
+                    total=int(torch.count_nonzero(mask)),
                     explanation=f"the {role} of a parameter {kind} changed",
                     causes=("untouched parameter changed",),
                 )
@@ -329,12 +329,13 @@ class UpdateJudge:
     def _segments(self, wrong: _Wrong, update: Update, step: int) -> Iterator[Segment]:
         """The tensors of the group in which something is outside, piece by piece."""
         mask = torch.zeros(self.layout.size, dtype=torch.bool)
-        everything = torch.arange(self.layout.size) if wrong.elements is None else wrong.elements
-        mask[everything[wrong.misfit.outside]] = True
-        tensors = self.layout.spread(
+        asked = torch.zeros(self.layout.size, dtype=torch.bool)
+        for here, there in pieces(wrong.elements, self.layout.size):
+            mask[there], asked[there] = wrong.misfit.outside[here], True
+        asked &= self.layout.spread(
             [bool(mask[place.start : place.stop].any()) for place in self.layout.places]
         )
-        elements = everything[tensors[everything]]
+        elements = vectors.positions(asked)
         for _, there in pieces(elements, self.layout.size):
             yield self._segment(wrong, update, step, there)
 

@@ -15,7 +15,6 @@ import torch
 
 from ..drive.observation import RankSeen
 from .buffers import Buffers
-from .pieces import split
 from .state import State
 from .verdict import Obligation
 
@@ -44,11 +43,10 @@ class Vacuity:
         ):
             self._could_fail.add("gradient")
 
-    def clipped(self, before: torch.Tensor, after: torch.Tensor) -> None:
-        """The gradient around clipping; NaN where there is none."""
+    def clipped(self, pieces: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """The gradient before and after clipping, piece by piece; NaN where there is none."""
         if "clip" not in self._could_fail and not all(
-            torch.equal(before[here].nan_to_num(), after[here].nan_to_num())
-            for here in split(len(before))
+            torch.equal(before.nan_to_num(), after.nan_to_num()) for before, after in pieces
         ):
             self._could_fail.add("clip")
 

@@ -13,15 +13,13 @@ import torch
 from torch import Tensor
 
 from zerocheck.errors import HarnessError
-from zerocheck.ranks.limits import available_bytes, total_bytes
-from zerocheck.ranks.progress import reserve
+from zerocheck.host import FULL, leaves_half, reserve
 from zerocheck.ranks.slot import KEPT_BYTES, Slot, align
 
 FIRST_BYTES = 1 << 20
 _DOUBLED_BYTES = 64 << 20
 """A larger one grows by an eighth, or by what is needed: what is reserved is taken."""
 _SMALL_NUMEL = 1 << 15
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _flatten: Callable[[Sequence[Tensor]], Tensor] | None = getattr(
     torch._utils, "_flatten_dense_tensors", None
@@ -134,7 +132,7 @@ class Arena:
             try:
                 self._extend(directory, size, leave_room=not last)
             except OSError as error:
-                if error.errno not in _FULL:
+                if error.errno not in FULL:
                     raise
                 reasons.append(f"{directory}: {error.strerror}")
             else:
@@ -185,10 +183,7 @@ def _refuse_the_last_room(directory: str, size: int) -> None:
 
 def _refuse_the_last_memory(directory: str, size: int, more: int) -> None:
     """Shared memory is memory: what is large leaves half of it to those who compute."""
-    if size <= KEPT_BYTES:
-        return
-    available, total = available_bytes(), total_bytes()
-    if available is not None and total is not None and available - more < total // 2:
+    if size > KEPT_BYTES and not leaves_half(more):
         raise OSError(errno.ENOSPC, "half of the memory is to be left", directory)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-
 from zerocheck.errors import UsageError
+from zerocheck.host import available_bytes
 
 RANK_BYTES = 60 << 20
 """What a rank has for itself before any job; the rest it shares with the zygote."""
@@ -33,42 +32,3 @@ def check_world_size(world_size: object, *, already: int = 0) -> int:
             f" {fit} ranks would fit beside the {already} that run"
         )
     return world_size
-
-
-_MEMINFO = "/proc/meminfo"
-_GROUP = "/sys/fs/cgroup/memory"
-
-
-def total_bytes() -> int | None:
-    """The least of what the machine and the control group have. None where nothing tells."""
-    found = _meminfo("MemTotal:")
-    with contextlib.suppress(OSError, ValueError), open(f"{_GROUP}.max") as most:
-        found.append(int(most.read()))
-    return min(found) if found else None
-
-
-def _meminfo(field: str) -> list[int]:
-    with contextlib.suppress(OSError, ValueError), open(_MEMINFO) as meminfo:
-        for line in meminfo:
-            if line.startswith(field):
-                return [int(line.split()[1]) << 10]
-    return []
-
-
-def available_bytes() -> int | None:
-    """The least of what the machine and the control group leave. None where nothing tells."""
-    found = _meminfo("MemAvailable:")
-    with (
-        contextlib.suppress(OSError, ValueError),
-        open(f"{_GROUP}.max") as most,
-        open(f"{_GROUP}.current") as current,
-        open(f"{_GROUP}.stat") as details,
-    ):
-        # Cached files count as used there, but make way when memory is short.
-        cached = sum(
-            int(line.split()[1])
-            for line in details
-            if line.startswith(("active_file ", "inactive_file "))
-        )
-        found.append(max(0, int(most.read()) - int(current.read()) + cached))
-    return min(found) if found else None

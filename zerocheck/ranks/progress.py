@@ -11,6 +11,8 @@ import os
 import struct
 from typing import NamedTuple
 
+from zerocheck.host import reserve
+
 RECORD_BYTES = 1024
 _WHERE = struct.Struct("<Q384s")  # counter and text at 0
 _COLLECTIVE = struct.Struct("<Q120s")  # sequence number and name at 512
@@ -134,20 +136,6 @@ class Board:
             after < unpack(self.page, rank * RECORD_BYTES + _RAISED_AT)[0] < before
             for rank in range(self.world_size)
         )
-
-
-def reserve(descriptor: int, size: int) -> None:
-    """Give the file `size` bytes of real space, so that a full disk is an error now.
-
-    A sparse file would be a SIGBUS later. Raises OSError (ENOSPC).
-    """
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, 0, size)
-    else:  # macOS
-        have = os.fstat(descriptor).st_size
-        os.lseek(descriptor, have, os.SEEK_SET)
-        while have < size:
-            have += os.write(descriptor, bytes(min(size - have, 1 << 20)))
 
 
 def _text(raw: bytes) -> str:

@@ -1,15 +1,14 @@
 """Whether a case fits in the memory of this host, known before anything of it is run.
 
-Bytes per parameter: what is kept, added up and rounded up (docs/gpu-nodes.md has measured points).
-The judge holds the model with its gradients, the states before and after a step, two gradients and
-the places of their elements: JUDGE; beside these the local gradients of each rank and microbatch,
-in fp32, or with loss scaling in float64 beside fp32. Each rank builds the model, and the state of a
-start in mid-training; all together hold at least one copy of parameters, gradients and moments. The
-ranks are done when the judge begins, so the larger of the two counts. Activations come on top:
+Bytes per parameter. The judge keeps in memory what the reference has: the model with its gradients,
+or, before the first step, the state of a start in mid-training; and masks: JUDGE. Each rank builds
+the model, and that state; all together hold at least one copy of parameters, gradients and moments.
+The ranks are done when the judge begins, so the larger of the two counts. Activations come on top:
 nobody knows them here.
 
-What ranks observe is as large: it lies in shared memory while half of the memory is left, and else
-in files in the folder of TMPDIR.
+What ranks observe, and the judge's whole vectors (judge/vectors.py: states, gradients, the local
+gradients of each rank and microbatch, enclosures while a cause is sought), lie in memory while half
+of it is left, and else in files in the folder of TMPDIR.
 """
 
 from __future__ import annotations
@@ -25,10 +24,13 @@ from ..case.hosts import counts
 from ..case.schema import Case
 from ..case.shapes import parameter_elements
 from ..errors import UsageError
+from ..host import available_bytes
 from ..launched import launched
-from ..ranks.limits import available_bytes
 
-JUDGE = 60
+JUDGE = 20
+VECTORS = 120
+"""The states before and after a step, two gradients and the places of their elements take half of
+it; the rest is needed while a cause is sought."""
 GRADIENT = 4
 SCALED_GRADIENT = 12
 SHARDED = 20
@@ -40,25 +42,26 @@ LARGE = 1 << 24
 
 
 class Need(NamedTuple):
-    """Bytes that a case takes of this host at least: memory, and observations beside it."""
+    """Bytes that a case takes of this host at least: memory, and what may lie in files."""
 
     memory: int
-    observed: int
+    files: int
 
 
 def need(case: Case) -> Need:
     """What a case takes, activations and the processes themselves aside."""
     training = case.training
     each = SCALED_GRADIENT if training.loss_scale is not None else GRADIENT
-    judge = JUDGE + each * case.world_size * training.microbatches
+    vectors = VECTORS + each * case.world_size * training.microbatches
     # Without a launcher all ranks are here, whatever hosts they are told of.
     here = counts(case.hosts, case.world_size)[0] if launched() else case.world_size
     built = MODEL + (STATE if case.start.step else 0)
     states = 3 + case.optimizer.amsgrad
     observed = 4 * (training.steps + 1) * states
     observed += 4 * (training.steps + 1 + training.steps * (training.clip is not None))
+    ranks = here * built + SHARDED * here // case.world_size
     elements = parameter_elements(case.model)
-    return Need(elements * max(judge, here * built + SHARDED), elements * observed)
+    return Need(elements * max(JUDGE, ranks), elements * (observed + vectors))
 
 
 def alone(case: Case) -> bool:
@@ -66,7 +69,7 @@ def alone(case: Case) -> bool:
     available = available_bytes()
     if parameter_elements(case.model) < LARGE or available is None:
         return False
-    return 2 * (need(case).memory + need(case).observed) > available
+    return 2 * (need(case).memory + need(case).files) > available
 
 
 def check(cases: Iterable[Case]) -> None:
@@ -86,11 +89,11 @@ def _check(case: Case) -> None:
         )
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
-    if available is not None and asked.observed > max(free, available // 2):
+    if available is not None and asked.files > max(free, available // 2):
         raise UsageError(
             f"{_name(case)} on {_ranks(case)}: what the ranks hold over {case.training.steps} "
-            f"steps are at least {_gb(asked.observed)}, and {folder} has {_gb(free)} free; set "
-            "TMPDIR to a folder with room, on a disk"
+            f"steps, and the judge's vectors, take {_gb(asked.files)}, and {folder} has {_gb(free)} "
+            "free; set TMPDIR to a folder with room, on a disk"
         )
 
 

@@ -20,7 +20,7 @@ from ..compare import compare
 from ..flat import FlatBuffer
 from ..layout import Layout
 from ..local import Passes, Scale
-from ..pieces import Enclosing, Positions, pieces
+from ..pieces import Enclosing, Positions, pieces, some
 
 
 class Evidence(NamedTuple):
@@ -80,11 +80,6 @@ class Candidate(NamedTuple):
 def enclosing(evidence: Evidence, make: Callable[[Positions | None], Enclosure]) -> Enclosing:
     """An enclosure of each element, computed piece by piece; make(positions): of these."""
     return Enclosing(evidence.layout.size, make)
-
-
-def some(vector: torch.Tensor, positions: Positions | None) -> torch.Tensor:
-    """Some elements of flat vectors, in the last dim; None: all of them."""
-    return vector if positions is None else vector[..., positions]
 
 
 def times(evidence: Evidence, factor: float | torch.Tensor, widened: float = 0.0) -> Enclosing:

@@ -14,7 +14,7 @@ from .. import bounds
 from ..bounds import Enclosure
 from ..compare import exactly
 from ..local import Scale
-from ..pieces import Enclosing, Positions, split
+from ..pieces import Enclosing, Positions, some, split
 from . import hosts, placement, ranks, replicas, rounded
 from .evidence import (
     Candidate,
@@ -23,7 +23,6 @@ from .evidence import (
     everything,
     explains,
     slack,
-    some,
     summed,
     times,
     wrong_tensors,

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from .. import vectors
 from ..bounds import Enclosure
 from ..flat import NOBODY, FlatBuffer
-from ..pieces import Enclosing, Positions, split
-from .evidence import Candidate, Evidence, enclosing, everything, slack, some, summed
+from ..pieces import Enclosing, Positions, some, split
+from .evidence import Candidate, Evidence, enclosing, everything, slack, summed
 
 MOST_SHIFTS = 32
 """Shifts that are tried: so many elements of a buffer may have the value that one of them has."""
@@ -25,7 +26,7 @@ def candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
     size, world = evidence.layout.size, len(evidence.passes.gradients)
     if world > 1 and evidence.buffers:
         for name, words, order in orders(world):
-            places = moved(size, evidence.buffers, lambda one, order=order: one.shards[order])  # type: ignore[misc]
+            places = moved(size, evidence.buffers, lambda one, order=order: _rows(one, order))  # type: ignore[misc]
             yield Candidate(name, words, [_moved(evidence, places)])
         yield from _reduced_twice(evidence)
     yield from _without_gaps(evidence)
@@ -84,11 +85,21 @@ def moved(
 
     move(buffer): the places of `buffer.shards`, after a move.
     """
-    places = torch.arange(size)
+    places = vectors.ranges([0], [size])
     for buffer in buffers:
-        here = buffer.shards != NOBODY
-        places[buffer.shards[here]] = move(buffer)[here]
+        into, given = buffer.elements, move(buffer).reshape(-1)
+        for part in split(len(into)):
+            inside = into[part] != NOBODY
+            places[into[part][inside]] = given[part][inside]
     return places
+
+
+def _rows(buffer: FlatBuffer, order: Sequence[int]) -> torch.Tensor:
+    """Its shards in another order."""
+    rows = vectors.empty(*buffer.shards.shape, dtype=torch.int64)
+    for row, rank in zip(rows, order, strict=True):
+        row.copy_(buffer.shards[rank])
+    return rows
 
 
 def _moved(evidence: Evidence, places: torch.Tensor) -> Enclosing:
@@ -109,11 +120,14 @@ def _reduced_twice(evidence: Evidence) -> Iterator[Candidate]:
     W - 1 additions and a division round more.
     """
     world = len(evidence.passes.gradients)
-    columns = torch.cat([buffer.shards for buffer in evidence.buffers], 1)
-    column = torch.full((evidence.layout.size,), NOBODY)
+    shards = [buffer.shards for buffer in evidence.buffers]
+    columns = vectors.empty(world, sum(one.shape[1] for one in shards), dtype=torch.int64)
+    torch.cat(shards, 1, out=columns)
+    column = vectors.empty(evidence.layout.size, dtype=torch.int64).fill_(NOBODY)
     for shard in columns:
-        inside = shard != NOBODY
-        column[shard[inside]] = inside.nonzero().reshape(-1)
+        for part in split(len(shard)):
+            inside = shard[part] != NOBODY
+            column[shard[part][inside]] = inside.nonzero().reshape(-1) + part.start
     for words, divisor in (("averaged", world), ("summed", 1)):
 
         def at(positions: Positions | None, divisor: int = divisor) -> Enclosure:
@@ -161,7 +175,7 @@ def shifted(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
 
 def _shift(buffer: FlatBuffer, by: int, within: bool) -> torch.Tensor:
     rows = buffer.shards if within else buffer.elements.view(1, -1)
-    places = torch.full_like(rows, NOBODY)
+    places = vectors.empty(*rows.shape, dtype=torch.int64).fill_(NOBODY)
     if abs(by) < rows.shape[1]:
         low, high = max(0, -by), rows.shape[1] - max(0, by)
         places[:, low:high] = rows[:, low + by : high + by]
@@ -203,11 +217,11 @@ def _without_gaps(evidence: Evidence) -> Iterator[Candidate]:
         return
     terms = evidence.passes.gradients
     for padded in (True, False):
-        changed = terms.clone()
+        changed = vectors.copy(terms)
         for buffer, spans in _spans(evidence, padded=padded):
             inside = buffer.elements != NOBODY
             for into, given, arrived in _passes(evidence, changed, terms):
-                places = torch.full_like(buffer.elements, NOBODY)
+                places = vectors.empty(len(buffer.elements), dtype=torch.int64).fill_(NOBODY)
                 shift = 0
                 for position, start, stop in spans:
                     if arrived[position]:
@@ -231,7 +245,7 @@ def _after_unused(evidence: Evidence) -> Iterator[Candidate]:
     if bool(evidence.passes.arrived.all()):
         return
     terms = evidence.passes.gradients
-    changed = terms.clone()
+    changed = vectors.copy(terms)
     for _, spans in _spans(evidence, padded=False):
         for into, _, arrived in _passes(evidence, changed, terms):
             missing = False

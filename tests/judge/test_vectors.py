@@ -1,0 +1,63 @@
+"""Whole vectors lie in memory or in files, and are the same."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from zerocheck.errors import HarnessError
+from zerocheck.judge import vectors
+
+
+@pytest.fixture(params=["memory", "files"])
+def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(vectors, "LARGE_BYTES", 1)
+    monkeypatch.setattr(vectors, "AT_ONCE", 3)
+    monkeypatch.setattr(vectors, "leaves_half", lambda _: request.param == "memory")
+    return str(request.param)
+
+
+@pytest.mark.usefixtures("where")
+def test_they_are_what_torch_gives() -> None:
+    assert vectors.zeros(2, 3, dtype=torch.float64).tolist() == [[0.0] * 3] * 2
+    numbers = torch.arange(10, dtype=torch.bfloat16)
+    wide = vectors.copy(numbers, torch.float32)
+    assert wide.dtype == torch.float32 and torch.equal(wide, numbers.float())
+    assert vectors.joined([wide[:2], wide[:0], wide[7:]]).tolist() == [0, 1, 7, 8, 9]
+    assert not len(vectors.joined([])) and not len(vectors.joined([wide[:0]]))
+    index = torch.tensor([8, 0, 3])
+    assert torch.equal(vectors.taken(wide, index), wide[index])
+    mask = torch.tensor([True, False, False, True, True, False, True])
+    assert torch.equal(vectors.positions(mask), mask.nonzero().reshape(-1))
+    assert vectors.positions(mask[1:3]).tolist() == []
+    assert vectors.ranges([4, 9, 0], [2, 0, 3]).tolist() == [4, 5, 0, 1, 2]
+
+
+def test_a_file_has_no_name_and_goes_with_its_tensor(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made = vectors.zeros(1000)
+    mapped = f"{made.data_ptr():x}-" in Path("/proc/self/maps").read_text()
+    assert mapped == (where == "files") and not os.listdir(tmp_path)
+    start = f"{made.data_ptr():x}-"
+    del made
+    gc.collect()
+    assert where == "memory" or start not in Path("/proc/self/maps").read_text()
+
+
+def test_small_ones_ask_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectors, "leaves_half", lambda _: pytest.fail("asked"))
+    vectors.zeros(1000)
+
+
+def test_no_room_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectors, "LARGE_BYTES", 1)
+    monkeypatch.setattr(vectors, "leaves_half", lambda _: False)
+    with pytest.raises(HarnessError, match=r"no room for a vector of .* MiB in .*; set TMPDIR"):
+        vectors.empty(1 << 46)

@@ -1,0 +1,67 @@
+"""The memory of this host, and files that stand in for it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What says that a file system has no room."""
+_MEMINFO = "/proc/meminfo"
+_GROUP = "/sys/fs/cgroup/memory"
+
+
+def total_bytes() -> int | None:
+    """The least of what the machine and the control group have. None where nothing tells."""
+    found = _meminfo("MemTotal:")
+    with contextlib.suppress(OSError, ValueError), open(f"{_GROUP}.max") as most:
+        found.append(int(most.read()))
+    return min(found) if found else None
+
+
+def _meminfo(field: str) -> list[int]:
+    with contextlib.suppress(OSError, ValueError), open(_MEMINFO) as meminfo:
+        for line in meminfo:
+            if line.startswith(field):
+                return [int(line.split()[1]) << 10]
+    return []
+
+
+def available_bytes() -> int | None:
+    """The least of what the machine and the control group leave. None where nothing tells."""
+    found = _meminfo("MemAvailable:")
+    with (
+        contextlib.suppress(OSError, ValueError),
+        open(f"{_GROUP}.max") as most,
+        open(f"{_GROUP}.current") as current,
+        open(f"{_GROUP}.stat") as details,
+    ):
+        # Cached files count as used there, but make way when memory is short.
+        cached = sum(
+            int(line.split()[1])
+            for line in details
+            if line.startswith(("active_file ", "inactive_file "))
+        )
+        found.append(max(0, int(most.read()) - int(current.read()) + cached))
+    return min(found) if found else None
+
+
+def leaves_half(more: int) -> bool:
+    """Whether half of the memory is left after `more` bytes of it. True where nothing tells."""
+    available, total = available_bytes(), total_bytes()
+    return available is None or total is None or available - more >= total // 2
+
+
+def reserve(descriptor: int, size: int) -> None:
+    """Give the file `size` bytes of real space, so that a full disk is an error now.
+
+    A sparse file would be a SIGBUS later. Raises OSError (ENOSPC).
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size)
+    else:  # macOS
+        have = os.fstat(descriptor).st_size
+        os.lseek(descriptor, have, os.SEEK_SET)
+        while have < size:
+            have += os.write(descriptor, bytes(min(size - have, 1 << 20)))
