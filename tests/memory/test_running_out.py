@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from click.testing import CliRunner
-from slices import WHOLE
+from slices import WHOLE, sliced
 
 from zerocheck.cli import main
 from zerocheck.memory.advice import advise
@@ -75,7 +75,7 @@ def test_everything_that_is_said_to_fit_fits() -> None:
     assert report.exit_code == 1 and report.device is not None
     fitting = [one for one in report.device.tried if one.fits]
     assert fitting
-    for one in report.device.tried:
+    for one in sliced(report.device.tried, (fitting[0], report.device.tried[0])):
         result = CliRunner().invoke(
             main, [*shlex.split(one.command)[1:], "--device-memory", "700000"]
         )
@@ -90,7 +90,8 @@ def test_which_stage_is_asked_for() -> None:
     assert "stage 0 (DDP) will do" in asked(found.device)
     stages = found.device.stages
     assert stages[0] > stages[1] > stages[2] > stages[3]
-    for stage, words in ((1, "optimizer states"), (2, "gradients"), (3, "parameters")):
+    asks = ((2, "gradients"), (1, "optimizer states"), (3, "parameters"))
+    for stage, words in sliced(asks, asks[:1]):
         device = analyse(setup, limit=stages[stage]).device
         assert device is not None and device.asks == stage and words in asked(device)
 

@@ -92,8 +92,8 @@ def _check(case: Case) -> None:
     if available is not None and asked.files > max(free, available // 2):
         raise UsageError(
             f"{_name(case)} on {_ranks(case)}: what the ranks hold over {case.training.steps} "
-            f"steps, and the judge's vectors, take {_gb(asked.files)}, and {folder} has {_gb(free)} "
-            "free; set TMPDIR to a folder with room, on a disk"
+            f"steps, and the judge's vectors, take {_gb(asked.files)}, and {folder} has "
+            f"{_gb(free)} free; set TMPDIR to a folder with room, on a disk"
         )
 
 

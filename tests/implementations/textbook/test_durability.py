@@ -84,11 +84,11 @@ def test_a_writer_killed_at_any_operation(tmp_path: Path) -> None:
     (names,) = in_ranks(1, _operations, str(tmp_path / "counted"))
     assert {"open", "write", "fsync", "os.mkdir", "os.rename", "os.remove", "os.rmdir"} <= {*names}
     replaced = len(names) - 1 - names[::-1].index("os.rename")
-    tried = [n for n in range(len(names)) if not n % sliced(1, 3) or 0 <= n - replaced <= 1]
+    tried = [n for n in range(len(names)) if not n % sliced(1, 6) or 0 <= n - replaced <= 1]
     values = _kills(tmp_path, 1, tried)
     assert values == [OLD if number <= replaced else NEW for number in tried]
     # The next save makes good what they left.
-    for number in tried[:: sliced(7, 3)]:
+    for number in tried[:: sliced(7, 2)]:
         directory = tmp_path / f"killed0.{number}"
         in_ranks(1, _write, str(directory), NEW)
         assert len(list(directory.glob("generation-*"))) == 1
@@ -100,7 +100,7 @@ def test_a_writer_killed_at_any_operation(tmp_path: Path) -> None:
 def test_one_of_two_ranks_killed(tmp_path: Path, rank: int) -> None:
     """The other one does not wait for ever."""
     names = in_ranks(2, _operations, str(tmp_path / "counted"))[rank]
-    values = _kills(tmp_path, 2, range(0, len(names), 8), rank)
+    values = _kills(tmp_path, 2, range(0, len(names), sliced(8, 16)), rank)
     assert {*values} <= {OLD, NEW} and values[0] == OLD
 
 
