@@ -12,12 +12,13 @@ from ..run.matrix.records import MatrixRecord
 from ..run.matrix.summary import Summary
 from ..run.records import Record
 from ..run.tally import Tally, tally
-from . import against_text, faults_json, faults_markdown, json_report, junit, markdown
+from . import against_text, conformance, faults_json, faults_markdown, json_report, junit, markdown
 from .against import Changes
 
 FORMATS: dict[str, Callable[[Tally], str]] = {
     "report.json": json_report.render,
     "report.md": markdown.render,
+    "conformance.md": conformance.render,
     "junit.xml": junit.render,
 }
 """File name of each format, and what renders it."""

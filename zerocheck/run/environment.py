@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
 from .. import __version__
+from ..catalogue import OF_EXTRAS, extra_of
 from ..devices import CPU, kind_of, placed, processor
 from .records import Environment
 
@@ -18,10 +21,10 @@ TESTED = ("2.13.0",)
 
 def untested() -> str:
     """One line of warning for a torch that the tests do not run; empty for one that they do."""
-    version = torch.__version__.split("+")[0]
-    if version in TESTED:
+    this = torch.__version__.split("+")[0]
+    if this in TESTED:
         return ""
-    return f"zerocheck is tested with torch {', '.join(TESTED)}; this is {version}"
+    return f"zerocheck is tested with torch {', '.join(TESTED)}; this is {this}"
 
 
 def environment(device: str = CPU) -> Environment:
@@ -42,7 +45,16 @@ def environment(device: str = CPU) -> Environment:
         device=kind,
         gpu=gpu,
         cuda=cuda,
+        libraries=_libraries(),
     )
+
+
+def _libraries() -> str:
+    found = []
+    for extra in dict.fromkeys(extra_of(name) for name in OF_EXTRAS):
+        with suppress(PackageNotFoundError):
+            found.append(f"{extra} {version(extra)}")
+    return ", ".join(found)
 
 
 def _cudnn() -> int | None:

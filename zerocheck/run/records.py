@@ -33,6 +33,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """What decides the bits of a GPU's kernels: its name, capability, multiprocessors."""
     cuda: str = ""
     """Of torch: versions of CUDA and cuDNN."""
+    libraries: str = ""
+    """Names and versions of what implementations need beside torch, where it is installed."""
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ..case.features import groups
+from ..case.features import features, groups
 from ..judge.verdict import EQUIVALENCE, Obligation, Status
 from .coverage import FEW, Covered
 from .loads import Loads, together
@@ -41,7 +41,8 @@ class Cell:
     counts: cases per verdict; share: largest part of the bound that was used, 1.0 is the edge;
     broken: known crashes and hangs, after which the obligation could not be looked at; vacuous:
     cases in which it holds since nothing could fail; groups: judged cases in which it was looked
-    at, by the groups of features that they say something of.
+    at, by the groups of features that they say something of; features: cases by feature and
+    verdict, but for those in which it holds since nothing could fail.
     """
 
     counts: Counter[Status] = field(default_factory=Counter)
@@ -49,6 +50,7 @@ class Cell:
     broken: int = 0
     vacuous: int = 0
     groups: Counter[str] = field(default_factory=Counter)
+    features: Counter[tuple[str, Status]] = field(default_factory=Counter)
 
     @property
     def checked(self) -> int:
@@ -119,14 +121,18 @@ class ImplementationTally:
             self.tiers[judgement.tier] += 1
             self.semantics = judgement.semantics or self.semantics
         says = groups(record.case, self.covered.ignored)
+        has = [name for name in features(record.case) if name not in self.covered.ignored]
         for obligation, cell in self.cells.items():
             status = _status_of(record, obligation)
             cell.counts[status] += 1
             if judgement is not None and status in _LOOKED_AT:
                 cell.groups.update(says)
             cell.broken += status == "known" and judgement is None
+            vacuous = judgement is not None and obligation in judgement.vacuous
+            if status in _LOOKED_AT and not vacuous:
+                cell.features.update((name, status) for name in has)
+            cell.vacuous += vacuous
             if judgement is not None:
-                cell.vacuous += obligation in judgement.vacuous
                 share = judgement.share.get(obligation, 0.0)
                 cell.share = max(cell.share, math.inf if math.isnan(share) else share)
 
