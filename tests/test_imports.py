@@ -65,10 +65,11 @@ ALLOWED: dict[str, set[str]] = {
     "cli_errors": {"errors", "launched", "zerocheck"},
     "cli_journal": {"cli_errors", "launched", "report", "run", "devices"},
     "cli_checkpoint": {"checkpoint", "errors"},
+    "cli_list": {"report", "run", "judge", "faults", "case", "catalogue"},
     "cli_memory": {"memory", "report", "run", "catalogue", "errors"},
     "cli": {
-        "attached", "cli_checkpoint", "cli_errors", "cli_journal", "cli_memory", "report",
-        "script", "run", "judge", "faults", "case", "catalogue", "errors", "zerocheck", "devices",
+        "attached", "cli_checkpoint", "cli_errors", "cli_journal", "cli_list", "cli_memory",
+        "report", "script", "run", "case", "catalogue", "errors", "zerocheck", "devices",
     },
     "__main__": {"cli"},
 }  # fmt: skip

@@ -20,6 +20,7 @@ from .cli_journal import (
     start_faults,
     start_run,
 )
+from .cli_list import list_, list_faults
 from .cli_memory import memory
 from .devices import CPU, CUDA
 from .errors import UsageError
@@ -336,7 +337,7 @@ def faults(
     from .run.options import parse_obligations, parse_world_sizes
 
     if listed:
-        return _list_faults()
+        return list_faults()
     from .run.matrix.options import MatrixOptions
 
     options = MatrixOptions(
@@ -350,53 +351,8 @@ def faults(
     return start_faults(options)
 
 
-def _list_faults() -> int:
-    from .faults.catalogue import FAULTS
-
-    _section(
-        "faults",
-        {fault.name: f"{fault.summary}; {fault.source}" for fault in FAULTS.values()},
-    )
-    return 0
-
-
-@main.command("list")
-def list_() -> None:
-    """Show implementations, obligations, features, profiles and known issues."""
-    from .case.features import FEATURES
-    from .catalogue import BUILT_IN, OF_EXTRAS, extra_of
-    from .judge.verdict import TITLES
-    from .report.known import listed_lines
-    from .run.known_issues import ours
-    from .run.profiles import PROFILES
-
-    _section("implementations", BUILT_IN)
-    added = {name: f"{where} (extra {extra_of(name)})" for name, where in OF_EXTRAS.items()}
-    _section("implementations that need an extra, and run where they are named", added)
-    _section("obligations", TITLES)
-    _section("features", {f.name: f"{f.title} ({f.dimension})" for f in FEATURES.values()})
-    _section(
-        "profiles",
-        {
-            p.name: f"{p.cases} cases on {', '.join(map(str, p.world_sizes))} ranks, {p.summary}"
-            + ("; all pairs of features first" if p.covering else "")
-            for p in PROFILES.values()
-        },
-    )
-    click.echo("known issues")
-    for line in listed_lines(ours()):
-        click.echo(f"  {line}")
-
-
-def _section(title: str, entries: Any) -> None:
-    click.echo(title)
-    width = max(map(len, entries))
-    for name, text in entries.items():
-        click.echo(f"  {name:<{width}}  {text}")
-    click.echo()
-
-
 main.add_command(checkpoint)
+main.add_command(list_)
 main.add_command(memory)
 
 if __name__ == "__main__":

@@ -1,0 +1,54 @@
+"""What there is: implementations, obligations, features, profiles, known issues, faults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+
+def list_faults() -> int:
+    """Every fault with its source; the exit code."""
+    from .faults.catalogue import FAULTS
+
+    _section(
+        "faults",
+        {fault.name: f"{fault.summary}; {fault.source}" for fault in FAULTS.values()},
+    )
+    return 0
+
+
+@click.command("list")
+def list_() -> None:
+    """Show implementations, obligations, features, profiles and known issues."""
+    from .case.features import FEATURES
+    from .catalogue import BUILT_IN, OF_EXTRAS, extra_of
+    from .judge.verdict import TITLES
+    from .report.known import listed_lines
+    from .run.known_issues import ours
+    from .run.profiles import PROFILES
+
+    _section("implementations", BUILT_IN)
+    added = {name: f"{where} (extra {extra_of(name)})" for name, where in OF_EXTRAS.items()}
+    _section("implementations that need an extra, and run where they are named", added)
+    _section("obligations", TITLES)
+    _section("features", {f.name: f"{f.title} ({f.dimension})" for f in FEATURES.values()})
+    _section(
+        "profiles",
+        {
+            p.name: f"{p.cases} cases on {', '.join(map(str, p.world_sizes))} ranks, {p.summary}"
+            + ("; all pairs of features first" if p.covering else "")
+            for p in PROFILES.values()
+        },
+    )
+    click.echo("known issues")
+    for line in listed_lines(ours()):
+        click.echo(f"  {line}")
+
+
+def _section(title: str, entries: Any) -> None:
+    click.echo(title)
+    width = max(map(len, entries))
+    for name, text in entries.items():
+        click.echo(f"  {name:<{width}}  {text}")
+    click.echo()
