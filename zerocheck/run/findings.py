@@ -210,10 +210,18 @@ def independent(violations: Sequence[Violation]) -> list[Violation]:
     ordered = sorted(violations, key=lambda v: (v.step, v.mild, OBLIGATIONS.index(v.obligation)))
     kept: list[Violation] = []
     for violation in ordered:
-        sources = FOLLOWS.get(violation.obligation, frozenset())
+        sources = _sources(violation)
         if not any(other.obligation in sources and not other.mild for other in kept):
             kept.append(violation)
     return kept
+
+
+def _sources(violation: Violation) -> frozenset[Obligation]:
+    """What the violation can follow from."""
+    if violation.obligation == "update" and "ranks disagree" in violation.causes:
+        # Ranks whose gradients are not one and the same overflow each for itself.
+        return FOLLOWS["update"] | {"gradient"}
+    return FOLLOWS.get(violation.obligation, frozenset())
 
 
 def _same_kind(
