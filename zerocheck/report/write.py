@@ -12,11 +12,21 @@ from ..run.matrix.records import MatrixRecord
 from ..run.matrix.summary import Summary
 from ..run.records import Record
 from ..run.tally import Tally, tally
-from . import against_text, conformance, faults_json, faults_markdown, json_report, junit, markdown
+from . import (
+    against_text,
+    conformance,
+    faults_json,
+    faults_markdown,
+    html,
+    json_report,
+    junit,
+    markdown,
+)
 from .against import Changes
 
 FORMATS: dict[str, Callable[[Tally], str]] = {
     "report.json": json_report.render,
+    "report.html": html.render,
     "report.md": markdown.render,
     "conformance.md": conformance.render,
     "junit.xml": junit.render,

@@ -1,0 +1,82 @@
+"""A finding as fields of a page: where it parts, by how much, why, and how to see it again."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ...run.records import Finding
+from ..text import finding_lines, finding_title, number, one_line, replay_line
+from .matrix import kind_of
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One finding. facts: (label, text); decades: by how many powers of ten it is beyond its bound,
+    None where there is no such number; replay: the command, or empty; lines: as the console has
+    it."""
+
+    number: int
+    kind: str
+    title: str
+    facts: tuple[tuple[str, str], ...]
+    decades: float | None
+    ratio: str
+    replay: str
+    detail: str
+    lines: str
+
+
+def shown(finding: Finding) -> Shown:
+    """One finding of the run, or a known issue that it saw."""
+    violation = finding.violation
+    facts: list[tuple[str, str]] = []
+    decades, ratio = None, ""
+    if violation is not None:
+        facts.append(("obligation", violation.obligation))
+        ranks = ", ".join(map(str, violation.ranks)) or "all"
+        step = "before the first step" if violation.step < 0 else f"step {violation.step}"
+        facts.append(("parts at", f"{step}, {violation.role}, ranks: {ranks}"))
+        if violation.tensors:
+            facts.append(("tensors", ", ".join(violation.tensors)))
+        if violation.observed is not None and violation.expected is not None:
+            facts.append(("observed", number(violation.observed)))
+            facts.append(("expected", number(violation.expected)))
+        if violation.bound is not None:
+            facts.append(("bound", number(violation.bound)))
+        if violation.total:
+            facts.append(("wrong", f"{violation.wrong:,} of {violation.total:,} elements"))
+        if violation.ratio is not None and math.isfinite(violation.ratio):
+            ratio = number(violation.ratio, digits=3)
+            decades = max(0.0, math.log10(violation.ratio)) if violation.ratio > 0 else 0.0
+    causes = finding.causes or (violation.causes if violation is not None else ())
+    if causes:
+        facts.append(("cause", ", ".join(causes)))
+    for label, text in (
+        ("extent", finding.extent),
+        ("may follow", ", ".join(finding.follows)),
+        ("reason", finding.reason),
+        ("smallest", finding.size),
+        ("cases", str(finding.cases)),
+        ("fingerprint", finding.fingerprint),
+    ):
+        if text:
+            facts.append((label, text))
+    if finding.tries:
+        facts.append(("reproduced", f"{finding.confirmed} of {finding.tries} times"))
+    if finding.known is not None:
+        facts.append(("known", finding.known.reason))
+        for label, text in (("link", finding.known.link), ("page", finding.known.page)):
+            if text:
+                facts.append((label, text))
+    return Shown(
+        number=finding.number,
+        kind="known" if finding.known is not None else kind_of(finding.status),
+        title=finding_title(finding),
+        facts=tuple((label, one_line(text)) for label, text in facts),
+        decades=decades,
+        ratio=ratio,
+        replay=replay_line(finding),
+        detail=finding.detail,
+        lines="\n".join(finding_lines(finding)[1:]),
+    )

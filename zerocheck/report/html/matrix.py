@@ -1,0 +1,125 @@
+"""The conformance matrix, and what is behind each of its cells."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ...case.features import FEATURES
+from ...judge.verdict import TITLES, Obligation, Status
+from ...run.tally import FAILING, Cell, ImplementationTally, Tally
+from ..text import cell_text, number
+
+SIGNS: dict[Status, str] = {
+    "violated": "✗",
+    "crashed": "✗",
+    "hung": "✗",
+    "known": "!",
+    "holds": "✓",
+    "unsupported": "–",
+    "not exercised": "–",
+}
+"""Beside the colour, for those who do not see it."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One cell. kind: the class that gives its colour; words: for readers; share: of the bound."""
+
+    obligation: str
+    kind: str
+    sign: str
+    words: str
+    share: str
+
+
+@dataclass(frozen=True)
+class FeatureRow:
+    """Cases of one feature, by obligation: words, and whether anything failed."""
+
+    name: str
+    title: str
+    cells: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One implementation. anchor: of its drill-down."""
+
+    name: str
+    anchor: str
+    cells: tuple[Shown, ...]
+    asked: tuple[str, ...]
+    features: tuple[FeatureRow, ...]
+    refused: tuple[tuple[str, int], ...]
+    cases: int
+    seconds: float
+
+
+def titles(counted: Tally) -> dict[str, str]:
+    """What each obligation demands."""
+    return {obligation: TITLES[obligation] for obligation in counted.obligations}
+
+
+def matrix(counted: Tally) -> list[Row]:
+    """A row for each implementation."""
+    return [
+        _row(f"{number}-{_slug(name)}", name, implementation)
+        for number, (name, implementation) in enumerate(counted.implementations.items())
+    ]
+
+
+def kind_of(status: Status) -> str:
+    """good, bad, known or none."""
+    if status in FAILING:
+        return "bad"
+    return {"known": "known", "holds": "good"}.get(status, "none")
+
+
+def _row(anchor: str, name: str, implementation: ImplementationTally) -> Row:
+    asked = tuple(o for o, cell in implementation.cells.items() if cell.checked or cell.broken)
+    return Row(
+        name=name,
+        anchor=anchor,
+        cells=tuple(_shown(o, cell) for o, cell in implementation.cells.items()),
+        asked=asked,
+        features=tuple(_features(implementation, asked)),
+        refused=tuple(implementation.refused.most_common()),
+        cases=sum(implementation.cases.values()),
+        seconds=implementation.seconds,
+    )
+
+
+def _shown(obligation: Obligation, cell: Cell) -> Shown:
+    return Shown(
+        obligation=obligation,
+        kind=kind_of(cell.status),
+        sign=SIGNS[cell.status],
+        words=cell_text(cell),
+        share=number(cell.share, digits=3) if cell.checked else "–",
+    )
+
+
+def _features(
+    implementation: ImplementationTally, asked: tuple[Obligation, ...]
+) -> list[FeatureRow]:
+    rows = []
+    for name, feature in FEATURES.items():
+        cells = tuple(_of_feature(implementation.cells[o], name) for o in asked)
+        if any(words for _, words in cells):
+            rows.append(FeatureRow(name, feature.title, cells))
+    return rows
+
+
+def _of_feature(cell: Cell, feature: str) -> tuple[str, str]:
+    holds = cell.features[feature, "holds"]
+    others = [(s, cell.features[feature, s]) for s in (*FAILING, "known")]
+    found = [(status, count) for status, count in others if count]
+    if not found:
+        return ("good", str(holds)) if holds else ("none", "")
+    words = ", ".join(f"{count} {status}" for status, count in found)
+    return kind_of(found[0][0]), f"{holds}, {words}"
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

@@ -1,0 +1,77 @@
+"use strict";
+(() => {
+  const all = (selector, within = document) => [...within.querySelectorAll(selector)];
+
+  // A cell of the matrix opens what is behind it, and marks its obligation there.
+  const show = (id, obligation) => {
+    const drill = document.getElementById(id);
+    if (!drill) return;
+    drill.open = true;
+    all("[data-of]", drill).forEach((one) =>
+      one.classList.toggle("chosen", one.dataset.of === obligation)
+    );
+    drill.querySelector("summary").focus();
+    drill.scrollIntoView();
+  };
+  all(".matrix a[href^='#of-']").forEach((link) =>
+    link.addEventListener("click", (event) => {
+      event.preventDefault();
+      const id = link.getAttribute("href").slice(1);
+      history.replaceState(null, "", "#" + id);
+      show(id, link.dataset.obligation);
+    })
+  );
+  if (location.hash.startsWith("#of-")) show(location.hash.slice(1));
+
+  all("button[data-copy]").forEach((button) =>
+    button.addEventListener("click", async () => {
+      try {
+        await navigator.clipboard.writeText(button.dataset.copy);
+        button.textContent = "Copied";
+      } catch {
+        const range = document.createRange();
+        range.selectNodeContents(button.previousElementSibling);
+        getSelection().removeAllRanges();
+        getSelection().addRange(range);
+        button.textContent = "Selected";
+      }
+    })
+  );
+
+  // Bands: one picture for each stage and precision, a marker at N, and the bytes there.
+  const form = document.getElementById("bands");
+  const slider = document.getElementById("ranks");
+  const ranks = slider.dataset.ranks.split(",");
+  const across = slider.dataset.across.split(",");
+  const draw = () => {
+    const at = Number(slider.value);
+    const stage = form.elements.stage.value;
+    const precision = form.elements.precision.value;
+    document.getElementById("n").textContent = ranks[at];
+    slider.setAttribute("aria-valuetext", ranks[at] + " ranks");
+    all(".chart").forEach((chart) => {
+      chart.hidden = chart.dataset.stage !== stage || chart.dataset.precision !== precision;
+      const marker = chart.querySelector(".marker");
+      marker.setAttribute("x1", across[at]);
+      marker.setAttribute("x2", across[at]);
+      const sum = chart.querySelector(".sum");
+      const parts = sum.dataset.steps.split(";")[at].split(",").map(Number);
+      const total = parts.reduce((a, b) => a + b, 0);
+      const shown = parts.map((one) => one.toFixed(2));
+      sum.textContent =
+        `On ${ranks[at]} rank${ranks[at] === "1" ? "" : "s"}: ${shown[0]} parameters + ` +
+        `${shown[1]} gradients + ${shown[2]} optimizer = ${total.toFixed(2)} bytes per parameter.`;
+    });
+  };
+  form.addEventListener("input", draw);
+  form.addEventListener("submit", (event) => event.preventDefault());
+  draw();
+
+  // On paper nothing can be opened.
+  let opened = [];
+  addEventListener("beforeprint", () => {
+    opened = all("details:not([open])");
+    opened.forEach((one) => (one.open = true));
+  });
+  addEventListener("afterprint", () => opened.forEach((one) => (one.open = false)));
+})();

@@ -1,0 +1,163 @@
+"""From the counts of a run to the page."""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from functools import cache
+from typing import Any
+
+import jinja2
+
+from ...judge.verdict import Status
+from ...run.tally import FAILING, Tally, run_exit_code, why
+from .. import metrics, resumed, weights
+from ..coverage import feature_rows, pairs_cell, refused_rows, vacuous_rows
+from ..known import all_hold, left_out_lines, stale_lines
+from . import bands
+from .findings import shown
+from .matrix import kind_of, matrix, titles
+
+
+def render(counted: Tally) -> str:
+    """The whole report as HTML: style, script and pictures are in it."""
+    return _environment().get_template("page.html.j2").render(**_parts(counted))
+
+
+def _parts(counted: Tally) -> dict[str, Any]:
+    every = counted.implementations
+    started, finished = counted.started, counted.finished
+    failing = why(counted)
+    return {
+        "verdict": _verdict(counted, failing),
+        "why": failing,
+        "started": started,
+        "when": _when(started.started) if started is not None else "",
+        "seconds": finished.seconds if finished is not None else None,
+        "cases": counted.cases,
+        "planned": counted.planned,
+        "exit_code": run_exit_code(counted),
+        "obligations": titles(counted),
+        "rows": matrix(counted),
+        "findings": [shown(one) for one in counted.findings],
+        "known": [shown(one) for one in counted.known],
+        "stale": [stale_lines(one) for one in counted.stale],
+        "left_out": left_out_lines(counted),
+        "charts": bands.charts(counted),
+        "ticks": bands.ticks(counted),
+        "ranks": bands.RANKS,
+        "across": [bands.across(ranks) for ranks in bands.RANKS],
+        "categories": bands.CATEGORIES,
+        "chart_size": (bands.WIDTH, bands.HEIGHT),
+        "weighed": _table(weights.TITLE, weights.EXPLAINED, weights.HEADERS, weights.rows(every)),
+        "communication": _communication(counted),
+        "loads": _loads(counted),
+        "tried": resumed.tried_lines(counted.loads),
+        "timed": _table(metrics.TITLE, metrics.EXPLAINED, metrics.HEADERS, metrics.rows(every)),
+        "patterns": metrics.pattern_lines(every) + metrics.ranked_lines(every),
+        "not_timed": metrics.broken_lines(every),
+        "peaks": _table("", "", metrics.PEAK_HEADERS, metrics.peak_rows(every)),
+        "checkpoints": _table("", "", metrics.CHECKPOINT_HEADERS, metrics.checkpoint_rows(every)),
+        "pairs": [
+            (name, pairs_cell(i.covered), f"{i.covered.refused_count:,}", len(i.covered.ignored))
+            for name, i in every.items()
+            if i.covered.counted
+        ],
+        "features": feature_rows(counted),
+        "missing": {
+            name: i.covered.not_exercised for name, i in every.items() if i.covered.not_exercised
+        },
+        "refused": list(refused_rows(counted)),
+        "vacuous": list(vacuous_rows(counted)),
+        "semantics": {
+            name: {"shown": ", ".join(i.tiers), **i.semantics}
+            for name, i in every.items()
+            if i.semantics
+        },
+        "environment": _environment_rows(counted),
+    }
+
+
+def _verdict(counted: Tally, failing: tuple[str, ...]) -> tuple[str, str]:
+    """(class, headline)"""
+    if failing:
+        return "bad", "Not right" if counted.findings else "Fails"
+    if not counted.complete:
+        return "known", "Not finished"
+    said = all_hold(counted)
+    return ("known" if counted.known else "good"), f"{said[0].upper()}{said[1:]}"
+
+
+def _when(seconds: float) -> str:
+    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    return moment.strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _table(title: str, words: str, headers: Any, rows: Any) -> dict[str, Any] | None:
+    return {"title": title, "words": words, "headers": headers, "rows": rows} if rows else None
+
+
+def _communication(counted: Tally) -> list[dict[str, Any]]:
+    """What each implementation sends in a step, in Psi, beside the paper's number."""
+    bars = []
+    for name, implementation in counted.implementations.items():
+        several = [one for ranks, one in sorted(implementation.weights.items()) if ranks > 1]
+        for one in several[-1:]:
+            bars.append(
+                {
+                    "name": name,
+                    "ranks": one.ranks,
+                    "psi": round(one.psi, 2),
+                    "paper": weights.paper(one),
+                    "microbatches": one.microbatches,
+                }
+            )
+    return bars
+
+
+def _loads(counted: Tally) -> list[dict[str, Any]]:
+    """A grid of world sizes for all implementations together, and one for each."""
+    grids = []
+    some = {name: i.loads for name, i in counted.implementations.items() if i.loads.pairs}
+    if len(some) > 1:
+        some = {"all implementations": counted.loads, **some}
+    for name, loads in some.items():
+        cells = [
+            [_load(loads.pairs.get((saved, loaded), Counter())) for loaded in loads.loaded]
+            for saved in loads.saved
+        ]
+        grids.append({"name": name, "saved": loads.saved, "loaded": loads.loaded, "cells": cells})
+    return grids
+
+
+def _load(verdicts: Counter[Status]) -> tuple[str, str]:
+    """(class, words) of the loads of one pair of world sizes."""
+    if not verdicts.total():
+        return "none", ""
+    worst = next((one for one in (*FAILING, "known") if verdicts[one]), "holds")
+    return kind_of(worst), " + ".join(resumed.cell_lines(verdicts))
+
+
+def _environment_rows(counted: Tally) -> list[tuple[str, str]]:
+    if counted.started is None:
+        return []
+    started = counted.started
+    rows = [
+        (name, str(getattr(started.environment, name)))
+        for name in started.environment.__struct_fields__
+        if getattr(started.environment, name) != ""
+    ]
+    rows += [("profile", started.profile), ("seed", str(started.seed))]
+    rows += [("model", started.model)] if started.model else []
+    return rows + [(str(o), f"not checked: {reason}") for o, reason in started.without.items()]
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("zerocheck.report.html", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
