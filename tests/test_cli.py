@@ -221,7 +221,7 @@ def test_report_against_an_earlier_run(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert "  replay      zerocheck replay " in result.stdout
     assert "Newly violated" in result.stdout and "comparison: out/against.md" in result.stdout
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "report.json", "report.md", "conformance.md", "junit.xml", "against.json",
+        "report.html", "report.json", "report.md", "conformance.md", "junit.xml", "against.json",
         "against.md",
     }  # fmt: skip
     # What was violated before does not count, though the run itself exits with 1.
@@ -241,12 +241,13 @@ def test_a_run_writes_all_reports(
     result = invoke("run")
     assert result.exit_code == code
     assert {path.name for path in (tmp_path / "zerocheck-report").iterdir()} == {
-        "journal.ndjson", "report.json", "report.md", "conformance.md", "junit.xml",
+        "journal.ndjson", "report.html", "report.json", "report.md", "conformance.md",
+        "junit.xml",
     }  # fmt: skip
     assert "report: zerocheck-report/report.md" in result.stdout
     again = invoke("report", "zerocheck-report/journal.ndjson", "--report-dir", "again")
     assert again.exit_code == code
-    for name in ("report.json", "report.md", "conformance.md", "junit.xml"):
+    for name in ("report.html", "report.json", "report.md", "conformance.md", "junit.xml"):
         first = (tmp_path / "zerocheck-report" / name).read_bytes()
         assert (tmp_path / "again" / name).read_bytes() == first
     assert invoke("report", "zerocheck-report").exit_code == code

@@ -14,6 +14,7 @@ from ...run.tally import FAILING, Tally, run_exit_code, why
 from .. import metrics, resumed, weights
 from ..coverage import feature_rows, pairs_cell, refused_rows, vacuous_rows
 from ..known import all_hold, left_out_lines, stale_lines
+from ..text import printable
 from . import bands
 from .findings import shown
 from .matrix import kind_of, matrix, titles
@@ -81,7 +82,8 @@ def _parts(counted: Tally) -> dict[str, Any]:
 def _verdict(counted: Tally, failing: tuple[str, ...]) -> tuple[str, str]:
     """(class, headline)"""
     if failing:
-        return "bad", "Not right" if counted.findings else "Fails"
+        count = len(counted.findings)
+        return "bad", f"{count} finding{'s' if count != 1 else ''}" if count else "The run fails"
     if not counted.complete:
         return "known", "Not finished"
     said = all_hold(counted)
@@ -134,7 +136,8 @@ def _load(verdicts: Counter[Status]) -> tuple[str, str]:
     """(class, words) of the loads of one pair of world sizes."""
     if not verdicts.total():
         return "none", ""
-    worst = next((one for one in (*FAILING, "known") if verdicts[one]), "holds")
+    some: tuple[Status, ...] = (*FAILING, "known")
+    worst: Status = next((one for one in some if verdicts[one]), "holds")
     return kind_of(worst), " + ".join(resumed.cell_lines(verdicts))
 
 
@@ -157,6 +160,7 @@ def _environment() -> jinja2.Environment:
     return jinja2.Environment(
         loader=jinja2.PackageLoader("zerocheck.report.html", "."),
         autoescape=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
