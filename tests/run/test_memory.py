@@ -76,6 +76,16 @@ def test_working_memory_is_that_of_a_bare_pass(pool: Pool, name: str, kind: Bloc
     assert not outcome.judgement.vacuous
 
 
+def test_what_fsdp2_reduced_over_replicas_stays_until_the_backward_is_over(pool: Pool) -> None:
+    """Where it was added to a gradient, it is held beside it, by each unit."""
+    model = Model(width=1, blocks=(Block(kind="recurrent"), Block(kind="mlp", hidden=8)))
+    training = Training(steps=3, set_to_none=False)
+    case = Case(mesh=(2, 2), model=model, training=training, sharding=Sharding(wrap="layer"))
+    outcome = Trial(pool, "fsdp2", case, obligations=("peak",)).outcome()
+    assert outcome.judgement is not None
+    assert outcome.judgement.statuses == {"peak": "holds"}, outcome.judgement.violations
+
+
 def test_what_is_measured_closes_and_tells_every_phase(pool: Pool) -> None:
     result = Trial(pool, "ddp", CASES["plain"], obligations=ASKED).result()
     assert not result.legs and result.measured is not None

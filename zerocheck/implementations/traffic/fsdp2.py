@@ -50,6 +50,9 @@ class _Group:
         self.behind: list[_Group] = []
         self.sent: int | None = None
         """Number of the all-gather that it waits for."""
+        self.sum: int | None = None
+        """What was all-reduced over replicas: it is kept until the unit reduces again, or the
+        backward is over."""
 
     def bytes(self, names: Iterable[str]) -> int:
         """Of some of its parameters, padded."""
@@ -185,6 +188,7 @@ class _Replay:
         for unit in self.all:
             if unit.group != "after backward":
                 self._after_backward(unit)
+            self._forget_sum(unit)
             unit.group = unit.state = "idle"
             if unit.pending:
                 self.window.free("gathered", unit.sent)
@@ -204,7 +208,12 @@ class _Replay:
 
     def _landed(self) -> None:
         for key in self.window.keys("bucket"):
-            self.window.free("bucket", key)
+            if isinstance(key, int) and key > 0:
+                self.window.free("bucket", key)
+
+    def _forget_sum(self, unit: _Group) -> None:
+        self.window.free("bucket", unit.sum)
+        unit.sum = None
 
     def _reduce(self, unit: _Group, names: Sequence[str]) -> None:
         """Gradients are copied into one buffer, padded where they are uneven, and freed. What is
@@ -212,6 +221,7 @@ class _Replay:
         self._landed()
         if not names:
             return
+        self._forget_sum(unit)
         self.reductions += 1
         number = self.reductions
         size = unit.bytes(names)
@@ -225,7 +235,9 @@ class _Replay:
             self.window.free("other", name)
         if all(name in self.held for name in names):
             self.window.hold("bucket", -number, size // self.case.shards)
-            self.window.free("bucket", -number)
+            unit.sum = -number
+            if len(self.case.mesh) == 1:
+                self._forget_sum(unit)
         else:
             self.window.hold("gradient", number, size // self.case.shards)
 
