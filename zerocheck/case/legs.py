@@ -32,6 +32,11 @@ def legs_of(case: Case) -> list[Case]:
     return legs
 
 
+def lowered(case: Case) -> bool:
+    """Whether anything is computed or reduced in another dtype than fp32."""
+    return case.precision.compute != "fp32" or case.precision.reduce != "fp32"
+
+
 def two_axes(case: Case) -> bool:
     """Whether the ranks of some leg have a mesh of two axes."""
     return len(case.mesh) > 1 or any(len(leg.mesh) > 1 for leg in case.resume)

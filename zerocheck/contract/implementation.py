@@ -18,7 +18,7 @@ from .shard import Shard
 
 Moment = Literal["reduced", "clipped"]
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
-Extra = Literal["loss_scale", "unfreeze", "two_axes"]
+Extra = Literal["loss_scale", "unfreeze", "two_axes", "precision"]
 EXTRAS: tuple[Extra, ...] = get_args(Extra)
 """What an implementation must say that it handles."""
 OF_TRAINING: tuple[Extra, ...] = ("loss_scale", "unfreeze")
@@ -160,7 +160,8 @@ class Implementation:
     """What else `train_step` does where the case asks for it: "loss_scale" (multiplies losses by a
     scale that begins with `training.loss_scale`, and skips steps that overflow), "unfreeze" (obeys
     `Step.unfreeze`), "two_axes" (replicates over the first axis of a mesh of two, and shards over
-    the second). Without it, such cases are unsupported and are not drawn."""
+    the second), "precision" (computes and reduces in the dtypes of `case.precision`, and declares how
+    in its `semantics`). Without it, such cases are unsupported and are not drawn."""
 
     keeps: ClassVar[Collection[str]] = ()
     """What `save` and `load` keep beside the model and the optimizer: "data" (the loader's state),

@@ -28,6 +28,20 @@ class Semantics:
                 forward of each step; "rank0_each": at every forward.
     clip        how the coefficient comes from the norm: "min(1, c/(norm+eps))" with eps = 1e-6, or
                 "c/norm if norm>c".
+    compute     dtype of forward and backward: "own" (that of each parameter), "bf16" or "fp16".
+    lowered     how they come to be in it: "cast" (all parameters are cast to it before the forward,
+                so local gradients are in it too), or "autocast" (`torch.autocast` around the
+                forward, not the loss; local gradients are in the parameters' dtype). With `compute`
+                "own" it says nothing.
+    inputs      what the model is called with: "kept", or "cast" (floating inputs to the dtype of
+                `compute`).
+    summed      dtype in which microbatches are summed: "own" (that of the local gradients),
+                "fp32", "bf16" or "fp16".
+    reduce      dtype in which gradients are divided and reduced over ranks: "own" (that in which
+                they were summed), "fp32", "bf16" or "fp16". Where it is declared, `reduce_each`
+                reduces each microbatch once: the sum is not reduced again.
+    master      "none": the optimizer updates the parameters; "fp32": it updates copies of them, of
+                the role `master`, and each parameter is its master cast to the parameter's dtype.
 
     Raises UsageError for a word that is not allowed.
     """
@@ -39,6 +53,12 @@ class Semantics:
     unused: Literal["skip", "zero"] = "skip"
     buffers: Literal["local", "rank0", "rank0_each"] = "local"
     clip: Literal["min(1, c/(norm+eps))", "c/norm if norm>c"] = "min(1, c/(norm+eps))"
+    compute: Literal["own", "bf16", "fp16"] = "own"
+    lowered: Literal["cast", "autocast"] = "cast"
+    inputs: Literal["kept", "cast"] = "kept"
+    summed: Literal["own", "fp32", "bf16", "fp16"] = "own"
+    reduce: Literal["own", "fp32", "bf16", "fp16"] = "own"
+    master: Literal["none", "fp32"] = "none"
 
     def __post_init__(self) -> None:
         kind: Any = type(self)  # mypy takes a class for one of its instances here

@@ -15,6 +15,8 @@ bit:
 - Which modules get their parameters anew at each call, as views of a flat one, as in FSDP1. Where a
   module is called twice and uses a weight several times in a call, its gradient is then summed as
   (a + b) + (c + d) instead of ((a + b) + c) + d.
+- Which modules have their inputs cast to the dtype that is computed in, as units of FSDP2 with
+  mixed precision do.
 - Which frozen parameters autograd tracks all the same, as FSDP1 does with those that share a flat
   parameter with trainable ones. torch.matmul folds its inputs by what requires gradients.
 """
@@ -81,6 +83,7 @@ class ForwardProbe:
         self.passed_through: set[str] = set()
         self.tracked: set[str] = set()
         self.viewed: set[str] = set()
+        self.cast: set[str] = set()
         self._views: dict[tuple[nn.Module, str], object] = {}
 
     @contextmanager
@@ -117,6 +120,9 @@ class ForwardProbe:
             )
             if passed and after is not before:
                 self.passed_through.add(name)
+            if isinstance(after, torch.Tensor) and isinstance(before, torch.Tensor):
+                if after.dtype != before.dtype:
+                    self.cast.add(name)
         for attribute, parameter in self._parameters[module].items():
             tensor = getattr(module, attribute, None)
             if tensor is not None and type(tensor) in _PLAIN:
@@ -177,6 +183,14 @@ def pass_through(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
     for position, value in zip(needing, outputs, strict=True):
         passed[position] = value
     return tuple(passed)
+
+
+def cast_inputs(dtype: torch.dtype, _: object, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A forward pre-hook for the reference, the dtype aside: floating tensors are cast to it."""
+    return tuple(
+        one.to(dtype) if isinstance(one, torch.Tensor) and one.is_floating_point() else one
+        for one in given
+    )
 
 
 def as_views(module: nn.Module, _: tuple[Any, ...]) -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from ..case.legs import two_axes
+from ..case.legs import lowered, two_axes
 from ..case.schema import Case, Sharding
 from ..catalogue import INJECTED, apart
 from ..contract import loading
@@ -188,6 +188,8 @@ def _unhandled(implementation: type[Implementation], case: Case) -> str | None:
     asked = {f"training.{one}": one for one in OF_TRAINING if getattr(training, one) is not None}
     if two_axes(case):
         asked["a mesh of two axes (two_axes)"] = "two_axes"
+    if lowered(case):
+        asked["case.precision (precision)"] = "precision"
     for said, extra in asked.items():
         if extra not in implementation.handles:
             return f"it does not declare that it handles {said} (class attribute handles)"

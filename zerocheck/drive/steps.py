@@ -239,6 +239,7 @@ class Driver:
                 strides=probe.strides,
                 tracked=tuple(sorted(probe.tracked)),
                 viewed=tuple(sorted(probe.viewed)),
+                cast=tuple(sorted(probe.cast)),
                 random=self._random.taken(),
                 left=self._left.taken(),
             )
@@ -252,6 +253,7 @@ class Driver:
             strides=probe.strides,
             tracked=tuple(sorted(probe.tracked)),
             viewed=tuple(sorted(probe.viewed)),
+            cast=tuple(sorted(probe.cast)),
             random=self._random.taken(),
             left=self._left.taken(),
         )

@@ -26,9 +26,16 @@ from ..contract.implementation import EXTRAS
 from ..contract.layout import Layout
 from ..errors import Unsupported
 from . import whole as file
-from .casting import fsdp2_policy
+from .casting import fsdp2_policy, of_fsdp2
 from .fsdp2_bytes import fsdp2_layout
-from .limits import dim0_sharded, fp32, norm_of_empty_shards, one_dtype, same_units
+from .limits import (
+    bf16_only,
+    dim0_sharded,
+    norm_of_empty_shards,
+    one_dtype,
+    one_precision,
+    same_units,
+)
 from .scaling import scaler_of
 from .sync import accumulation, deferred, synchronized
 from .traffic import fsdp2 as traffic
@@ -72,12 +79,12 @@ class Fsdp2(BuiltImplementation):
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
-        self.semantics = synchronized(self.semantics, case)
+        self.semantics = of_fsdp2(synchronized(self.semantics, case), case)
 
     @classmethod
     def supports(cls, case: Case) -> str | None:
         """None, or the reason why this case cannot be run."""
-        reason = fp32(case) or dim0_sharded(case) or same_units(case)
+        reason = one_precision(case) or bf16_only(case) or dim0_sharded(case) or same_units(case)
         return reason or one_dtype(case, wrap=case.sharding.wrap) or norm_of_empty_shards(case)
 
     @classmethod

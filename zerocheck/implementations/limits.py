@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..case.legs import two_axes
+from ..case.legs import lowered, two_axes
 from ..case.schema import Case, WrapKind
 from ..case.shapes import (
     empties,
@@ -28,8 +28,22 @@ def one_axis(case: Case) -> str | None:
 
 def fp32(case: Case) -> str | None:
     """None in fp32, else the reason why the case cannot be run."""
-    if case.precision.compute != "fp32" or case.precision.reduce != "fp32":
+    if lowered(case):
         return "computes and reduces in fp32 only"
+    return None
+
+
+def one_precision(case: Case) -> str | None:
+    """None, or why a case of mixed precision cannot be run by who casts to one dtype."""
+    if lowered(case) and set(parameter_dtypes(case.model).values()) != {"fp32"}:
+        return "casts parameters of fp32 to the dtype of compute; the model has others"
+    return None
+
+
+def bf16_only(case: Case) -> str | None:
+    """None, or why a case with fp16 cannot be run."""
+    if "fp16" in (case.precision.compute, case.precision.reduce):
+        return "computes and reduces in fp32 and bf16 only"
     return None
 
 

@@ -103,9 +103,9 @@ def gradient_roundings(
     path of one term has each of these once.
     """
     axes = tuple(mesh) or (world_size,)
-    scale = 0 if average == "sum" else sum(_roundings_of_division(axis) for axis in axes)
+    scale = 0 if average == "sum" else sum(roundings_of_division(axis) for axis in axes)
     if divide == "gradient":
-        scale += _roundings_of_division(microbatches)
+        scale += roundings_of_division(microbatches)
     if accumulate == "reduce_shards":
         return sum(axis - 1 for axis in axes) + microbatches - 1 + scale
     if accumulate == "reduce_each":
@@ -113,7 +113,8 @@ def gradient_roundings(
     return (world_size - 1) + (microbatches - 1) + scale
 
 
-def _roundings_of_division(count: int) -> int:
+def roundings_of_division(count: int) -> int:
+    """0 for a power of two; else 2, which a multiplication by a rounded reciprocal takes."""
     return 0 if count & (count - 1) == 0 else 2
 
 
@@ -137,6 +138,39 @@ def gradient(
     # What underflows is summed and rounded on.
     lost = roundings * format.eta * (1 + before)
     return rounded(exact, before * absolute + lost, format)
+
+
+def along(
+    exact: torch.Tensor,
+    absolute: torch.Tensor,
+    path: Sequence[tuple[int, Format]],
+    scale: float = 1.0,
+) -> Enclosure:
+    """The enclosure of a gradient whose terms are rounded in several formats, one after the other.
+
+    exact, absolute: as for `gradient`; path: (roundings, format) in the order in which a term comes
+    to them; the last format is that of the result, or fp32. scale: all is multiplied by it until
+    the end, so that less underflows; a power of two, which divides out exactly.
+
+    In fp32 alone it is what `gradient` gives. Else k_i roundings in format i leave at most
+    prod (1 + u_i)^k_i - 1 of the absolute sum, with 2 U in each exponent of a narrow format for
+    what its operations round within them (see above). If the last format is narrow, its last
+    rounding is of the whole result: h. What underflows is k_i eta_i, and is rounded on.
+    """
+    if not any(format.narrow for _, format in path):
+        made = gradient(exact * scale, absolute * scale, sum(count for count, _ in path))
+        return Enclosure(exact, made.bound / scale)
+    *_, (_, last) = path
+    exponent = sum(count * math.log1p(format.u) for count, format in path)
+    exponent += sum(2 * count * U for count, format in path if format.narrow)
+    if last.narrow:
+        exponent -= math.log1p(last.u)
+    before = math.expm1(exponent)
+    lost = sum(count * format.eta for count, format in path) * (1 + before)
+    error = before * scale * absolute + lost
+    if last.narrow:
+        return Enclosure(exact, rounded(exact * scale, error, last).bound / scale)
+    return Enclosure(exact, error * (SECOND_ORDER / scale))
 
 
 def norm_relative(elements: int) -> float:

@@ -31,6 +31,7 @@ from .layout import Layout
 from .local import LocalRunner, Passes, Scale, as_on_a_rank
 from .ownership import Ownership
 from .pieces import Enclosing, in_pieces, some, split
+from .precision import Computing
 from .ran_on import check_repeats, own_states, ran_on
 from .state import Start, State
 from .update import Recipe, Update, UpdateJudge
@@ -61,7 +62,8 @@ class CaseJudge:
         self.semantics = Semantics(**seen[0].semantics)  # type: ignore[arg-type]
         self.start = Start.of(case, model, self.layout, restored=seen[0].restored)
         self.device = ran_on(seen)
-        self.runner = LocalRunner(model, case, self.layout, self.device)
+        computing = Computing.of(self.semantics)
+        self.runner = LocalRunner(model, case, self.layout, self.device, computing)
         self.ownership = Ownership(self.observation, case.hosts)
         self.updates = UpdateJudge(self.layout, Recipe.of(case))
         self.exercised: set[Obligation] = set()

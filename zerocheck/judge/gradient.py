@@ -22,6 +22,7 @@ from .flat import FlatBuffer
 from .layout import Layout
 from .local import Passes, Scale
 from .pieces import Enclosing, Positions
+from .precision import Path, declared, path_of
 from .verdict import Violation
 
 
@@ -71,9 +72,14 @@ def expected(
     if any(math.frexp(scale)[0] != 0.5 for scale in scales):
         roundings += 2
     scaled = any(scale != 1.0 for scale in scales)
+    mixed = declared(semantics)
+    path = path_of(case, semantics, microbatches=count) if mixed else ()
 
     def enclosure(exact: torch.Tensor, absolute: torch.Tensor, format: Format) -> Enclosure:
-        bound = bounds.gradient(exact, absolute, roundings, format).bound
+        if mixed:
+            bound = _along(exact, absolute, path, format, min(scales, default=1.0), divisor).bound
+        else:
+            bound = bounds.gradient(exact, absolute, roundings, format).bound
         if scaled:
             bound = bound + format.eta * (1 + roundings / min(scales))
         if not all_finite(exact):
@@ -88,6 +94,28 @@ def expected(
         return layout.formats.at(positions).enclose(enclosure, exact, absolute)
 
     return Expected(Enclosing(layout.size, at), passes.used.any(0).tolist())
+
+
+def _along(
+    exact: torch.Tensor,
+    absolute: torch.Tensor,
+    path: Path,
+    format: Format,
+    scale: float,
+    divisor: float,
+) -> Enclosure:
+    """The enclosure along the path into a parameter's format, without bounds where a partial sum
+    can overflow fp16: none is larger than the absolute sum before it was divided.
+    """
+    if format.narrow and (not path or path[-1][1] != format):
+        path = (*path, (1, format))
+    made = bounds.along(exact, absolute, path, scale)
+    for count, one in path:
+        if one.dtype == torch.float16:
+            largest = absolute * (scale * divisor * math.exp(2 * count * one.u))
+            over = largest >= torch.finfo(one.dtype).max
+            made = made._replace(bound=made.bound.masked_fill(over, math.inf))
+    return made
 
 
 def check(

@@ -17,13 +17,14 @@ from zerocheck_reference import local_pass
 from ..case.schema import Case
 from ..case.shapes import unfrozen
 from ..devices import CPU, forked, seed_device, set_random_state
-from ..drive.fidelity import as_parameters, as_views, lies, pass_through, place
+from ..drive.fidelity import as_parameters, as_views, cast_inputs, lies, pass_through, place
 from ..drive.kernels import kept
 from ..drive.observation import StepSeen
 from ..drive.poison import deterministic
 from ..models.batches import batch, loss_of, overflows, weight
 from . import vectors
 from .layout import Layout
+from .precision import Computing
 
 Scale = Callable[[torch.Tensor], torch.Tensor]
 
@@ -56,14 +57,24 @@ class LocalRunner:
     """Runs the model of a case with given parameters, as each rank would."""
 
     def __init__(
-        self, model: nn.Module, case: Case, layout: Layout, device: torch.device | None = None
+        self,
+        model: nn.Module,
+        case: Case,
+        layout: Layout,
+        device: torch.device | None = None,
+        computing: Computing = Computing(),
     ) -> None:
         """device: of the kind that the ranks ran on, whose kernels decide bits; None for the CPU.
-        The model is moved there. All that is given and taken is on the CPU."""
+        The model is moved there, and its parameters are cast if `computing` says so: to load them
+        from fp32 is that cast. All that is given and taken is on the CPU, and in fp32."""
         self.case = case
         self._device = device or torch.device(CPU)
         if self._device.type != CPU:
             model = model.to(self._device)
+        self._computing = computing
+        if computing.cast is not None:
+            for parameter in model.parameters():
+                parameter.data = parameter.data.to(computing.cast)
         self.layout = layout
         self._loss_of = loss_of(case)
         self._scale: Scale | None = None
@@ -77,7 +88,7 @@ class LocalRunner:
         self._as_on: tuple[Mapping[str, int], Mapping[str, tuple[int, ...]]] | None = ({}, {})
         if self._device.type != CPU:
             self._as_on = None  # cuDNN lays the weights of a recurrent module end to end
-        self._hooked: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+        self._hooked: tuple[tuple[str, ...], ...] = ((), (), ())
         self._tracked: set[str] = set()
         self._hooks: list[RemovableHandle] = []
 
@@ -169,7 +180,7 @@ class LocalRunner:
 
         def loss(model: nn.Module) -> torch.Tensor:
             self._randomise(drawn.seed, rank, number)
-            value = self._loss_of(model(*drawn.inputs), drawn.target)
+            value = self._loss_of(self._outputs(model, drawn.inputs), drawn.target)
             value = value * math.inf if infinite else value
             return value if self._scale is None else self._scale(value)
 
@@ -198,6 +209,16 @@ class LocalRunner:
                 arrived[position] = True
                 into[place_.start : place_.stop] = gradient.reshape(-1)
         return float(result.loss)
+
+    def _outputs(self, model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """The model's outputs, computed as the semantics declare."""
+        dtype = self._computing.dtype
+        if dtype is not None and self._computing.inputs:
+            inputs = cast_inputs(dtype, None, inputs)
+        outputs: torch.Tensor
+        with torch.autocast(self._device.type, dtype, enabled=self._computing.autocast):
+            outputs = model(*inputs)
+        return outputs
 
     def _randomise(self, seed: int, rank: int, number: int) -> None:
         """Put the generator where the rank had it when it entered the loss."""
@@ -253,11 +274,17 @@ class LocalRunner:
 
     def _hook(self, seen: StepSeen) -> None:
         """Give the same modules the same further nodes: the order of additions cares."""
-        if (seen.passed_through, seen.viewed) == self._hooked:
+        if (seen.passed_through, seen.viewed, seen.cast) == self._hooked:
             return
         for hook in self._hooks:
             hook.remove()
-        self._hooks = [
+        self._hooks = []
+        if self._computing.cast is not None:
+            into = partial(cast_inputs, self._computing.cast)
+            self._hooks += [
+                self._modules[name].register_forward_pre_hook(into) for name in seen.cast
+            ]
+        self._hooks += [
             self._modules[name].register_forward_pre_hook(pass_through)
             for name in seen.passed_through
         ]
@@ -269,7 +296,7 @@ class LocalRunner:
             self._hooks.append(
                 module.register_forward_hook(partial(as_parameters, own), always_call=True)
             )
-        self._hooked = seen.passed_through, seen.viewed
+        self._hooked = seen.passed_through, seen.viewed, seen.cast
 
 
 @contextmanager

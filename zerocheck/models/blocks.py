@@ -70,7 +70,8 @@ class Experts(Linear):
             rows = (chosen == number).nonzero().squeeze(1)
             if len(rows):
                 weight = share[rows].unsqueeze(1)
-                outputs = outputs.index_add(0, rows, expert(tokens[rows]) * weight)
+                given = expert(tokens[rows]) * weight  # under autocast it may be wider
+                outputs = outputs.index_add(0, rows, given.to(outputs.dtype))
         return outputs.view(x.shape)
 
 
@@ -125,7 +126,9 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, length, width) -> (batch, length, width)."""
-        dtype, x = x.dtype, x.to(self.dtype)
+        dtype = x.dtype
+        if self.dtype != torch.float32:  # others compute in what they are given, lowered or not
+            x = x.to(self.dtype)
         if self.checkpoint:
             y: torch.Tensor = checkpoint(self._body, x, use_reentrant=False)
         else:

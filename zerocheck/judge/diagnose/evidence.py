@@ -18,9 +18,10 @@ from ..assemble import Held
 from ..bounds import Enclosure, Format
 from ..compare import compare
 from ..flat import FlatBuffer
-from ..layout import Layout
+from ..layout import Formats, Layout
 from ..local import Passes, Scale
 from ..pieces import Enclosing, Positions, pieces, some
+from ..precision import declared, narrowest
 
 
 class Evidence(NamedTuple):
@@ -55,6 +56,13 @@ class Evidence(NamedTuple):
     def enclosure(self) -> Enclosure:
         """That of the right gradient, as a whole."""
         return self.right.whole
+
+    @property
+    def formats(self) -> Formats:
+        """In which gradients are added and divided."""
+        if not declared(self.semantics):
+            return self.layout.formats
+        return Formats(((narrowest(self.semantics), None),), self.layout.size)
 
     @property
     def finite(self) -> bool:
@@ -109,7 +117,7 @@ def slack(
     def own(size: torch.Tensor, format: Format) -> Enclosure:
         return Enclosure(size, roundings * (format.u * size + format.eta))
 
-    formats = evidence.layout.formats.at(positions)
+    formats = evidence.formats.at(positions)
     return formats.enclose(own, size.to(torch.float64)).bound
 
 
@@ -142,7 +150,7 @@ def summed(
         def enclosure(exact: torch.Tensor, absolute: torch.Tensor, format: Format) -> Enclosure:
             return bounds.gradient(exact, absolute, roundings, format)
 
-        exact, bound = evidence.layout.formats.at(positions).enclose(
+        exact, bound = evidence.formats.at(positions).enclose(
             enclosure, flat.sum(0) / divisor, flat.abs().sum(0) / divisor
         )
         noise = evidence.noise

@@ -1,0 +1,101 @@
+"""The roundings of mixed precision: in which formats a local gradient is, is summed and reduced.
+
+A local gradient g_rm is known to the bit. On its way to the reduced gradient it is
+
+    cast to the format of the sum, if that is narrower       1 rounding there
+    added to other microbatches                              M - 1 roundings there
+    cast to the format of the reduction, if that is narrower 1 rounding there
+    added to other ranks, and divided                        N - 1 + s roundings there
+    cast to the format of the parameter                      exact: it is fp32, the widest
+
+which `path_of` counts as (roundings, format), in this order. A cast to a wider format is exact.
+With `reduce_each` and a declared format of the reduction, each microbatch is reduced first and
+summed afterwards, so the reduction comes first; with `reduce_shards` the sum is between the two
+reductions, and is counted in its own format all the same. `bounds.along` makes an enclosure of it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ..case.schema import Case
+from ..contract.semantics import Semantics
+from . import bounds
+from .bounds import FP32, Format
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Computing(NamedTuple):
+    """How the forward and backward are lowered: dtype, None for that of each parameter; autocast,
+    and not a cast of the parameters; inputs: whether floating inputs are cast."""
+
+    dtype: torch.dtype | None = None
+    autocast: bool = False
+    inputs: bool = False
+
+    @classmethod
+    def of(cls, semantics: Semantics) -> Computing:
+        """What the semantics declare."""
+        if semantics.compute == "own":
+            return cls()
+        dtype = DTYPES[semantics.compute]
+        return cls(dtype, semantics.lowered == "autocast", semantics.inputs == "cast")
+
+    @property
+    def cast(self) -> torch.dtype | None:
+        """What the parameters are cast to."""
+        return None if self.autocast else self.dtype
+
+
+Path = tuple[tuple[int, Format], ...]
+
+
+def declared(semantics: Semantics) -> bool:
+    """Whether the format of a gradient is not that of its parameter all the way."""
+    return (semantics.compute, semantics.summed, semantics.reduce) != ("own", "own", "own")
+
+
+def formats_of(semantics: Semantics) -> tuple[Format, Format, Format]:
+    """Those of local gradients, of their sum over microbatches, and of the reduction, of fp32
+    parameters."""
+    cast = Computing.of(semantics).cast
+    local = FP32 if cast is None else Format.of(cast)
+    summed = local if semantics.summed == "own" else Format.of(DTYPES[semantics.summed])
+    reduce = summed if semantics.reduce == "own" else Format.of(DTYPES[semantics.reduce])
+    return local, summed, reduce
+
+
+def narrowest(semantics: Semantics) -> Format:
+    """The format with the largest round-off of those in which gradients are added."""
+    return max(formats_of(semantics)[1:], key=lambda format: format.u)
+
+
+def path_of(case: Case, semantics: Semantics, *, microbatches: int) -> Path:
+    """How often a term is rounded in which format, in order, without what is not rounded at all."""
+    local, summed, reduce = formats_of(semantics)
+    reductions = bounds.gradient_roundings(
+        world_size=case.world_size,
+        microbatches=1,
+        average=semantics.average,
+        divide="loss",
+        accumulate=semantics.accumulate,
+        mesh=case.mesh,
+    )
+    if semantics.divide == "gradient":
+        reductions += bounds.roundings_of_division(microbatches)
+    sums = microbatches - 1
+    if semantics.accumulate == "reduce_each":
+        first, second = (reductions, reduce), (sums, summed)
+    else:
+        first, second = (sums, summed), (reductions, reduce)
+    path = [_into(first, local), _into(second, first[1])]
+    return tuple((count, format) for count, format in path if count)
+
+
+def _into(stage: tuple[int, Format], before: Format) -> tuple[int, Format]:
+    """The stage, with the rounding of a cast if its format is narrower than the one before."""
+    count, format = stage
+    return count + (format.u > before.u), format
