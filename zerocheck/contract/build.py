@@ -18,7 +18,7 @@ from ..case.schema import Case
 from ..compat import local_index, reduces_unused
 from ..errors import Unsupported, UsageError
 from . import checkpoint
-from .implementation import Implementation, Kept, Loader, Saving, Step, StepReport
+from .implementation import Call, Implementation, Kept, Loader, Saving, Step, StepReport
 from .names import unwrapped
 from .refusals import check_built, torch_refusals
 from .shard import Index, Role, Shard
@@ -58,9 +58,9 @@ class BuiltImplementation(Implementation):
 
     It weights losses by tokens where `semantics.weight` says so, scales them by `Built.scaler`, and
     unfreezes parameters. Its checkpoints are those of torch.distributed.checkpoint. What a subclass
-    may do in another way: `accumulating`, `clip`, `set_learning_rates`, `unfreeze`, `shards`,
-    `restore`, `save` with `load`, `export`. `self.built` is what `build` returned, `self.case` the
-    case.
+    may do in another way: `called`, `accumulating`, `clip`, `set_learning_rates`, `unfreeze`,
+    `shards`, `restore`, `save` with `load`, `export`. `self.built` is what `build` returned,
+    `self.case` the case.
     """
 
     handles: ClassVar[Collection[str]] = ("unfreeze",)
@@ -90,7 +90,7 @@ class BuiltImplementation(Implementation):
     def train_step(self, step: Step) -> StepReport:
         if step.unfreeze:
             self.unfreeze(step.unfreeze)
-        model, optimizer, scaler = self.built.model, self.built.optimizer, self.built.scaler
+        optimizer, scaler = self.built.optimizer, self.built.scaler
         training = self.case.training
         scale = 1.0 if scaler is None else scaler.get_scale()
         optimizer.zero_grad(set_to_none=training.set_to_none)
@@ -98,7 +98,7 @@ class BuiltImplementation(Implementation):
         count = len(step.microbatches)
         for index, microbatch in enumerate(step.microbatches):
             with self.accumulating(last=index == count - 1):
-                loss = microbatch.loss(model)
+                loss = microbatch.loss(self.called)
                 if loss.requires_grad:  # else everything is frozen
                     self._objective(loss, microbatch.weight, count).backward()  # type: ignore[no-untyped-call]
         if scaler is not None:
@@ -114,6 +114,11 @@ class BuiltImplementation(Implementation):
         scaler.step(optimizer)
         scaler.update()
         return StepReport(grad_norm=norm, skipped=scaler.get_scale() < scale, loss_scale=scale)
+
+    @property
+    def called(self) -> Call:
+        """What is called with the inputs of a microbatch."""
+        return self.built.model
 
     def _objective(self, loss: torch.Tensor, weight: float, count: int) -> torch.Tensor:
         """What the backward starts from: the loss by its weight, its share, and scaled."""

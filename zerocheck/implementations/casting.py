@@ -11,6 +11,7 @@ from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
 from ..case.legs import lowered
 from ..case.schema import Case
 from ..contract import Semantics
+from ..contract.implementation import Call
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -44,6 +45,40 @@ def of_fsdp2(semantics: Semantics, case: Case) -> Semantics:
     each = semantics.accumulate == "reduce_each"
     words: Any = {"summed": "fp32" if each else case.precision.reduce}
     return replace(computing(semantics, case), reduce=case.precision.reduce, **words)
+
+
+def of_fsdp1(semantics: Semantics, case: Case) -> Semantics:
+    """What FSDP1 means by a step in mixed precision.
+
+    Under no_sync autograd sums whole gradients, in the dtype of compute; with a reduction they are
+    cast to its dtype (`_post_backward_hook`). Shards of microbatches that are reduced each are cast
+    to the parameter's dtype and summed in that (`_accumulate_sharded_grad`).
+    """
+    if not lowered(case):
+        return semantics
+    each = semantics.accumulate == "reduce_each"
+    words: Any = {"summed": "fp32" if each else "own"}
+    return replace(computing(semantics, case), reduce=case.precision.reduce, **words)
+
+
+def of_autocast(semantics: Semantics, case: Case) -> Semantics:
+    """What it means to run the forward under torch.autocast: gradients stay fp32."""
+    if case.precision.compute == "fp32":
+        return semantics
+    return replace(semantics, compute=case.precision.compute, lowered="autocast")
+
+
+def autocast(call: Call, case: Case, device: str) -> Call:
+    """The call under torch.autocast to the dtype of compute, if that is not fp32."""
+    if case.precision.compute == "fp32":
+        return call
+    dtype = DTYPES[case.precision.compute]
+
+    def lowered_call(*inputs: Any) -> torch.Tensor:
+        with torch.autocast(device, dtype):
+            return call(*inputs)
+
+    return lowered_call
 
 
 def computing(semantics: Semantics, case: Case) -> Semantics:

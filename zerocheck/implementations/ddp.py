@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -11,21 +12,27 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
+from ..case.legs import lowered
 from ..case.schema import Case
 from ..case.shapes import sometimes_used, uncalled
 from ..contract import Built, BuiltImplementation, Loader, Saving, Semantics, groups
 from ..contract.checkpoint import beside, take_over, whole
-from ..contract.implementation import OF_TRAINING, Stage
+from ..contract.implementation import OF_TRAINING, Call, Stage
 from ..contract.layout import Layout
 from ..contract.names import unwrapped
 from ..errors import Unsupported
 from . import whole as file
+from .casting import autocast, of_autocast
 from .ddp_bytes import ddp_layout, replicated_states
-from .limits import norm_of_empties, one_axis_fp32
+from .limits import norm_of_empties, one_axis, under_autocast
 from .scaling import scaler_of
 from .sync import accumulation, synchronized
 from .traffic import ddp as traffic
 from .traffic.writing import with_told
+
+
+# Of norms under autocast: their weights stay fp32.
+warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
 
 
 class Ddp(BuiltImplementation):
@@ -49,16 +56,19 @@ class Ddp(BuiltImplementation):
         "optimizer_first",
         "checkpoint",
     )
-    handles = OF_TRAINING
+    handles = (*OF_TRAINING, "precision")
 
     @classmethod
     def supports(cls, case: Case) -> str | None:
         """None, or the reason why this case cannot be run."""
-        return one_axis_fp32(case) or norm_of_empties(case) or _changing_graph(case)
+        reason = one_axis(case) or under_autocast(case)
+        return reason or norm_of_empties(case) or _changing_graph(case)
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
         """What this rank holds, if it is known (see `ddp_layout`), and what it calls."""
+        if lowered(case):
+            return None
         held = ddp_layout(
             model, case, gradient_views=case.sharding.bucket_view, states=replicated_states
         )
@@ -66,7 +76,12 @@ class Ddp(BuiltImplementation):
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
-        self.semantics = synchronized(self.semantics, case)
+        self.semantics = of_autocast(synchronized(self.semantics, case), case)
+        self._device = mesh.device_type
+
+    @property
+    def called(self) -> Call:
+        return autocast(self.built.model, self.case, self._device)
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         """Wrap the model.

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
+from ..case.legs import lowered
 from ..case.schema import Case
 from ..case.shapes import sometimes_used
 from ..contract import Built, BuiltImplementation, Loader, Saving, Semantics, groups
@@ -32,6 +33,7 @@ from .limits import (
     bf16_only,
     dim0_sharded,
     norm_of_empty_shards,
+    norms_cast,
     one_dtype,
     one_precision,
     same_units,
@@ -84,12 +86,15 @@ class Fsdp2(BuiltImplementation):
     @classmethod
     def supports(cls, case: Case) -> str | None:
         """None, or the reason why this case cannot be run."""
-        reason = one_precision(case) or bf16_only(case) or dim0_sharded(case) or same_units(case)
+        reason = one_precision(case) or bf16_only(case) or norms_cast(case)
+        reason = reason or dim0_sharded(case) or same_units(case)
         return reason or one_dtype(case, wrap=case.sharding.wrap) or norm_of_empty_shards(case)
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
         """What this rank holds, if it is known (see `fsdp2_layout`), and what it calls."""
+        if lowered(case):
+            return None
         held = fsdp2_layout(model, case, rank)
         return with_told(held, traffic.fsdp2(model, case), case)
 

@@ -16,6 +16,11 @@ from ..case.shapes import (
 )
 
 
+def under_autocast(case: Case) -> str | None:
+    """None, or why a case of mixed precision cannot be run under autocast in bf16."""
+    return one_precision(case) or bf16_only(case) or reduces_fp32(case)
+
+
 def one_axis_fp32(case: Case) -> str | None:
     """None for a mesh of one axis in fp32, else the reason why the case cannot be run."""
     return one_axis(case) or fp32(case)
@@ -44,6 +49,27 @@ def bf16_only(case: Case) -> str | None:
     """None, or why a case with fp16 cannot be run."""
     if "fp16" in (case.precision.compute, case.precision.reduce):
         return "computes and reduces in fp32 and bf16 only"
+    return None
+
+
+def norms_cast(case: Case) -> str | None:
+    """None, or why batch norms cannot be cast with all else.
+
+    torch on the CPU wants running statistics in the dtype of the weights, which FSDP2 leaves as
+    they are (`expected scalar type BFloat16 but found Float`). FSDP1 leaves batch norms in fp32, in
+    units of their own.
+    """
+    if case.precision.compute == "fp32":
+        return None
+    if any(block.kind == "batch_norm" for block in case.model.blocks):
+        return "casts all parameters of a unit, but not the running statistics of a batch norm"
+    return None
+
+
+def reduces_fp32(case: Case) -> str | None:
+    """None, or why gradients cannot be reduced in another dtype."""
+    if case.precision.reduce != "fp32":
+        return "gradients under autocast are in fp32, and are reduced in it"
     return None
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from ..case.legs import lowered
 from ..case.schema import Case
 from ..case.shapes import learning, parameter_dtypes
 from ..contract import Built, Loader, groups
@@ -61,6 +62,8 @@ class ZeroRedundancy(Ddp):
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
         """What this rank holds, if it is known (see `ddp_layout`), and what it calls."""
+        if lowered(case):
+            return None
         held = ddp_layout(
             model, case, gradient_views=False, states=shared_states(rank), beside=dummies
         )

@@ -11,7 +11,7 @@ from ...case.schema import Case, Model, Sharding
 from ...case.shapes import sometimes_used, uncalled, unfrozen
 from ...compat import size_based_units
 from ...contract.groups import group_of
-from ..limits import fp32, same_units
+from ..limits import bf16_only, norms_cast, one_precision, same_units
 from ..units import is_conditional, members, skeleton, unit_modules
 
 
@@ -24,7 +24,8 @@ def wrapped_units(model: nn.Module, sharding: Sharding) -> list[nn.Module]:
 
 def refusal(case: Case) -> str | None:
     """None, or why FSDP1 cannot run the case: what torch refuses, or documents as wrong use."""
-    reason = fp32(case) or same_units(case) or _on_two_axes(case)
+    reason = one_precision(case) or bf16_only(case) or norms_cast(case)
+    reason = reason or same_units(case) or _on_two_axes(case)
     if reason is not None:
         return reason
     sharding = case.sharding

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.fsdp.wrap import CustomPolicy, size_based_auto_wrap_policy
 
+from ...case.legs import lowered
 from ...case.schema import Case
 from ...compat import Flat, flat_parameters, release
 from ...contract import (
@@ -37,7 +38,7 @@ from ...contract.layout import Layout
 from ...contract.names import unwrapped
 from ...contract.refusals import torch_refusals
 from ...devices import placed
-from ..casting import fsdp1_policy
+from ..casting import fsdp1_policy, of_fsdp1
 from ..limits import one_axis
 from ..meshes import shard_group
 from ..scaling import sharded_scaler_of
@@ -125,6 +126,8 @@ class Fsdp1(BuiltImplementation):
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
         """What this rank holds, if it is known (see `fsdp1_layout`), and what it calls."""
+        if lowered(case):
+            return None
         shards = cls.strategy != ShardingStrategy.NO_SHARD
         keeps = cls.strategy == ShardingStrategy.SHARD_GRAD_OP
         held = fsdp1_layout(model, case, rank, shards=shards, keeps=keeps)
@@ -132,7 +135,7 @@ class Fsdp1(BuiltImplementation):
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
-        self.semantics = synchronized(self.semantics, case)
+        self.semantics = of_fsdp1(synchronized(self.semantics, case), case)
         if unused_become_zero(case):
             self.semantics = replace(self.semantics, unused="zero")
         self.flats: list[Flat] = flat_parameters(self.built.model)
@@ -235,7 +238,7 @@ class Fsdp1NoShard(Fsdp1):
 
     strategy = ShardingStrategy.NO_SHARD
     stage = 0
-    handles = OF_TRAINING
+    handles = (*OF_TRAINING, "precision")
 
     @classmethod
     def supports(cls, case: Case) -> str | None:
