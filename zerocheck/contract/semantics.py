@@ -21,7 +21,9 @@ class Semantics:
     accumulate  "local": microbatches are summed on the rank and reduced once;
                 "reduce_each": every microbatch is reduced, the results are summed;
                 "reduce_shards": every microbatch is reduced over the shard axis of a mesh of two
-                axes, and the sum of the results over its replicate axis.
+                axes, and the sum of the results over its replicate axis;
+                "reduce_again": every microbatch is added to the sum that was reduced with the one
+                before, and all of that is reduced again.
     unused      a trainable parameter that no rank used: "skip" (no update, as torch does) or
                 "zero" (its gradient counts as 0, so that it still decays).
     buffers     "local" to the rank; "rank0": those of rank 0 are sent to all ranks at the first
@@ -49,7 +51,7 @@ class Semantics:
     average: Literal["mean", "sum"] = "mean"
     divide: Literal["loss", "gradient"] = "loss"
     weight: Literal["microbatch", "token"] = "microbatch"
-    accumulate: Literal["local", "reduce_each", "reduce_shards"] = "local"
+    accumulate: Literal["local", "reduce_each", "reduce_shards", "reduce_again"] = "local"
     unused: Literal["skip", "zero"] = "skip"
     buffers: Literal["local", "rank0", "rank0_each"] = "local"
     clip: Literal["min(1, c/(norm+eps))", "c/norm if norm>c"] = "min(1, c/(norm+eps))"

@@ -61,6 +61,14 @@ def of_fsdp1(semantics: Semantics, case: Case) -> Semantics:
     return replace(computing(semantics, case), reduce=case.precision.reduce, **words)
 
 
+def of_no_shard(semantics: Semantics, case: Case) -> Semantics:
+    """The same for NO_SHARD, whose gradients are whole: what was reduced is in the next sum, and is
+    cast and reduced again."""
+    if lowered(case) and semantics.accumulate == "reduce_each":
+        return replace(of_fsdp1(semantics, case), accumulate="reduce_again")
+    return of_fsdp1(semantics, case)
+
+
 def of_autocast(semantics: Semantics, case: Case) -> Semantics:
     """What it means to run the forward under torch.autocast: gradients stay fp32."""
     if case.precision.compute == "fp32":

@@ -185,6 +185,14 @@ class Observation:
             self._held[key] = self._assemble(key)
         return self._held[key]
 
+    def dtype(self, step: int, point: Point, role: str) -> torch.dtype:
+        """The narrowest in which anything of a role is held; fp32 if nothing is."""
+        records = [one for of in self._found.get((step, point, role), ()) for one in of]
+        names = {one.dtype.removeprefix("torch.") for one in records if one.numel}
+        narrow = [name for name in ("bfloat16", "float16") if name in names]
+        found: torch.dtype = getattr(torch, narrow[0] if narrow else "float32")
+        return found
+
     def forget(self, step: int, points: Collection[Point] = ()) -> None:
         """Drop what was put together for a step: at these points, or at all of them."""
         self._held = {

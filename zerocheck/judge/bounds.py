@@ -92,7 +92,8 @@ def gradient_roundings(
     A sum of N + M - 1 terms in any order rounds each term at most (N - 1) + (M - 1) times. Division
     by N is exact for a power of two; otherwise one division, or a multiplication by fl(1/N), which
     is rounded itself: 2. The same for 1/M where the gradient is divided and not the loss. With
-    `reduce_each` each microbatch is reduced and divided, then added.
+    `reduce_each` each microbatch is reduced and divided, then added; DDP has the sum in its next
+    reduction again, so each of these is counted once per microbatch, as for `reduce_again`.
 
     mesh: sizes of its axes, (N,) by default. Over (R, S), the sums over one axis and then over the
     other, in either order, round a term (R - 1) + (S - 1) times; one sum over all R S ranks rounds
@@ -108,7 +109,7 @@ def gradient_roundings(
         scale += roundings_of_division(microbatches)
     if accumulate == "reduce_shards":
         return sum(axis - 1 for axis in axes) + microbatches - 1 + scale
-    if accumulate == "reduce_each":
+    if accumulate in ("reduce_each", "reduce_again"):
         return microbatches * (world_size - 1 + scale) + microbatches - 1
     return (world_size - 1) + (microbatches - 1) + scale
 

@@ -31,7 +31,7 @@ from .layout import Layout
 from .local import LocalRunner, Passes, Scale, as_on_a_rank
 from .ownership import Ownership
 from .pieces import Enclosing, in_pieces, some, split
-from .precision import Computing
+from .precision import DTYPES, Computing
 from .ran_on import check_repeats, own_states, ran_on
 from .state import Start, State
 from .update import Recipe, Update, UpdateJudge
@@ -64,7 +64,8 @@ class CaseJudge:
         self.device = ran_on(seen)
         computing = Computing.of(self.semantics)
         self.runner = LocalRunner(model, case, self.layout, self.device, computing)
-        self.ownership = Ownership(self.observation, case.hosts)
+        masters = self.semantics.master != "none"
+        self.ownership = Ownership(self.observation, case.hosts, masters=masters)
         self.updates = UpdateJudge(self.layout, Recipe.of(case))
         self.exercised: set[Obligation] = set()
         self.vacuity = Vacuity(seen)
@@ -120,7 +121,8 @@ class CaseJudge:
 
     def _base(self, before: State) -> None:
         """Judge the state before the first step."""
-        self._note("publish", 0.0, publish.check_start(before, *self.start, self.layout))
+        dtype = DTYPES.get(self.semantics.compute, torch.float32)
+        self._note("publish", 0.0, publish.check_start(before, *self.start, self.layout, dtype))
 
     def _forward(
         self, step: int, before: State, earlier: Sequence[torch.Tensor] | None

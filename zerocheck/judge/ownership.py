@@ -20,8 +20,11 @@ Key = tuple[int, int, tuple[tuple[int, int], ...] | None]
 class Ownership:
     """Checks every point; manifests that were checked already are not looked at again."""
 
-    def __init__(self, observation: Observation, hosts: Hosts = ()) -> None:
-        """hosts: on which the ranks are, as in a case."""
+    def __init__(
+        self, observation: Observation, hosts: Hosts = (), *, masters: bool = False
+    ) -> None:
+        """hosts: on which the ranks are, as in a case; masters: the semantics declare some."""
+        self._masters = masters
         self._observation = observation
         self._hosts = hosts
         self._layout = observation.layout
@@ -30,7 +33,7 @@ class Ownership:
     def check(self, step: int, point: Point) -> Violation | None:
         """The first violation among all roles at this point, or None."""
         if point == "state":
-            roles: tuple[Role, ...] = ("parameter", *MOMENTS, "buffer", "step")
+            roles: tuple[Role, ...] = ("parameter", "master", *MOMENTS, "buffer", "step")
         else:
             roles = ("gradient",)
         for role in roles:
@@ -81,7 +84,7 @@ class Ownership:
         for name, shape in known.items():
             here = tiling.held.get(name, [])
             if not here:
-                if role in ("parameter", "buffer"):
+                if role in ("parameter", "buffer") or (role == "master" and self._masters):
                     problem = f"no rank holds {role} {name!r}"
                     found = of_nothing(tiling, shape)
                     return _violation(step, role, name, (), problem, found)

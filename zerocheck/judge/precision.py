@@ -11,7 +11,8 @@ A local gradient g_rm is known to the bit. On its way to the reduced gradient it
 which `path_of` counts as (roundings, format), in this order. A cast to a wider format is exact.
 With `reduce_each` and a declared format of the reduction, each microbatch is reduced first and
 summed afterwards, so the reduction comes first; with `reduce_shards` the sum is between the two
-reductions, and is counted in its own format all the same. `bounds.along` makes an enclosure of it.
+reductions, and is counted in its own format all the same. With `reduce_again` each term is in as
+many reductions as there are microbatches. `bounds.along` makes an enclosure of it.
 """
 
 from __future__ import annotations
@@ -87,6 +88,10 @@ def path_of(case: Case, semantics: Semantics, *, microbatches: int) -> Path:
     if semantics.divide == "gradient":
         reductions += bounds.roundings_of_division(microbatches)
     sums = microbatches - 1
+    if semantics.accumulate == "reduce_again":
+        # With every microbatch the sum is cast, reduced and divided once more, and added to.
+        cast = int(reduce.u > local.u) + int(reduce.u > summed.u)
+        return ((sums + (summed.u > local.u), summed), (microbatches * (reductions + cast), reduce))
     if semantics.accumulate == "reduce_each":
         first, second = (reductions, reduce), (sums, summed)
     else:

@@ -24,7 +24,8 @@ from .verdict import Violation
 def check(
     observation: Observation, state: State, *, step: int, before: State | None = None
 ) -> Violation | None:
-    """Copies on different ranks agree, those of the parameters with their owner's.
+    """Copies on different ranks agree, those of the parameters with their owner's, and, where it
+    has masters, each with its master rounded to the dtype of the copy.
 
     before: the state before the step, for the diagnosis.
     """
@@ -32,9 +33,10 @@ def check(
         held = observation.held(step, "state", role)
         if held is None:
             continue
-        whole = state.parameter if role == "parameter" else held.whole
+        whole = state.published if role == "parameter" else held.whole
         own = before.own if before is not None and role == "parameter" else None
-        violation = _copies(held, whole, observation.layout, role, step, own)
+        mastered = state.mastered is not None and role == "parameter"
+        violation = _copies(held, whole, observation.layout, role, step, own, mastered=mastered)
         if violation is not None:
             return violation
     return None
@@ -47,6 +49,8 @@ def _copies(
     role: str,
     step: int,
     own: list[torch.Tensor] | None,
+    *,
+    mastered: bool = False,
 ) -> Violation | None:
     bad: list[int] = []
     names: tuple[str, ...] | None = None
@@ -75,6 +79,10 @@ def _copies(
     tensors = layout.names_of(changed, changed.to(torch.float64))
     names = names or ("copies differ",)
     words = "".join(f"; {SENTENCES[name]}" for name in names if name in SENTENCES)
+    if mastered:
+        text = "parameters are not their fp32 masters, rounded; they must be, bit for bit"
+    else:
+        text = f"copies of {role} differ between ranks; they must agree bit for bit"
     return Violation(
         obligation="publish",
         step=step,
@@ -87,7 +95,7 @@ def _copies(
         bound=0.0,
         wrong=int(torch.count_nonzero(changed)),
         total=layout.size,
-        explanation=f"copies of {role} differ between ranks; they must agree bit for bit{words}",
+        explanation=text + words,
         causes=names,
     )
 
@@ -98,10 +106,12 @@ def check_start(
     moments: Mapping[Role, torch.Tensor],
     counts: list[float],
     layout: Layout,
+    dtype: torch.dtype = torch.float32,
 ) -> Violation | None:
     """The base case: before the first step every bit is the model's, or the restored state's.
 
-    wanted: the parameters; moments, counts: what was restored (empty and zeros without that).
+    wanted: the parameters; moments, counts: what was restored (empty and zeros without that);
+    dtype: of parameters beside masters.
     """
     for place, count, expected in zip(layout.places, state.steps, counts, strict=True):
         if place.trainable and place.stop > place.start and count != expected:
@@ -117,6 +127,9 @@ def check_start(
                 "restored one",
                 causes=("initial state",),
             )
+    if state.mastered is not None and not bool(state.mastered.all()):
+        # What is frozen has no master: it is rounded as what is published is.
+        wanted = torch.where(state.mastered, wanted, wanted.to(dtype).to(wanted.dtype))
     pairs: list[tuple[str, torch.Tensor, torch.Tensor]] = [("parameter", state.parameter, wanted)]
     for moment in MOMENTS:
         if moment in state.moments or moment in moments:

@@ -17,7 +17,7 @@ from . import vectors
 from .assemble import Held, Observation
 from .layout import Layout
 from .ownership import MOMENTS
-from .pieces import in_pieces
+from .pieces import in_pieces, split
 
 
 class Start(NamedTuple):
@@ -57,7 +57,9 @@ class State:
     """Whole flat vectors (fp32, over all parameters) and the number of steps per parameter.
 
     parameter: where several ranks hold an element, that of the rank whose optimizer owns it, so
-    that a copy that was not refreshed is told apart from a wrong update. moments: zero where the
+    that a copy that was not refreshed is told apart from a wrong update; of what has a master, the
+    master. rounded: the same with masters rounded to the parameters' dtype, None without any;
+    mastered: mask of the elements that have one, None for none. moments: zero where the
     optimizer has none yet; present[role]: names it has them for. steps: per parameter in layout
     order; None where ranks disagree. own[r]: what rank r computes with.
     """
@@ -67,6 +69,13 @@ class State:
     moments: Mapping[str, torch.Tensor]
     present: Mapping[str, frozenset[str]]
     steps: list[float | None]
+    rounded: torch.Tensor | None = None
+    mastered: torch.Tensor | None = None
+
+    @property
+    def published(self) -> torch.Tensor:
+        """The parameters that all compute with: masters are rounded."""
+        return self.parameter if self.rounded is None else self.rounded
 
     @classmethod
     def observed(cls, observation: Observation, step: int, point: Point = "state") -> State:
@@ -88,10 +97,23 @@ class State:
                 moments[role] = moment.whole
             else:
                 moments[role] = vectors.copy(moment.whole).masked_fill_(~covered, 0.0)
-        parameter = _by_owner(held, owners)
+        copies = _by_owner(held, owners)
+        masters = observation.held(step, point, "master")
+        parameter, rounded, mastered = copies, None, None
+        if masters is not None:
+            covered = masters.covered()
+            mastered = covered if covered is not None else torch.ones_like(copies, dtype=torch.bool)
+            dtype = observation.dtype(step, point, "parameter")
+            parameter, rounded = vectors.copy(copies), vectors.copy(copies)
+            for here in split(len(copies)):
+                known = mastered[here]
+                parameter[here][known] = masters.whole[here][known]
+                rounded[here][known] = parameter[here][known].to(dtype).to(copies.dtype)
         return cls(
             parameter=parameter,
-            own=_own(held, parameter),
+            rounded=rounded,
+            mastered=mastered,
+            own=_own(held, copies),
             moments=moments,
             present=present,
             steps=_steps(observation, step, point),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,8 @@ from ...case.schema import Case
 from ...case.shapes import unfrozen
 from ...compat import all_gather_single
 from ...contract import Shard
+from ...contract.shard import Role
+from .master import compute_dtype
 from .partition import Partition, Piece, aligned, split
 from .sharded_adamw import Owned
 
@@ -23,20 +25,33 @@ class Bucket:
     """Parameters of one dtype whose memory is one flat buffer, of which this rank updates a shard.
 
     flat    1-D, `partition.numel` elements: every parameter, on every rank, and padding
-    shard   the view of it that this rank updates, `partition.shard_size` elements
+    own     the view of it that is this rank's, `partition.shard_size` elements
+    shard   what this rank updates: `own`, or in mixed precision the fp32 masters of it
     """
 
-    def __init__(self, name: str, parameters: Named, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self,
+        name: str,
+        parameters: Named,
+        group: dist.ProcessGroup,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """dtype: of the flat buffer, beside which there are masters; None: the parameters' own."""
         self.name = name
         self.group = group
         self.rank, self.world_size = group.rank(), group.size()
         self.parameters = [parameter for _, parameter in parameters]
         shapes = [(name, tuple(parameter.shape)) for name, parameter in parameters]
         first = self.parameters[0]
-        self.partition = Partition(shapes, self.world_size, aligned(first.element_size()))
+        kept = dtype or first.dtype
+        self.partition = Partition(shapes, self.world_size, aligned(kept.itemsize))
         self.pieces: list[Piece] = self.partition.pieces(self.rank)
-        self.flat = torch.zeros(self.partition.numel, device=first.device, dtype=first.dtype)
-        self.shard = self.flat[self.partition.shard(self.rank)]
+        self.flat = torch.zeros(self.partition.numel, device=first.device, dtype=kept)
+        self.own = self.flat[self.partition.shard(self.rank)]
+        self.shard = self.own
+        if dtype is not None:
+            self.shard = torch.zeros_like(self.own, dtype=first.dtype)
+            self.restore({(name, "parameter"): p.detach() for name, p in parameters})
         for parameter, view in zip(self.parameters, self.views(self.flat), strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
@@ -68,7 +83,19 @@ class Bucket:
 
     def publish(self) -> dist.Work | None:
         """Launch the all-gather that gives every rank the updated shards of all ranks."""
-        return all_gather_single(self.flat, self.shard, self.group)
+        if self.shard is not self.own:
+            self.own.copy_(self.shard)
+        return all_gather_single(self.flat, self.own, self.group)
+
+    def restore(self, full: Mapping[tuple[str, str], torch.Tensor]) -> None:
+        """Take the owned slices of whole parameters into the masters, if there are any."""
+        if self.shard is not self.own:
+            take(full, self.pieces, self.shard)
+
+    def masters(self) -> Iterator[Shard]:
+        """The owned slices of the masters."""
+        if self.shard is not self.own:
+            yield from slices(self.pieces, "master", self.shard)
 
     def padding(self) -> Iterator[Shard]:
         """The padding of the flat parameters, all of it, since they are replicated."""
@@ -76,10 +103,27 @@ class Bucket:
             yield Shard(self.name, "padding", self.flat[gap], (self.partition.numel,), gap)
 
 
+def take(
+    full: Mapping[tuple[str, str], torch.Tensor], pieces: Sequence[Piece], shard: torch.Tensor
+) -> None:
+    """Copy the owned slices of whole parameters into a shard."""
+    for piece in pieces:
+        whole = full[piece.name, "parameter"].reshape(-1)
+        shard[piece.inside] = whole[piece.start : piece.stop]
+
+
+def slices(pieces: Sequence[Piece], role: Role, shard: torch.Tensor) -> Iterator[Shard]:
+    """The pieces of a shard, as what they are of their parameters."""
+    for piece in pieces:
+        index = slice(piece.start, piece.stop)
+        yield Shard(piece.name, role, shard[piece.inside], piece.shape, index)
+
+
 def buckets_of(model: nn.Module, case: Case, group: dist.ProcessGroup) -> list[Bucket]:
     """A bucket for each of `parts_of`."""
     parts = parts_of(model, case)
-    return [Bucket(f"bucket{number}", part, group) for number, part in enumerate(parts)]
+    dtype = compute_dtype(case)
+    return [Bucket(f"bucket{number}", part, group, dtype) for number, part in enumerate(parts)]
 
 
 def parts_of(model: nn.Module, case: Case) -> list[Named]:

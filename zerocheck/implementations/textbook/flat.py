@@ -12,6 +12,8 @@ from ...compat import all_gather_single
 from ...contract import Shard
 from .partition import Partition, Piece, aligned
 from .reduction import Reduction
+from .bucket import slices, take
+from .master import Widened
 from .sharded_adamw import Owned
 
 
@@ -20,7 +22,9 @@ class FlatParameter:
 
     learns    whether they train, now or after they were unfrozen
 
-    shard     1-D, `partition.shard_size` elements: what this rank keeps
+    shard     1-D, `partition.shard_size` elements: what this rank keeps, and updates
+    copy      the same in the dtype of `full` in mixed precision, where `shard` has the masters;
+              else None
     gradient  the same for the reduced gradient, or None if the parameters are frozen for good
     full      1-D, `partition.numel` elements: the gathered parameters. Its storage has 0
               bytes while they are released.
@@ -37,21 +41,35 @@ class FlatParameter:
         group: dist.ProcessGroup,
         *,
         learns: bool,
+        dtype: torch.dtype | None = None,
+        gradients: torch.dtype | None = None,
     ) -> None:
+        """dtype: what is gathered in, beside masters; gradients: what they are reduced in. None:
+        the parameters' own."""
         self.name = name
         self.group = group
         self.parameters = [parameter for _, parameter in parameters]
         shapes = [(name, tuple(parameter.shape)) for name, parameter in parameters]
         first = self.parameters[0]
-        self.partition = Partition(shapes, group.size(), aligned(first.element_size()))
+        kept = dtype or first.dtype
+        self.partition = Partition(shapes, group.size(), aligned(kept.itemsize))
         self.mine = self.partition.shard(group.rank())
         self.pieces: list[Piece] = self.partition.pieces(group.rank())
-        self.full = torch.zeros(self.partition.numel, device=first.device, dtype=first.dtype)
+        self.full = torch.zeros(self.partition.numel, device=first.device, dtype=kept)
+        whole = {(name, "parameter"): parameter.detach() for name, parameter in parameters}
+        wide = first.dtype
         for parameter, view in zip(self.parameters, self._views(self.full), strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
         self.shard = self.full[self.mine].clone()
-        self.gradient = torch.zeros_like(self.shard) if learns else None
+        self.copy: torch.Tensor | None = None
+        if dtype is not None and learns:
+            self.copy, self.shard = self.shard, torch.zeros_like(self.shard, dtype=wide)
+            take(whole, self.pieces, self.shard)
+        self.gradient = torch.zeros_like(self.shard, dtype=gradients) if learns else None
+        self.widened = None
+        if self.gradient is not None:
+            self.widened = Widened(self.gradient, masters=dtype is not None)
         self.storage = self.full.untyped_storage()
         self._bytes = self.storage.nbytes()
         self._work: dist.Work | None = None
@@ -62,7 +80,8 @@ class FlatParameter:
         """Launch the all-gather, unless the parameters are there already or on their way."""
         if not self.gathered:
             self.storage.resize_(self._bytes)
-            self._work = all_gather_single(self.full, self.shard, self.group)
+            kept = self.shard if self.copy is None else self.copy
+            self._work = all_gather_single(self.full, kept, self.group)
             self.gathered = True
 
     def wait(self) -> None:
@@ -86,7 +105,7 @@ class FlatParameter:
         if self.gradient is None or not self.parameters[0].requires_grad:
             return
         reduction.make_room()
-        whole = self.shard.new_zeros(self.partition.numel)
+        whole = self.gradient.new_zeros(self.partition.numel)
         for parameter, view in zip(self.parameters, self._views(whole), strict=True):
             if parameter.grad is not None:
                 view.copy_(parameter.grad)
@@ -106,29 +125,35 @@ class FlatParameter:
 
     def owned(self) -> list[Owned]:
         """The pieces that this rank updates; none if the parameters are frozen."""
-        if self.gradient is None:
+        if self.widened is None:
             return []
         trains = self.parameters[0].requires_grad
         return [
-            Owned(piece, self.shard[piece.inside], self.gradient[piece.inside], trains)
+            Owned(piece, self.shard[piece.inside], self.widened.tensor[piece.inside], trains)
             for piece in self.pieces
         ]
 
+    def refresh(self) -> None:
+        """Round the masters, after they have changed, to what is gathered."""
+        if self.copy is not None:
+            self.copy.copy_(self.shard)
+
     def shards(self) -> Iterator[Shard]:
         """The owned slices of the parameters, and the padding."""
-        for piece in self.pieces:
-            index = slice(piece.start, piece.stop)
-            yield Shard(piece.name, "parameter", self.shard[piece.inside], piece.shape, index)
+        kept = self.shard
+        if self.copy is not None:
+            yield from slices(self.pieces, "master", self.shard)
+            kept = self.copy
+        yield from slices(self.pieces, "parameter", kept)
         start = self.mine.start
         for gap in self.partition.padding(start, self.mine.stop):
-            held = self.shard[gap.start - start : gap.stop - start]
+            held = kept[gap.start - start : gap.stop - start]
             yield Shard(self.name, "padding", held, (self.partition.numel,), gap)
 
     def restore(self, full: Mapping[tuple[str, str], torch.Tensor]) -> None:
         """Take the owned slices of whole parameters."""
-        for piece in self.pieces:
-            whole = full[piece.name, "parameter"].reshape(-1)
-            self.shard[piece.inside] = whole[piece.start : piece.stop]
+        take(full, self.pieces, self.shard)
+        self.refresh()
 
     def close(self) -> None:
         """Drop everything. The nn.Parameters become empty, since their memory is gone."""

@@ -15,13 +15,14 @@ from collections.abc import Collection, Iterator, Mapping
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.hooks import RemovableHandle
 
+from ...case.legs import lowered
 from ...case.schema import Case
 from ...compat import reduce_scatter_single
 from ...contract import Semantics, Shard, Step, StepReport
 from ...contract.implementation import EXTRAS
 from ...contract.layout import Layout
-from ..limits import fp32
 from ..meshes import every_rank, shard_group
 from ..traffic import textbook as traffic
 from ..traffic.writing import with_told
@@ -29,6 +30,14 @@ from .bucket import Bucket, buckets_of
 from .bytes import bucket_layout
 from .checkpoint.resumable import Resumable
 from .loss_scaling import LossScaler
+from .master import (
+    Widened,
+    cast_parameters,
+    gradient_dtype,
+    lowered_call,
+    refused,
+    semantics_of,
+)
 from .replicas import Replicas
 from .sharded_adamw import ShardedAdamW
 
@@ -50,37 +59,69 @@ class Zero1(Resumable):
     @classmethod
     def supports(cls, case: Case) -> str | None:
         """None, or the reason why this case cannot be run."""
-        return fp32(case)
+        return refused(case)
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
-        """What this rank holds and calls; exact for every case."""
+        """What this rank holds and calls; exact for every case in fp32."""
+        if lowered(case):
+            return None
         held = bucket_layout(model, case, rank, whole_gradients=True)
         return with_told(held, traffic.zero1(model, case), case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         self.model = model
+        self.called = lowered_call(model, case)
         self.case = case
+        self.semantics = semantics_of(self.semantics, case)
         self.group, self.everyone = shard_group(mesh), every_rank(mesh)
         self.replicas = Replicas(mesh)
         self.world_size = self.group.size()
         self.buckets = buckets_of(model, case, self.group)
+        cast_parameters(model, case)
+        self._hooks: list[RemovableHandle] = []
+        self.sums: dict[torch.Tensor, torch.Tensor] = {}
         self.gradients = [self._whole_gradients(bucket) for bucket in self.buckets]
+        self.widened = [
+            Widened(self._own(bucket, gradients), masters=lowered(case))
+            for bucket, gradients in zip(self.buckets, self.gradients, strict=True)
+        ]
         owned = [
             one
-            for bucket, gradients in zip(self.buckets, self.gradients, strict=True)
-            for one in bucket.pieces_owned(self._own(bucket, gradients))
+            for bucket, widened in zip(self.buckets, self.widened, strict=True)
+            for one in bucket.pieces_owned(widened.tensor)
         ]
+        for widened in self.widened:
+            widened.release()
         self.optimizer = ShardedAdamW(case, owned, self.group, mesh.device_type)
         self.scaler = LossScaler(case, self.group, mesh.device_type)
         self.reduced = False
 
     def _whole_gradients(self, bucket: Bucket) -> torch.Tensor:
-        """A flat buffer for the local gradients of a bucket; the backward adds into its views."""
-        gradients = torch.zeros_like(bucket.flat)
+        """A flat buffer for the local gradients of a bucket; the backward adds into its views.
+
+        Autograd has a gradient in the dtype of its parameter: what is summed in another one is
+        added when it is there.
+        """
+        dtype = gradient_dtype(self.case, bucket.flat)
+        gradients = torch.zeros_like(bucket.flat, dtype=dtype)
         for parameter, view in zip(bucket.parameters, bucket.views(gradients), strict=True):
-            parameter.grad = view
+            if dtype == parameter.dtype:
+                parameter.grad = view
+            else:
+                self.sums[parameter] = view
+                if parameter.requires_grad:
+                    self._listen(parameter)
         return gradients
+
+    def _listen(self, parameter: nn.Parameter) -> None:
+        """Add the gradients of the parameter to the sum in another dtype, as they are complete."""
+        hook = parameter.register_post_accumulate_grad_hook(self._add)  # type: ignore[no-untyped-call]
+        self._hooks.append(hook)
+
+    def _add(self, parameter: torch.Tensor) -> None:
+        self.sums[parameter].add_(parameter.grad)  # type: ignore[arg-type]
+        parameter.grad = None
 
     def _own(self, bucket: Bucket, gradients: torch.Tensor) -> torch.Tensor:
         """This rank's shard of a flat gradient buffer."""
@@ -93,7 +134,7 @@ class Zero1(Resumable):
             gradients.zero_()
         scale = self.scaler.scale
         for microbatch in step.microbatches:
-            loss = microbatch.loss(self.model)
+            loss = microbatch.loss(self.called)
             if loss.requires_grad:
                 loss = self.scaler.objective(loss, microbatch, len(step.microbatches))
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -107,13 +148,17 @@ class Zero1(Resumable):
             step.reached("clipped")
         if not self.scaler.overflow:
             self.optimizer.step(step.lr)
+        for widened in self.widened:
+            widened.release()
         self._publish()
         self.scaler.update()
         return StepReport(grad_norm=norm, skipped=self.scaler.overflow, loss_scale=scale)
 
     def _unfreeze(self, names: Collection[str]) -> None:
         for bucket in self.buckets:
-            bucket.unfreeze(names)
+            for number in bucket.unfreeze(names):
+                if bucket.parameters[number] in self.sums:
+                    self._listen(bucket.parameters[number])
         self.optimizer.unfreeze(names)
 
     def _reduce(self) -> None:
@@ -130,6 +175,8 @@ class Zero1(Resumable):
                 work.wait()
             mine.div_(self.world_size)
         self.replicas.average(mine for _, mine in launched)
+        for widened in self.widened:
+            widened.widen()
         self.reduced = True
 
     def _publish(self) -> None:
@@ -146,6 +193,8 @@ class Zero1(Resumable):
         """Whole parameters and buffers; slices of gradient and moments; padding."""
         for name, parameter in self.model.named_parameters():
             yield Shard(name, "parameter", parameter.detach(), tuple(parameter.shape))
+        for bucket in self.buckets:
+            yield from bucket.masters()
         if self.reduced:
             yield from self.optimizer.gradients()
         yield from self.optimizer.shards()
@@ -158,15 +207,22 @@ class Zero1(Resumable):
         """Start in mid-training from whole tensors. The shards are views of the parameters."""
         for name, parameter in self.model.named_parameters():
             parameter.detach().copy_(full[name, "parameter"])
+        for bucket in self.buckets:
+            bucket.restore(full)
         self.optimizer.restore(full)
 
     def close(self) -> None:
         """Drop gradients, moments and the flat buffers."""
         self.end_saving()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self.sums.clear()
         self.optimizer.close()
         for bucket in self.buckets:
             for parameter in bucket.parameters:
                 parameter.grad = None
         self.buckets.clear()
         self.gradients.clear()
-        del self.model
+        self.widened.clear()
+        del self.model, self.called

@@ -19,11 +19,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.hooks import RemovableHandle
 
+from ...case.legs import lowered
 from ...case.schema import Case
 from ...contract import Semantics, Shard, Step, StepReport
 from ...contract.implementation import EXTRAS
 from ...contract.layout import Layout
-from ..limits import fp32
 from ..meshes import every_rank, shard_group
 from ..traffic import textbook as traffic
 from ..traffic.writing import with_told
@@ -31,6 +31,14 @@ from .bucket import Bucket, buckets_of
 from .bytes import bucket_layout
 from .checkpoint.resumable import Resumable
 from .loss_scaling import LossScaler
+from .master import (
+    Widened,
+    cast_parameters,
+    gradient_dtype,
+    lowered_call,
+    refused,
+    semantics_of,
+)
 from .reduction import Reduction
 from .replicas import Replicas
 from .sharded_adamw import ShardedAdamW
@@ -43,9 +51,10 @@ class GradientBucket:
     missing  parameters whose gradient has not arrived in this backward
     """
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: Bucket, dtype: torch.dtype | None = None) -> None:
+        """dtype: of the gradients; None: that of the bucket."""
         self.bucket = bucket
-        self.shard = torch.zeros_like(bucket.shard)
+        self.shard = torch.zeros_like(bucket.own, dtype=dtype)
         self.missing = len(bucket.parameters)
         self._whole: torch.Tensor | None = None
 
@@ -67,7 +76,7 @@ class GradientBucket:
 
     def _buffer(self) -> torch.Tensor:
         if self._whole is None:
-            self._whole = torch.zeros_like(self.bucket.flat)
+            self._whole = torch.zeros_like(self.bucket.flat, dtype=self.shard.dtype)
         return self._whole
 
 
@@ -89,28 +98,38 @@ class Zero2(Resumable):
     @classmethod
     def supports(cls, case: Case) -> str | None:
         """None, or the reason why this case cannot be run."""
-        return fp32(case)
+        return refused(case)
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
-        """What this rank holds and calls; exact for every case."""
+        """What this rank holds and calls; exact for every case in fp32."""
+        if lowered(case):
+            return None
         held = bucket_layout(model, case, rank, whole_gradients=False)
         return with_told(held, traffic.zero2(model, case), case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         self.model = model
+        self.called = lowered_call(model, case)
         self.case = case
+        self.semantics = semantics_of(self.semantics, case)
         self.group, self.everyone = shard_group(mesh), every_rank(mesh)
         self.replicas = Replicas(mesh)
         if mesh.ndim > 1:
             self.semantics = replace(self.semantics, accumulate="reduce_shards")
         self.buckets = buckets_of(model, case, self.group)
-        self.gradients = [GradientBucket(bucket) for bucket in self.buckets]
+        cast_parameters(model, case)
+        self.gradients = [
+            GradientBucket(bucket, gradient_dtype(case, bucket.flat)) for bucket in self.buckets
+        ]
+        self.widened = [Widened(one.shard, masters=lowered(case)) for one in self.gradients]
         owned = [
             one
-            for gradient in self.gradients
-            for one in gradient.bucket.pieces_owned(gradient.shard)
+            for bucket, widened in zip(self.buckets, self.widened, strict=True)
+            for one in bucket.pieces_owned(widened.tensor)
         ]
+        for widened in self.widened:
+            widened.release()
         self.optimizer = ShardedAdamW(case, owned, self.group, mesh.device_type)
         self.reduction = Reduction(self.group)
         self.scaler = LossScaler(case, self.group, mesh.device_type)
@@ -142,12 +161,14 @@ class Zero2(Resumable):
             gradient.shard.zero_()
         scale = self.scaler.scale
         for microbatch in step.microbatches:
-            loss = microbatch.loss(self.model)
+            loss = microbatch.loss(self.called)
             if loss.requires_grad:
                 loss = self.scaler.objective(loss, microbatch, len(step.microbatches))
                 loss.backward()  # type: ignore[no-untyped-call]
             self._flush()
         self.replicas.average(gradient.shard for gradient in self.gradients)
+        for widened in self.widened:
+            widened.widen()
         self.reduced = True
         self.scaler.unscale(one.gradient for one in self.optimizer.owned)
         step.reached("reduced")
@@ -158,6 +179,8 @@ class Zero2(Resumable):
             step.reached("clipped")
         if not self.scaler.overflow:
             self.optimizer.step(step.lr)
+        for widened in self.widened:
+            widened.release()
         self._publish()
         self.scaler.update()
         return StepReport(grad_norm=norm, skipped=self.scaler.overflow, loss_scale=scale)
@@ -196,6 +219,8 @@ class Zero2(Resumable):
         """Whole parameters and buffers; slices of gradient and moments; padding."""
         for name, parameter in self.model.named_parameters():
             yield Shard(name, "parameter", parameter.detach(), tuple(parameter.shape))
+        for bucket in self.buckets:
+            yield from bucket.masters()
         if self.reduced:
             yield from self.optimizer.gradients()
         yield from self.optimizer.shards()
@@ -208,6 +233,8 @@ class Zero2(Resumable):
         """Start in mid-training from whole tensors. The shards are views of the parameters."""
         for name, parameter in self.model.named_parameters():
             parameter.detach().copy_(full[name, "parameter"])
+        for bucket in self.buckets:
+            bucket.restore(full)
         self.optimizer.restore(full)
 
     def close(self) -> None:
@@ -223,4 +250,5 @@ class Zero2(Resumable):
                 parameter.grad = None
         self.buckets.clear()
         self.gradients.clear()
-        del self.model
+        self.widened.clear()
+        del self.model, self.called

@@ -29,12 +29,13 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_leaves
 
+from ...case.legs import lowered
 from ...case.schema import Case
 from ...case.shapes import unfrozen
 from ...contract import Semantics, Shard, Step, StepReport
 from ...contract.implementation import EXTRAS
 from ...contract.layout import Layout
-from ..limits import fp32, same_units
+from ..limits import same_units
 from ..meshes import every_rank, shard_group
 from ..traffic import zero3 as traffic
 from ..traffic.writing import with_told
@@ -44,6 +45,14 @@ from .bytes import zero3_layout
 from .checkpoint.resumable import Resumable
 from .flat import FlatParameter
 from .loss_scaling import LossScaler
+from .master import (
+    Widened,
+    compute_dtype,
+    gradient_dtype,
+    lowered_call,
+    refused,
+    semantics_of,
+)
 from .reduction import Reduction
 from .replicas import Replicas
 from .sharded_adamw import ShardedAdamW
@@ -123,18 +132,22 @@ class Zero3(Resumable):
     @classmethod
     def supports(cls, case: Case) -> str | None:
         """None, or the reason why this case cannot be run."""
-        return fp32(case) or same_units(case)
+        return refused(case) or same_units(case)
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
-        """What this rank holds and calls; exact for every case."""
+        """What this rank holds and calls; exact for every case in fp32."""
+        if lowered(case):
+            return None
         modules = unit_modules(model, case.sharding)
         held = zero3_layout(model, case, rank, modules, unit_parts(model, case, modules))
         return with_told(held, traffic.zero3(model, case), case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         self.model = model
+        self.called = lowered_call(model, case)
         self.case = case
+        self.semantics = semantics_of(self.semantics, case)
         self.group, self.everyone = shard_group(mesh), every_rank(mesh)
         self.replicas = Replicas(mesh)
         if mesh.ndim > 1:
@@ -143,6 +156,8 @@ class Zero3(Resumable):
         self.units, self.root = self._make_units(modules)
         self.flats = [flat for unit in (*self.units, self.root) for flat in unit.flats]
         owned = [one for flat in self.flats for one in flat.owned()]
+        for widened in self._widened():
+            widened.release()
         self.optimizer = ShardedAdamW(case, owned, self.group, mesh.device_type)
         self.scaler = LossScaler(case, self.group, mesh.device_type)
         self.reduction = Reduction(self.group)
@@ -162,10 +177,20 @@ class Zero3(Resumable):
     def _make_units(self, modules: list[nn.Module]) -> tuple[list[Unit], Unit]:
         """A unit for each module, and the root unit for the rest. Shards the parameters."""
         *units, root = [
-            Unit(FlatParameter(p.name, p.named, self.group, learns=p.learns) for p in parts)
+            Unit(self._flat(part) for part in parts)
             for parts in unit_parts(self.model, self.case, modules)
         ]
         return units, root
+
+    def _flat(self, part: Part) -> FlatParameter:
+        return FlatParameter(
+            part.name,
+            part.named,
+            self.group,
+            learns=part.learns,
+            dtype=compute_dtype(self.case),
+            gradients=gradient_dtype(self.case, part.named[0][1]),
+        )
 
     def train_step(self, step: Step) -> StepReport:
         """Forward and backward with all collectives inside, clip, update of the shard."""
@@ -176,12 +201,14 @@ class Zero3(Resumable):
         scale = self.scaler.scale
         for microbatch in step.microbatches:
             self._start()
-            loss = microbatch.loss(self.model)
+            loss = microbatch.loss(self.called)
             if loss.requires_grad:
                 loss = self.scaler.objective(loss, microbatch, len(step.microbatches))
                 self._backward(loss)
             self._finish()
         self.replicas.average(one for flat in self.flats for one in flat.reduced())
+        for widened in self._widened():
+            widened.widen()
         self.reduced = True
         self.scaler.unscale(one.gradient for one in self.optimizer.owned)
         step.reached("reduced")
@@ -192,8 +219,20 @@ class Zero3(Resumable):
             step.reached("clipped")
         if not self.scaler.overflow:
             self.optimizer.step(step.lr)
+        for widened in self._widened():
+            widened.release()
+        self._publish()
         self.scaler.update()
         return StepReport(grad_norm=norm, skipped=self.scaler.overflow, loss_scale=scale)
+
+    def _widened(self) -> list[Widened]:
+        """The gradients as AdamW takes them."""
+        return [flat.widened for flat in self.flats if flat.widened is not None]
+
+    def _publish(self) -> None:
+        """Round the masters to what is gathered, in mixed precision."""
+        for flat in self.flats:
+            flat.refresh()
 
     def _unfreeze(self, names: Collection[str]) -> None:
         """Let these parameters train from now on."""
@@ -348,7 +387,7 @@ class Zero3(Resumable):
         self._calls, self._expected, self._open = [], [], []
         self.units.clear()
         self.flats.clear()
-        del self.root, self.model
+        del self.root, self.model, self.called
 
 
 def _hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:

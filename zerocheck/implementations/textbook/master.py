@@ -1,0 +1,108 @@
+"""Mixed precision as in section 3.1 of the ZeRO paper: 2 + 2 + 12 bytes per parameter.
+
+    compute     parameters and gradients in bf16 (or fp16)       2 + 2
+    AdamW       an fp32 master of each parameter, two moments    4 + 8
+
+The 12 are what is partitioned first. Forward and backward see the narrow parameters alone. AdamW
+updates the master, from a gradient that is widened for as long as it takes, and each narrow
+parameter is its master, rounded. With `precision.reduce` "fp32" gradients are summed and reduced in
+fp32, which makes it 2 + 4 + 12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...case.legs import lowered
+from ...case.schema import Case
+from ...contract import Semantics
+from ..casting import DTYPES, computing
+from ..limits import norms_cast, one_precision
+
+
+def refused(case: Case) -> str | None:
+    """None, or why a case of mixed precision cannot be run."""
+    reason = one_precision(case) or norms_cast(case)
+    if reason is not None or not lowered(case):
+        return reason
+    compute, reduce = case.precision.compute, case.precision.reduce
+    if compute == "fp32" or reduce not in ("fp32", compute):
+        return (
+            "keeps narrow gradients beside narrow parameters only, of one dtype; precision is "
+            f"{compute} in compute and {reduce} in reduction"
+        )
+    return None
+
+
+def semantics_of(semantics: Semantics, case: Case) -> Semantics:
+    """What a stage means by a step in the precision of the case."""
+    if not lowered(case):
+        return semantics
+    words: Any = {"summed": case.precision.reduce, "reduce": case.precision.reduce}
+    return replace(computing(semantics, case), master="fp32", **words)
+
+
+def compute_dtype(case: Case) -> torch.dtype | None:
+    """What parameters are kept in beside their masters; None: as they are, without masters."""
+    return DTYPES[case.precision.compute] if lowered(case) else None
+
+
+def gradient_dtype(case: Case, parameter: torch.Tensor) -> torch.dtype:
+    """What the gradients of a parameter are kept, summed and reduced in."""
+    return DTYPES[case.precision.reduce] if lowered(case) else parameter.dtype
+
+
+def cast_parameters(model: nn.Module, case: Case) -> None:
+    """Have all parameters in the dtype of compute. Masters are made before this."""
+    dtype = compute_dtype(case)
+    if dtype is not None:
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(dtype)
+
+
+def lowered_call(model: nn.Module, case: Case) -> Callable[..., torch.Tensor]:
+    """The model, or a call of it with floating inputs cast to the dtype of compute."""
+    dtype = compute_dtype(case)
+    if dtype is None:
+        return model
+
+    def call(*inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = model(
+            *(one.to(dtype) if one.is_floating_point() else one for one in inputs)
+        )
+        return outputs
+
+    return call
+
+
+class Widened:
+    """The gradient of a shard as AdamW takes it: the narrow one in fp32, while it is needed.
+
+    tensor    1-D, as many elements as the shard; the shard itself where nothing is widened. Else
+              its storage has 0 bytes but from `widen` to `release`, which comes first once all
+              views of it are made.
+    """
+
+    def __init__(self, narrow: torch.Tensor, *, masters: bool) -> None:
+        """masters: AdamW updates fp32 masters, and not parameters of the gradient's dtype."""
+        self.narrow = narrow
+        self.tensor = narrow
+        if masters and narrow.dtype != torch.float32:
+            self.tensor = torch.zeros_like(narrow, dtype=torch.float32)
+            self._bytes = self.tensor.untyped_storage().nbytes()
+
+    def widen(self) -> None:
+        """Give it its memory and its values."""
+        if self.tensor is not self.narrow:
+            self.tensor.untyped_storage().resize_(self._bytes)
+            self.tensor.copy_(self.narrow)
+
+    def release(self) -> None:
+        """Give its memory back."""
+        if self.tensor is not self.narrow:
+            self.tensor.untyped_storage().resize_(0)
