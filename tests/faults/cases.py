@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from slices import sliced
 
 from zerocheck.case.drawing import draw
-from zerocheck.case.features import features
+from zerocheck.case.features import OF_PRECISION, features
 from zerocheck.case.features import features as names
 from zerocheck.case.resuming import draw_resumed
 from zerocheck.case.schema import Case
@@ -100,7 +100,9 @@ def resumed(world_size: int, features: tuple[str, ...], without: tuple[str, ...]
     return [
         case
         for case, names_ in has
-        if not names_ & set(without) and (tried or not names_ & set(_TRIED))
+        if not names_ & set(without)
+        and (tried or not names_ & set(_TRIED))
+        and (not OF_PRECISION.isdisjoint(features) or names_.isdisjoint(OF_PRECISION))
     ]
 
 
@@ -129,6 +131,7 @@ def cases_for(fault: Fault) -> Iterator[Case]:
         yield from resumed(fault.world, fault.features, fault.without)[:MOST]
         return
     two_axes = "two-axes" in fault.features
+    lowered = not OF_PRECISION.isdisjoint(fault.features)
     queues = [
         (
             case
@@ -141,6 +144,7 @@ def cases_for(fault: Fault) -> Iterator[Case]:
             )
             if set(fault.features) <= has
             and not has & set(fault.without)
+            and (lowered or has.isdisjoint(OF_PRECISION))
             and not _has_known_issue(fault, case)
         )
         for size in (fault.world, fault.world + (2 if two_axes else 1))

@@ -18,6 +18,7 @@ import msgspec
 
 from .engine_options import drawn as drawn_engine_options
 from .hosts import drawn as drawn_hosts
+from .precision import drawn as drawn_precision
 from .schema import (
     Block,
     Case,
@@ -26,6 +27,7 @@ from .schema import (
     Group,
     Model,
     Optimizer,
+    Precision,
     Sharding,
     Start,
     SyncKind,
@@ -112,7 +114,7 @@ class Choices:
         data = self.data()
         model = self.model(data, prod(mesh))
         seed = self.field("seed", lambda: self._choose(100) + 100 * self._choose(100))
-        return Case(
+        case = Case(
             mesh=mesh,
             hosts=self.field("hosts", lambda: drawn_hosts(seed, prod(mesh))),
             seed=seed,
@@ -122,9 +124,9 @@ class Choices:
             start=self.start(model),
             training=self.training(data, model),
             sharding=self.sharding(seed, mesh),
-            precision=_section("precision", self._fixed),
             disturbance=Disturbance(delay=self.option("disturbance.delay", (0.0,) * 24 + (2.0,))),
         )
+        return msgspec.structs.replace(case, precision=self.precision(case))
 
     def data(self) -> Data:
         if self._user is not None:
@@ -377,6 +379,14 @@ class Choices:
             static_graph=self.flag("sharding.static_graph", 15),
             optimizer_first=self.flag("sharding.optimizer_first", 6),
             **self.engine_options(seed),
+        )
+
+    def precision(self, case: Case) -> Precision:
+        """By the seed too: see precision.py."""
+        drawn = drawn_precision(case.seed, case.model, case.training)
+        return Precision(
+            compute=self._fixed.get("precision.compute", drawn.compute),
+            reduce=self._fixed.get("precision.reduce", drawn.reduce),
         )
 
     def engine_options(self, seed: int) -> dict[str, Any]:

@@ -13,7 +13,14 @@ import msgspec
 from ..case import engine_options
 from ..case.covering import Pairs, candidates
 from ..case.drawing import draw
-from ..case.features import FEATURES, OF_RESUME, OF_STEPS, ON_TWO_AXES, features
+from ..case.features import (
+    FEATURES,
+    OF_PRECISION,
+    OF_RESUME,
+    OF_STEPS,
+    ON_TWO_AXES,
+    features,
+)
 from ..case.legs import legs_of
 from ..case.resuming import Harm, draw_resumed
 from ..case.schema import Case, Mesh
@@ -199,8 +206,13 @@ class Plan:
             fixed["hosts"] = self._options.hosts
         if not described.restores:
             fixed["start"] = {**_mapping(fixed.get("start")), "step": 0, "moments": "zero"}
+        if "precision" in described.lacks and OF_PRECISION.isdisjoint(self._options.features):
+            own = _mapping(fixed.get("precision"))
+            fixed["precision"] = {"compute": "fp32", "reduce": "fp32", **own}
         if described.lacks and not self._options.features:  # who asks for them is told why not
-            without = dict.fromkeys(name for name in described.lacks if name != "two_axes")
+            without = dict.fromkeys(
+                name for name in described.lacks if name not in ("two_axes", "precision")
+            )
             if "loss_scale" in without:
                 without["overflow"] = None
             fixed["training"] = {**without, **_mapping(fixed.get("training"))}

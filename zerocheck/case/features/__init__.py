@@ -39,6 +39,9 @@ OF_STEPS = tuple(name for name, row in FEATURES.items() if row.dimension != "res
 ON_TWO_AXES = frozenset(("two-axes", "one-replica", "one-shard", "sync-shards"))
 """Names of those that no mesh of one axis has."""
 
+OF_PRECISION = frozenset(("compute-bf16", "compute-fp16", "reduce-narrow", "reduce-wide"))
+"""Names of those that no case in fp32 has."""
+
 OF_RESUME = tuple(name for name, row in FEATURES.items() if row.dimension == "resume")
 """Names of those that only cases with checkpoints have."""
 
@@ -86,6 +89,7 @@ __all__ = [
     "BASIC",
     "FEATURES",
     "GROUPS",
+    "OF_PRECISION",
     "OF_RESUME",
     "OF_STEPS",
     "ON_TWO_AXES",

@@ -8,7 +8,7 @@ from torch import nn
 
 from ...case.legs import two_axes
 from ...case.schema import Case, Model, Sharding
-from ...case.shapes import sometimes_used, uncalled, unfrozen
+from ...case.shapes import call_order, sometimes_used, uncalled, unfrozen
 from ...compat import size_based_units
 from ...contract.groups import group_of
 from ..limits import bf16_only, norms_cast, one_precision, same_units
@@ -25,7 +25,7 @@ def wrapped_units(model: nn.Module, sharding: Sharding) -> list[nn.Module]:
 def refusal(case: Case) -> str | None:
     """None, or why FSDP1 cannot run the case: what torch refuses, or documents as wrong use."""
     reason = one_precision(case) or bf16_only(case) or norms_cast(case)
-    reason = reason or same_units(case) or _on_two_axes(case)
+    reason = reason or _summed_by_call(case) or same_units(case) or _on_two_axes(case)
     if reason is not None:
         return reason
     sharding = case.sharding
@@ -67,6 +67,23 @@ def refusal(case: Case) -> str | None:
                 "the parameter groups of the case split a flat parameter "
                 "(sharding.use_orig_params is false)"
             )
+    return None
+
+
+def _summed_by_call(case: Case) -> str | None:
+    """None, or why the judge cannot follow the sum of microbatches.
+
+    Where the dtype of a flat parameter changes between calls of its unit, each call gets an autograd
+    node of its own that adds to the gradient. Those of one microbatch give the sum that they give
+    together, but added to that of the microbatch before, each call is rounded by itself.
+    """
+    calls = call_order(case.model)
+    several = case.training.microbatches > 1 and len(set(calls)) < len(calls)
+    if case.precision.compute != "fp32" and several:
+        return (
+            "FSDP1 in mixed precision adds the gradients of a module that is called twice one after "
+            "the other to those of earlier microbatches: their sum alone is known"
+        )
     return None
 
 

@@ -133,8 +133,11 @@ def summed(
     *,
     given: torch.Tensor | None = None,
     exactly_given: bool = False,
+    added_in: Format | None = None,
 ) -> Enclosing:
     """A sum of other terms: roundings of their additions, and of the divisions: 4.
+
+    added_in: the format of these, None for the one in which gradients are added.
 
     given: other local gradients than those of the evidence; exactly_given: `terms` takes them in
     their own dtype.
@@ -150,7 +153,10 @@ def summed(
         def enclosure(exact: torch.Tensor, absolute: torch.Tensor, format: Format) -> Enclosure:
             return bounds.gradient(exact, absolute, roundings, format)
 
-        exact, bound = evidence.formats.at(positions).enclose(
+        formats = evidence.formats
+        if added_in is not None:
+            formats = Formats(((added_in, None),), evidence.layout.size)
+        exact, bound = formats.at(positions).enclose(
             enclosure, flat.sum(0) / divisor, flat.abs().sum(0) / divisor
         )
         noise = evidence.noise

@@ -15,6 +15,7 @@ from ..bounds import Enclosure
 from ..compare import exactly
 from ..local import Scale
 from ..pieces import Enclosing, Positions, some, split
+from ..precision import declared
 from . import hosts, placement, ranks, replicas, rounded
 from .evidence import (
     Candidate,
@@ -61,6 +62,8 @@ def causes(evidence: Evidence) -> Causes:
         found = [c for c in placement.shifted(evidence, wrong) if explains(c, evidence, wrong)]
     if not found:
         found = [c for c in rounded.candidates(evidence) if explains(c, evidence, wrong)]
+    if not found and declared(evidence.semantics):
+        found = [c for c in rounded.reductions(evidence) if explains(c, evidence, wrong)][:1]
     if not found:
         mixed = ranks.raced(evidence, wrong) or ranks.left_out(evidence, wrong)
         if mixed is not None:

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from ..bounds import Format
 from .evidence import Candidate, Evidence, Terms, everything, summed
 
 NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -14,6 +15,8 @@ NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 def candidates(evidence: Evidence) -> Iterator[Candidate]:
     """What every rank gives is rounded: each microbatch or their sum, divided before or after.
+
+    Or each rank's sum of microbatches is taken in that format.
 
     The local gradients are known bit for bit, and so is what they are rounded to; only the sum over
     ranks is enclosed, as it is for a right gradient.
@@ -33,6 +36,37 @@ def candidates(evidence: Evidence) -> Iterator[Candidate]:
                     f"the gradients{words} were rounded to {name} before they were reduced",
                     [summed(evidence, sent, divisor, exactly_given=True)],
                 )
+        if count > 1:
+            yield Candidate(
+                f"accumulated in {name}",
+                f"each rank summed its microbatches in {name}",
+                [summed(evidence, partial(_added, dtype), evidence.divisor, exactly_given=True)],
+            )
+
+
+def reductions(evidence: Evidence) -> Iterator[Candidate]:
+    """The sum over ranks was taken in a narrower format, which is enclosed: it explains much, so it
+    is asked for where no other candidate explains anything."""
+    given = evidence.formats.parts[0][0]
+    for name, dtype in NARROW.items():
+        format = Format.of(dtype)
+        if format.u > given.u:
+            yield Candidate(
+                f"reduced in {name}",
+                f"the gradients were summed over ranks in {name}",
+                [summed(evidence, partial(_cast, dtype), evidence.divisor, added_in=format)],
+            )
+
+
+def _cast(dtype: torch.dtype, local: torch.Tensor) -> torch.Tensor:
+    return local.to(dtype)
+
+
+def _added(dtype: torch.dtype, local: torch.Tensor) -> torch.Tensor:
+    total = local[:, 0].to(dtype)
+    for number in range(1, local.shape[1]):
+        total += local[:, number].to(dtype)
+    return total.unsqueeze(1)
 
 
 def _in_all(local: torch.Tensor) -> torch.Tensor:

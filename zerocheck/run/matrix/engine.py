@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 from msgspec.structs import replace
 
+from ...case.features import OF_PRECISION
 from ...drive.observation import Described
 from ...faults.catalogue import Fault
 from ...judge.local import as_on_a_rank
@@ -112,7 +113,10 @@ class _Matrix:
     def _plan(self, fault: Fault) -> Plan:
         ask = partial(refusals, self.ranks)
         where = fault.where
-        return Plan(self.options.run(fault), {where: self.described(where)}, ask, self.drawn)
+        described = self.described(where)
+        if OF_PRECISION.isdisjoint(fault.features):  # few faults are written for another dtype
+            described = replace(described, lacks=(*described.lacks, "precision"))
+        return Plan(self.options.run(fault), {where: described}, ask, self.drawn)
 
     def _fixed(self, where: str) -> dict[str, object]:
         return dict(self.described(where).fixed)

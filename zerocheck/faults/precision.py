@@ -1,0 +1,145 @@
+"""Faults that only mixed precision shows: masters, their copies, and dtypes that were declared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from ..implementations.textbook.bucket import Bucket
+from ..implementations.textbook.checkpoint.chunk import Chunk
+from ..implementations.textbook.sharded_adamw import MOMENTS, ShardedAdamW
+from ..implementations.textbook.zero1 import Zero1
+from ..implementations.textbook.zero3 import Zero3
+from .parts import WithOptimizer
+
+
+class MasterRounded(Zero1):
+    """The masters are rounded with the parameters, so that small updates are lost (HF accelerate
+    #2674, #3979). Flagged: update, rounded to bf16.
+    """
+
+    def _publish(self) -> None:
+        for bucket in self.buckets:
+            bucket.shard.copy_(bucket.shard.to(bucket.flat.dtype))
+        super()._publish()
+
+
+class CopyNotRefreshed(Zero3):
+    """The narrow parameters are not made anew from their masters (DS PR#4141).
+
+    Flagged: publish, copies of the previous step.
+    """
+
+    def _publish(self) -> None:
+        """Nothing."""
+
+
+class StaleCopyOnOneRank(Zero1):
+    """One rank sends its parameters before they were rounded from the updated masters.
+
+    Flagged: publish, copies of the previous step.
+    """
+
+    def _publish(self) -> None:
+        if self.group.rank() != 0:
+            super()._publish()
+            return
+        for bucket in self.buckets:
+            masters = bucket.shard
+            bucket.shard = bucket.own  # as if there were none
+            work = bucket.publish()
+            bucket.shard = masters
+            if work is not None:
+                work.wait()
+
+
+class _OnCopies(ShardedAdamW):
+    buckets: Sequence[Bucket] = ()
+
+    def step(self, rates: Sequence[float]) -> None:
+        before = [bucket.shard.clone() for bucket in self.buckets]
+        super().step(rates)
+        for bucket, masters in zip(self.buckets, before, strict=True):
+            bucket.own.add_(bucket.shard - masters)  # what AdamW takes away
+            bucket.shard.copy_(masters)
+
+
+class UpdateOnCopy(WithOptimizer):
+    """The update goes to the narrow parameters, and the masters stay as they are (DS PR#5170).
+
+    Flagged: update, never updated.
+    """
+
+    kind = _OnCopies
+
+    def _publish(self) -> None:
+        """The copies have the update; they are sent without their masters."""
+        assert isinstance(self.optimizer, _OnCopies)
+        for bucket in self.buckets:
+            masters, bucket.shard = bucket.shard, bucket.own
+            work = bucket.publish()
+            bucket.shard = masters
+            if work is not None:
+                work.wait()
+
+    def _reduce(self) -> None:
+        assert isinstance(self.optimizer, _OnCopies)
+        self.optimizer.buckets = self.buckets
+        super()._reduce()
+
+
+class AccumulatedInBf16(Zero1):
+    """Microbatches are summed in the dtype of compute, though the sum is declared to be in fp32
+    (as FSDP1 does under no_sync). Flagged: gradient, accumulated in bf16.
+    """
+
+    def _add(self, parameter: torch.Tensor) -> None:
+        view = self.sums[parameter]
+        assert parameter.grad is not None
+        view.copy_((view.to(parameter.dtype) + parameter.grad).to(view.dtype))
+        parameter.grad = None
+
+
+class ReducedNarrow(Zero1):
+    """What is summed in fp32 is rounded before it is reduced, though fp32 is declared for the
+    reduction too. Flagged: gradient, reduced in bf16.
+    """
+
+    def _reduce(self) -> None:
+        for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
+            gradients.copy_(gradients.to(bucket.flat.dtype))
+        super()._reduce()
+
+
+class _InBf16(ShardedAdamW):
+    def step(self, rates: Sequence[float]) -> None:
+        super().step(rates)
+        for state in self.optimizer.state.values():
+            for role in MOMENTS:
+                if role in state:
+                    state[role].copy_(state[role].bfloat16())
+
+
+class MomentsInBf16(WithOptimizer):
+    """The moments are kept in the dtype of compute, and only the master in fp32.
+
+    Flagged: update, rounded to bf16.
+    """
+
+    kind = _InBf16
+
+
+class SavesTheCopies(Zero1):
+    """A checkpoint has the narrow parameters, and their masters are lost (PT #104770).
+
+    Flagged: roundtrip, rounded to bf16.
+    """
+
+    def written(self) -> Iterator[Chunk]:
+        narrow = self.buckets[0].flat.dtype if self.buckets else torch.float32
+        for chunk in super().written():
+            if chunk.key.startswith("model."):
+                chunk = replace(chunk, tensor=chunk.tensor.to(narrow).to(chunk.tensor.dtype))
+            yield chunk
