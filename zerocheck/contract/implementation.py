@@ -160,7 +160,7 @@ class Implementation:
     """What else `train_step` does where the case asks for it: "loss_scale" (multiplies losses by a
     scale that begins with `training.loss_scale`, and skips steps that overflow), "unfreeze" (obeys
     `Step.unfreeze`), "two_axes" (replicates over the first axis of a mesh of two, and shards over
-    the second), "precision" (computes and reduces in the dtypes of `case.precision`, and declares how
+    the second), "precision" (computes and reduces in the dtypes of `case.precision`, and says how
     in its `semantics`). Without it, such cases are unsupported and are not drawn."""
 
     keeps: ClassVar[Collection[str]] = ()

@@ -120,9 +120,9 @@ class ForwardProbe:
             )
             if passed and after is not before:
                 self.passed_through.add(name)
-            if isinstance(after, torch.Tensor) and isinstance(before, torch.Tensor):
-                if after.dtype != before.dtype:
-                    self.cast.add(name)
+            dtypes = {one.dtype for one in (before, after) if isinstance(one, torch.Tensor)}
+            if len(dtypes) > 1:
+                self.cast.add(name)
         for attribute, parameter in self._parameters[module].items():
             tensor = getattr(module, attribute, None)
             if tensor is not None and type(tensor) in _PLAIN:

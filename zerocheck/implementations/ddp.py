@@ -30,7 +30,6 @@ from .sync import accumulation, synchronized
 from .traffic import ddp as traffic
 from .traffic.writing import with_told
 
-
 # Of norms under autocast: their weights stay fp32.
 warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
 

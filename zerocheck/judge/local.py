@@ -24,7 +24,7 @@ from ..drive.poison import deterministic
 from ..models.batches import batch, loss_of, overflows, weight
 from . import vectors
 from .layout import Layout
-from .precision import Computing
+from .precision import OWN, Computing
 
 Scale = Callable[[torch.Tensor], torch.Tensor]
 
@@ -62,7 +62,7 @@ class LocalRunner:
         case: Case,
         layout: Layout,
         device: torch.device | None = None,
-        computing: Computing = Computing(),
+        computing: Computing = OWN,
     ) -> None:
         """device: of the kind that the ranks ran on, whose kernels decide bits; None for the CPU.
         The model is moved there, and its parameters are cast if `computing` says so: to load them

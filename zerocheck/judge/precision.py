@@ -51,6 +51,9 @@ class Computing(NamedTuple):
         return None if self.autocast else self.dtype
 
 
+OWN = Computing()
+"""All in the dtype of each parameter."""
+
 Path = tuple[tuple[int, Format], ...]
 
 

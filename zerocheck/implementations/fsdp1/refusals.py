@@ -73,16 +73,16 @@ def refusal(case: Case) -> str | None:
 def _summed_by_call(case: Case) -> str | None:
     """None, or why the judge cannot follow the sum of microbatches.
 
-    Where the dtype of a flat parameter changes between calls of its unit, each call gets an autograd
-    node of its own that adds to the gradient. Those of one microbatch give the sum that they give
-    together, but added to that of the microbatch before, each call is rounded by itself.
+    Where the dtype of a flat parameter changes between calls of its unit, each call gets an
+    autograd node of its own that adds to the gradient. Those of one microbatch give the sum that
+    they give together, but added to that of the microbatch before, each is rounded by itself.
     """
     calls = call_order(case.model)
     several = case.training.microbatches > 1 and len(set(calls)) < len(calls)
     if case.precision.compute != "fp32" and several:
         return (
-            "FSDP1 in mixed precision adds the gradients of a module that is called twice one after "
-            "the other to those of earlier microbatches: their sum alone is known"
+            "FSDP1 in mixed precision adds the gradients of a module that is called twice, one "
+            "after the other, to those of earlier microbatches: their sum alone is known"
         )
     return None
 

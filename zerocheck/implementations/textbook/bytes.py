@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import nn
 
+from ...case.legs import lowered
 from ...case.schema import Case
 from ...case.shapes import uncalled
 from ...contract.layout import Layout, Phase
 from ..account import Account, Told, layout_of
+from ..casting import DTYPES
 from .bucket import Named, parts_of
 from .partition import Partition, Piece, aligned
 
@@ -25,15 +27,23 @@ def bucket_layout(model: nn.Module, case: Case, rank: int, *, whole_gradients: b
     parts = parts_of(model, case)
     cut = [_cut(part, case) for part in parts]
     inside = {name for part in parts for name, _ in part}
-    outside = sum(one.bytes for name, one in account.parameters.items() if name not in inside)
-    flat = sum(one.numel * size for one, size in cut)
-    shard = sum(one.shard_size * size for one, size in cut)
-    pieces = [(piece, size) for one, size in cut for piece in one.pieces(rank % case.shards)]
+    outside = sum(
+        one.numel * sizes_of(case, one.itemsize).kept
+        for name, one in account.parameters.items()
+        if name not in inside
+    )
+    flat = sum(one.numel * size.kept for one, size in cut)
+    masters = sum(one.shard_size * size.master for one, size in cut)
+    gradients = sum(
+        (one.numel if whole_gradients else one.shard_size) * size.gradient for one, size in cut
+    )
+    widened = sum(one.shard_size * size.widened for one, size in cut)
+    pieces = [(piece, size.state) for one, size in cut for piece in one.pieces(rank % case.shards)]
 
     def told(step: int, phase: Phase) -> Told:
         return {
-            "parameter": flat + outside,
-            "gradient": flat if whole_gradients else shard,
+            "parameter": flat + outside + masters,
+            "gradient": gradients + (widened if phase == "backward" else 0),
             "optimizer": _states(account, pieces, step, phase),
             "buffer": account.buffers,
         }
@@ -56,12 +66,16 @@ def zero3_layout(
     account = Account(model, case)
     cut = [(part, *_cut(part.named, case)) for parts in units for part in parts]
     place = rank % case.shards
-    pieces = [(p, size) for part, one, size in cut if part.learns for p in one.pieces(place)]
+    learning = [(one, size) for part, one, size in cut if part.learns]
+    pieces = [(p, size.state) for one, size in learning for p in one.pieces(place)]
+    masters = sum(one.shard_size * size.master for one, size in learning)
+    gradients = sum(one.shard_size * size.gradient for one, size in learning)
+    widened = sum(one.shard_size * size.widened for one, size in learning)
     idle = uncalled(case.model)
     paths = {module: f"{path}." for path, module in model.named_modules()}
     open_ = [not (case.sharding.reshard or paths[m].startswith(idle)) for m in modules]
     gathered = sum(
-        one.numel * size
+        one.numel * size.kept
         for parts, stays in zip(units, (*open_, True), strict=True)
         if stays
         for one, size in (_cut(part.named, case) for part in parts)
@@ -69,8 +83,8 @@ def zero3_layout(
 
     def told(step: int, phase: Phase) -> Told:
         return {
-            "parameter": sum(one.shard_size * size for _, one, size in cut),
-            "gradient": sum(one.shard_size * size for part, one, size in cut if part.learns),
+            "parameter": sum(one.shard_size * size.kept for _, one, size in cut) + masters,
+            "gradient": gradients + (widened if phase == "backward" else 0),
             "optimizer": _states(account, pieces, step, phase),
             "buffer": account.buffers,
             "gathered": gathered if phase == "forward" else 0,
@@ -79,11 +93,31 @@ def zero3_layout(
     return layout_of(account, told)
 
 
-def _cut(named: Named, case: Case) -> tuple[Partition, int]:
+class Sizes(NamedTuple):
+    """Bytes of an element: of what is computed with, of its gradient, of a moment; of its master
+    and of its gradient as AdamW takes it, 0 where it has none."""
+
+    kept: int
+    gradient: int
+    state: int
+    master: int = 0
+    widened: int = 0
+
+
+def sizes_of(case: Case, itemsize: int) -> Sizes:
+    """Those of a parameter with elements of so many bytes in the model: see master.py."""
+    if not lowered(case):
+        return Sizes(itemsize, itemsize, itemsize)
+    kept = DTYPES[case.precision.compute].itemsize
+    gradient = DTYPES[case.precision.reduce].itemsize
+    return Sizes(kept, gradient, itemsize, itemsize, 0 if gradient == itemsize else itemsize)
+
+
+def _cut(named: Named, case: Case) -> tuple[Partition, Sizes]:
     """The partition of some parameters of one dtype, and the bytes of an element."""
-    size = named[0][1].element_size()
+    size = sizes_of(case, named[0][1].element_size())
     shapes = [(name, tuple(parameter.shape)) for name, parameter in named]
-    return Partition(shapes, case.shards, aligned(size)), size
+    return Partition(shapes, case.shards, aligned(size.kept)), size
 
 
 def _states(account: Account, pieces: Iterable[tuple[Piece, int]], step: int, phase: Phase) -> int:

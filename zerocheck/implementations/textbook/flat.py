@@ -10,10 +10,10 @@ from torch import nn
 
 from ...compat import all_gather_single
 from ...contract import Shard
-from .partition import Partition, Piece, aligned
-from .reduction import Reduction
 from .bucket import slices, take
 from .master import Widened
+from .partition import Partition, Piece, aligned
+from .reduction import Reduction
 from .sharded_adamw import Owned
 
 

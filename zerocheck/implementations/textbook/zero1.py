@@ -63,15 +63,13 @@ class Zero1(Resumable):
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
-        """What this rank holds and calls; exact for every case in fp32."""
-        if lowered(case):
-            return None
+        """What this rank holds and calls; exact for every case."""
         held = bucket_layout(model, case, rank, whole_gradients=True)
         return with_told(held, traffic.zero1(model, case), case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         self.model = model
-        self.called = lowered_call(model, case)
+        self.call = lowered_call(model, case)
         self.case = case
         self.semantics = semantics_of(self.semantics, case)
         self.group, self.everyone = shard_group(mesh), every_rank(mesh)
@@ -134,7 +132,7 @@ class Zero1(Resumable):
             gradients.zero_()
         scale = self.scaler.scale
         for microbatch in step.microbatches:
-            loss = microbatch.loss(self.called)
+            loss = microbatch.loss(self.call)
             if loss.requires_grad:
                 loss = self.scaler.objective(loss, microbatch, len(step.microbatches))
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -225,4 +223,4 @@ class Zero1(Resumable):
         self.buckets.clear()
         self.gradients.clear()
         self.widened.clear()
-        del self.model, self.called
+        del self.model, self.call

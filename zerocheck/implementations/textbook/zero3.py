@@ -29,7 +29,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_leaves
 
-from ...case.legs import lowered
 from ...case.schema import Case
 from ...case.shapes import unfrozen
 from ...contract import Semantics, Shard, Step, StepReport
@@ -136,16 +135,14 @@ class Zero3(Resumable):
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
-        """What this rank holds and calls; exact for every case in fp32."""
-        if lowered(case):
-            return None
+        """What this rank holds and calls; exact for every case."""
         modules = unit_modules(model, case.sharding)
         held = zero3_layout(model, case, rank, modules, unit_parts(model, case, modules))
         return with_told(held, traffic.zero3(model, case), case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         self.model = model
-        self.called = lowered_call(model, case)
+        self.call = lowered_call(model, case)
         self.case = case
         self.semantics = semantics_of(self.semantics, case)
         self.group, self.everyone = shard_group(mesh), every_rank(mesh)
@@ -201,7 +198,7 @@ class Zero3(Resumable):
         scale = self.scaler.scale
         for microbatch in step.microbatches:
             self._start()
-            loss = microbatch.loss(self.called)
+            loss = microbatch.loss(self.call)
             if loss.requires_grad:
                 loss = self.scaler.objective(loss, microbatch, len(step.microbatches))
                 self._backward(loss)
@@ -387,7 +384,7 @@ class Zero3(Resumable):
         self._calls, self._expected, self._open = [], [], []
         self.units.clear()
         self.flats.clear()
-        del self.root, self.model, self.called
+        del self.root, self.model, self.call
 
 
 def _hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:

@@ -8,22 +8,26 @@ from typing import NamedTuple
 
 from torch import nn
 
+from ...case.legs import lowered
 from ...case.schema import Case
 from ...case.shapes import unfrozen
+from ..casting import DTYPES
 from ..textbook.bucket import Named, of_one_dtype
 from ..textbook.partition import Partition, aligned, split
 from ..textbook.reduction import DEPTH
 from .passage import Event, is_of_case, passage
 from .window import terms_of
-from .writing import SIZES, Calls, Told, dtype_of
+from .writing import SIZES, Calls, Told, dtype_name
 
 
 class Flat(NamedTuple):
-    """A flat buffer: its elements, padding included, its dtype, and the names of its parameters."""
+    """A flat buffer: its elements, padding included, its dtype, the names of its parameters, and
+    the dtype of their gradients."""
 
     elements: int
     dtype: str
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...]
+    reduced: str
 
     @property
     def bytes(self) -> int:
@@ -31,12 +35,15 @@ class Flat(NamedTuple):
         return self.elements * SIZES[self.dtype]
 
 
-def flat_of(named: Named, ranks: int) -> Flat:
+def flat_of(named: Named, case: Case) -> Flat:
     """The flat buffer that parameters of one dtype lie in."""
     first = named[0][1]
     shapes = [(name, tuple(parameter.shape)) for name, parameter in named]
-    numel = Partition(shapes, ranks, aligned(first.element_size())).numel
-    return Flat(numel, dtype_of(first), tuple(name for name, _ in named))
+    dtype = DTYPES[case.precision.compute] if lowered(case) else first.dtype
+    reduced = DTYPES[case.precision.reduce] if lowered(case) else first.dtype
+    numel = Partition(shapes, case.shards, aligned(dtype.itemsize)).numel
+    names = tuple(name for name, _ in named)
+    return Flat(numel, dtype_name(dtype), names, dtype_name(reduced))
 
 
 def buckets(model: nn.Module, case: Case) -> list[Flat]:
@@ -48,7 +55,7 @@ def buckets(model: nn.Module, case: Case) -> list[Flat]:
     for named in of_one_dtype(learns):
         sizes = [math.prod(parameter.shape) for _, parameter in named]
         for part in split(sizes, case.sharding.bucket):
-            found.append(flat_of([named[index] for index in part], case.shards))
+            found.append(flat_of([named[index] for index in part], case))
     return found
 
 
@@ -56,7 +63,7 @@ def averaging(calls: Calls, case: Case, flats: Iterable[Flat]) -> None:
     """The shards of flat gradients are averaged over replicas."""
     if case.replicas > 1:
         for flat in flats:
-            calls.over_replicas(flat.elements // case.shards, flat.dtype)
+            calls.over_replicas(flat.elements // case.shards, flat.reduced)
 
 
 def scaling(calls: Calls, case: Case) -> None:
@@ -102,9 +109,10 @@ class _Replicated:
         self.next = 0
 
     def told(self) -> Told:
-        """All steps. What is held is told of the model of the case only."""
+        """All steps. What is held is told of the model of the case only, and in fp32 only, in which
+        the passage through it is."""
         calls, case = self.calls, self.case
-        known = case.model.user is None and is_of_case(self.model, case)
+        known = case.model.user is None and is_of_case(self.model, case) and not lowered(case)
         reductions = case.training.microbatches if self.scatters else 1
         for number, flat in enumerate(self.flats):
             size = flat.bytes // (case.shards if self.scatters else 1)
@@ -125,7 +133,8 @@ class _Replicated:
 
     def _each(self, kind: str) -> None:
         for flat in self.flats:
-            self.calls.add(kind, flat.elements, flat.dtype)
+            dtype = flat.reduced if kind == "reduce_scatter" else flat.dtype
+            self.calls.add(kind, flat.elements, dtype)
 
     def _hold(self, step: int) -> None:
         """What is held in the forwards and backwards of a step."""

@@ -82,7 +82,12 @@ class Calls:
 
 def dtype_of(tensor: torch.Tensor) -> str:
     """As `Call` spells it."""
-    return str(tensor.dtype).removeprefix("torch.")
+    return dtype_name(tensor.dtype)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The same of a dtype."""
+    return str(dtype).removeprefix("torch.")
 
 
 def last_step(case: Case) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from ...case.legs import lowered
 from ...case.schema import Case
 from ...case.shapes import unfrozen
 from ..textbook.bucket import of_one_dtype
@@ -49,7 +50,7 @@ class _Replay:
         for learns in (True, False):
             half = [pair for pair in named if pair[1].requires_grad == learns]
             for part in of_one_dtype(half):
-                flat = flat_of(part, self.case.shards)
+                flat = flat_of(part, self.case)
                 unit.gathers.append(flat)
                 if learns or part[0][0] in later:
                     unit.reduces.append((flat, learns))
@@ -152,7 +153,7 @@ class _Replay:
                 self.window.hold("bucket", (unit, number), flat.bytes)
                 for name in unit.names[number]:
                     self.window.free("other", name)
-                self.calls.add("reduce_scatter", flat.elements, flat.dtype)
+                self.calls.add("reduce_scatter", flat.elements, flat.reduced)
 
 
 @or_none
@@ -187,4 +188,6 @@ def zero3(model: nn.Module, case: Case) -> Told | None:
         calls.at(step, "step")
         calls.window.at(step, "step")
         clipping(calls, case)
+    if lowered(case):
+        return Told(tuple(calls.done))  # the passage through the bare model is in fp32
     return calls.told(terms_of(case))
