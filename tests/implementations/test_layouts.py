@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
-from zerocheck.case.schema import Block, Case, Data, Model, Optimizer, Sharding, Start, Training
+from zerocheck.case.schema import (
+    Block,
+    Case,
+    Data,
+    Model,
+    Optimizer,
+    Precision,
+    Sharding,
+    Start,
+    Training,
+)
 from zerocheck.contract.implementation import Implementation
-from zerocheck.contract.layout import Layout, Line
+from zerocheck.contract.layout import Call, Layout, Line
 from zerocheck.implementations.ddp import Ddp
 from zerocheck.implementations.fsdp1 import Fsdp1, Fsdp1NoShard
 from zerocheck.implementations.fsdp2 import Fsdp2
@@ -49,6 +60,39 @@ def test_ddp_holds_everything_and_a_bucket() -> None:
     assert told(Ddp, CASE, 1, 0, "step")["optimizer"] == 2 * whole + STEPS
     amsgrad = Case(mesh=(2,), model=MODEL, optimizer=Optimizer(amsgrad=True))
     assert told(Ddp, amsgrad, 1, 0, "step")["optimizer"] == 3 * whole + STEPS
+
+
+@pytest.mark.parametrize("kind", [Zero1, Zero2, Zero3])
+def test_mixed_precision_is_2_2_12_of_which_the_stages_cut_more_and_more(
+    kind: type[Implementation],
+) -> None:
+    # A flat buffer of 2-byte elements at multiples of 32: 0, 32, 64, 96 + 5; cut in two, 51 each.
+    whole, shard = 102, 51
+    case = replace(CASE, precision=Precision(compute="bf16", reduce="bf16"))
+    kept = shard if kind is Zero3 else whole
+    gradients = whole if kind is Zero1 else shard
+    built = told(kind, case, 0, -1, "built")
+    assert built == {"parameter": 2 * kept + 4 * shard, "gradient": 2 * gradients}
+    # AdamW takes the gradient in fp32, while it takes it.
+    assert told(kind, case, 0, 0, "backward")["gradient"] == 2 * gradients + 4 * shard
+    after = told(kind, case, 0, 0, "step")
+    assert after["gradient"] == 2 * gradients
+    states = [told(kind, case, rank, 0, "step")["optimizer"] for rank in (0, 1)]
+    assert sum(states) % 4 == 0 and 2 * 4 * ELEMENTS < sum(states) <= 2 * 4 * ELEMENTS + 5 * 4
+    wide = replace(CASE, precision=Precision(compute="bf16", reduce="fp32"))
+    assert told(kind, wide, 0, 0, "backward")["gradient"] == 4 * gradients
+    assert {call.dtype for call in _calls(kind, case)} == {"bfloat16"}
+    assert {(call.kind, call.dtype) for call in _calls(kind, wide)} == {
+        ("reduce_scatter", "float32"),
+        ("all_gather", "bfloat16"),
+    }
+
+
+def _calls(kind: type[Implementation], case: Case) -> tuple[Call, ...]:
+    layout = kind.layout(build_model(case), case, 0)
+    assert layout is not None and layout.calls is not None
+    assert not layout.highest  # what is held within a step is told of fp32 alone
+    return layout.calls
 
 
 def test_zero_redundancy_gives_whole_parameters_to_ranks() -> None:
