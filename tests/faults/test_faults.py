@@ -193,6 +193,7 @@ def test_names_are_given_once() -> None:
             "memory",
             "hosts",
             "replicas",
+            "offloading",
             "injected",
         )
         for value in vars(import_module(f"zerocheck.faults.catalogue.{module}")).values()

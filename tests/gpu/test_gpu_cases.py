@@ -16,6 +16,7 @@ from zerocheck.case.schema import (
     Data,
     Model,
     Optimizer,
+    Sharding,
     Start,
     Training,
 )
@@ -84,6 +85,39 @@ def test_random_numbers_are_carried_on_and_scales_halved(pool: Pool) -> None:
     for name in ("ddp", "zero3", "fsdp1"):
         found = outcome(pool, name, asked)
         assert found.status == "holds", (name, found.reason, found.judgement)
+
+
+OFFLOADING = {
+    "fsdp1": ("pinned",),
+    "fsdp1-grad-op": ("pinned",),
+    "fsdp1-no-shard": ("pinned",),
+    "fsdp2": ("pageable", "pinned"),
+}
+
+
+@pytest.mark.parametrize("kernel", ["foreach", "fused"])
+@pytest.mark.parametrize("name", OFFLOADING)
+def test_shards_lie_on_the_cpu_where_they_are_offloaded(pool: Pool, name: str, kernel: str) -> None:
+    """They are read there, restored there, and clipped there."""
+    for kind in OFFLOADING[name]:
+        asked = msgspec.structs.replace(
+            case(BLOCKS["mlp"], 2, microbatches=2, clip=0.05),
+            optimizer=Optimizer(kernel=kernel),  # type: ignore[arg-type]
+            sharding=Sharding(offload=kind),  # type: ignore[arg-type]
+            start=Start(step=255, moments="typical"),
+        )
+        obligations = (*EQUIVALENCE, "persistent", "release", "communication")
+        found = Trial(pool, name, asked, obligations=obligations).outcome()
+        assert found.status == "holds", (kind, found.reason, found.judgement)
+
+
+@pytest.mark.parametrize("fault", ["StaleHostGradient", "CopiedBackBeforeUpdate"])
+def test_late_copies_are_caught(pool: Pool, fault: str) -> None:
+    asked = msgspec.structs.replace(
+        case(BLOCKS["mlp"], 2), sharding=Sharding(offload="pinned"), training=Training(steps=3)
+    )
+    found = outcome(pool, f"zerocheck.faults.offloading:{fault}", asked)
+    assert found.status == "violated", (found.reason, found.judgement)
 
 
 def test_the_same_bits_in_every_run(pool: Pool) -> None:

@@ -137,6 +137,7 @@ SHARDINGS: dict[str, Sharding] = {
     "views": Sharding(bucket=40, bucket_view=True, find_unused=True, static_graph=False),
     "each": Sharding(wrap="layer", sync="each", backward_prefetch="post", prefetch=2, bucket=16),
     "first": Sharding(optimizer_first=True, sync="each", bucket=64),
+    "offloaded": Sharding(wrap="block", offload="pageable"),
     "flat": Sharding(wrap="block", use_orig_params=False, backward_prefetch="post", sync="each"),
 }
 

@@ -4,9 +4,10 @@ The device is a stand-in that torch knows by name only: tensors on it have a sha
 an operator that mixes it with the CPU raises. Collectives are those of torch's `fake` backend. What
 is read as a number is 1.
 
-    python on_a_device.py IMPLEMENTATION...
+    python on_a_device.py IMPLEMENTATION[=OFFLOAD]...
 
-For each name one line of JSON: what was wrong, and the devices of the shards of each role.
+OFFLOAD is the case's `sharding.offload`. For each name one line of
+JSON: what was wrong, and the devices of the shards of each role.
 """
 
 from __future__ import annotations
@@ -58,6 +59,16 @@ class BackendModule:
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16]
+
+    class Event:
+        def record(self, *_: object) -> None:
+            return None
+
+        def wait(self, *_: object) -> None:
+            return None
+
+        def synchronize(self) -> None:
+            return None
 
     class Stream:
         def __init__(self, *_: object, **__: object) -> None:
@@ -140,7 +151,16 @@ def moved(model: torch.nn.Module) -> torch.nn.Module:
 
 def steps(name: str) -> dict[str, list[str]]:
     """{role: devices of its shards}, after two steps of the implementation."""
-    from zerocheck.case.schema import Block, Case, Data, Model, Optimizer, Start, Training
+    from zerocheck.case.schema import (
+        Block,
+        Case,
+        Data,
+        Model,
+        Optimizer,
+        Sharding,
+        Start,
+        Training,
+    )
     from zerocheck.contract import Microbatch, Step
     from zerocheck.drive.rank import load
     from zerocheck.models.batches import batch, loss_of
@@ -156,6 +176,15 @@ def steps(name: str) -> dict[str, list[str]]:
         optimizer=Optimizer(kernel="foreach"),
         start=Start(step=2, moments="typical"),
     )
+    name, _, offload = name.partition("=")
+    if offload:
+        from msgspec.structs import replace
+
+        case = replace(
+            case,
+            sharding=Sharding(offload=offload),  # type: ignore[arg-type]
+            training=replace(case.training, loss_scale=None),
+        )
     kind = load(name)
     if "loss_scale" not in kind.handles:
         from msgspec.structs import replace

@@ -10,6 +10,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from zerocheck.faults.catalogue import FAULTS
 
 SCRIPT = Path(__file__).parent / "on_a_device.py"
@@ -26,24 +28,41 @@ def ran(names: Collection[str]) -> dict[str, dict[str, Any]]:
     return {one["name"]: one for one in lines}
 
 
-def test_all_is_on_the_device_and_step_counts_on_the_cpu() -> None:
-    names = ["zero1", "zero2", "zero3"]
-    faults = [
-        fault.where
-        for fault in FAULTS.values()
-        if fault.parent in names
-        and fault.where.startswith(tuple(f"zerocheck.faults.{name}:" for name in MAKERS))
-    ]
-    assert len(faults) > 20
-    found = ran([*names, *faults])
-    for name in (*names, *faults):
+NAMES = ["zero1", "zero2", "zero3"]
+PLANTED = [
+    fault.where
+    for fault in FAULTS.values()
+    if fault.parent in NAMES
+    and fault.where.startswith(tuple(f"zerocheck.faults.{name}:" for name in MAKERS))
+]
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, dict[str, Any]]:
+    """What came of them, and of FSDP2 with and without offloading, in one process."""
+    return ran([*NAMES, *PLANTED, "fsdp2", "fsdp2=pageable"])
+
+
+def test_all_is_on_the_device_and_step_counts_on_the_cpu(found: dict[str, dict[str, Any]]) -> None:
+    assert len(PLANTED) > 20
+    for name in (*NAMES, *PLANTED):
         assert found[name]["wrong"] == "", name
         devices = dict(found[name]["devices"])
         # Where torch's AdamW has them; a fault of loading may lose them.
         assert devices.pop("step", ["cpu"]) == ["cpu"], name
         assert all(one == ["standin"] for one in devices.values()), (name, devices)
     roles = {"parameter", "step", "gradient", "exp_avg", "exp_avg_sq", "buffer", "padding"}
-    assert all(roles <= set(found[name]["devices"]) for name in names)
+    assert all(roles <= set(found[name]["devices"]) for name in NAMES)
+
+
+def test_fsdp2_has_on_the_cpu_what_it_offloads(found: dict[str, dict[str, Any]]) -> None:
+    """Shards, gradients and states; units are gathered on the device, where the buffers are."""
+    for name, place in (("fsdp2", "standin"), ("fsdp2=pageable", "cpu")):
+        assert found[name]["wrong"] == "", name
+        devices = found[name]["devices"]
+        for role in ("parameter", "gradient", "exp_avg", "exp_avg_sq"):
+            assert devices[role] == [place], (name, role)
+        assert found[name]["devices"]["buffer"] == ["standin"]
 
 
 def test_what_is_left_on_the_cpu_is_seen(tmp_path: Path) -> None:

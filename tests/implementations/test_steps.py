@@ -29,7 +29,7 @@ SHARDINGS: dict[type[Implementation], tuple[str, ...]] = {
     Zero1: ("block", "layer"),
     Zero2: ("layer", "whole", "block_kept"),
     Zero3: ("layer", "block", "whole", "block_kept", "layer_alone", "layer_kept"),
-    Fsdp2: ("layer", "block", "whole", "layer_kept", "size", "each"),
+    Fsdp2: ("layer", "block", "whole", "layer_kept", "size", "each", "offloaded"),
 }
 """All cases run with the first sharding, those of KEY with the second too, FEW with the rest."""
 

@@ -190,6 +190,14 @@ def test_users_code_that_needs_zerocheck(tmp_path: Path, source: str, said: str)
     assert said in str(refused.value)
 
 
+def test_what_is_offloaded_is_in_the_script() -> None:
+    text = script_of(case_file("fsdp2", sharding={"offload": "pageable"}))
+    assert "offload = CPUOffloadPolicy(pin_memory=False)" in text
+    assert text.count(", offload_policy=offload)") == text.count("fully_shard(") > 0
+    assert "CPUOffloadPolicy, fully_shard" in text
+    assert "ffload" not in script_of(case_file("fsdp2"))
+
+
 def test_a_case_file_brings_no_code_with_it() -> None:
     title = f'{HOSTILE} """\nimport os\nos.abort()\n"""\\'
     text = script("ddp", title=title)

@@ -1,4 +1,4 @@
-"""Options of a library's engine, which only the implementations of that library have.
+"""Options that only the implementations of one library have: DeepSpeed's engine, torch's FSDP.
 
 They are drawn by the seed of the case and not by choices of their own, so that all other choices
 stay what they are; and not at all for an implementation that does not name them in its `options`.
@@ -24,14 +24,22 @@ DEEPSPEED: dict[str, tuple[Any, ...]] = {
 """Field of `case.sharding` -> its values, the default first. One that stands twice is drawn twice
 as often."""
 
+FSDP: dict[str, tuple[Any, ...]] = {
+    "offload": ("none",) * 8 + ("pageable", "pageable", "pinned"),
+}
+"""The same for FSDP1 and FSDP2."""
+
+DRAWN = {**DEEPSPEED, **FSDP}
+"""All of them."""
+
 
 def drawn(seed: int) -> dict[str, Any]:
     """The options of a drawn case with this seed."""
     source = random.Random(seed)  # only random() is used: its sequence is promised to stay
-    return {name: values[int(source.random() * len(values))] for name, values in DEEPSPEED.items()}
+    return {name: values[int(source.random() * len(values))] for name, values in DRAWN.items()}
 
 
 def plain(obeyed: Collection[str] | None) -> dict[str, Any]:
     """The defaults of those that an implementation does not obey. None: it does not say."""
     default = Sharding()
-    return {name: getattr(default, name) for name in DEEPSPEED if name not in (obeyed or ())}
+    return {name: getattr(default, name) for name in DRAWN if name not in (obeyed or ())}

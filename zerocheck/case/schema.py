@@ -48,6 +48,7 @@ BackwardPrefetchKind = Literal["pre", "post", "none"]
 SyncKind = Literal["last", "each", "shards"]
 DamageKind = Literal["none", "flip", "truncate", "remove", "mix"]
 CheckpointKind = Literal["distributed", "full", "sharded"]
+OffloadKind = Literal["none", "pageable", "pinned"]
 Pattern = Annotated[str, Meta(min_length=1, max_length=256)]
 UserPath = Annotated[str, Meta(min_length=1, max_length=512)]
 Patterns = Annotated[tuple[Pattern, ...], Meta(max_length=64)]
@@ -262,6 +263,9 @@ class Sharding(_Data, frozen=True, kw_only=True):
     checkpoint: CheckpointKind = "distributed"
     """How torch's implementations write checkpoints: by torch.distributed.checkpoint and its
     state-dict API, whole by rank 0, or (FSDP1) sharded by FSDP1's own state-dict type."""
+    offload: OffloadKind = "none"
+    """FSDP1 and FSDP2: parameters, gradients and optimizer states lie on the CPU, in pageable or
+    pinned memory, and AdamW runs there."""
     overlap_comm: bool = False
     """DeepSpeed, as are all fields below: gradients are reduced while the backward goes on."""
     contiguous_gradients: bool = True

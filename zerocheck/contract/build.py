@@ -170,7 +170,7 @@ class BuiltImplementation(Implementation):
                 if not parameter.requires_grad:
                     continue
                 entry = state[parameter]
-                entry["step"] = full[name, "step"].clone()
+                entry["step"] = beside_parameter(full[name, "step"], parameter)
                 for role in MOMENT_ROLES:
                     if (name, role) in full:
                         moment = torch.zeros_like(parameter)
@@ -296,6 +296,12 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, DTensor):
         return tensor._local_tensor.detach()
     return tensor.detach()
+
+
+def beside_parameter(step: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """A copy of a step count of the start state. One that is not on the CPU is of a kernel that
+    wants it where its parameter is, which may be offloaded."""
+    return step.clone() if step.device.type == "cpu" else step.to(parameter.device, copy=True)
 
 
 def _part(whole: torch.Tensor, index: Index | None) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..compat import Flat, FlatPiece
-from .build import MOMENT_ROLES
+from .build import MOMENT_ROLES, beside_parameter
 from .memory_order import boxes, in_memory_order, order_of
 from .names import unwrapped
 from .shard import Role, Shard
@@ -56,7 +56,7 @@ def restore(
         if not held.requires_grad:
             continue
         entry = states[held]
-        entry["step"] = full[name, "step"].clone()
+        entry["step"] = beside_parameter(full[name, "step"], held)
         for role in MOMENT_ROLES:
             if (name, role) in full:
                 if role not in entry:

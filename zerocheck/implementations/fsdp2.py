@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
 from ..case.legs import lowered
 from ..case.schema import Case
@@ -37,6 +38,7 @@ from .limits import (
     one_dtype,
     one_precision,
     same_units,
+    unpinned,
 )
 from .scaling import scaler_of
 from .sync import accumulation, deferred, synchronized
@@ -63,6 +65,10 @@ class Fsdp2(BuiltImplementation):
     gradients, so `set_reduce_scatter_unused_params` is on: a parameter that no rank used then has
     the gradient 0, and still decays. Where it is off, it has none and is left alone.
 
+    With `sharding.offload` the shards, their gradients and states lie on the CPU, and AdamW runs
+    there; units are copied to the device of the mesh to be gathered. On a mesh of the CPU nothing
+    is copied, and memory cannot be pinned where there is no accelerator.
+
     Refused by torch, and declared here: parameters of two dtypes in one unit; 0-d and
     non-contiguous parameters; those without elements (at the first backward: `_chunk_cat expects
     non-empty tensor`); clipping by the
@@ -76,7 +82,16 @@ class Fsdp2(BuiltImplementation):
 
     semantics = Semantics(accumulate="local", unused="skip", buffers="local", weight="token")
     stage = 3
-    options = ("wrap", "bucket", "reshard", "prefetch", "sync", "optimizer_first", "checkpoint")
+    options = (
+        "wrap",
+        "bucket",
+        "reshard",
+        "prefetch",
+        "sync",
+        "optimizer_first",
+        "checkpoint",
+        "offload",
+    )
     handles = EXTRAS
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
@@ -87,7 +102,7 @@ class Fsdp2(BuiltImplementation):
     def supports(cls, case: Case) -> str | None:
         """None, or the reason why this case cannot be run."""
         reason = one_precision(case) or bf16_only(case) or norms_cast(case)
-        reason = reason or dim0_sharded(case) or same_units(case)
+        reason = reason or dim0_sharded(case) or same_units(case) or unpinned(case)
         return reason or one_dtype(case, wrap=case.sharding.wrap) or norm_of_empty_shards(case)
 
     @classmethod
@@ -106,12 +121,15 @@ class Fsdp2(BuiltImplementation):
         reshard = case.sharding.reshard
         first = torch.optim.AdamW(groups(model, case)) if case.sharding.optimizer_first else None
         units = unit_modules(model, case.sharding)
-        policy = fsdp2_policy(case)
-        for module in units:
-            fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
-        fully_shard(
-            model, mesh=mesh, reshard_after_forward=None if reshard else False, mp_policy=policy
+        wrap = partial(
+            fully_shard,
+            mesh=mesh,
+            mp_policy=fsdp2_policy(case),
+            offload_policy=_offloading(case),
         )
+        for module in units:
+            wrap(module, reshard_after_forward=reshard)
+        wrap(model, reshard_after_forward=None if reshard else False)
         _prefetch(in_order_of_calls(model, units, case), case.sharding.prefetch)
         if sometimes_used(case.model):
             reduce_unused(model)
@@ -170,6 +188,13 @@ def reduce_unused(model: nn.Module, *, enable: bool = True) -> None:
             "only some ranks use: it has no set_reduce_scatter_unused_params"
         )
     switch(enable)
+
+
+def _offloading(case: Case) -> OffloadPolicy:
+    """Where the shards lie: on the device of the mesh, or on the CPU."""
+    if case.sharding.offload == "none":
+        return OffloadPolicy()
+    return CPUOffloadPolicy(pin_memory=case.sharding.offload == "pinned")
 
 
 def _over_replicas(model: nn.Module) -> Callable[[bool], AbstractContextManager[None]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+import torch
 from torch import nn
 
 from ..case.schema import Case
@@ -25,8 +26,13 @@ def fsdp2_layout(model: nn.Module, case: Case, rank: int) -> Layout | None:
     None where batches use parameters of their own, since the data say which gradients there are;
     and where the optimizer was made first, which then trains nothing. None too where sums wait for
     their reduction over replicas.
+
+    What is offloaded from the CPU to the CPU is not copied. From an accelerator each gradient is,
+    out of the buffer of its unit, so that none is told where there is one.
     """
     if sometimes_used(case.model) or case.sharding.optimizer_first or waiting(case):
+        return None
+    if case.sharding.offload != "none" and torch.accelerator.is_available():
         return None
     account = Account(model, case)
     ranks = case.shards

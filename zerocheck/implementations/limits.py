@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from ..case.legs import lowered, two_axes
 from ..case.schema import Case, WrapKind
 from ..case.shapes import (
@@ -83,6 +85,19 @@ def same_units(case: Case) -> str | None:
         return (
             "the backward runs through other layers on each rank: what is before a layer that "
             "some ranks use is frozen"
+        )
+    return None
+
+
+def unpinned(case: Case) -> str | None:
+    """None, or why memory of the CPU cannot be pinned: for which accelerator, torch asks.
+
+    That is of the machine and not of the case: cases are asked about where they are to run.
+    """
+    if case.sharding.offload == "pinned" and not torch.accelerator.is_available():
+        return (
+            "torch cannot pin memory here: Cannot access accelerator device when none is available "
+            "(sharding.offload is 'pinned')"
         )
     return None
 

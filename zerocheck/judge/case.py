@@ -371,6 +371,7 @@ class CaseJudge:
                 learning_rates(self.case, step),
                 has,
                 None if unclipped is None or unclipped is applied else unclipped.whole,
+                lambda: self._previous(step, "clipped"),
             ),
             step=step,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -25,7 +25,8 @@ class Update(NamedTuple):
 
     gradient: the vector the optimizer was given (clipped, if the case clips); error: what is not
     known of it, 0 where it was seen; lr: per group; has: per parameter, whether it has a gradient;
-    unclipped: the gradient before clipping, for the diagnosis only.
+    for the diagnosis only: unclipped, the gradient before clipping; previous, asked for what the
+    optimizer was to be given in the step before.
     """
 
     before: State
@@ -35,6 +36,7 @@ class Update(NamedTuple):
     lr: Sequence[float]
     has: Sequence[bool]
     unclipped: torch.Tensor | None = None
+    previous: Callable[[], torch.Tensor | None] = lambda: None
 
 
 class Recipe(NamedTuple):
@@ -336,10 +338,18 @@ class UpdateJudge:
             [bool(mask[place.start : place.stop].any()) for place in self.layout.places]
         )
         elements = vectors.positions(asked)
+        previous = update.previous()
         for _, there in pieces(elements, self.layout.size):
-            yield self._segment(wrong, update, step, there)
+            yield self._segment(wrong, update, step, there, previous)
 
-    def _segment(self, wrong: _Wrong, update: Update, step: int, elements: Positions) -> Segment:
+    def _segment(
+        self,
+        wrong: _Wrong,
+        update: Update,
+        step: int,
+        elements: Positions,
+        previous: torch.Tensor | None,
+    ) -> Segment:
         def of(vector: torch.Tensor) -> torch.Tensor:
             return vector[elements].to(torch.float64)
 
@@ -354,6 +364,7 @@ class UpdateJudge:
             p=of(before.parameter),
             g=sign * of(update.gradient),
             unclipped=None if update.unclipped is None else sign * of(update.unclipped),
+            previous=None if previous is None else sign * of(previous),
             old_m=of(before.moment("exp_avg")),
             old_v=of(before.moment("exp_avg_sq")),
             m=of(after.moment("exp_avg")),

@@ -51,6 +51,7 @@ OFTEN_REFUSED = frozenset(
         "flat-parameters",
         "optimizer-first",
         "static-graph",
+        "offload",
         "unfreeze",
         "loss-scale",
     )

@@ -38,6 +38,7 @@ NAMES = {
     "nn": "torch",
     "init_device_mesh": "torch.distributed.device_mesh",
     "BackwardPrefetch": "torch.distributed.fsdp",
+    "CPUOffloadPolicy": "torch.distributed.fsdp",
     "FullyShardedDataParallel": "torch.distributed.fsdp",
     "ShardingStrategy": "torch.distributed.fsdp",
     "fully_shard": "torch.distributed.fsdp",

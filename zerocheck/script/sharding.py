@@ -214,7 +214,12 @@ def _fsdp2(case: Case) -> Sharding:
     sharding = case.sharding
     units = _units(case, unit_modules)
     kept = "" if sharding.reshard else ", reshard_after_forward=False"
+    if sharding.offload != "none":
+        kept += ", offload_policy=offload"
     wrap = [f'mesh = init_device_mesh("cpu", ({case.world_size},))']
+    if sharding.offload != "none":
+        pinned = sharding.offload == "pinned"
+        wrap.append(f"offload = CPUOffloadPolicy(pin_memory={pinned})")
     ahead = sharding.prefetch if len(units) > 1 else 0
     every = units == [f"blocks.{index}" for index in range(len(case.model.blocks))]
     if every and len(units) > 1 and not ahead:

@@ -84,6 +84,18 @@ SHARDING = table(
         "optimizer_first",
     ),
     (
+        "offload",
+        "parameters, gradients and states on the CPU",
+        lambda c: c.sharding.offload != "none",
+        "offload",
+    ),
+    (
+        "offload-pinned",
+        "parameters, gradients and states in pinned memory of the CPU",
+        lambda c: c.sharding.offload == "pinned",
+        "offload",
+    ),
+    (
         "overlap-comm",
         "gradients reduced while the backward goes on",
         lambda c: c.sharding.overlap_comm,

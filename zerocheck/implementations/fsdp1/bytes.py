@@ -52,9 +52,9 @@ def fsdp1_layout(
 
     Not predicted is what is held after a forward of several microbatches, with prefetching, or of a
     model that calls a block twice. None where batches use parameters of their own, since the data
-    say which gradients there are.
+    say which gradients there are, and where shards are offloaded, of which some stay behind.
     """
-    if sometimes_used(case.model):
+    if sometimes_used(case.model) or case.sharding.offload != "none":
         return None
     account = Account(model, case)
     ranks, rank = case.shards, rank % case.shards

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import torch
 from torch import nn
 
 from ...case.legs import two_axes
@@ -26,6 +27,7 @@ def refusal(case: Case) -> str | None:
     """None, or why FSDP1 cannot run the case: what torch refuses, or documents as wrong use."""
     reason = one_precision(case) or bf16_only(case) or norms_cast(case)
     reason = reason or _summed_by_call(case) or same_units(case) or _on_two_axes(case)
+    reason = reason or _offloading(case)
     if reason is not None:
         return reason
     sharding = case.sharding
@@ -98,6 +100,27 @@ def _on_two_axes(case: Case) -> str | None:
         return (
             "FSDP1's sharded state-dict type gives other moments on a mesh of two axes than were "
             "saved: take sharding.checkpoint 'distributed' or 'full'"
+        )
+    return None
+
+
+def _offloading(case: Case) -> str | None:
+    """None, or why FSDP1 cannot offload: without an accelerator `_init_device_handle` refuses the
+    CPU as the device that it offloads from, and what it offloads it pins. It writes a reduced
+    gradient over the one that is there, which torch documents (`no_sync`, under Note)."""
+    if case.sharding.offload == "none":
+        return None
+    if not torch.accelerator.is_available():
+        return (
+            "FSDP needs a non-CPU accelerator device, but no accelerator device is detected "
+            "(sharding.offload)"
+        )
+    if case.sharding.offload == "pageable":
+        return "FSDP1 pins what it offloads (sharding.offload is 'pageable')"
+    if case.sharding.sync != "last" and case.training.microbatches > 1:
+        return (
+            "FSDP1 does not support gradient accumulation outside no_sync() with CPU offloading, "
+            "as torch documents (sharding.sync)"
         )
     return None
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     BackwardPrefetch,
+    CPUOffload,
     FullyShardedDataParallel,
     ShardingStrategy,
 )
@@ -95,6 +96,9 @@ class Fsdp1(BuiltImplementation):
     by W / f after it: no more than the one division by W that the judge counts. W are all ranks of
     both axes, so that there is one division for both.
 
+    With `sharding.offload` shards, gradients and states lie in pinned memory of the CPU, and AdamW
+    runs there. It needs an accelerator.
+
     Not supported, with a reason: scalar and empty parameters; parameters shared by units (`size`
     with a tied head); mixed dtypes in a unit; an optimizer made first, frozen parameters or several
     parameter groups in a unit, without `use_orig_params`.
@@ -115,6 +119,7 @@ class Fsdp1(BuiltImplementation):
         "use_orig_params",
         "optimizer_first",
         "checkpoint",
+        "offload",
     )
     handles = EXTRAS
 
@@ -169,6 +174,7 @@ class Fsdp1(BuiltImplementation):
             device_id=placed(mesh.device_type),
             use_orig_params=sharding.use_orig_params,
             mixed_precision=fsdp1_policy(case),
+            cpu_offload=CPUOffload(offload_params=sharding.offload != "none"),
         )
         optimizer = first or torch.optim.AdamW(_groups(wrapped, case))
 

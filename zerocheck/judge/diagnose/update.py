@@ -20,7 +20,8 @@ class Segment(NamedTuple):
 
     role: which is wrong; m, v: new moments as observed (v: the largest, with amsgrad), old_m,
     old_v, p: before; g: the gradient, negated with maximize; unclipped: the same before clipping;
-    rates: learning rates of this group at other steps; since: steps since the case began.
+    previous: what it was to be in the step before; rates: learning rates of this group at other
+    steps; since: steps since the case began.
     """
 
     role: str
@@ -38,6 +39,7 @@ class Segment(NamedTuple):
     others: Sequence[tuple[Group, float]]
     format: Format = FP32
     since: int = 0
+    previous: torch.Tensor | None = None
 
 
 SENTENCES = {
@@ -54,6 +56,7 @@ SENTENCES = {
     "options of another group": "the options of another parameter group were used",
     "learning rate of another step": "the learning rate of another step was used",
     "gradient before clipping": "AdamW was given the gradient from before clipping",
+    "gradient of the previous step": "AdamW was given the gradient of the step before",
     "no bias correction": "the bias corrections were left out",
     "moments reset": "the moments of the step before were lost",
     "moments swapped": "exp_avg and exp_avg_sq changed places",
@@ -127,6 +130,8 @@ def _of_moment(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
         )
     if segment.unclipped is not None:
         yield "gradient before clipping", formula(old, segment.unclipped, s)
+    if segment.previous is not None and bool((segment.previous != segment.g).any()):
+        yield "gradient of the previous step", formula(old, segment.previous, s)
     if s.beta1 != s.beta2:
         swapped = s._replace(beta1=s.beta2, beta2=s.beta1)
         yield "betas swapped", formula(old, segment.g, swapped)

@@ -1,0 +1,99 @@
+"""Faults of CPU offload: copies between the CPU and the device that come too late, or too early.
+
+On a machine without an accelerator torch copies nothing, so each shows what such a copy would hold.
+They are there with `sharding.offload` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from ..contract import Step, StepReport
+from ..contract.implementation import Moment
+from ..implementations.fsdp2 import Fsdp2
+
+
+class _Offloaded(Fsdp2):
+    """What both have in common."""
+
+    @property
+    def offloads(self) -> bool:
+        """Whether the case has what they spoil."""
+        return self.case.sharding.offload != "none"
+
+    def local(self) -> Iterator[tuple[str, torch.nn.Parameter, torch.Tensor]]:
+        """Each parameter that trains, with its shard on this rank."""
+        for name, parameter in self.built.model.named_parameters():
+            if parameter.requires_grad:
+                yield name, parameter, _shard(parameter)
+
+
+class StaleHostGradient(_Offloaded):
+    """AdamW does not wait for the copy to the CPU: it finds the gradient of the step before there.
+
+    Flagged: gradient of the previous step.
+    """
+
+    def train_step(self, step: Step) -> StepReport:
+        if not self.offloads:
+            return super().train_step(step)
+        before: dict[str, torch.Tensor] = self.__dict__.setdefault("_copied", {})
+        with self._instead(before):
+            return super().train_step(step)
+
+    @contextmanager
+    def _instead(self, before: dict[str, torch.Tensor]) -> Iterator[None]:
+        arrived: dict[str, torch.Tensor] = {}
+
+        def late(*_: Any) -> None:
+            for name, parameter, _ in self.local():
+                if parameter.grad is not None:
+                    gradient = _shard(parameter.grad)
+                    arrived[name] = gradient.clone()
+                    if name in before:
+                        gradient.copy_(before[name])
+
+        handle = self.built.optimizer.register_step_pre_hook(late)
+        try:
+            yield
+        finally:
+            handle.remove()
+            before.update(arrived)
+
+
+class CopiedBackBeforeUpdate(_Offloaded):
+    """Units are copied to the device before AdamW has updated them on the CPU.
+
+    Flagged: parameters of the previous step.
+    """
+
+    def train_step(self, step: Step) -> StepReport:
+        if not self.offloads:
+            return super().train_step(step)
+        sent: dict[str, torch.Tensor] = self.__dict__.setdefault("_sent", {})
+        updated = {name: shard.clone() for name, _, shard in self.local()}
+        self._write(sent)
+
+        def reached(moment: Moment) -> None:
+            self._write(updated)
+            step.reached(moment)
+
+        report = super().train_step(replace(step, reached=reached))
+        sent.clear()
+        sent.update(updated)
+        return report
+
+    def _write(self, held: dict[str, torch.Tensor]) -> None:
+        for name, _, shard in self.local():
+            if name in held:
+                shard.copy_(held[name])
+
+
+def _shard(tensor: torch.Tensor) -> torch.Tensor:
+    return cast(DTensor, tensor).to_local().detach()
