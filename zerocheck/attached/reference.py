@@ -3,7 +3,7 @@
 The bits of a local gradient depend on kernels, alignment and the order of additions, which the run
 chooses as it likes (torch.compile, cuDNN, FSDP's flat parameters). So its round-off is not derived
 but estimated: all parameters are moved by one unit of round-off, up or down at random, and how far
-the gradient of a tensor moves is multiplied by MARGIN.
+the gradient of a tensor moves is multiplied by MARGIN, as in judge/estimate.py.
 """
 
 from __future__ import annotations
@@ -20,16 +20,11 @@ from zerocheck_reference import unit_roundoff
 from ..contract.names import unwrapped
 from ..devices import forked
 from ..errors import UsageError, did_you_mean
+from ..judge.estimate import MARGIN, TWINS
+from ..judge.moving import NEXT
 from .forwards import Forward, entered, tensors_in
 
 Factory = Callable[[], nn.Module]
-
-MARGIN = 16.0
-"""Every operation rounds, on the way forth and back; moving the parameters stands for one rounding
-of each. It is not derived: the verdict on a gradient is an estimate, and says so."""
-
-TWINS = 2
-"""Runs with moved parameters."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +135,7 @@ def _unit(forward: Forward, parameters: Mapping[str, torch.Tensor]) -> float:
     dtypes = {p.dtype for p in parameters.values() if p.dtype != torch.float64}
     if forward.autocast is not None:
         dtypes.add(forward.autocast[1])
-    return 2 * max((unit_roundoff(dtype) for dtype in dtypes), default=0.0)
+    return NEXT * max((unit_roundoff(dtype) for dtype in dtypes), default=0.0)
 
 
 def _summed(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:

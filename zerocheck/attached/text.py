@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from ..judge.verdict import Judgement, Violation
-from ..report.text import finding_text, row
+from ..report.text import finding_text
 from ..run.findings import independent
 from ..run.known_issues import joined
 from ..run.records import Finding
-
-ESTIMATED = (
-    "estimated: twice the model ran again with its parameters moved by a round-off, and 16 times "
-    "what that moved the gradient is let pass"
-)
 
 
 def finding(what: str, judgement: Judgement, bundle: str) -> Finding:
@@ -27,6 +22,7 @@ def finding(what: str, judgement: Judgement, bundle: str) -> Finding:
         obligation=first.obligation,
         violation=first,
         causes=first.causes,
+        estimated=first.obligation in judgement.estimated,
         follows=tuple(v.obligation for v in judgement.violations if v is not first),
         case_file=bundle,
     )
@@ -43,11 +39,8 @@ def fingerprint(what: str, violation: Violation) -> str:
 
 
 def violated_text(what: str, judgement: Judgement, bundle: str) -> str:
-    """The finding for people, and what it rests on."""
-    text = finding_text(finding(what, judgement, bundle))
-    if first_of(judgement).obligation in judgement.estimated:
-        text += "\n" + "\n".join(row("bound", ESTIMATED))
-    return text
+    """The finding for people."""
+    return finding_text(finding(what, judgement, bundle))
 
 
 def holds_line(number: int, judgement: Judgement, seconds: float) -> str:

@@ -46,6 +46,8 @@ from .shapes import (
 from .values import (
     BACKWARD_PREFETCHES,
     CLIPS,
+    COMPILED_OF,
+    COMPILES,
     FROZEN_PATTERNS,
     GROUP_PATTERNS,
     HIDDEN,
@@ -122,7 +124,7 @@ class Choices:
             model=model,
             optimizer=self.optimizer(model),
             start=self.start(model),
-            training=self.training(data, model),
+            training=self.training(data, model, seed),
             sharding=self.sharding(seed, mesh),
             disturbance=Disturbance(delay=self.option("disturbance.delay", (0.0,) * 24 + (2.0,))),
         )
@@ -328,7 +330,7 @@ class Choices:
         options = [pattern for pattern in ZERO_PATTERNS if matching(names, (pattern,))]
         return (self.pick(options),) if options else ()
 
-    def training(self, data: Data, model: Model) -> Training:
+    def training(self, data: Data, model: Model, seed: int) -> Training:
         training = Training(
             steps=self.option("training.steps", (1, 2, 2, 3, 3, 4)),
             microbatches=self.option("training.microbatches", (1,) * 6 + (2, 2, 3, 4)),
@@ -338,6 +340,10 @@ class Choices:
             ),
             norm=self.option("training.norm", NORMS),
             set_to_none=self.option("training.set_to_none", (True, True, True, False)),
+            # By the seed, so that all other choices stay what they are.
+            compile=self.field(
+                "training.compile", lambda: COMPILES.get(seed % COMPILED_OF, "none")
+            ),
         )
         later = tuple(range(1, training.steps)) if model.frozen else ()
         overflowing = self._fixed.get("training.overflow") is not None

@@ -138,13 +138,18 @@ class _Tilted:
         return int((drawn**TILT if tilted else drawn) * n)
 
 
+COMPILING_COST = 150
+"""What compiling costs, in layers: 1 to 2 s."""
+
+
 def cost(case: Case) -> int:
     """What running it costs: the layers that all ranks go through, since they share processors.
 
     Stem and head count, and the forward and backward after the last step.
     """
     passes = (case.training.steps + 1) * case.training.microbatches
-    return OWN_COST + case.world_size * passes * (len(call_order(case.model)) + 2)
+    own = OWN_COST if case.training.compile == "none" else OWN_COST + COMPILING_COST
+    return own + case.world_size * passes * (len(call_order(case.model)) + 2)
 
 
 def cover(held: Sequence[int], costs: Sequence[float], wanted: int) -> list[int]:

@@ -48,6 +48,7 @@ BackwardPrefetchKind = Literal["pre", "post", "none"]
 SyncKind = Literal["last", "each", "shards"]
 DamageKind = Literal["none", "flip", "truncate", "remove", "mix"]
 CheckpointKind = Literal["distributed", "full", "sharded"]
+CompileKind = Literal["none", "eager", "aot_eager", "inductor"]
 OffloadKind = Literal["none", "pageable", "pinned"]
 Pattern = Annotated[str, Meta(min_length=1, max_length=256)]
 UserPath = Annotated[str, Meta(min_length=1, max_length=512)]
@@ -224,6 +225,9 @@ class Training(_Data, frozen=True, kw_only=True):
     overflow: Annotated[int, Meta(ge=0, le=1000)] | None = None
     """Step at which one microbatch of one rank has an infinite loss: the step is to be skipped.
     Needs `loss_scale`."""
+    compile: CompileKind = "none"
+    """The model is compiled by torch.compile with this backend. Its kernels are others than those
+    of one device, so what it computes is held against bounds that are estimated."""
 
 
 class Precision(_Data, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from .schema import (
     BackwardPrefetchKind,
     BlockKind,
     CheckpointKind,
+    CompileKind,
     KernelKind,
     MomentsKind,
     ScheduleKind,
@@ -67,3 +68,8 @@ CLIPS = (1.0, 0.003, 1e3)
 GROUP_PATTERNS = ("*.bias", "head.*", "stem.*", "*norm*", "blocks.*", "*.weight", "blocks.0.*")
 ZERO_PATTERNS = ("*.bias", "head.*", "stem.weight", "blocks.0.*", "*norm.weight", "*.down.*")
 FROZEN_PATTERNS = ("stem.*", "*.bias", "head.*", "blocks.0.*", "*norm*", "*.weight", "blocks.*")
+
+COMPILES: dict[int, CompileKind] = {7: "eager", 22: "aot_eager"}
+"""Remainder of a case's seed by COMPILED_OF -> the backend that compiles its model. Inductor is for
+those who ask: a case of it takes a minute or more."""
+COMPILED_OF = 61

@@ -18,11 +18,13 @@ from .shard import Shard
 
 Moment = Literal["reduced", "clipped"]
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
-Extra = Literal["loss_scale", "unfreeze", "two_axes", "precision"]
+Extra = Literal["loss_scale", "unfreeze", "compile", "two_axes", "precision"]
 EXTRAS: tuple[Extra, ...] = get_args(Extra)
 """What an implementation must say that it handles."""
-OF_TRAINING: tuple[Extra, ...] = ("loss_scale", "unfreeze")
+OF_TRAINING: tuple[Extra, ...] = ("loss_scale", "unfreeze", "compile")
 """Those that are fields of `case.training`."""
+UNCOMPILED: tuple[Extra, ...] = ("loss_scale", "unfreeze", "two_axes")
+"""All but the compiling of the model."""
 Stage = Literal[0, 1, 2, 3]
 Call = Callable[..., torch.Tensor]
 
@@ -159,9 +161,10 @@ class Implementation:
     handles: ClassVar[Collection[str]] = ()
     """What else `train_step` does where the case asks for it: "loss_scale" (multiplies losses by a
     scale that begins with `training.loss_scale`, and skips steps that overflow), "unfreeze" (obeys
-    `Step.unfreeze`), "two_axes" (replicates over the first axis of a mesh of two, and shards over
-    the second), "precision" (computes and reduces in the dtypes of `case.precision`, and says how
-    in its `semantics`). Without it, such cases are unsupported and are not drawn."""
+    `Step.unfreeze`), "compile" (compiles the model with the backend `training.compile`), "two_axes"
+    (replicates over the first axis of a mesh of two, and shards over the second), "precision"
+    (computes and reduces in the dtypes of `case.precision`, and says how in its `semantics`).
+    Without it, such cases are unsupported and are not drawn."""
 
     keeps: ClassVar[Collection[str]] = ()
     """What `save` and `load` keep beside the model and the optimizer: "data" (the loader's state),

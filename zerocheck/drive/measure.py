@@ -25,6 +25,12 @@ from .on_gpu import DeviceLog
 from .peaks import peaks
 from .touched import Touched
 
+UNMEASURED = (
+    "torch compiles nothing under a dispatch mode, by which memory and collectives are followed "
+    "(training.compile)"
+)
+"""Why the memory of a compiled model is not judged."""
+
 ALIKE = 2
 """Steps, at least, that must not grow, after the first that ends with all there is to have."""
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ..case.legs import lowered, two_axes
-from ..case.schema import Case, Sharding
+from ..case.schema import Case, Sharding, Training
 from ..catalogue import INJECTED, apart
 from ..contract import loading
 from ..contract.implementation import EXTRAS, OF_TRAINING, Implementation
@@ -23,6 +23,7 @@ from ..errors import Unsupported, UsageError, unknown
 from ..models.looking import look
 from .checkpoints import Checkpoints, kept, resumes
 from .collectives import CollectiveTrace
+from .measure import UNMEASURED
 from .observation import Described, Job, Looked, RankSeen, Refusals
 from .poison import deterministic
 from .recorder import Recorder, Store
@@ -30,6 +31,8 @@ from .steps import Driver, restores
 
 AXES = {1: ("shard",), 2: ("replicate", "shard")}
 """Names of the mesh axes, by their number."""
+
+_PLAIN = Training()
 
 _injected: dict[str, type[Implementation]] = {}
 _meshes: dict[tuple[object, tuple[int, ...], str], DeviceMesh] = {}
@@ -140,6 +143,8 @@ def _run_case(job: Job, context: Context) -> RankSeen:
     deterministic(device)
     implementation = load(job.implementation)
     reason = _refusal(implementation, case)
+    if reason is None and job.measure and case.training.compile != "none":
+        reason = UNMEASURED
     if reason is not None:
         return RankSeen(unsupported=reason)
     driver = Driver(
@@ -185,7 +190,11 @@ def _check_handles(name: str, given: Collection[str]) -> None:
 def _unhandled(implementation: type[Implementation], case: Case) -> str | None:
     """What the case asks for and the implementation does not say that it handles, or None."""
     training = case.training
-    asked = {f"training.{one}": one for one in OF_TRAINING if getattr(training, one) is not None}
+    asked = {
+        f"training.{one}": one
+        for one in OF_TRAINING
+        if getattr(training, one) != getattr(_PLAIN, one)
+    }
     if two_axes(case):
         asked["a mesh of two axes (two_axes)"] = "two_axes"
     if lowered(case):

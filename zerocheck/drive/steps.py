@@ -97,7 +97,8 @@ class Driver:
         with ExitStack() as stack:
             stack.enter_context(poisoned())
             subject, model_probe = self._built()
-            stack.enter_context(model_probe.watching())
+            if self.case.training.compile == "none":  # its hooks would break the graphs
+                stack.enter_context(model_probe.watching())
             self.progress.at("observing the initial state")
             first, end = self.case.training.first, end_of(self.case)
             recorder.take(first - 1, "state", subject.shards(), STATE_ROLES)

@@ -27,11 +27,9 @@ class _Offloaded(Fsdp2):
         """Whether the case has what they spoil."""
         return self.case.sharding.offload != "none"
 
-    def local(self) -> Iterator[tuple[str, torch.nn.Parameter, torch.Tensor]]:
-        """Each parameter that trains, with its shard on this rank."""
-        for name, parameter in self.built.model.named_parameters():
-            if parameter.requires_grad:
-                yield name, parameter, _shard(parameter)
+    def learning(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Each parameter that trains."""
+        return ((n, p) for n, p in self.built.model.named_parameters() if p.requires_grad)
 
 
 class StaleHostGradient(_Offloaded):
@@ -52,7 +50,7 @@ class StaleHostGradient(_Offloaded):
         arrived: dict[str, torch.Tensor] = {}
 
         def late(*_: Any) -> None:
-            for name, parameter, _ in self.local():
+            for name, parameter in self.learning():
                 if parameter.grad is not None:
                     gradient = _shard(parameter.grad)
                     arrived[name] = gradient.clone()
@@ -77,7 +75,7 @@ class CopiedBackBeforeUpdate(_Offloaded):
         if not self.offloads:
             return super().train_step(step)
         sent: dict[str, torch.Tensor] = self.__dict__.setdefault("_sent", {})
-        updated = {name: shard.clone() for name, _, shard in self.local()}
+        updated = {name: _shard(parameter).clone() for name, parameter in self.learning()}
         self._write(sent)
 
         def reached(moment: Moment) -> None:
@@ -90,9 +88,9 @@ class CopiedBackBeforeUpdate(_Offloaded):
         return report
 
     def _write(self, held: dict[str, torch.Tensor]) -> None:
-        for name, _, shard in self.local():
+        for name, parameter in self.learning():
             if name in held:
-                shard.copy_(held[name])
+                _shard(parameter).copy_(held[name])
 
 
 def _shard(tensor: torch.Tensor) -> torch.Tensor:

@@ -23,6 +23,7 @@ from ..contract.names import unwrapped
 from ..errors import Unsupported
 from . import whole as file
 from .casting import autocast, of_autocast
+from .compiling import compiled, compiles, forget, uncompiled
 from .ddp_bytes import ddp_layout, replicated_states
 from .limits import norm_of_empties, one_axis, under_autocast
 from .scaling import scaler_of
@@ -32,6 +33,8 @@ from .traffic.writing import with_told
 
 # Of norms under autocast: their weights stay fp32.
 warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
+FIRST_BUCKET = 1 << 18
+"""Elements in fp32 of `dist._DEFAULT_FIRST_BUCKET_BYTES`, which DDP has whatever its others are."""
 
 
 class Ddp(BuiltImplementation):
@@ -61,7 +64,8 @@ class Ddp(BuiltImplementation):
     def supports(cls, case: Case) -> str | None:
         """None, or the reason why this case cannot be run."""
         reason = one_axis(case) or under_autocast(case)
-        return reason or norm_of_empties(case) or _changing_graph(case)
+        reason = reason or norm_of_empties(case) or _changing_graph(case)
+        return reason or uncompiled(case) or _split_by_buckets(case)
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
@@ -118,6 +122,10 @@ class Ddp(BuiltImplementation):
             return super().export()
         return self._exported(self._whole_states())
 
+    def close(self) -> None:
+        forget(self.case)
+        super().close()
+
     @property
     def _inner(self) -> nn.Module:
         """The module that DDP wraps."""
@@ -152,7 +160,7 @@ def ddp(
         raise Unsupported("DDP refuses a model without trainable parameters")
     sharding = case.sharding
     left_out = bool(uncalled(case.model) or sometimes_used(case.model))
-    return DistributedDataParallel(
+    wrapped = DistributedDataParallel(
         model,
         process_group=mesh.get_group(),
         bucket_cap_mb=sharding.bucket * 4 / 2**20,
@@ -160,6 +168,18 @@ def ddp(
         find_unused_parameters=sharding.find_unused or left_out,
         static_graph=sharding.static_graph,
     )
+    compiled([wrapped], case)  # from outside, so that torch splits the graph by buckets
+    return wrapped
+
+
+def _split_by_buckets(case: Case) -> str | None:
+    """None, or why torch cannot split the graph by DDP's buckets."""
+    if compiles(case) and case.sharding.bucket < FIRST_BUCKET:
+        return (
+            "torch's DDPOptimizer wants the first bucket, of 1 MiB, to be the smallest: sharding."
+            f"bucket is {case.sharding.bucket}, needed are {FIRST_BUCKET} elements"
+        )
+    return None
 
 
 def _changing_graph(case: Case) -> str | None:

@@ -29,6 +29,7 @@ from ..contract.layout import Layout
 from ..errors import Unsupported
 from . import whole as file
 from .casting import fsdp2_policy, of_fsdp2
+from .compiling import compiled, forget, uncompiled
 from .fsdp2_bytes import fsdp2_layout
 from .limits import (
     bf16_only,
@@ -103,7 +104,8 @@ class Fsdp2(BuiltImplementation):
         """None, or the reason why this case cannot be run."""
         reason = one_precision(case) or bf16_only(case) or norms_cast(case)
         reason = reason or dim0_sharded(case) or same_units(case) or unpinned(case)
-        return reason or one_dtype(case, wrap=case.sharding.wrap) or norm_of_empty_shards(case)
+        reason = reason or one_dtype(case, wrap=case.sharding.wrap) or norm_of_empty_shards(case)
+        return reason or uncompiled(case)
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
@@ -127,6 +129,7 @@ class Fsdp2(BuiltImplementation):
             mp_policy=fsdp2_policy(case),
             offload_policy=_offloading(case),
         )
+        compiled(units or [model], case)  # unit by unit, beneath what fully_shard hooks around them
         for module in units:
             wrap(module, reshard_after_forward=reshard)
         wrap(model, reshard_after_forward=None if reshard else False)
@@ -169,6 +172,10 @@ class Fsdp2(BuiltImplementation):
             ),
         )
         take_over(found, loader, self.built.scaler)
+
+    def close(self) -> None:
+        forget(self.case)
+        super().close()
 
 
 def _trained(optimizer: torch.optim.Optimizer) -> int:

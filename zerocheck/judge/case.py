@@ -26,9 +26,11 @@ from . import loss as loss_
 from .assemble import Fetch, Held, Observation
 from .compare import all_finite, exactly
 from .digest import digest_of
+from .estimate import TWINS, Off, off
 from .flat import FlatBuffer, flat_buffers
 from .layout import Layout
 from .local import LocalRunner, Passes, Scale, as_on_a_rank
+from .moving import moved
 from .ownership import Ownership
 from .pieces import Enclosing, in_pieces, some, split
 from .precision import DTYPES, Computing
@@ -47,6 +49,10 @@ def judge(case: Case, seen: Sequence[RankSeen], fetch: Fetch, *, digest: bool = 
     """
     with as_on_a_rank(ran_on(seen)), torch.no_grad():
         return CaseJudge(case, seen, fetch).judgement(digest=digest)
+
+
+_LOCAL: tuple[Obligation, ...] = ("loss", "gradient", "buffers")
+"""What follows from local passes, whose bits depend on kernels."""
 
 
 class CaseJudge:
@@ -73,6 +79,8 @@ class CaseJudge:
         self.violations: dict[Obligation, Violation] = {}
         self.tier: Tier = "full"
         self.passes: Passes | None = None
+        self.estimates = case.training.compile != "none"
+        self._off: Off | None = None
         self._taken: tuple[Passes, Callable[[], Passes]] | None = None
         self.used_before = [False] * len(self.layout.places)
 
@@ -89,6 +97,7 @@ class CaseJudge:
             tier=self.tier,
             digest=digest_of(self.observation) if digest or self.violations else "",
             semantics=self.observation.seen[0].semantics,
+            estimated=tuple(one for one in _LOCAL if one in statuses) if self.estimates else (),
             vacuous=self.vacuity.among(o for o, status in statuses.items() if status == "holds"),
         )
 
@@ -133,15 +142,19 @@ class CaseJudge:
         """
         seen = self.observation.steps(step)
         losses = [rank.losses for rank in seen]
-        self.passes = None
+        self.passes, self._off = None, None
         random = own_states(self.observation.random_states(step), self.device)
         self._note("loss", 0.0, loss_.check_random(random, step=step))
         passes = self._passes(step, before)
         if self.device.type != CPU:
             self._taken = passes, lambda: self._passes(step, before)
+        if self.estimates:
+            self._off = self._estimated(step, before, passes)
+        slack = 0.0 if self._off is None else self._off.loss
         violation = loss_.check(
             losses,
             passes.losses,
+            off=slack,
             step=step,
             evaluated=lambda: self._evaluated(step, before),
             left=[rank.left for rank in seen],
@@ -149,7 +162,7 @@ class CaseJudge:
         )
         if violation is not None and earlier is not None:
             stale = self._passes(step, before, own=earlier)
-            if loss_.same(losses, stale.losses):
+            if loss_.same(losses, stale.losses, slack):
                 self._note("publish", 0.0, publish.stale(step, violation))
                 return self._reduced(step)
         if violation is not None and not violation.causes and "loss" not in self.violations:
@@ -181,7 +194,27 @@ class CaseJudge:
 
     def _expected(self, step: int, passes: Passes) -> gradient_.Expected:
         scales = self.observation.loss_scales(step)
-        return gradient_.expected(passes, self.layout, self.case, self.semantics, scales=scales)
+        return gradient_.expected(
+            passes, self.layout, self.case, self.semantics, scales=scales, noise=self._noise
+        )
+
+    @property
+    def _noise(self) -> torch.Tensor | float:
+        """How far the sum of local gradients can be off, where that is estimated."""
+        return 0.0 if self._off is None else self._off.gradient
+
+    def _estimated(self, step: int, before: State, passes: Passes) -> Off:
+        """How far what is computed in the step can be off, by runs with it moved."""
+        twins = []
+        for twin in range(TWINS):
+            own: list[torch.Tensor] = []
+            for rank, flat in enumerate(before.own):
+                # One vector for all, as long as it is one.
+                same = rank and flat is before.own[0]
+                own.append(own[0] if same else moved(flat, self.layout, twin))
+            with self.runner.rounding_otherwise(twin):
+                twins.append(self._passes(step, before, own=own))
+        return off(passes, twins, self.layout)
 
     def _hidden(self, step: int, before: State, after: State, shown: Held | None) -> None:
         """Judge a step whose gradient, or whose clipped gradient, was not shown.
@@ -245,6 +278,7 @@ class CaseJudge:
             loss_scale=self.observation.loss_scales(step)[0],
             buffers=self._flat_buffers,
             left=[rank.left for rank in self.observation.steps(step)],
+            noise=self._noise,
         )
         self._note("gradient", share, violation)
 
@@ -312,6 +346,7 @@ class CaseJudge:
             step=step,
             before=self.observation.buffers(step - 1),
             local=(lambda: self._passes(step, before, local=True).buffers) if sent else None,
+            off=None if self._off is None else self._off.buffers,
         )
         self._note("buffers", 0.0, violation)
 

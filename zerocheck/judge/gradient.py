@@ -50,9 +50,11 @@ def expected(
     semantics: Semantics,
     *,
     scales: Sequence[float] = (),
+    noise: torch.Tensor | float = 0.0,
 ) -> Expected:
     """Sum of all local gradients over the declared divisor, and its enclosure.
 
+    noise: how far the sum of local gradients can be off, where kernels are not the reference's.
     scales: loss scale of each rank. It is divided out after the reduction: exactly by a power of
     two, else with two roundings more; what underflows loses at most eta, before (divided by the
     scale) and after. Where the sum is not finite, it must be exactly that.
@@ -86,12 +88,19 @@ def expected(
             bound = torch.where(exact.isfinite(), bound, 0.0)
         return Enclosure(exact, bound)
 
+    def estimated(exact: torch.Tensor, bound: torch.Tensor, at: Positions | None) -> Enclosure:
+        if not isinstance(noise, torch.Tensor):
+            return Enclosure(exact, bound)
+        own = (noise if at is None else noise[at]) / divisor
+        return Enclosure(exact, bound + torch.where(exact.isfinite(), own, 0.0))
+
     def at(positions: Positions | None) -> Enclosure:
         some = passes.gradients if positions is None else passes.gradients[..., positions]
         terms = some.to(torch.float64)
         exact = terms.sum((0, 1)) / divisor
         absolute = terms.abs().sum((0, 1)) / divisor
-        return layout.formats.at(positions).enclose(enclosure, exact, absolute)
+        derived = layout.formats.at(positions).enclose(enclosure, exact, absolute)
+        return estimated(*derived, positions)
 
     return Expected(Enclosing(layout.size, at), passes.used.any(0).tolist())
 
@@ -135,12 +144,14 @@ def check(
     buffers: Callable[[], Sequence[FlatBuffer]] = tuple,
     unclipped_before: Callable[[], torch.Tensor | None] = lambda: None,
     left: Sequence[Sequence[str]] = (),
+    noise: torch.Tensor | float = 0.0,
 ) -> tuple[float, Violation | None]:
     """(share of the bound, violation or None) for the gradient that was shown at `reduced`.
 
     used_before: per parameter, whether a step before this one used it; buffers: asked for the flat
     buffers of the implementation if something is wrong; previous, unclipped_before: asked for then
-    too, see Evidence; left: see diagnose/loss.py.
+    too, see Evidence; left: see diagnose/loss.py; noise: as
+    of `expected`.
     """
     kept = () if case.training.set_to_none else used_before
     violation = _existence(held, wanted, layout, case, semantics, step, kept)
@@ -182,6 +193,7 @@ def check(
             buffers(),
             unclipped_before(),
             seeded_alike(left),
+            noise,
         )
     )
     return share, describe(

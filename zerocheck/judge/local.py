@@ -24,6 +24,7 @@ from ..drive.poison import deterministic
 from ..models.batches import batch, loss_of, overflows, weight
 from . import vectors
 from .layout import Layout
+from .moving import rounding_otherwise
 from .precision import OWN, Computing
 
 Scale = Callable[[torch.Tensor], torch.Tensor]
@@ -226,6 +227,12 @@ class LocalRunner:
             seed_device(seed, self._device)
         elif number < len(self._states[rank]):
             set_random_state(self._states[rank][number], self._device)
+
+    @contextmanager
+    def rounding_otherwise(self, twin: int) -> Iterator[None]:
+        """What the modules of the model compute is moved by a round-off within it."""
+        with rounding_otherwise(self._model, twin):
+            yield
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -23,13 +23,15 @@ def check(
     evaluated: Callable[[], Losses] | None = None,
     left: Sequence[Sequence[str]] = (),
     left_elsewhere: Collection[str] = (),
+    off: float = 0.0,
 ) -> Violation | None:
     """The first loss that differs, with its rank and microbatch.
 
+    off: how far a loss can be off, where kernels are not the reference's; 0 is bit for bit.
     evaluated: the losses in evaluation mode, asked for only if they can explain something; left,
     left_elsewhere: see diagnose/loss.py.
     """
-    if same(observed, expected):
+    if same(observed, expected, off):
         return None
     bad: list[int] = []
     first: tuple[int, float, float] | None = None
@@ -42,7 +44,7 @@ def check(
                 ("microbatch dropped",) if len(seen) < len(wanted) else ("microbatch doubled",),
             )
         for number, (a, b) in enumerate(zip(seen, wanted, strict=True)):
-            if not equal(a, b):
+            if not equal(a, b, off):
                 bad.append(rank)
                 first = first or (number, a, b)
                 break
@@ -58,7 +60,7 @@ def check(
         observed, expected, None if evaluated is None else evaluated(), left, left_elsewhere
     )
     text += "".join(SENTENCES[name] for name in names[:1])
-    return _violation(step, tuple(bad), text, names, a, b)
+    return _violation(step, tuple(bad), text, names, a, b, off)
 
 
 def with_other_parameters(
@@ -107,6 +109,7 @@ def _violation(
     causes: tuple[str, ...],
     observed: float | None = None,
     expected: float | None = None,
+    off: float = 0.0,
 ) -> Violation:
     return Violation(
         obligation="loss",
@@ -117,6 +120,6 @@ def _violation(
         explanation=explanation,
         observed=observed,
         expected=expected,
-        bound=0.0,
+        bound=off,
         causes=causes,
     )

@@ -71,6 +71,7 @@ def merged(parts: Sequence[Judgement]) -> Judgement:
             ),
             digest=first.digest + other.digest,
             vacuous=(*first.vacuous, *other.vacuous),
+            estimated=tuple(dict.fromkeys((*first.estimated, *other.estimated))),
             weighed=first.weighed or other.weighed,
         )
     return first

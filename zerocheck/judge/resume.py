@@ -111,6 +111,7 @@ def judge_legs(
                 *judgements[0].vacuous,
                 *(one for one in RESUME if statuses[one] == "holds" and one not in moved),
             ),
+            estimated=(*judgements[0].estimated, "continuation") if judgements[0].estimated else (),
             loads=tuple(loads),
         )
 

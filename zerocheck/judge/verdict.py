@@ -58,6 +58,12 @@ VACUOUS: dict[Obligation, str] = {
 }
 """When an obligation holds since nothing could fail: the plain failure to do it holds too."""
 
+ESTIMATED = (
+    "estimated, since kernels differ: twice the model ran again with what it computes moved by a "
+    "round-off, and 16 times what that moved is let pass"
+)
+"""What the bound of an obligation in `Judgement.estimated` is."""
+
 Status = Literal["holds", "violated", "not exercised", "unsupported", "crashed", "hung", "known"]
 """`known` is said by a run, never by the judge: it failed, and is a listed known issue."""
 

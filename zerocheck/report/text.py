@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from ..judge.verdict import TITLES, Status, Violation
+from ..judge.verdict import ESTIMATED, TITLES, Status, Violation
 from ..run.findings import Findings
 from ..run.records import CaseFinished, Finding, Known
 from ..run.tally import FAILING, Cell
@@ -49,6 +49,8 @@ def finding_lines(finding: Finding) -> list[str]:
         # A small case does not tell its causes apart, so it has no say about them.
         named = finding.violation.explanation if finding.size else finding.title
         lines += _violation_lines(finding.violation, title=named)
+    if finding.estimated:
+        lines += row("bound", ESTIMATED)
     causes = finding.causes or (finding.violation.causes if finding.violation else ())
     if finding.status == "violated" or causes:
         lines += row("cause", _causes(causes))
@@ -208,4 +210,5 @@ def cell_text(cell: Cell) -> str:
 
 
 def _holding(cell: Cell) -> str:
-    return f"{cell.counts['holds']} hold{'s' if cell.counts['holds'] == 1 else ''}"
+    said = f"{cell.counts['holds']} hold{'s' if cell.counts['holds'] == 1 else ''}"
+    return f"{said} ({cell.estimated} estimated)" if cell.estimated else said

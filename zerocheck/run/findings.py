@@ -87,6 +87,12 @@ class Bug:
         """The case to replay: the smallest that is known."""
         return self.first if self.shrunk is None else self.shrunk.finished
 
+    @property
+    def _estimated(self) -> bool:
+        """Whether the bound that the case to replay violates is estimated."""
+        told, judgement = self.violation, self.replayed.judgement
+        return told is not None and judgement is not None and told.obligation in judgement.estimated
+
     def _follows(self) -> tuple[Obligation, ...]:
         judgement = self.first.judgement
         if judgement is None:
@@ -159,6 +165,7 @@ class Bug:
             groups=() if shrunk is None else shrunk.groups,
             known=None if self.issue is None else self.issue.record,
             model=user.factory if user is not None else "",
+            estimated=self._estimated,
         )
 
 

@@ -15,6 +15,7 @@ from ..case.covering import Pairs, candidates
 from ..case.drawing import draw
 from ..case.features import (
     FEATURES,
+    IN_PAIRS,
     OF_PRECISION,
     OF_RESUME,
     OF_STEPS,
@@ -52,6 +53,7 @@ OFTEN_REFUSED = frozenset(
         "optimizer-first",
         "static-graph",
         "offload",
+        "compile",
         "unfreeze",
         "loss-scale",
     )
@@ -87,7 +89,7 @@ class Drawn:
     """
 
     def __init__(self) -> None:
-        self._pairs = Pairs(OF_STEPS)
+        self._pairs = Pairs(IN_PAIRS)
         self._pools: dict[bytes, dict[Case, int]] = {}
         self._arrays: dict[tuple[object, ...], Array] = {}
 
@@ -211,11 +213,13 @@ class Plan:
             own = _mapping(fixed.get("precision"))
             fixed["precision"] = {"compute": "fp32", "reduce": "fp32", **own}
         if described.lacks and not self._options.features:  # who asks for them is told why not
-            without = dict.fromkeys(
+            without: dict[str, object] = dict.fromkeys(
                 name for name in described.lacks if name not in ("two_axes", "precision")
             )
             if "loss_scale" in without:
                 without["overflow"] = None
+            if "compile" in without:
+                without["compile"] = "none"
             fixed["training"] = {**without, **_mapping(fixed.get("training"))}
         return fixed
 

@@ -181,6 +181,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
     known: Known | None = None
     model: str = ""
     """The user's own, if the case to replay has it."""
+    estimated: bool = False
+    """The bound is estimated, and not derived."""
 
     @property
     def intermittent(self) -> bool:

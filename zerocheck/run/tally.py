@@ -40,15 +40,17 @@ class Cell:
 
     counts: cases per verdict; share: largest part of the bound that was used, 1.0 is the edge;
     broken: known crashes and hangs, after which the obligation could not be looked at; vacuous:
-    cases in which it holds since nothing could fail; groups: judged cases in which it was looked
-    at, by the groups of features that they say something of; features: cases by feature and
-    verdict, but for those in which it holds since nothing could fail.
+    cases in which it holds since nothing could fail; estimated: cases in which it holds by a bound
+    that is estimated; groups: judged cases in which it was looked at, by the groups of features
+    that they say something of; features: cases by feature and verdict, but for those in which it
+    holds since nothing could fail.
     """
 
     counts: Counter[Status] = field(default_factory=Counter)
     share: float = 0.0
     broken: int = 0
     vacuous: int = 0
+    estimated: int = 0
     groups: Counter[str] = field(default_factory=Counter)
     features: Counter[tuple[str, Status]] = field(default_factory=Counter)
 
@@ -120,6 +122,7 @@ class ImplementationTally:
             self.world_sizes[record.case.world_size] += 1
             self.tiers[judgement.tier] += 1
             self.semantics = judgement.semantics or self.semantics
+            self.refused.update(set(judgement.unjudged.values()))
         says = groups(record.case, self.covered.ignored)
         has = [name for name in features(record.case) if name not in self.covered.ignored]
         for obligation, cell in self.cells.items():
@@ -133,6 +136,7 @@ class ImplementationTally:
                 cell.features.update((name, status) for name in has)
             cell.vacuous += vacuous
             if judgement is not None:
+                cell.estimated += status == "holds" and obligation in judgement.estimated
                 share = judgement.share.get(obligation, 0.0)
                 cell.share = max(cell.share, math.inf if math.isnan(share) else share)
 

@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from ..case.schema import Case
+from ..drive.measure import UNMEASURED
 from ..drive.observation import Job, RankSeen, Recorded, Timed
 from ..errors import HarnessError, Unsupported
 from ..judge.assemble import Fetch
@@ -125,6 +126,9 @@ class Trial:
         self._fresh = fresh
         self._obligations = obligations
         asked = set(obligations or ())
+        if case.training.compile != "none" and not asked <= set(MEMORY):
+            asked -= set(MEMORY)  # see `judged`
+            timed = False
         self._legs = Legs(implementation, case, trace=trace)
         self._measures = self._legs.measuring() if asked & set(MEMORY) else None
         self._times = self._legs.timing() if timed else None
@@ -243,6 +247,8 @@ def judged(
         if results.measured is not None:
             parts.append(judge_measured(case, runs[-1][0], digest=digest))
         judgement = merged(parts)
+        if case.training.compile != "none":
+            judgement = _unmeasured(judgement, obligations or ())
         if obligations is not None:
             judgement = _only(judgement, obligations)
         spent = time.perf_counter() - started
@@ -261,6 +267,15 @@ def judged(
             result.release()
         if results.timed is not None:
             results.timed.release()
+
+
+def _unmeasured(judgement: Judgement, asked: Collection[Obligation]) -> Judgement:
+    """The obligations of memory of a compiled case, which cannot be judged."""
+    unjudged = {one: UNMEASURED for one in MEMORY if one in asked}
+    unsupported: dict[Obligation, Status] = dict.fromkeys(unjudged, "unsupported")
+    return msgspec.structs.replace(
+        judgement, statuses={**judgement.statuses, **unsupported}, unjudged=unjudged
+    )
 
 
 def _pace(case: Case, result: JobResult | None) -> Pace | None:
@@ -352,6 +367,7 @@ def _only(judgement: Judgement, obligations: Collection[Obligation]) -> Judgemen
         share={o: s for o, s in judgement.share.items() if o in obligations},
         violations=tuple(v for v in judgement.violations if v.obligation in obligations),
         vacuous=tuple(o for o in judgement.vacuous if o in obligations),
+        estimated=tuple(o for o in judgement.estimated if o in obligations),
         loads=tuple(
             msgspec.structs.replace(
                 load, violated=tuple(o for o in load.violated if o in obligations)

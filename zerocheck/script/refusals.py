@@ -28,6 +28,8 @@ def reasons(name: str, case: Case, checks: tuple[Check, ...], steps: int) -> Ite
         yield "it saves and loads a checkpoint (resume)"
     if case.training.overflow is not None:
         yield "a step overflows on purpose (training.overflow)"
+    if case.training.compile != "none":
+        yield "it compiles the model, and bounds are then estimated (training.compile)"
     if case.disturbance.delay:
         yield "it needs delays, which show a race in some runs only (disturbance.delay)"
     if case.data.rng == "carried" and draws_random(case.model):

@@ -36,6 +36,12 @@ FEATURES: dict[str, Feature] = {
 OF_STEPS = tuple(name for name, row in FEATURES.items() if row.dimension != "resume")
 """Names of the features that cases without checkpoints have."""
 
+COMPILED = frozenset(("compile", "compile-aot", "compile-inductor"))
+"""Names of those that only cases with a compiled model have, which are slow."""
+
+IN_PAIRS = tuple(name for name in OF_STEPS if name not in COMPILED)
+"""Names of the features of which a covering array has all pairs."""
+
 ON_TWO_AXES = frozenset(("two-axes", "one-replica", "one-shard", "sync-shards"))
 """Names of those that no mesh of one axis has."""
 
@@ -87,8 +93,10 @@ def groups(case: Case, ignored: Collection[str] = ()) -> frozenset[str]:
 
 __all__ = [
     "BASIC",
+    "COMPILED",
     "FEATURES",
     "GROUPS",
+    "IN_PAIRS",
     "OF_PRECISION",
     "OF_RESUME",
     "OF_STEPS",

@@ -113,5 +113,16 @@ TRAINING = table(
         "gradients of a narrow compute reduced in fp32",
         lambda c: c.precision.compute != "fp32" and c.precision.reduce == "fp32",
     ),
+    ("compile", "a model that torch.compile compiles", lambda c: c.training.compile != "none"),
+    (
+        "compile-aot",
+        "a model compiled through AOTAutograd",
+        lambda c: c.training.compile in ("aot_eager", "inductor"),
+    ),
+    (
+        "compile-inductor",
+        "a model compiled by inductor",
+        lambda c: c.training.compile == "inductor",
+    ),
     dimension="training",
 )

@@ -14,7 +14,7 @@ from .hosts import HOSTS
 from .injected import INJECTED, injected_into
 from .left_out import LEFT_OUT, RESTORING
 from .memory import MEMORY
-from .offloading import OFFLOADING
+from .offloading import COMPILING, OFFLOADING
 from .precision import PRECISION
 from .races import RACES
 from .replicas import REPLICAS
@@ -28,7 +28,7 @@ FAULTS: dict[str, Fault] = {
         *GRADIENT, *ACCUMULATION, *SCALING, *CLIPPING, *UPDATE, *PUBLISHING, *OWNERSHIP,
         *FORWARDS, *BUFFERS, *DTYPES, *BROKEN, *LEFT_OUT, *RESTORING, *RACES,
         *CHECKPOINTS, *EXPORTS, *FILES, *MEMORY, *COMMUNICATION, *HOSTS, *REPLICAS,
-        *PRECISION, *OFFLOADING, *INJECTED,
+        *PRECISION, *OFFLOADING, *COMPILING, *INJECTED,
     )
 }  # fmt: skip
 """Name -> fault."""

@@ -1,4 +1,4 @@
-"""Faults that only offloaded cases show."""
+"""Faults that only offloaded, or compiled, cases show."""
 
 from __future__ import annotations
 
@@ -15,5 +15,19 @@ OFFLOADING = [
         "offloading:CopiedBackBeforeUpdate", "fsdp2", "publish",
         "parameters are copied to the device before AdamW has updated them on the CPU",
         "seen in review", "parameters of the previous step", features=("offload", "several-steps"),
+    ),
+]  # fmt: skip
+
+COMPILING = [
+    fault(
+        "compiling:CompiledLossTimesWorld", "fsdp2", "gradient",
+        "the loss is multiplied by W where the model is compiled", "HF transformers #45994",
+        "gradient x W", world=3, features=("compile",),
+    ),
+    fault(
+        "compiling:CompiledUnreduced", "ddp", "gradient",
+        "a compiled backward never reduces gradients", "seen in review", "local gradient only",
+        world=3, features=("compile",), 
+        without=("bucket-small", "static-graph", "block-batch-norm"),
     ),
 ]  # fmt: skip

@@ -12,6 +12,7 @@ from ...case.schema import Case, Model, Sharding
 from ...case.shapes import call_order, sometimes_used, uncalled, unfrozen
 from ...compat import size_based_units
 from ...contract.groups import group_of
+from ..compiling import compiles, uncompiled
 from ..limits import bf16_only, norms_cast, one_precision, same_units
 from ..units import is_conditional, members, skeleton, unit_modules
 
@@ -27,10 +28,12 @@ def refusal(case: Case) -> str | None:
     """None, or why FSDP1 cannot run the case: what torch refuses, or documents as wrong use."""
     reason = one_precision(case) or bf16_only(case) or norms_cast(case)
     reason = reason or _summed_by_call(case) or same_units(case) or _on_two_axes(case)
-    reason = reason or _offloading(case)
+    reason = reason or _offloading(case) or uncompiled(case)
     if reason is not None:
         return reason
     sharding = case.sharding
+    if compiles(case) and not sharding.use_orig_params:
+        return "torch.compile needs FSDP1's use_orig_params, as torch says (training.compile)"
     if sharding.optimizer_first and not sharding.use_orig_params:
         return (
             "torch says that the optimizer must be made after FSDP wrapped the model, since flat "

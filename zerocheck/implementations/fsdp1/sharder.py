@@ -40,6 +40,7 @@ from ...contract.names import unwrapped
 from ...contract.refusals import torch_refusals
 from ...devices import placed
 from ..casting import fsdp1_policy, of_fsdp1, of_no_shard
+from ..compiling import compiled, forget
 from ..limits import one_axis
 from ..meshes import shard_group
 from ..scaling import sharded_scaler_of
@@ -176,8 +177,8 @@ class Fsdp1(BuiltImplementation):
             mixed_precision=fsdp1_policy(case),
             cpu_offload=CPUOffload(offload_params=sharding.offload != "none"),
         )
+        compiled([wrapped], case)
         optimizer = first or torch.optim.AdamW(_groups(wrapped, case))
-
         return Built(
             wrapped,
             optimizer,
@@ -226,6 +227,7 @@ class Fsdp1(BuiltImplementation):
         return checkpoint.export(self.built.model, self.built.optimizer, self.names)
 
     def close(self) -> None:
+        forget(self.case)
         for flat in self.flats:
             release(flat)
         self.flats.clear()

@@ -21,7 +21,7 @@ from ...case.legs import lowered
 from ...case.schema import Case
 from ...compat import reduce_scatter_single
 from ...contract import Semantics, Shard, Step, StepReport
-from ...contract.implementation import EXTRAS
+from ...contract.implementation import UNCOMPILED
 from ...contract.layout import Layout
 from ..meshes import every_rank, shard_group
 from ..traffic import textbook as traffic
@@ -54,7 +54,7 @@ class Zero1(Resumable):
     semantics = Semantics(accumulate="local", unused="zero", buffers="local", weight="token")
     stage = 1
     options = ("bucket",)
-    handles = EXTRAS
+    handles = UNCOMPILED
 
     @classmethod
     def supports(cls, case: Case) -> str | None:

@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from ...case.legs import lowered
 from ...case.schema import Case
 from ...contract import Semantics, Shard, Step, StepReport
-from ...contract.implementation import EXTRAS
+from ...contract.implementation import UNCOMPILED
 from ...contract.layout import Layout
 from ..meshes import every_rank, shard_group
 from ..traffic import textbook as traffic
@@ -93,7 +93,7 @@ class Zero2(Resumable):
     semantics = Semantics(accumulate="reduce_each", unused="zero", buffers="local", weight="token")
     stage = 2
     options = ("bucket",)
-    handles = EXTRAS
+    handles = UNCOMPILED
 
     @classmethod
     def supports(cls, case: Case) -> str | None:

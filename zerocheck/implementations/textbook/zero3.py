@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_leaves
 from ...case.schema import Case
 from ...case.shapes import unfrozen
 from ...contract import Semantics, Shard, Step, StepReport
-from ...contract.implementation import EXTRAS
+from ...contract.implementation import UNCOMPILED
 from ...contract.layout import Layout
 from ..limits import same_units
 from ..meshes import every_rank, shard_group
@@ -126,7 +126,7 @@ class Zero3(Resumable):
     semantics = Semantics(accumulate="reduce_each", unused="zero", buffers="local", weight="token")
     stage = 3
     options = ("wrap", "bucket", "reshard", "prefetch")
-    handles = EXTRAS
+    handles = UNCOMPILED
 
     @classmethod
     def supports(cls, case: Case) -> str | None:

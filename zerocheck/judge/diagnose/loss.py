@@ -21,17 +21,19 @@ SENTENCES = {
 }
 
 
-def same(observed: Losses, expected: Losses) -> bool:
-    """Every loss that was observed is the expected one, NaN and infinity included."""
+def same(observed: Losses, expected: Losses, off: float = 0.0) -> bool:
+    """Every loss that was observed is the expected one, NaN and infinity included. off: how far it
+    can be, where kernels are not the reference's."""
     return all(
-        len(seen) == len(wanted) and all(equal(a, b) for a, b in zip(seen, wanted, strict=True))
+        len(seen) == len(wanted)
+        and all(equal(a, b, off) for a, b in zip(seen, wanted, strict=True))
         for seen, wanted in zip(observed, expected, strict=True)
     )
 
 
-def equal(a: float, b: float) -> bool:
-    """The same number, or both NaN."""
-    return a == b or (math.isnan(a) and math.isnan(b))
+def equal(a: float, b: float, off: float = 0.0) -> bool:
+    """The same number, but for `off`, or both NaN."""
+    return a == b or abs(a - b) <= off or (math.isnan(a) and math.isnan(b))
 
 
 def causes(

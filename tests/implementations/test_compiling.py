@@ -1,0 +1,110 @@
+"""Compiled models: that they are, what is refused, and that bounds are said to be estimated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from msgspec.structs import replace
+from slices import sliced
+from torch.distributed.device_mesh import DeviceMesh
+
+from zerocheck.case.schema import Block, Case, Data, Disturbance, Model, Sharding, Training
+from zerocheck.contract import Implementation
+from zerocheck.drive.measure import UNMEASURED
+from zerocheck.implementations.ddp import Ddp
+from zerocheck.implementations.fsdp1 import Fsdp1
+from zerocheck.implementations.fsdp2 import Fsdp2
+from zerocheck.judge.verdict import ESTIMATED
+from zerocheck.models.batches import batch
+from zerocheck.models.network import build_model
+from zerocheck.ranks.pool import Pool
+from zerocheck.report.text import failures_of, finding_text
+from zerocheck.run.trial import TARGET, Trial
+
+from .driver import in_ranks
+
+KINDS: dict[str, type[Implementation]] = {"ddp": Ddp, "fsdp1": Fsdp1, "fsdp2": Fsdp2}
+
+
+def compiled(backend: str, **fields: object) -> Case:
+    case = Case(
+        mesh=(2,),
+        model=Model(inputs=5, width=4, outputs=3, blocks=(Block(kind="mlp"),)),
+        data=Data(batch=2, length=2),
+        training=Training(steps=2, compile=backend),  # type: ignore[arg-type]
+    )
+    return replace(case, **fields)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool(TARGET, patience_s=30.0) as ranks:
+        yield ranks
+
+
+def _graphs(mesh: DeviceMesh, kind: type, case: Case) -> tuple[int, int]:
+    """Graphs that a forward compiled, and code that is known as compiled after close."""
+    from torch._dynamo.convert_frame import input_codes
+    from torch._dynamo.utils import counters
+
+    subject = kind(build_model(case), case, mesh)
+    drawn = batch(case, step=0, rank=mesh.get_rank(), microbatch=0)
+    subject.built.model(*drawn.inputs)
+    made = counters["stats"]["unique_graphs"] if input_codes.seen else 0
+    subject.close()
+    return made, len(input_codes.seen)
+
+
+@pytest.mark.parametrize("name", sliced(list(KINDS), ["fsdp2"]))
+def test_the_model_is_compiled_and_forgotten(name: str) -> None:
+    ((made, left),) = in_ranks(1, _graphs, KINDS[name], compiled("eager", mesh=(1,)))
+    assert made > 0 and left == 0
+
+
+@pytest.mark.parametrize("backend", sliced(["eager", "aot_eager", "inductor"], ["aot_eager"]))
+@pytest.mark.parametrize("name", sliced(list(KINDS), ["fsdp2"]))
+def test_what_is_right_holds_and_is_said_to_be_estimated(
+    pool: Pool, name: str, backend: str
+) -> None:
+    found = Trial(pool, name, compiled(backend), obligations=("gradient", "persistent")).outcome()
+    assert found.status == "holds" and found.judgement is not None, (found.reason, found.judgement)
+    assert found.judgement.estimated == ("gradient",)
+    assert found.judgement.statuses == {"gradient": "holds", "persistent": "unsupported"}
+    assert found.judgement.unjudged == {"persistent": UNMEASURED}
+
+
+def test_memory_alone_is_unsupported(pool: Pool) -> None:
+    found = Trial(pool, "ddp", compiled("eager"), obligations=("persistent",)).outcome()
+    assert found.status == "unsupported" and found.reason == UNMEASURED
+
+
+def test_a_finding_says_that_its_bound_is_estimated(pool: Pool) -> None:
+    name = "zerocheck.faults.compiling:CompiledLossTimesWorld"
+    case = compiled("eager", mesh=(3,))
+    for asked, estimated in ((case, True), (replace(case, training=Training(steps=1)), False)):
+        outcome = Trial(pool, name, asked).outcome()
+        assert (outcome.status == "violated") is estimated
+        for one in failures_of(outcome.record(0, name, asked)):
+            assert one.causes == ("gradient x W",) and one.estimated
+            assert ESTIMATED in " ".join(finding_text(one).split())
+
+
+def test_what_cannot_be_compiled_or_compared_is_refused() -> None:
+    late = compiled("eager", disturbance=Disturbance(delay=1.0))
+    masks = replace(compiled("aot_eager").model, blocks=(Block(kind="mlp", dropout=0.5),))
+    small = compiled("eager", sharding=Sharding(bucket=64))
+    flat = compiled("eager", sharding=Sharding(use_orig_params=False))
+    for kind in KINDS.values():
+        assert kind.supports(compiled("aot_eager")) is None
+        assert "dispatch mode" in (kind.supports(late) or "")
+        assert "dropout" in (kind.supports(compiled("aot_eager", model=masks)) or "")
+        assert kind.supports(compiled("eager", model=masks)) is None
+    assert "DDPOptimizer" in (Ddp.supports(small) or "")
+    assert "use_orig_params" in (Fsdp1.supports(flat) or "")
+
+
+def test_inductor_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    assert "compiler" in (Fsdp2.supports(compiled("inductor")) or "")

@@ -1,0 +1,117 @@
+"""Bounds that are estimated: how far kernels that are not the reference's can be off."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from zerocheck.case.schema import Block, Case, Data, Model
+from zerocheck.contract.semantics import Semantics
+from zerocheck.drive.observation import StepSeen
+from zerocheck.judge import buffers, gradient, loss
+from zerocheck.judge.estimate import MARGIN, TWINS, Off, off
+from zerocheck.judge.layout import Layout
+from zerocheck.judge.local import LocalRunner, Passes
+from zerocheck.judge.moving import moved, rounding_otherwise
+from zerocheck.models.network import build_model
+
+U = 2.0**-24
+CASE = Case(
+    mesh=(2,),
+    model=Model(inputs=5, width=8, outputs=3, blocks=(Block(kind="mlp"), Block(kind="batch_norm"))),
+    data=Data(batch=2, length=3),
+)
+
+
+class Ran:
+    """The passes of a case, and of its twins."""
+
+    def __init__(self, case: Case) -> None:
+        model = build_model(case)
+        self.layout = Layout.of(model, case)
+        self.runner = LocalRunner(model, case, self.layout)
+        self.flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+        self.buffers = [{n: b.clone() for n, b in model.named_buffers()} for _ in range(2)]
+        self.passes = self.run(self.flat)
+        twins = []
+        for twin in range(TWINS):
+            with self.runner.rounding_otherwise(twin):
+                twins.append(self.run(moved(self.flat, self.layout, twin)))
+        self.off: Off = off(self.passes, twins, self.layout)
+
+    def run(self, flat: torch.Tensor) -> Passes:
+        seen = [StepSeen(())] * 2
+        return self.runner.run(0, [flat] * 2, self.buffers, seen, loss_divisor=1.0)
+
+
+@pytest.fixture(scope="module")
+def ran() -> Ran:
+    return Ran(CASE)
+
+
+def test_every_number_moves_to_the_one_beside_it(ran: Ran) -> None:
+    other = moved(ran.flat, ran.layout, 0)
+    ratio = (other.double() / ran.flat.double() - 1)[ran.flat != 0].abs()
+    assert float(ratio.min()) >= U and float(ratio.max()) <= 4 * U
+    assert not torch.equal(other, moved(ran.flat, ran.layout, 1))
+
+
+def test_what_modules_give_is_moved_and_only_within() -> None:
+    layer = torch.nn.Linear(3, 4)
+    x = torch.randn(2, 3)
+    plain = layer(x)
+    with rounding_otherwise(layer, 0):
+        first, again = layer(x), layer(x)
+    assert torch.equal(first, again) and not torch.equal(first, plain)
+    assert torch.equal(layer(x), plain)
+
+
+def test_the_bound_is_some_roundings_and_no_more(ran: Ran) -> None:
+    sums = ran.passes.gradients.double().sum((0, 1))
+    for place in ran.layout.places:
+        here = slice(place.start, place.stop)
+        largest = float(ran.passes.gradients[..., here].abs().amax(-1).sum())
+        bound = float(ran.off.gradient[here].max())
+        assert MARGIN * 2 * U * largest <= bound, place.name
+        if float(sums[here].abs().max()) > 1e-5:  # not one that is 0 but for rounding
+            assert bound < 1e-3 * largest, place.name
+    assert 0 < ran.off.loss < 1e-4
+    assert ran.off.buffers and all(0 <= one < 1e-4 for one in ran.off.buffers.values())
+
+
+@pytest.mark.parametrize(("factor", "violated"), [(1.0 + 4 * U, False), (1.01, True)])
+def test_a_loss_a_gradient_and_a_buffer_are_let_be_off_so_far(
+    ran: Ran, factor: float, violated: bool
+) -> None:
+    passes = ran.passes
+    seen = [[value * factor for value in rank] for rank in passes.losses]
+    assert (loss.check(seen, passes.losses, step=0, off=ran.off.loss) is not None) is violated
+    assert loss.check(seen, passes.losses, step=0) is not None
+    floating = [
+        {n: b * factor for n, b in rank.items() if b.is_floating_point()} for rank in passes.buffers
+    ]
+    given = {"step": 0, "before": passes.buffers}
+    told = buffers.check(floating, passes.buffers, Semantics(), off=ran.off.buffers, **given)  # type: ignore[arg-type]
+    assert (told is not None) is violated
+    assert buffers.check(floating, passes.buffers, Semantics(), **given) is not None  # type: ignore[arg-type]
+    derived = gradient.expected(passes, ran.layout, CASE, Semantics()).enclosure
+    estimated = gradient.expected(
+        passes, ran.layout, CASE, Semantics(), noise=ran.off.gradient
+    ).enclosure
+    assert torch.equal(derived.exact, estimated.exact)
+    outside = (derived.exact * (factor - 1)).abs() > estimated.bound
+    assert bool(outside.any()) is violated
+
+
+def test_numbers_that_are_counted_are_not_off() -> None:
+    counts = {"count": torch.tensor(3)}
+    one = Passes(torch.zeros(1, 1, 0), torch.zeros(1, 1, 0), [[1.0]], [counts])
+    found = off(one, [replace(one, losses=[[1.5]])], Layout.of_places([]))
+    assert found.buffers == {} and found.loss == MARGIN * 0.5
+
+
+def test_what_is_not_finite_gives_no_room() -> None:
+    one = Passes(torch.zeros(1, 1, 0), torch.zeros(1, 1, 0), [[float("inf")]], [{}])
+    assert off(one, [one], Layout.of_places([])).loss == 0.0

@@ -1,0 +1,83 @@
+"""How far a right execution can be off whose kernels are not those of the reference.
+
+A compiler fuses operations and orders additions as it likes, so the round-off of what it computes
+is not derived but estimated: the reference runs again with every parameter, and what every module
+gives, moved by one unit of round-off, up or down at random. How far that moves a result is
+multiplied by MARGIN. A result that nothing moves is let be off by MARGIN roundings of its own.
+
+The runs stand for one rounding of each operation, and a kernel may round several times; MARGIN is
+for that. It is not derived: a verdict on such a bound is an estimate, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from zerocheck_reference import unit_roundoff
+
+from .layout import Layout
+from .local import Passes
+from .moving import NEXT
+
+MARGIN = 16.0
+TWINS = 2
+"""Runs with what is computed moved."""
+
+
+class Off(NamedTuple):
+    """How far what the ranks compute in a step can be off.
+
+    loss: each; gradient: per element, the sums over ranks and microbatches, in float64; buffers:
+    by name, each element.
+    """
+
+    loss: float
+    gradient: torch.Tensor
+    buffers: Mapping[str, float]
+
+
+def off(passes: Passes, twins: Sequence[Passes], layout: Layout) -> Off:
+    """Of the reference's passes, and of those with what is computed moved."""
+    gradient = torch.zeros(layout.size, dtype=torch.float64)
+    for place in layout.places:
+        if place.stop == place.start:
+            continue
+        here = slice(place.start, place.stop)
+        own = passes.gradients[..., here].double()
+        least = NEXT * place.format.u * _largest(own)
+        moved = [_largest(twin.gradients[..., here].double() - own) for twin in twins]
+        gradient[here] = MARGIN * float(torch.stack([least, *moved]).amax(0).sum())
+    losses = torch.tensor(passes.losses, dtype=torch.float64)
+    moved = [torch.tensor(twin.losses, dtype=torch.float64) - losses for twin in twins]
+    unit = NEXT * unit_roundoff(torch.float32)
+    loss = max(float(_finite(one).max()) for one in (unit * losses, *moved))
+    return Off(MARGIN * loss, gradient, _buffers(passes, twins))
+
+
+def _buffers(passes: Passes, twins: Sequence[Passes]) -> dict[str, float]:
+    """Of numbers that are counted nothing is off."""
+    found: dict[str, float] = {}
+    for rank, own in enumerate(passes.buffers):
+        for name, buffer in own.items():
+            if not buffer.is_floating_point() or not buffer.numel():
+                continue
+            unit = NEXT * unit_roundoff(buffer.dtype)
+            each = [
+                unit * buffer.double(),
+                *(twin.buffers[rank][name].double() - buffer.double() for twin in twins),
+            ]
+            most = MARGIN * max(float(_finite(one).max()) for one in each)
+            found[name] = max(found.get(name, 0.0), most)
+    return found
+
+
+def _largest(gradients: torch.Tensor) -> torch.Tensor:
+    """(ranks, microbatches): the largest magnitude, of what is finite."""
+    return _finite(gradients).amax(-1)
+
+
+def _finite(values: torch.Tensor) -> torch.Tensor:
+    return values.abs().nan_to_num(nan=0.0, posinf=0.0)
