@@ -65,8 +65,9 @@ def test_what_excludes_each_other_is_not_waited_for(pool: dict[Case, int]) -> No
     ]
     for one, other in impossible:
         assert not known & {(one, other), (other, one)}
-    # Every feature is possible on its own.
-    assert {name for pair in known for name in pair} == set(OF_STEPS) - ON_TWO_AXES
+    # Every feature is possible on its own, but for what is there for those who ask.
+    drawn = set(OF_STEPS) - {"compile-inductor"}
+    assert {name for pair in known for name in pair} == drawn - ON_TWO_AXES
 
 
 def test_one_rank_exercises_its_own_pairs_only() -> None:

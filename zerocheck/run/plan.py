@@ -207,6 +207,8 @@ class Plan:
             fixed["sharding"] = {**unknown, **_mapping(fixed.get("sharding"))}
         if self._options.hosts is not None:
             fixed["hosts"] = self._options.hosts
+        if "compile-inductor" in self._options.features:  # it is not drawn: see COMPILES
+            fixed["training"] = {"compile": "inductor", **_mapping(fixed.get("training"))}
         if not described.restores:
             fixed["start"] = {**_mapping(fixed.get("start")), "step": 0, "moments": "zero"}
         if "precision" in described.lacks and OF_PRECISION.isdisjoint(self._options.features):
