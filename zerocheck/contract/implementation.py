@@ -23,7 +23,7 @@ EXTRAS: tuple[Extra, ...] = get_args(Extra)
 """What an implementation must say that it handles."""
 OF_TRAINING: tuple[Extra, ...] = ("loss_scale", "unfreeze", "compile")
 """Those that are fields of `case.training`."""
-UNCOMPILED: tuple[Extra, ...] = ("loss_scale", "unfreeze", "two_axes")
+UNCOMPILED: tuple[Extra, ...] = tuple(one for one in EXTRAS if one != "compile")
 """All but the compiling of the model."""
 Stage = Literal[0, 1, 2, 3]
 Call = Callable[..., torch.Tensor]

@@ -150,8 +150,7 @@ def check(
 
     used_before: per parameter, whether a step before this one used it; buffers: asked for the flat
     buffers of the implementation if something is wrong; previous, unclipped_before: asked for then
-    too, see Evidence; left: see diagnose/loss.py; noise: as
-    of `expected`.
+    too, see Evidence; left: see diagnose/loss.py; noise: as of `expected`.
     """
     kept = () if case.training.set_to_none else used_before
     violation = _existence(held, wanted, layout, case, semantics, step, kept)
