@@ -88,6 +88,22 @@ def test_mixed_precision_is_2_2_12_of_which_the_stages_cut_more_and_more(
     }
 
 
+def test_fsdp2_gathers_in_the_dtype_of_compute_and_reduces_in_its_own() -> None:
+    training = Training(microbatches=2)
+    case = replace(CASE, precision=Precision(compute="bf16", reduce="fp32"), training=training)
+    # Chunks of 2 x 2, 2, 3 x 3 and 3 elements, of 2 ranks each, in whole: 36 of 2 bytes.
+    assert told(Fsdp2, case, 0, 0, "forward")["gathered"] == 36 * 2
+    assert told(Fsdp2, case, 0, 0, "forward")["gradient"] == 4 * ELEMENTS
+    assert told(Fsdp2, case, 0, 0, "backward")["gradient"] == 4 * 18
+    assert {(call.kind, call.dtype) for call in _calls(Fsdp2, case)} == {
+        ("reduce_scatter", "float32"),
+        ("all_gather", "bfloat16"),
+    }
+    narrow = replace(case, precision=Precision(compute="bf16", reduce="bf16"))
+    assert told(Fsdp2, narrow, 0, 0, "forward")["gradient"] == 2 * ELEMENTS
+    assert {call.dtype for call in _calls(Fsdp2, narrow)} == {"bfloat16"}
+
+
 def _calls(kind: type[Implementation], case: Case) -> tuple[Call, ...]:
     layout = kind.layout(build_model(case), case, 0)
     assert layout is not None and layout.calls is not None

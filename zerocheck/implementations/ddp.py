@@ -70,11 +70,11 @@ class Ddp(BuiltImplementation):
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
         """What this rank holds, if it is known (see `ddp_layout`), and what it calls."""
-        if lowered(case):
-            return None
         held = ddp_layout(
             model, case, gradient_views=case.sharding.bucket_view, states=replicated_states
         )
+        if lowered(case):  # gradients come in another order than the bare model's in fp32
+            return held
         return with_told(held, traffic.ddp(model, case), case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:

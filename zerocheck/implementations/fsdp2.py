@@ -19,7 +19,6 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
-from ..case.legs import lowered
 from ..case.schema import Case
 from ..case.shapes import sometimes_used
 from ..contract import Built, BuiltImplementation, Loader, Saving, Semantics, groups
@@ -110,8 +109,6 @@ class Fsdp2(BuiltImplementation):
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
         """What this rank holds, if it is known (see `fsdp2_layout`), and what it calls."""
-        if lowered(case):
-            return None
         held = fsdp2_layout(model, case, rank)
         return with_told(held, traffic.fsdp2(model, case), case)
 

@@ -7,10 +7,12 @@ from collections.abc import Collection, Iterable
 import torch
 from torch import nn
 
+from ..case.legs import lowered
 from ..case.schema import Case
 from ..case.shapes import sometimes_used, uncalled
 from ..contract.layout import Layout, Phase
 from .account import Account, Tensor, Told, layout_of
+from .casting import DTYPES
 from .sync import deferred
 from .units import members, unit_modules
 
@@ -18,6 +20,9 @@ from .units import members, unit_modules
 def fsdp2_layout(model: nn.Module, case: Case, rank: int) -> Layout | None:
     """Each rank holds a chunk of ceil(rows / W) rows of each parameter, the last ones padded to
     it, and the gradients in one buffer of such chunks for each unit. AdamW's states are not padded.
+
+    In mixed precision units are gathered in the dtype of compute, and whole gradients of earlier
+    microbatches are held in that of reduction; what is reduced is cast to the parameter's.
 
     After the forward the root is gathered, in whole chunks, and all units that were called where
     the case does not reshard. Without a reduction until the last microbatch, whole gradients of
@@ -39,8 +44,13 @@ def fsdp2_layout(model: nn.Module, case: Case, rank: int) -> Layout | None:
     units = members(model, unit_modules(model, case.sharding))
     stays = {""} if case.sharding.reshard else set(units)
     idle = uncalled(case.model)
+    compute, reduction = DTYPES[case.precision.compute], DTYPES[case.precision.reduce]
+
+    def cast(one: Tensor, dtype: torch.dtype) -> Tensor:
+        return one._replace(itemsize=dtype.itemsize) if lowered(case) else one
+
     gathered = sum(
-        padded(account.parameters[name], ranks) * ranks
+        padded(cast(account.parameters[name], compute), ranks) * ranks
         for path, names in units.items()
         for name in names
         if path in stays and not f"{path}.".startswith(idle)
@@ -76,7 +86,7 @@ def fsdp2_layout(model: nn.Module, case: Case, rank: int) -> Layout | None:
             gradient = reduced(step - 1) if account.kept(step) else 0
             if several:
                 graded = account.used(account.learning(step))
-                gradient += sum(account.parameters[name].bytes for name in graded)
+                gradient += sum(cast(account.parameters[name], reduction).bytes for name in graded)
         return {
             "parameter": sum(padded(one, ranks) for one in account.parameters.values()),
             "gradient": gradient,

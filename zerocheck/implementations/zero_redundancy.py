@@ -62,11 +62,11 @@ class ZeroRedundancy(Ddp):
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
         """What this rank holds, if it is known (see `ddp_layout`), and what it calls."""
-        if lowered(case):
-            return None
         held = ddp_layout(
             model, case, gradient_views=False, states=shared_states(rank), beside=dummies
         )
+        if lowered(case):  # gradients come in another order than the bare model's in fp32
+            return held
         return with_told(held, traffic.zero_redundancy(model, case), case)
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:

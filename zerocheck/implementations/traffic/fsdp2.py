@@ -11,14 +11,16 @@ from typing import Literal
 
 from torch import nn
 
+from ...case.legs import lowered
 from ...case.schema import Case
 from ...case.shapes import learning, sometimes_used
+from ..casting import DTYPES
 from ..fsdp2_bytes import waiting
 from ..sync import deferred
 from ..units import in_order_of_calls, unit_modules
 from .passage import ROOT, Event, is_of_case, or_none, passage, passages
 from .window import terms_of
-from .writing import SIZES, Calls, Told, dtype_of
+from .writing import SIZES, Calls, Told, dtype_name, dtype_of
 
 State = Literal["idle", "forward", "before backward", "after backward"]
 
@@ -91,6 +93,10 @@ class _Replay:
         self.entered: _Group | None = None  # the one that counts as root of this forward
         self.learns: set[str] = set()
         self.zeros = bool(sometimes_used(case.model))
+        self.compute = self.reduction = None
+        if lowered(case):
+            self.compute = dtype_name(DTYPES[case.precision.compute])
+            self.reduction = dtype_name(DTYPES[case.precision.reduce])
         self.reduces = self.over_replicas = True
         self.held: dict[str, str] = {}
         """Parameters that have a sharded gradient, with its dtype."""
@@ -179,9 +185,10 @@ class _Replay:
         self.held.update((name, unit.dtypes[name]) for name in names)
         elements = sum(unit.padded[name] for name in names)
         if names and self.case.shards > 1:
-            self.calls.add("reduce_scatter", elements, unit.dtypes[names[0]])
+            self.calls.add("reduce_scatter", elements, self.reduction or unit.dtypes[names[0]])
         if names and len(self.case.mesh) > 1 and self.over_replicas:
-            self.calls.over_replicas(elements // self.case.shards, unit.dtypes[names[0]])
+            dtype = self.reduction or unit.dtypes[names[0]]
+            self.calls.over_replicas(elements // self.case.shards, dtype)
 
     def _end(self) -> None:
         self.entered = None
@@ -259,7 +266,7 @@ class _Replay:
         elements = sum(unit.padded.values())
         dtypes = set(unit.dtypes.values())
         if len(dtypes) == 1:
-            self.calls.add("all_gather", elements, dtypes.pop())
+            self.calls.add("all_gather", elements, self.compute or dtypes.pop())
             return
         # Of several dtypes it sends bytes.
         size = sum(count * SIZES[unit.dtypes[name]] for name, count in unit.padded.items())
@@ -304,7 +311,7 @@ def fsdp2(model: nn.Module, case: Case) -> Told | None:
             _scale(calls, case, replay.held)
             _clip(calls, case, replay.held)
     known = not (sometimes_used(case.model) or case.sharding.optimizer_first or waiting(case))
-    if case.shards == 1 or not known:
+    if case.shards == 1 or not known or lowered(case):  # the passage through the model is in fp32
         return Told(tuple(calls.done))
     adds = training.microbatches > 1 or not training.set_to_none
     return calls.told(terms_of(case, adds=adds))
