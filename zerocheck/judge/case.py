@@ -24,17 +24,17 @@ from . import gradient as gradient_
 from . import hidden, publish, skip, vectors
 from . import loss as loss_
 from .assemble import Fetch, Held, Observation
-from .compare import all_finite, exactly
+from .compare import all_finite
 from .digest import digest_of
-from .estimate import TWINS, Off, off
+from .estimate import Off
 from .flat import FlatBuffer, flat_buffers
 from .layout import Layout
-from .local import LocalRunner, Passes, Scale, as_on_a_rank
-from .moving import moved
+from .local import LocalRunner, Passes, as_on_a_rank
 from .ownership import Ownership
-from .pieces import Enclosing, in_pieces, some, split
+from .pieces import Enclosing, in_pieces, split
 from .precision import DTYPES, Computing
 from .ran_on import check_repeats, own_states, ran_on
+from .replayed import Replayed
 from .state import Start, State
 from .update import Recipe, Update, UpdateJudge
 from .vacuity import Vacuity
@@ -69,7 +69,8 @@ class CaseJudge:
         self.start = Start.of(case, model, self.layout, restored=seen[0].restored)
         self.device = ran_on(seen)
         computing = Computing.of(self.semantics)
-        self.runner = LocalRunner(model, case, self.layout, self.device, computing)
+        runner = LocalRunner(model, case, self.layout, self.device, computing)
+        self.replayed = Replayed(case, self.observation, self.semantics, runner)
         masters = self.semantics.master != "none"
         self.ownership = Ownership(self.observation, case.hosts, masters=masters)
         self.updates = UpdateJudge(self.layout, Recipe.of(case))
@@ -145,28 +146,29 @@ class CaseJudge:
         self.passes, self._off = None, None
         random = own_states(self.observation.random_states(step), self.device)
         self._note("loss", 0.0, loss_.check_random(random, step=step))
-        passes = self._passes(step, before)
+        passes = self.replayed.passes(step, before)
         if self.device.type != CPU:
-            self._taken = passes, lambda: self._passes(step, before)
+            self._taken = passes, lambda: self.replayed.passes(step, before)
         if self.estimates:
-            self._off = self._estimated(step, before, passes)
+            self._off = self.replayed.off(step, before, passes)
         slack = 0.0 if self._off is None else self._off.loss
         violation = loss_.check(
             losses,
             passes.losses,
             off=slack,
             step=step,
-            evaluated=lambda: self._evaluated(step, before),
+            evaluated=lambda: self.replayed.evaluated(step, before),
             left=[rank.left for rank in seen],
             left_elsewhere=self.observation.left_elsewhere(step),
         )
         if violation is not None and earlier is not None:
-            stale = self._passes(step, before, own=earlier)
+            stale = self.replayed.passes(step, before, own=earlier)
             if loss_.same(losses, stale.losses, slack):
                 self._note("publish", 0.0, publish.stale(step, violation))
                 return self._reduced(step)
         if violation is not None and not violation.causes and "loss" not in self.violations:
-            violation = self._other_parameters(step, before, violation)
+            buffers = self._flat_buffers()
+            violation = self.replayed.of_other_parameters(step, before, violation, buffers)
         self._note("loss", 0.0, violation)
         if violation is not None:
             # The forward was another one, so its gradient is too: one bug, one finding.
@@ -182,16 +184,6 @@ class CaseJudge:
                 self.passes = passes.without_gradients()
         return held
 
-    def _other_parameters(self, step: int, before: State, violation: Violation) -> Violation:
-        """Whether it computed with parameters that changed on their way to the ranks."""
-
-        def replay(parameters: torch.Tensor, ranks: int) -> list[list[float]]:
-            return self._passes(step, before, own=[parameters] * ranks).losses
-
-        losses = [rank.losses for rank in self.observation.steps(step)]
-        sharded = [buffer for buffer in self._flat_buffers() if not buffer.whole]
-        return loss_.with_other_parameters(violation, losses, before.parameter, sharded, replay)
-
     def _expected(self, step: int, passes: Passes) -> gradient_.Expected:
         scales = self.observation.loss_scales(step)
         return gradient_.expected(
@@ -203,19 +195,6 @@ class CaseJudge:
         """How far the sum of local gradients can be off, where that is estimated."""
         return 0.0 if self._off is None else self._off.gradient
 
-    def _estimated(self, step: int, before: State, passes: Passes) -> Off:
-        """How far what is computed in the step can be off, by runs with it moved."""
-        twins = []
-        for twin in range(TWINS):
-            own: list[torch.Tensor] = []
-            for rank, flat in enumerate(before.own):
-                # One vector for all, as long as it is one.
-                same = rank and flat is before.own[0]
-                own.append(own[0] if same else moved(flat, self.layout, twin))
-            with self.runner.rounding_otherwise(twin):
-                twins.append(self._passes(step, before, own=own))
-        return off(passes, twins, self.layout)
-
     def _hidden(self, step: int, before: State, after: State, shown: Held | None) -> None:
         """Judge a step whose gradient, or whose clipped gradient, was not shown.
 
@@ -225,7 +204,7 @@ class CaseJudge:
             return
         recovered = hidden.recover(before, after, self.layout, self.case, step=step)
         if shown is not None:
-            self._hidden_clip(step, recovered, self._as_shown(shown), seen=True)
+            self._hidden_clip(step, recovered, hidden.as_shown(shown), seen=True)
         elif self.passes is not None:
             wanted = self._expected(step, self.passes)
             enclosing = wanted.of.wider(recovered.error)
@@ -244,12 +223,6 @@ class CaseJudge:
         self.vacuity.clipped(zip(gradient.exact(), wanted.clipped.exact(), strict=True))
         self._note("clip", *hidden.check_clip(recovered, wanted, self.layout, step=step, seen=seen))
         return wanted.clipped
-
-    def _as_shown(self, gradient: Held) -> Enclosing:
-        """A gradient that was seen; 0 where there is none."""
-        return Enclosing(
-            self.layout.size, lambda there: exactly(some(gradient.whole, there).nan_to_num(nan=0.0))
-        )
 
     def _gradient(
         self,
@@ -270,8 +243,8 @@ class CaseJudge:
             self.case,
             self.semantics,
             step=step,
-            again=lambda scale: self._passes(step, before, scale=scale),
-            otherwise=lambda: self._passes(step, before, otherwise=True),
+            again=lambda scale: self.replayed.passes(step, before, scale=scale),
+            otherwise=lambda: self.replayed.passes(step, before, otherwise=True),
             previous=lambda: self._previous(step, "clipped"),
             unclipped_before=lambda: self._previous(step, "reduced"),
             used_before=self.used_before,
@@ -293,11 +266,6 @@ class CaseJudge:
     def _flat_buffers(self) -> list[FlatBuffer]:
         return flat_buffers(self.observation.seen, self.layout)
 
-    def _evaluated(self, step: int, before: State) -> list[list[float]]:
-        """The losses in evaluation mode."""
-        with self.runner.evaluating():
-            return self._passes(step, before).losses
-
     def _reduced(self, step: int) -> Held | None:
         if not self._owned(step, "reduced"):
             return None
@@ -305,34 +273,6 @@ class CaseJudge:
         if held is None:
             self.tier = "state only"
         return held
-
-    def _passes(
-        self,
-        step: int,
-        state: State,
-        *,
-        scale: Scale | None = None,
-        local: bool = False,
-        otherwise: bool = False,
-        own: Sequence[torch.Tensor] | None = None,
-    ) -> Passes:
-        """All forwards and backwards. For counterfactuals: scale, of each loss; local, buffers are
-        not sent; otherwise, losses are weighted by tokens where the semantics say not to; own, what
-        the first ranks compute with."""
-        buffers = self.observation.buffers(step - 1)
-        parameters = state.own if own is None else own
-        return self.runner.run(
-            step,
-            parameters,
-            buffers if local else buffers_.entering(buffers, self.semantics),
-            self.observation.steps(step),
-            loss_divisor=gradient_.loss_divisor(self.case, self.semantics),
-            weighted=(self.semantics.weight == "token") != otherwise,
-            scales=self.observation.loss_scales(step)[: len(parameters)],
-            states=self.observation.random_states(step),
-            scale=scale,
-            sent_each=self.semantics.buffers == "rank0_each" and not local,
-        )
 
     def _buffers(self, step: int, before: State, passes: Passes) -> None:
         if not self.layout.buffers or step == self.end:
@@ -345,7 +285,9 @@ class CaseJudge:
             self.semantics,
             step=step,
             before=self.observation.buffers(step - 1),
-            local=(lambda: self._passes(step, before, local=True).buffers) if sent else None,
+            local=(lambda: self.replayed.passes(step, before, local=True).buffers)
+            if sent
+            else None,
             off=None if self._off is None else self._off.buffers,
         )
         self._note("buffers", 0.0, violation)

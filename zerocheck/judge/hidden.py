@@ -81,6 +81,12 @@ def recover(before: State, after: State, layout: Layout, case: Case, *, step: in
     return Recovered(Held(whole, (vectors.taken(whole, index),), (plan,), ((),)), error)
 
 
+def as_shown(gradient: Held) -> Enclosing:
+    """A gradient that was seen, as an enclosure without width; 0 where there is none."""
+    whole = gradient.whole
+    return Enclosing(len(whole), lambda there: exactly(some(whole, there).nan_to_num(nan=0.0)))
+
+
 class Clipping(NamedTuple):
     """What the recovered gradient must be with clipping, and what it would be without."""
 

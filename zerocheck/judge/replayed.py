@@ -1,0 +1,91 @@
+"""The forwards and backwards of all ranks in one step, by the reference, from what was observed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..case.schema import Case
+from ..contract.semantics import Semantics
+from . import buffers as buffers_
+from . import gradient as gradient_
+from . import loss as loss_
+from .assemble import Observation
+from .estimate import TWINS, Off, off
+from .flat import FlatBuffer
+from .local import LocalRunner, Passes, Scale
+from .moving import moved
+from .state import State
+from .verdict import Violation
+
+
+class Replayed:
+    """Runs a step as the ranks did, or otherwise where a counterfactual asks for it."""
+
+    def __init__(
+        self, case: Case, observation: Observation, semantics: Semantics, runner: LocalRunner
+    ) -> None:
+        self.case = case
+        self.observation = observation
+        self.semantics = semantics
+        self.runner = runner
+
+    def passes(
+        self,
+        step: int,
+        state: State,
+        *,
+        scale: Scale | None = None,
+        local: bool = False,
+        otherwise: bool = False,
+        own: Sequence[torch.Tensor] | None = None,
+    ) -> Passes:
+        """All forwards and backwards. For counterfactuals: scale, of each loss; local, buffers are
+        not sent; otherwise, losses are weighted by tokens where the semantics say not to; own, what
+        the first ranks compute with."""
+        buffers = self.observation.buffers(step - 1)
+        parameters = state.own if own is None else own
+        return self.runner.run(
+            step,
+            parameters,
+            buffers if local else buffers_.entering(buffers, self.semantics),
+            self.observation.steps(step),
+            loss_divisor=gradient_.loss_divisor(self.case, self.semantics),
+            weighted=(self.semantics.weight == "token") != otherwise,
+            scales=self.observation.loss_scales(step)[: len(parameters)],
+            states=self.observation.random_states(step),
+            scale=scale,
+            sent_each=self.semantics.buffers == "rank0_each" and not local,
+        )
+
+    def evaluated(self, step: int, state: State) -> list[list[float]]:
+        """The losses in evaluation mode, [rank][microbatch]."""
+        with self.runner.evaluating():
+            return self.passes(step, state).losses
+
+    def off(self, step: int, state: State, passes: Passes) -> Off:
+        """How far what is computed in the step can be off, by runs with it moved."""
+        twins = []
+        for twin in range(TWINS):
+            own: list[torch.Tensor] = []
+            for rank, flat in enumerate(state.own):
+                # One vector for all, as long as it is one.
+                same = rank and flat is state.own[0]
+                own.append(own[0] if same else moved(flat, self.runner.layout, twin))
+            with self.runner.rounding_otherwise(twin):
+                twins.append(self.passes(step, state, own=own))
+        return off(passes, twins, self.runner.layout)
+
+    def of_other_parameters(
+        self, step: int, state: State, violation: Violation, buffers: Sequence[FlatBuffer]
+    ) -> Violation:
+        """The violation of a loss, and whether it is that of parameters which changed on their way
+        to the ranks. buffers: the flat ones of the implementation."""
+
+        def replay(parameters: torch.Tensor, ranks: int) -> list[list[float]]:
+            return self.passes(step, state, own=[parameters] * ranks).losses
+
+        losses = [rank.losses for rank in self.observation.steps(step)]
+        sharded = [buffer for buffer in buffers if not buffer.whole]
+        return loss_.with_other_parameters(violation, losses, state.parameter, sharded, replay)
