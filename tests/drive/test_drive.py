@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 
 from zerocheck.contract import Shard
 from zerocheck.drive.collectives import CollectiveTrace
-from zerocheck.drive.fidelity import ALIGNMENT, ForwardProbe, pass_through, place
+from zerocheck.drive.fidelity import ALIGNMENT, ForwardProbe, pass_detached, pass_through, place
 from zerocheck.drive.observation import Lie
 from zerocheck.drive.poison import poisoned
 from zerocheck.drive.recorder import GRADIENT_ROLES, STATE_ROLES, Recorder
@@ -182,7 +183,7 @@ def test_the_probe_sees_misaligned_parameters_and_inputs_that_pass_a_node() -> N
     with probe.watching():
         model(torch.randn(3, 4)).sum().backward()
     assert probe.misaligned == {"0.weight": 20}
-    assert probe.passed_through == {"1.norm"}
+    assert probe.passed_through == {"1.norm"} and probe.restrided == set()
     hook.remove()
     probe.forget()
     with probe.watching():
@@ -191,6 +192,20 @@ def test_the_probe_sees_misaligned_parameters_and_inputs_that_pass_a_node() -> N
     probe.forget()
     model(torch.randn(3, 4))
     assert probe.misaligned == {}
+
+
+@pytest.mark.parametrize(("node", "restrided"), [(pass_through, True), (pass_detached, False)])
+def test_the_probe_sees_which_node_changes_strides(node: Any, restrided: bool) -> None:
+    """FSDP2's and DeepSpeed's differ where a dim has size 1."""
+    model = nn.Identity()
+    probe = ForwardProbe(model)
+    hook = model.register_forward_pre_hook(node)
+    with probe.watching():
+        given = model(torch.randn(1, 3, requires_grad=True).as_strided((1, 3), (7, 1)))
+    hook.remove()
+    assert probe.passed_through == {""}
+    assert probe.restrided == ({""} if restrided else set())
+    assert (given.stride() == (7, 1)) is not restrided
 
 
 def test_passing_a_node_changes_the_order_of_additions() -> None:

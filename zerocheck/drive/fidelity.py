@@ -11,7 +11,8 @@ bit:
 - Which modules get their inputs through one more autograd node, as FSDP2 does to learn when a
   backward ends. The gradient of an input that is used twice inside and once outside is then summed
   as a + (b + c) instead of (a + b) + c; and `view_as` in such a node changes the stride of a dim
-  of size 1, by which later kernels choose their layout.
+  of size 1, by which later kernels choose their layout. DeepSpeed's node has `detach`, which keeps
+  strides.
 - Which modules get their parameters anew at each call, as views of a flat one, as in FSDP1. Where a
   module is called twice and uses a weight several times in a call, its gradient is then summed as
   (a + b) + (c + d) instead of ((a + b) + c) + d.
@@ -77,10 +78,11 @@ class ForwardProbe:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew, for the next step."""
+        """Begin anew, for the next step. restrided: those passed through whose strides it changes."""
         self.misaligned: dict[str, int] = {}
         self.strides: dict[str, tuple[int, ...]] = {}
         self.passed_through: set[str] = set()
+        self.restrided: set[str] = set()
         self.tracked: set[str] = set()
         self.viewed: set[str] = set()
         self.cast: set[str] = set()
@@ -120,6 +122,8 @@ class ForwardProbe:
             )
             if passed and after is not before:
                 self.passed_through.add(name)
+                if after.stride() != before.stride():
+                    self.restrided.add(name)
             dtypes = {one.dtype for one in (before, after) if isinstance(one, torch.Tensor)}
             if len(dtypes) > 1:
                 self.cast.add(name)
@@ -169,8 +173,26 @@ class _PassThrough(torch.autograd.Function):
         return gradients
 
 
+class _Detached(_PassThrough):
+    """The same with their strides, as DeepSpeed's own is."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(one.detach() for one in inputs)
+
+
 def pass_through(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A forward pre-hook for the reference: tensors that need a gradient pass through a node."""
+    """A forward pre-hook for the reference: tensors that need a gradient pass through a node, which
+    gives dims of size 1 other strides."""
+    return _passed(_PassThrough, given)
+
+
+def pass_detached(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same with a node that keeps strides."""
+    return _passed(_Detached, given)
+
+
+def _passed(node: type[_PassThrough], given: tuple[Any, ...]) -> tuple[Any, ...]:
     needing = [
         position
         for position, value in enumerate(given)
@@ -179,7 +201,7 @@ def pass_through(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
     if not needing:
         return given
     passed = list(given)
-    outputs = _PassThrough.apply(*(given[position] for position in needing))  # type: ignore[no-untyped-call]
+    outputs = node.apply(*(given[position] for position in needing))  # type: ignore[no-untyped-call]
     for position, value in zip(needing, outputs, strict=True):
         passed[position] = value
     return tuple(passed)

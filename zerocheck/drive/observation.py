@@ -94,13 +94,13 @@ class Lie(msgspec.Struct, frozen=True, array_like=True):
 class StepSeen(msgspec.Struct, frozen=True, array_like=True):
     """Losses per microbatch (fp32 values), what the implementation reported, and how it ran the
     model: misaligned: {parameter: where it `lies`, of drive/fidelity} where that is not 0;
-    passed_through: modules whose inputs go through one more autograd node; strides: {parameter: its
-    strides in elements}
-    where they are not the model's own; tracked: frozen parameters that autograd tracks; random:
-    where the case carries random numbers on, the number of the state in which each loss was
-    entered; viewed: modules whose parameters are made anew, as views, at each call; left: a hash of
-    the random state at the end of each forward, if the model has dropout; cast: modules whose
-    inputs are cast to another dtype."""
+    passed_through: modules whose inputs go through one more autograd node; restrided: those of them
+    where it changes strides of an input; strides: {parameter: its strides in elements} where they
+    are not the model's own; tracked: frozen parameters that autograd tracks; random: where the case
+    carries random numbers on, the number of the state in which each loss was entered; viewed:
+    modules whose parameters are made anew, as views, at each call; left: a hash of the random state
+    at the end of each forward, if the model has dropout; cast: modules whose inputs are cast to another
+    dtype."""
 
     losses: tuple[float, ...]
     grad_norm: float | None = None
@@ -116,6 +116,7 @@ class StepSeen(msgspec.Struct, frozen=True, array_like=True):
     viewed: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
     cast: tuple[str, ...] = ()
+    restrided: tuple[str, ...] = ()
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):

@@ -231,11 +231,13 @@ class Driver:
             recorder.take(index, "state", subject.shards(), STATE_ROLES)
         seen = tuple(float(loss) for loss in losses)
         passed = tuple(sorted(probe.passed_through))
+        restrided = tuple(sorted(probe.restrided))
         if report is None or last:
             return StepSeen(
                 seen,
                 misaligned=probe.misaligned,
                 passed_through=passed,
+                restrided=restrided,
                 reported=False,
                 strides=probe.strides,
                 tracked=tuple(sorted(probe.tracked)),
@@ -251,6 +253,7 @@ class Driver:
             float(report.loss_scale),
             probe.misaligned,
             passed,
+            restrided=restrided,
             strides=probe.strides,
             tracked=tuple(sorted(probe.tracked)),
             viewed=tuple(sorted(probe.viewed)),

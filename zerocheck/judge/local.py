@@ -17,7 +17,15 @@ from zerocheck_reference import local_pass
 from ..case.schema import Case
 from ..case.shapes import unfrozen
 from ..devices import CPU, forked, seed_device, set_random_state
-from ..drive.fidelity import as_parameters, as_views, cast_inputs, lies, pass_through, place
+from ..drive.fidelity import (
+    as_parameters,
+    as_views,
+    cast_inputs,
+    lies,
+    pass_detached,
+    pass_through,
+    place,
+)
 from ..drive.kernels import kept
 from ..drive.observation import StepSeen
 from ..drive.poison import deterministic
@@ -89,7 +97,7 @@ class LocalRunner:
         self._as_on: tuple[Mapping[str, int], Mapping[str, tuple[int, ...]]] | None = ({}, {})
         if self._device.type != CPU:
             self._as_on = None  # cuDNN lays the weights of a recurrent module end to end
-        self._hooked: tuple[tuple[str, ...], ...] = ((), (), ())
+        self._hooked: tuple[tuple[str, ...], ...] = ((), (), (), ())
         self._tracked: set[str] = set()
         self._hooks: list[RemovableHandle] = []
 
@@ -281,7 +289,8 @@ class LocalRunner:
 
     def _hook(self, seen: StepSeen) -> None:
         """Give the same modules the same further nodes: the order of additions cares."""
-        if (seen.passed_through, seen.viewed, seen.cast) == self._hooked:
+        how = seen.passed_through, seen.restrided, seen.viewed, seen.cast
+        if how == self._hooked:
             return
         for hook in self._hooks:
             hook.remove()
@@ -292,7 +301,9 @@ class LocalRunner:
                 self._modules[name].register_forward_pre_hook(into) for name in seen.cast
             ]
         self._hooks += [
-            self._modules[name].register_forward_pre_hook(pass_through)
+            self._modules[name].register_forward_pre_hook(
+                pass_through if name in seen.restrided else pass_detached
+            )
             for name in seen.passed_through
         ]
         for name in seen.viewed:
@@ -303,7 +314,7 @@ class LocalRunner:
             self._hooks.append(
                 module.register_forward_hook(partial(as_parameters, own), always_call=True)
             )
-        self._hooked = seen.passed_through, seen.viewed, seen.cast
+        self._hooked = how
 
 
 @contextmanager
