@@ -46,6 +46,7 @@ UseKind = Literal["always", "sometimes", "never"]
 RngKind = Literal["seeded", "carried"]
 BackwardPrefetchKind = Literal["pre", "post", "none"]
 SyncKind = Literal["last", "each", "shards"]
+ReadOutKind = Literal["functions", "state-dict", "zero-to-fp32"]
 DamageKind = Literal["none", "flip", "truncate", "remove", "mix"]
 CheckpointKind = Literal["distributed", "full", "sharded"]
 CompileKind = Literal["none", "eager", "aot_eager", "inductor"]
@@ -284,6 +285,11 @@ class Sharding(_Data, frozen=True, kw_only=True):
     """Stage 3: a parameter of at most so many elements stays gathered."""
     max_live_parameters: Elements = 1 << 30
     """Stage 3: elements that may be gathered at a time before any are released."""
+    universal: bool = False
+    """A checkpoint is converted to a universal one before it is loaded."""
+    read_out: ReadOutKind = "functions"
+    """What the parameters that a checkpoint case exports are read by: the functions `safe_get_*`,
+    the state dict of the whole model, or `zero_to_fp32` on a checkpoint."""
 
 
 class Disturbance(_Data, frozen=True, kw_only=True):

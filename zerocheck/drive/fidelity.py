@@ -78,7 +78,7 @@ class ForwardProbe:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew, for the next step. restrided: those passed through whose strides it changes."""
+        """Begin anew, for the next step. restrided: those passed through that change strides."""
         self.misaligned: dict[str, int] = {}
         self.strides: dict[str, tuple[int, ...]] = {}
         self.passed_through: set[str] = set()

@@ -7,6 +7,8 @@ sharder      what all stages share; stage 0
 partition    what a rank holds of a flat group, as shards
 partitioned  what stages 1 to 3 share; stages 1 and 2
 stage3       stage 3
+checkpoint   its checkpoints, native and universal
+read_out     what it gives as the whole state
 """
 
 from .partitioned import DeepSpeed1, DeepSpeed2

@@ -21,6 +21,7 @@ def config_of(case: Case, stage: int) -> dict[str, Any]:
         "gradient_clipping": training.clip or 0.0,
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 1 << 30,
+        "checkpoint": {"load_universal": bool(stage) and case.sharding.universal},
         "zero_optimization": {"stage": stage, **_sharding(case, stage)},
     }
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
 import torch
@@ -71,3 +73,10 @@ def closed(engine: Engine) -> None:
     for cell in releasing.__closure__ or ():  # it is wrapped
         if hasattr(cell.cell_contents, "cache_clear"):
             cell.cell_contents.cache_clear()
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Let DeepSpeed's scripts print their progress nowhere."""
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield

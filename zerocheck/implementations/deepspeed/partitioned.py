@@ -22,6 +22,8 @@ OPTIONS = (
     "contiguous_gradients",
     "reduce_scatter",
     "round_robin_gradients",
+    "universal",
+    "read_out",
 )
 
 

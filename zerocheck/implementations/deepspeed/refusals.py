@@ -7,6 +7,11 @@ from ...case.shapes import empties, learning, parameter_dtypes, scalars, sometim
 from ..limits import one_axis_fp32
 
 
+def _resized(case: Case) -> bool:
+    """Whether other numbers of ranks load than save."""
+    return any(leg.mesh != case.mesh for leg in case.resume)
+
+
 def refusal(case: Case, stage: int) -> str | None:
     """None, or why DeepSpeed cannot run the case."""
     reason = one_axis_fp32(case)
@@ -19,6 +24,11 @@ def refusal(case: Case, stage: int) -> str | None:
         if names:
             # reports/findings/deepspeed-broadcasts-bytes.md
             return f"DeepSpeed cannot broadcast a parameter that is {what}: {names[0]}"
+    if stage and not case.sharding.universal and _resized(case):
+        return (
+            "DeepSpeed loads a checkpoint of ZeRO on as many ranks as wrote it; "
+            "a universal one is made for others"
+        )
     if case.training.clip is not None and case.training.norm == "inf":
         return "DeepSpeed clips by the 2-norm only"
     if stage == 3 and empties(case.model):

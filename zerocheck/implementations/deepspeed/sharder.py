@@ -10,10 +10,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ...case.schema import Case
-from ...contract import Implementation, Semantics, Shard, Step, StepReport, groups
+from ...contract import Implementation, Loader, Semantics, Shard, Step, StepReport, groups
 from ...contract.build import MOMENT_ROLES
+from ...contract.implementation import KEPT
 from ...errors import Unsupported
-from . import library
+from . import checkpoint, library, read_out
 from .config import config_of
 from .refusals import refusal
 
@@ -29,6 +30,7 @@ class DeepSpeed(Implementation):
     """
 
     semantics = Semantics(accumulate="local", unused="zero", buffers="local", weight="token")
+    keeps = KEPT
     zero: int
     """The stage in its configuration."""
 
@@ -104,6 +106,21 @@ class DeepSpeed(Implementation):
 
     def _states(self) -> Iterator[Shard]:
         raise NotImplementedError
+
+    def save(self, directory: str, loader: Loader) -> None:
+        checkpoint.save(self.engine, directory, loader)
+
+    def load(self, directory: str, loader: Loader) -> None:
+        checkpoint.load(self.engine, directory, loader)
+
+    def export(self) -> Mapping[tuple[str, str], torch.Tensor]:
+        """By what `sharding.read_out` says; moments by functions alone, which stage 0 has not."""
+        return read_out.whole(
+            self.engine,
+            self.model,
+            self.case.sharding.read_out,
+            amsgrad=self.case.optimizer.amsgrad,
+        )
 
     def close(self) -> None:
         """Destroy the engine."""

@@ -29,6 +29,8 @@ class DeepSpeed3(Partitioned):
         "prefetch_bucket",
         "persistence_threshold",
         "max_live_parameters",
+        "universal",
+        "read_out",
     )
 
     named: Mapping[str, Any]

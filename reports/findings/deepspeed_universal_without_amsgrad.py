@@ -1,0 +1,88 @@
+"""torch and DeepSpeed only: a universal checkpoint has no max_exp_avg_sq, and the next step fails.
+
+    python deepspeed_universal_without_amsgrad.py
+
+AdamW with amsgrad on one rank.
+"""
+
+import os
+import sys
+import tempfile
+from argparse import Namespace
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+os.environ["DS_ACCELERATOR"] = "cpu"
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from deepspeed.checkpoint import ds_to_universal
+from torch import nn
+
+
+def engine_of(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    zero: dict[str, Any],
+    *,
+    universal: bool = False,
+) -> Any:
+    os.environ.setdefault("LOCAL_RANK", str(dist.get_rank()))
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # else it is compiled first
+    deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {
+            "reduce_bucket_size": 1024,
+            "stage3_param_persistence_threshold": 0,
+            **zero,
+        },
+        "checkpoint": {"load_universal": universal},
+    }
+    return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+
+
+def step(engine: Any, inputs: torch.Tensor) -> None:
+    engine.backward(engine(inputs).square().sum())
+    engine.step()
+
+
+def convert(folder: str) -> None:
+    tag = Path(folder, "latest").read_text()
+    options = Namespace(
+        input_folder=f"{folder}/{tag}",
+        output_folder=f"{folder}/{tag}_universal",
+        num_extract_workers=1,
+        num_merge_workers=1,
+        keep_temp_folder=False,
+        strict=True,
+        inject_missing_state=True,
+    )
+    with redirect_stdout(None), open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
+        ds_to_universal.main(options)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=0, world_size=1)
+        failed = []
+        for stage in (1, 2, 3):
+            model = nn.Linear(2, 1)
+            optimizer = torch.optim.AdamW(model.parameters(), amsgrad=True)
+            engine = engine_of(model, optimizer, {"stage": stage})
+            step(engine, torch.tensor([[1.0, 2.0]]))
+            engine.save_checkpoint(f"{folder}/{stage}")
+            convert(f"{folder}/{stage}")
+            model = nn.Linear(2, 1)
+            optimizer = torch.optim.AdamW(model.parameters(), amsgrad=True)
+            loading = engine_of(model, optimizer, {"stage": stage}, universal=True)
+            loading.load_checkpoint(f"{folder}/{stage}")
+            try:
+                step(loading, torch.tensor([[1.0, 2.0]]))
+            except KeyError as error:
+                failed.append(stage)
+                print(f"stage {stage}: the step after the load raises KeyError: {error}")
+        sys.exit(bool(failed))

@@ -1,0 +1,87 @@
+"""What DeepSpeed itself gives as the whole state, by its functions of several kinds."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+from torch import nn
+
+from ...case.schema import ReadOutKind
+from ...contract.build import MOMENT_ROLES
+from .library import Engine, silent
+
+Whole = dict[tuple[str, str], torch.Tensor]
+
+
+def whole(engine: Engine, model: nn.Module, kind: ReadOutKind, *, amsgrad: bool) -> Whole:
+    """Parameters by `kind`, with `functions` moments too, and buffers.
+
+    Every rank calls this. {} on a rank to which no parameter is given. Frozen parameters, and
+    stage 0, have no `safe_get_*`: they are those of the state dict. A tied parameter is there under
+    its first name.
+    """
+    named = dict(model.named_parameters())
+    buffers = {name for name, _ in model.named_buffers()}
+    asked: Whole = {}
+    if kind == "functions":
+        asked.update(_functions(named, MOMENT_ROLES if amsgrad else MOMENT_ROLES[:2]))
+    if kind == "zero-to-fp32" and engine.zero_optimization():
+        given = _zero_to_fp32(engine)
+    else:
+        given = _state_dict(engine)
+    found: Whole = {
+        (name, "parameter" if name in named else "buffer"): tensor.detach()
+        for name, tensor in given.items()
+        if name in named or name in buffers
+    }
+    return {**found, **asked} if found else {}
+
+
+def _functions(
+    named: Mapping[str, torch.Tensor], roles: Iterable[str]
+) -> Iterator[tuple[tuple[str, str], torch.Tensor]]:
+    """What `safe_get_*` give; they communicate."""
+    for name, parameter in named.items():
+        if not parameter.requires_grad:
+            continue
+        value = safe_get_full_fp32_param(parameter)
+        if value is not None:
+            yield (name, "parameter"), value
+        for role in roles:
+            value = safe_get_full_optimizer_state(parameter, role)
+            if value is not None:
+                yield (name, role), value
+
+
+def _state_dict(engine: Engine) -> Mapping[str, Any]:
+    """What `save_16bit_model` writes; with stage 3 on rank 0 only."""
+    if engine.zero_optimization_partition_weights():
+        return engine._consolidated_16bit_state_dict() or {}
+    given: Mapping[str, Any] = engine.module_state_dict()
+    return given
+
+
+def _zero_to_fp32(engine: Engine) -> Mapping[str, Any]:
+    """What `zero_to_fp32` makes of a checkpoint, on rank 0."""
+    first = dist.get_rank() == 0
+    where: list[str | None] = [tempfile.mkdtemp(prefix="zerocheck-") if first else None]
+    dist.broadcast_object_list(where)
+    assert where[0] is not None
+    try:
+        engine.save_checkpoint(where[0])
+        if not first:
+            return {}
+        with silent():
+            given: Mapping[str, Any] = get_fp32_state_dict_from_zero_checkpoint(where[0])
+        return given
+    finally:
+        dist.barrier()
+        if first:
+            shutil.rmtree(where[0], ignore_errors=True)
