@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ...case.schema import Case
 from ...contract import Semantics, Shard
 from .partition import Full, Partition, Piece, lying_in
 from .partitioned import Partitioned
@@ -35,6 +39,12 @@ class DeepSpeed3(Partitioned):
 
     named: Mapping[str, Any]
     """Parameters with what DeepSpeed adds to them: ds_tensor is this rank's part."""
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        # The first forward gathers what stays gathered, and so does saving before it. Done now, a
+        # rank holds the same before and after a checkpoint.
+        self.optimizer.checkpoint_event_epilogue()
 
     def _partitions(self) -> Iterator[Partition]:
         """One for each group: the parts of its parameters, end to end."""
