@@ -12,7 +12,7 @@ from hand_made_faults import DONE, started, tried
 
 from zerocheck.cli import main
 from zerocheck.errors import UsageError
-from zerocheck.faults.catalogue import FAULTS
+from zerocheck.faults.catalogue import FAULTS, OF_EXTRAS
 from zerocheck.run.matrix.options import MatrixOptions
 from zerocheck.run.matrix.records import MatrixRecord
 
@@ -54,6 +54,22 @@ def test_the_list_has_all_of_them() -> None:
     for fault in FAULTS.values():
         assert f"  {fault.name} " in result.stdout
         assert fault.summary in result.stdout and fault.source in result.stdout
+
+
+def test_faults_of_an_extra_are_listed_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("zerocheck.catalogue.find_spec", lambda _: object())
+    there = invoke("faults", "--list").stdout
+    assert "faults in deepspeed, which run where they are named\n" in there
+    assert all(f"  {name} " in there for name in OF_EXTRAS)
+    monkeypatch.setattr("zerocheck.catalogue.find_spec", lambda _: None)
+    without = invoke("faults", "--list").stdout
+    assert not any(f"  {name} " in without for name in OF_EXTRAS)
+    assert "named: none here, since it is not installed; install it with: pip install" in without
+    named = invoke("faults", "engine-gathers-stale")
+    assert named.exit_code == 2
+    assert "engine-gathers-stale needs deepspeed, which is not installed" in named.stderr
 
 
 def test_options_arrive(monkeypatch: pytest.MonkeyPatch) -> None:

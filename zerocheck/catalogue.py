@@ -6,6 +6,7 @@ Imports no torch: the command line lists them.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib.util import find_spec
 
 from .errors import UsageError, unknown
 
@@ -30,6 +31,9 @@ OF_EXTRAS: dict[str, str] = {
 }
 """Those that need an extra of zerocheck: the library of the same name as the module. They run where
 they are named."""
+
+FAULTY_OF_EXTRAS = {"zerocheck.faults.deepspeed": "deepspeed"}
+"""Modules of faults planted into such a library, and the extra that each needs."""
 
 NAMED: dict[str, str] = {**BUILT_IN, **OF_EXTRAS}
 """All names of implementations that come with zerocheck."""
@@ -96,8 +100,22 @@ def extra_of(name: str) -> str:
 
 def modules_of(names: Iterable[str]) -> list[str]:
     """The modules of those implementations that need a library beside torch."""
-    places = (OF_EXTRAS.get(family(name)[-1]) for name in names)
-    return list(dict.fromkeys(place.partition(":")[0] for place in places if place))
+    places = (OF_EXTRAS.get(name, name).partition(":")[0] for name in map(_innermost, names))
+    ours = {place.partition(":")[0] for place in OF_EXTRAS.values()} | FAULTY_OF_EXTRAS.keys()
+    return list(dict.fromkeys(place for place in places if place in ours))
+
+
+def _innermost(name: str) -> str:
+    return family(name)[-1]
+
+
+def missing(extra: str) -> str | None:
+    """None, or what to say of an extra whose library is not installed."""
+    if find_spec(extra) is not None:
+        return None
+    return (
+        f"needs {extra}, which is not installed; install it with: pip install 'zerocheck[{extra}]'"
+    )
 
 
 def check_spelling(name: str) -> None:

@@ -9,12 +9,21 @@ import click
 
 def list_faults() -> int:
     """Every fault with its source; the exit code."""
-    from .faults.catalogue import FAULTS
+    from .catalogue import FAULTY_OF_EXTRAS, missing
+    from .faults.catalogue import FAULTS, OF_EXTRAS
 
     _section(
         "faults",
         {fault.name: f"{fault.summary}; {fault.source}" for fault in FAULTS.values()},
     )
+    for module, extra in FAULTY_OF_EXTRAS.items():
+        title = f"faults in {extra}, which run where they are named"
+        reason = missing(extra)
+        if reason is not None:
+            click.echo(f"{title}: none here, since it {reason.partition('which ')[2]}")
+            continue
+        own = [fault for fault in OF_EXTRAS.values() if fault.where.startswith(f"{module}:")]
+        _section(title, {fault.name: f"{fault.summary}; {fault.source}" for fault in own})
     return 0
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.util import find_spec
 
+import msgspec
 import pytest
 
-from zerocheck.case.schema import Block, Case, Data, Model, Training
+from zerocheck.case.schema import Block, Case, Data, Leg, Model, Training
 from zerocheck.catalogue import OF_EXTRAS, modules_of
 from zerocheck.faults.catalogue.deepspeed import DEEPSPEED
 from zerocheck.faults.catalogue.fault import Fault
-from zerocheck.judge.verdict import EQUIVALENCE
+from zerocheck.judge.verdict import EQUIVALENCE, RESUME
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.findings import independent
 from zerocheck.run.trial import TARGET, Trial
@@ -36,11 +37,14 @@ def pool() -> Iterator[Pool]:
 
 @pytest.mark.parametrize("fault", DEEPSPEED, ids=lambda fault: fault.name)
 def test_it_is_flagged_and_named(pool: Pool, fault: Fault) -> None:
-    outcome = Trial(pool, fault.where, CASE, obligations=EQUIVALENCE).outcome()
+    resumes = "resume" in fault.features
+    case = msgspec.structs.replace(CASE, resume=(Leg(mesh=(3,)),)) if resumes else CASE
+    obligations = RESUME if resumes else EQUIVALENCE
+    outcome = Trial(pool, fault.where, case, obligations=obligations).outcome()
     assert outcome.judgement is not None, outcome.reason
     first = independent(outcome.judgement.violations)[0]
     assert first.obligation == fault.obligation
     assert set(fault.causes) <= set(first.causes), first
     assert not {one.obligation for one in outcome.judgement.violations} & set(fault.spares)
-    plain = Trial(pool, fault.parent, CASE, obligations=EQUIVALENCE).outcome()
+    plain = Trial(pool, fault.parent, case, obligations=obligations).outcome()
     assert plain.status == "holds", plain.reason or plain.judgement

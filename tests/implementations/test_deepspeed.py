@@ -85,7 +85,7 @@ def test_an_independent_oracle_agrees() -> None:
 def test_without_the_library_the_error_says_how_to_install_it(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "find_spec", lambda _: None)
+    monkeypatch.setattr("zerocheck.catalogue.find_spec", lambda _: None)
     monkeypatch.setattr(loading, "_loaded", {})
     with pytest.raises(UsageError, match=rf"{name} needs .* pip install 'zerocheck\[deepspeed\]'"):
         loading.load(name)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from importlib.util import find_spec
 from typing import Any
 
-from ..catalogue import NAMED, OF_EXTRAS, check_spelling, extra_of
+from ..catalogue import NAMED, OF_EXTRAS, check_spelling, extra_of, missing
 from ..errors import UsageError
 from ..importing import imported
 from .build import BuiltImplementation, from_function
@@ -29,11 +28,9 @@ def load(name: str) -> type[Implementation]:
 
 
 def _check_installed(name: str, extra: str) -> None:
-    if find_spec(extra) is None:
-        raise UsageError(
-            f"{name} needs {extra}, which is not installed; install it with: "
-            f"pip install 'zerocheck[{extra}]'"
-        )
+    reason = missing(extra)
+    if reason is not None:
+        raise UsageError(f"{name} {reason}")
 
 
 def _as_class(name: str, given: Any) -> type[Implementation]:
@@ -55,17 +52,17 @@ def _as_class(name: str, given: Any) -> type[Implementation]:
     required = ["__init__", "train_step", "shards"]
     if issubclass(given, BuiltImplementation):
         base, required = BuiltImplementation, ["build"]
-    missing = [method for method in required if getattr(given, method) is getattr(base, method)]
-    if missing:
-        raise UsageError(f"{name} lacks {_listed(missing)}, which every implementation must have")
+    lacking = [method for method in required if getattr(given, method) is getattr(base, method)]
+    if lacking:
+        raise UsageError(f"{name} lacks {_listed(lacking)}, which every implementation must have")
     return given  # type: ignore[no-any-return]
 
 
 def _adopted(name: str, given: type) -> type[Implementation]:
     """A class that follows the contract without subclassing it."""
-    missing = [method for method in ("train_step", "shards") if not hasattr(given, method)]
-    if missing:
-        raise UsageError(f"{name} lacks {_listed(missing)}, which every implementation must have")
+    lacking = [method for method in ("train_step", "shards") if not hasattr(given, method)]
+    if lacking:
+        raise UsageError(f"{name} lacks {_listed(lacking)}, which every implementation must have")
     return type(given.__name__, (given, Implementation), {})
 
 

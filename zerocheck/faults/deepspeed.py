@@ -5,6 +5,7 @@ They change the objects of one engine, or DeepSpeed's functions while a step is 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 from unittest import mock
 
@@ -14,7 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..case.schema import Case
-from ..contract import Step, StepReport
+from ..contract import Loader, Step, StepReport
 from ..implementations.deepspeed import DeepSpeed1, DeepSpeed2, DeepSpeed3
 
 
@@ -70,3 +71,31 @@ class EngineKeepsLastMicrobatch(DeepSpeed3):
     def _forget(self) -> None:
         self.optimizer.micro_step_id = 0
         self.optimizer._backward_hook_state.reset_for_new_step()
+
+
+class EngineForgetsMoments(DeepSpeed2):
+    """A resumed training begins with new moments (DS #2101).
+
+    Flagged: optimizer state lost.
+    """
+
+    def load(self, directory: str, loader: Loader) -> None:
+        load = self.engine.load_checkpoint
+        with mock.patch.object(
+            self.engine, "load_checkpoint", lambda path: load(path, load_optimizer_states=False)
+        ):
+            super().load(directory, loader)
+
+
+class EngineExportsMoment(DeepSpeed3):
+    """Whoever asks for exp_avg is given exp_avg_sq (none known).
+
+    Flagged: moments swapped.
+    """
+
+    def export(self) -> Mapping[tuple[str, str], torch.Tensor]:
+        given = dict(super().export())
+        for name, role in list(given):
+            if role == "exp_avg":
+                given[name, role] = given[name, "exp_avg_sq"]
+        return given

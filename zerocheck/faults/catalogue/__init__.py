@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from .checkpoints import CHECKPOINTS, EXPORTS, FILES
 from .communication import COMMUNICATION
+from .deepspeed import DEEPSPEED
 from .fault import Fault
 from .forwards import BROKEN, BUFFERS, FORWARDS
 from .gradients import ACCUMULATION, CLIPPING, GRADIENT, SCALING
@@ -20,7 +21,7 @@ from .races import RACES
 from .replicas import REPLICAS
 from .states import DTYPES, OWNERSHIP, PUBLISHING, UPDATE
 
-__all__ = ["FAULTS", "Fault", "injected_into"]
+__all__ = ["FAULTS", "NAMED_FAULTS", "OF_EXTRAS", "Fault", "injected_into"]
 
 FAULTS: dict[str, Fault] = {
     fault.name: fault
@@ -31,4 +32,9 @@ FAULTS: dict[str, Fault] = {
         *PRECISION, *OFFLOADING, *COMPILING, *INJECTED,
     )
 }  # fmt: skip
-"""Name -> fault."""
+"""Name -> fault. All of them are tried where none is named."""
+
+OF_EXTRAS: dict[str, Fault] = {fault.name: fault for fault in DEEPSPEED}
+"""Those of a library that is an extra. They are tried where they are named."""
+
+NAMED_FAULTS: dict[str, Fault] = {**FAULTS, **OF_EXTRAS}

@@ -1,4 +1,4 @@
-"""Faults in DeepSpeed's engine. They are no part of FAULTS, since they need its extra."""
+"""Faults in DeepSpeed's engine; they need its extra."""
 
 from __future__ import annotations
 
@@ -24,5 +24,15 @@ DEEPSPEED = [
         "deepspeed:EngineKeepsLastMicrobatch", "deepspeed3", "gradient",
         "each microbatch overwrites the gradient of those before it", "DS #7718",
         "last microbatch only", spares=tuple(set(FORWARD) - {"gradient"}), world=3, microbatches=3,
+    ),
+    fault(
+        "deepspeed:EngineForgetsMoments", "deepspeed2", "roundtrip",
+        "a resumed training begins with new moments", "DS #2101", "optimizer state lost",
+        features=("resume",),
+    ),
+    fault(
+        "deepspeed:EngineExportsMoment", "deepspeed3", "export",
+        "whoever asks for exp_avg is given exp_avg_sq", "none known", "moments swapped",
+        features=("resume",),
     ),
 ]  # fmt: skip

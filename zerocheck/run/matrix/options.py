@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ...catalogue import check_spelling
+from ...catalogue import FAULTY_OF_EXTRAS, check_spelling, missing
 from ...devices import CPU
 from ...errors import UsageError, did_you_mean, unknown
-from ...faults.catalogue import FAULTS, Fault
+from ...faults.catalogue import FAULTS, NAMED_FAULTS, Fault
 from ...judge.verdict import EQUIVALENCE, MEMORY, OBLIGATIONS, RESUME, Obligation
 from ...launched import launched
 from ..known_issues import NONE
@@ -86,14 +86,19 @@ def _told_on_gpus(faults: list[Fault]) -> list[Fault]:
 
 
 def _chosen(names: Iterable[str]) -> list[Fault]:
-    """Faults by name, all for none. Raises UsageError for another name."""
+    """Faults by name, all but those of extras for none. Raises UsageError for another name, and
+    for one whose extra is not installed."""
     for name in names:
-        if name not in FAULTS:
+        if name not in NAMED_FAULTS:
             raise UsageError(
-                f"unknown fault {name!r}{did_you_mean(name, FAULTS)}; "
+                f"unknown fault {name!r}{did_you_mean(name, NAMED_FAULTS)}; "
                 "`zerocheck faults --list` shows all"
             )
-    return [FAULTS[name] for name in dict.fromkeys(names)] or list(FAULTS.values())
+        extra = FAULTY_OF_EXTRAS.get(NAMED_FAULTS[name].where.partition(":")[0])
+        reason = None if extra is None else missing(extra)
+        if reason is not None:
+            raise UsageError(f"{name} {reason}")
+    return [NAMED_FAULTS[name] for name in dict.fromkeys(names)] or list(FAULTS.values())
 
 
 def _injected(names: Iterable[str], implementation: str) -> list[Fault]:
