@@ -17,7 +17,11 @@ needs_deepspeed = pytest.mark.skipif(
 
 SMALL_BUCKETS = Sharding(bucket=16, prefetch_bucket=0, max_live_parameters=1)
 OVERLAPPED = Sharding(
-    bucket=64, overlap_comm=True, round_robin_gradients=True, persistence_threshold=16
+    bucket=64,
+    overlap_comm=True,
+    round_robin_gradients=True,
+    persistence_threshold=16,
+    own_optimizer=True,
 )
 SCATTERED = Sharding(
     bucket=40, contiguous_gradients=False, reduce_scatter=False, prefetch_bucket=64

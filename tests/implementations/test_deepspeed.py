@@ -7,7 +7,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -16,11 +16,12 @@ from slices import WHOLE, sliced
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from zerocheck.case.schema import Block, Case, Data, Model, Precision, Training
+from zerocheck.case.schema import Block, Case, Data, Model, Precision, Sharding, Training
 from zerocheck.catalogue import OF_EXTRAS, modules_of
 from zerocheck.contract import Implementation, loading
 from zerocheck.errors import Unsupported, UsageError
 from zerocheck.judge.verdict import EQUIVALENCE
+from zerocheck.models.network import build_model
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.trial import TARGET, Trial
 
@@ -126,6 +127,24 @@ def test_what_it_cannot_run_is_refused_with_the_reason(
     for stage in range(4):
         reason = loading.load(f"deepspeed{stage}").supports(case)
         assert (reason is not None and words in reason) == (stage in stages), (stage, reason)
+
+
+def _makes_its_own(mesh: DeviceMesh, kinds: list[type[Any]], case: Case) -> list[bool]:
+    found = []
+    for kind in kinds:
+        subject = kind(build_model(case), case, mesh)
+        assert type(subject.adamw) is torch.optim.AdamW
+        found.append(subject.engine.client_optimizer is None)
+        subject.close()
+    return found
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("own", [False, True])
+def test_the_engine_makes_its_own_optimizer_where_it_is_asked_to(own: bool) -> None:
+    kinds = [loading.load(name) for name in OF_EXTRAS]
+    case = Case(mesh=(1,), sharding=Sharding(own_optimizer=own))
+    assert in_ranks(1, _makes_its_own, kinds, case) == [[own] * len(kinds)]
 
 
 @needs_deepspeed

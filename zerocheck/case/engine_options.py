@@ -20,6 +20,7 @@ DEEPSPEED: dict[str, tuple[Any, ...]] = {
     "prefetch_bucket": (1 << 20, 64, 0),
     "persistence_threshold": (0, 0, 16, 1 << 20),
     "max_live_parameters": (1 << 30, 64, 1),
+    "own_optimizer": (False, False, True),
     "universal": (False, True, True),
     "read_out": ("functions", "state-dict", "zero-to-fp32"),
 }

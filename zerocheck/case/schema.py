@@ -285,6 +285,8 @@ class Sharding(_Data, frozen=True, kw_only=True):
     """Stage 3: a parameter of at most so many elements stays gathered."""
     max_live_parameters: Elements = 1 << 30
     """Stage 3: elements that may be gathered at a time before any are released."""
+    own_optimizer: bool = False
+    """AdamW is made by the engine, as its configuration says, and not handed to it."""
     universal: bool = False
     """A checkpoint is converted to a universal one before it is loaded."""
     read_out: ReadOutKind = "functions"

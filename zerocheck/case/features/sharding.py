@@ -137,5 +137,11 @@ SHARDING = table(
         lambda c: c.sharding.max_live_parameters <= 64,
         "max_live_parameters",
     ),
+    (
+        "own-optimizer",
+        "AdamW made by DeepSpeed's configuration",
+        lambda c: c.sharding.own_optimizer,
+        "own_optimizer",
+    ),
     dimension="sharding",
 )

@@ -10,12 +10,13 @@ from ...case.schema import Case
 def config_of(case: Case, stage: int) -> dict[str, Any]:
     """What `deepspeed.initialize` takes as `config`. Sizes are in elements.
 
-    One AdamW of torch is used, whoever makes it: DeepSpeed's own is compiled first. Clipping is off
+    One AdamW of torch is used, whoever makes it: DeepSpeed's own kernels are compiled first, in
+    every process that uses them. Clipping is off
     at 0 and would be 1.0 by default. The reductions of stage 3's linear layers
     (`memory_efficient_linear`) are off: they compute in another order than one device does.
     """
     training = case.training
-    return {
+    config = {
         "train_micro_batch_size_per_gpu": case.data.batch,
         "gradient_accumulation_steps": training.microbatches,
         "gradient_clipping": training.clip or 0.0,
@@ -24,6 +25,9 @@ def config_of(case: Case, stage: int) -> dict[str, Any]:
         "checkpoint": {"load_universal": bool(stage) and case.sharding.universal},
         "zero_optimization": {"stage": stage, **_sharding(case, stage)},
     }
+    if case.sharding.own_optimizer:  # every option stands in the groups
+        config["optimizer"] = {"type": "AdamW", "params": {"torch_adam": True}}
+    return config
 
 
 def _sharding(case: Case, stage: int) -> dict[str, Any]:

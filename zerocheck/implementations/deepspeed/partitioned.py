@@ -22,6 +22,7 @@ OPTIONS = (
     "contiguous_gradients",
     "reduce_scatter",
     "round_robin_gradients",
+    "own_optimizer",
     "universal",
     "read_out",
 )

@@ -20,7 +20,7 @@ from .refusals import refusal
 
 
 class DeepSpeed(Implementation):
-    """A DeepSpeedEngine of one stage, in fp32, with torch's AdamW as the client's optimizer.
+    """A DeepSpeedEngine of one stage, in fp32, with torch's AdamW: the client's, or made by it.
 
     The engine divides the loss by the number of microbatches, and the gradient by that of ranks. A
     parameter that no rank used has the gradient 0 at every stage, so it still decays. Buffers stay
@@ -49,14 +49,21 @@ class DeepSpeed(Implementation):
         given = groups(model, case)
         self._group_of = [number for number, group in enumerate(given) if group["params"]]
         """Of each group of the optimizer, which group of the case it is."""
-        self.adamw = torch.optim.AdamW([given[number] for number in self._group_of])
-        self.engine = library.make_engine(model, config_of(case, self.zero), optimizer=self.adamw)
+        self.engine = self._engine([given[number] for number in self._group_of])
+        self.adamw: torch.optim.AdamW = self.engine.basic_optimizer
         self.optimizer: Any = self.engine.optimizer
         self.updated = sum(len(given[number]["params"]) for number in self._group_of)
         """Tensors that AdamW updates in a step."""
         self._hook = self.adamw.register_step_pre_hook(self._before_update)
         self._step: Step | None = None
         self._clipped: dict[torch.Tensor, torch.Tensor | None] = {}
+
+    def _engine(self, given: list[dict[str, Any]]) -> library.Engine:
+        """With these groups."""
+        config = config_of(self.case, self.zero)
+        if self.case.sharding.own_optimizer:
+            return library.make_engine(self.model, config, model_parameters=given)
+        return library.make_engine(self.model, config, optimizer=torch.optim.AdamW(given))
 
     def train_step(self, step: Step) -> StepReport:
         """Forward, backward and engine.step() of each microbatch; the last one updates."""
@@ -136,7 +143,7 @@ class DeepSpeed0(DeepSpeed):
 
     zero = 0
     stage = 0
-    options = ()
+    options = ("own_optimizer",)
 
     def _parameters(self) -> Iterator[Shard]:
         for name, parameter in self.named.items():

@@ -33,6 +33,7 @@ class DeepSpeed3(Partitioned):
         "prefetch_bucket",
         "persistence_threshold",
         "max_live_parameters",
+        "own_optimizer",
         "universal",
         "read_out",
     )
