@@ -99,8 +99,8 @@ class StepSeen(msgspec.Struct, frozen=True, array_like=True):
     are not the model's own; tracked: frozen parameters that autograd tracks; random: where the case
     carries random numbers on, the number of the state in which each loss was entered; viewed:
     modules whose parameters are made anew, as views, at each call; left: a hash of the random state
-    at the end of each forward, if the model has dropout; cast: modules whose inputs are cast to another
-    dtype."""
+    at the end of each forward, if the model has dropout; cast: modules whose inputs are cast to
+    another dtype."""
 
     losses: tuple[float, ...]
     grad_norm: float | None = None
