@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 
 from msgspec.structs import replace
 from slices import sliced
 
 from zerocheck.case.drawing import draw
-from zerocheck.case.features import OF_PRECISION, features
+from zerocheck.case.features import COMPILED, OF_PRECISION, features
 from zerocheck.case.features import features as names
 from zerocheck.case.resuming import draw_resumed
 from zerocheck.case.schema import Case
@@ -102,8 +102,15 @@ def resumed(world_size: int, features: tuple[str, ...], without: tuple[str, ...]
         for case, names_ in has
         if not names_ & set(without)
         and (tried or not names_ & set(_TRIED))
-        and (not OF_PRECISION.isdisjoint(features) or names_.isdisjoint(OF_PRECISION))
+        and _as_plain_as_can_be(names_, features)
     ]
+
+
+def _as_plain_as_can_be(has: Collection[str], wanted: Collection[str]) -> bool:
+    """In fp32 and not compiled, unless the fault needs that."""
+    return all(
+        not rare.isdisjoint(wanted) or rare.isdisjoint(has) for rare in (OF_PRECISION, COMPILED)
+    )
 
 
 def _has_known_issue(fault: Fault, case: Case) -> bool:
@@ -131,7 +138,6 @@ def cases_for(fault: Fault) -> Iterator[Case]:
         yield from resumed(fault.world, fault.features, fault.without)[:MOST]
         return
     two_axes = "two-axes" in fault.features
-    lowered = not OF_PRECISION.isdisjoint(fault.features)
     queues = [
         (
             case
@@ -144,7 +150,7 @@ def cases_for(fault: Fault) -> Iterator[Case]:
             )
             if set(fault.features) <= has
             and not has & set(fault.without)
-            and (lowered or has.isdisjoint(OF_PRECISION))
+            and _as_plain_as_can_be(has, fault.features)
             and not _has_known_issue(fault, case)
         )
         for size in (fault.world, fault.world + (2 if two_axes else 1))

@@ -194,6 +194,7 @@ def test_names_are_given_once() -> None:
             "hosts",
             "replicas",
             "offloading",
+            "precision",
             "injected",
         )
         for value in vars(import_module(f"zerocheck.faults.catalogue.{module}")).values()

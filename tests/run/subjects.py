@@ -99,10 +99,14 @@ class Refuses(Sharder):
         raise zerocheck.Unsupported("this machine is too small")
 
 
+IN_FP32 = tuple(one for one in Zero1.handles if one != "precision")
+
+
 class SupportsNoEmbedding(Zero1):
     """Says so at once, takes everything else, and obeys none of the sharding options."""
 
     options = ()
+    handles = IN_FP32
 
     @classmethod
     def supports(cls, case):
@@ -112,6 +116,8 @@ class SupportsNoEmbedding(Zero1):
 
 
 class RefusesDropoutWhenBuilt(Zero1):
+    handles = IN_FP32
+
     def __init__(self, model, case, mesh):
         if any(block.dropout for block in case.model.blocks):
             raise zerocheck.Unsupported("no dropout")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hand_made import ENVIRONMENT
 
 from zerocheck.case.codec import merged
-from zerocheck.case.schema import Case
+from zerocheck.case.schema import Case, Precision
 from zerocheck.judge.verdict import MEMORY, Judgement, Obligation, Violation
 from zerocheck.run.known_issues import KnownIssue, ours
 from zerocheck.run.records import CaseFile
@@ -46,12 +46,13 @@ def case_file(
 
 def in_scripts() -> list[KnownIssue]:
     """Known issues with a case that a script can show: of torch, without a checkpoint, on one mesh
-    axis, and not of memory."""
+    axis, in fp32, not of memory, and not of a compiled model."""
     return [
         issue
         for issue in ours()
         if issue.case is not None and not issue.case.resume and issue.obligation not in MEMORY
         if len(issue.case.mesh) == 1 and issue.implementation in TITLES
+        if issue.case.precision == Precision() and issue.case.training.compile == "none"
     ]
 
 

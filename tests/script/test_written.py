@@ -95,7 +95,7 @@ def test_no_script_saves_and_loads() -> None:
     resumed = [issue for issue in ours() if issue.case is not None and issue.case.resume]
     assert resumed
     for issue in resumed:
-        with pytest.raises(UsageError, match=r"cannot show|saves and loads"):
+        with pytest.raises(UsageError, match=r"cannot show|saves and loads|needs deepspeed"):
             script_of(known(issue))
 
 
@@ -109,6 +109,7 @@ def test_no_script_has_two_axes() -> None:
 
 def test_no_script_needs_a_library_that_is_not_torch() -> None:
     foreign = [issue for issue in ours() if issue.implementation.startswith("deepspeed")]
+    foreign = [issue for issue in foreign if issue.case is not None]
     assert foreign
     for issue in foreign:
         with pytest.raises(UsageError, match="needs deepspeed"):

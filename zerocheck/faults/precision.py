@@ -15,7 +15,7 @@ from ..implementations.textbook.zero3 import Zero3
 from .parts import WithOptimizer
 
 
-class MasterRounded(Zero1):
+class MastersRounded(Zero1):
     """The masters are rounded with the parameters, so that small updates are lost (HF accelerate
     #2674, #3979). Flagged: update, rounded to bf16.
     """

@@ -14,6 +14,7 @@ from ..case import engine_options
 from ..case.covering import Pairs, candidates
 from ..case.drawing import draw
 from ..case.features import (
+    COMPILED,
     FEATURES,
     IN_PAIRS,
     OF_PRECISION,
@@ -214,14 +215,15 @@ class Plan:
         if "precision" in described.lacks and OF_PRECISION.isdisjoint(self._options.features):
             own = _mapping(fixed.get("precision"))
             fixed["precision"] = {"compute": "fp32", "reduce": "fp32", **own}
+        if "compile" in described.lacks and COMPILED.isdisjoint(self._options.features):
+            fixed["training"] = {"compile": "none", **_mapping(fixed.get("training"))}
         if described.lacks and not self._options.features:  # who asks for them is told why not
+            apart = ("two_axes", "precision", "compile")
             without: dict[str, object] = dict.fromkeys(
-                name for name in described.lacks if name not in ("two_axes", "precision")
+                name for name in described.lacks if name not in apart
             )
             if "loss_scale" in without:
                 without["overflow"] = None
-            if "compile" in without:
-                without["compile"] = "none"
             fixed["training"] = {**without, **_mapping(fixed.get("training"))}
         return fixed
 

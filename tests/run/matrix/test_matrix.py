@@ -139,7 +139,7 @@ def test_a_case_that_the_parent_fails_too_says_nothing(
     """The parent has the same bug here, so nothing is caught by it."""
     bug = "zerocheck.faults.update:DecayTwice"
     planted = replace(FAULTS["decay-twice"], parent=bug)
-    monkeypatch.setattr(options, "FAULTS", {"decay-twice": planted})
+    monkeypatch.setattr(options, "NAMED_FAULTS", {"decay-twice": planted})
     code, records = matrix(pool, "decay-twice", max_cases=3)
     row = records.row("decay-twice")
     assert code == 1 and not row.caught and row.parents >= 1

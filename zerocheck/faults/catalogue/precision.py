@@ -6,7 +6,7 @@ from .fault import fault
 
 PRECISION = [
     fault(
-        "precision:MasterRounded", "zero1", "update",
+        "precision:MastersRounded", "zero1", "update",
         "the fp32 masters are rounded to bf16 with the parameters", "HF accelerate #2674, #3979",
         "rounded to bf16", features=("compute-bf16",),
     ),

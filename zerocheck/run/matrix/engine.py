@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from msgspec.structs import replace
 
-from ...case.features import OF_PRECISION
+from ...case.features import COMPILED, OF_PRECISION
 from ...drive.observation import Described
 from ...faults.catalogue import Fault
 from ...judge.local import as_on_a_rank
@@ -114,8 +114,10 @@ class _Matrix:
         ask = partial(refusals, self.ranks)
         where = fault.where
         described = self.described(where)
-        if OF_PRECISION.isdisjoint(fault.features):  # few faults are written for another dtype
-            described = replace(described, lacks=(*described.lacks, "precision"))
+        for rare, extra in ((OF_PRECISION, "precision"), (COMPILED, "compile")):
+            # Few faults are written for that.
+            if rare.isdisjoint(fault.features):
+                described = replace(described, lacks=(*described.lacks, extra))
         return Plan(self.options.run(fault), {where: described}, ask, self.drawn)
 
     def _fixed(self, where: str) -> dict[str, object]:
