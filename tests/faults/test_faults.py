@@ -32,6 +32,19 @@ AHEAD = 12
 
 BROKEN = {"crashed", "hung"}
 
+
+def _by_turns() -> dict[str, Fault]:
+    """Of the faults that are injected into several implementations, each into one of them."""
+    parents: dict[str, list[str]] = {}
+    for fault in FAULTS.values():
+        if "+" in fault.where:
+            parents.setdefault(fault.where.partition("+")[2], []).append(fault.where)
+    turns = {own[number % len(own)] for number, own in enumerate(parents.values())}
+    return {n: f for n, f in FAULTS.items() if "+" not in f.where or f.where in turns}
+
+
+CHOSEN = sliced(FAULTS, _by_turns())
+
 ENOUGH = sliced(2, 1)
 """Failing cases after which no more are run."""
 
@@ -61,10 +74,10 @@ def pool() -> Iterator[Pool]:
 @pytest.fixture(scope="module")
 def shown(pool: Pool) -> dict[str, Shown]:
     """All faults on their cases, a round of cases after the other, until each has failed enough."""
-    found = {name: Shown(fault) for name, fault in FAULTS.items()}
-    cases = {name: cases_for(fault) for name, fault in FAULTS.items()}
+    found = {name: Shown(fault) for name, fault in CHOSEN.items()}
+    cases = {name: cases_for(fault) for name, fault in CHOSEN.items()}
     held: dict[tuple[str, Case, bool], list[Outcome]] = {}
-    open_ = list(FAULTS)
+    open_ = list(CHOSEN)
     while open_:
         round_ = [(found[name], case) for name in open_ if (case := next(cases[name], None))]
         for one, case in round_:
@@ -120,7 +133,7 @@ def _failed(one: Shown) -> int:
     return sum(outcome.status in ("violated", "crashed", "hung") for outcome in one.outcomes)
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", CHOSEN)
 def test_caught(shown: dict[str, Shown], pool: Pool, name: str) -> None:
     one = shown[name]
     fault = one.fault
@@ -142,7 +155,7 @@ def test_caught(shown: dict[str, Shown], pool: Pool, name: str) -> None:
     assert set(fault.causes) <= named, [(v.causes, v.explanation) for v in one.first]
 
 
-@pytest.mark.parametrize("name", [n for n, f in FAULTS.items() if f.spares])
+@pytest.mark.parametrize("name", [n for n, f in CHOSEN.items() if f.spares])
 def test_what_is_right_is_not_blamed(shown: dict[str, Shown], name: str) -> None:
     fault = shown[name].fault
     for outcome in shown[name].outcomes:
@@ -152,7 +165,7 @@ def test_what_is_right_is_not_blamed(shown: dict[str, Shown], name: str) -> None
         assert all(violation.mild == fault.mild for violation in outcome.judgement.violations)
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", CHOSEN)
 def test_without_the_fault_all_holds(shown: dict[str, Shown], name: str) -> None:
     one = shown[name]
     for case, outcome in zip(one.cases, one.parent, strict=True):

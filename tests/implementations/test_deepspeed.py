@@ -215,7 +215,7 @@ def test_others_take_the_same_step_in_its_ranks(pool: Pool) -> None:
 
 
 @needs_deepspeed
-@pytest.mark.parametrize("name", SHARDED)
+@pytest.mark.parametrize("name", sliced(SHARDED, SHARDED[-1:]))
 def test_nothing_grows(name: str) -> None:
     """No tensor outlives its engine, case after case in one process."""
     case = msgspec.structs.replace(chosen("mixed", 1), sharding=PLAIN)
