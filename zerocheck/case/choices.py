@@ -389,7 +389,7 @@ class Choices:
 
     def precision(self, case: Case) -> Precision:
         """By the seed too: see precision.py."""
-        drawn = drawn_precision(case.seed, case.model, case.training)
+        drawn = drawn_precision(case.seed, case.model)
         return Precision(
             compute=self._fixed.get("precision.compute", drawn.compute),
             reduce=self._fixed.get("precision.reduce", drawn.reduce),

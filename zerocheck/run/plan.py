@@ -210,6 +210,9 @@ class Plan:
             fixed["hosts"] = self._options.hosts
         if "compile-inductor" in self._options.features:  # it is not drawn: see COMPILES
             fixed["training"] = {"compile": "inductor", **_mapping(fixed.get("training"))}
+        if "compute-fp16" in self._options.features:  # it is not drawn: see case/precision.py
+            own = _mapping(fixed.get("precision"))
+            fixed["precision"] = {"compute": "fp16", "reduce": "fp32", **own}
         if not described.restores:
             fixed["start"] = {**_mapping(fixed.get("start")), "step": 0, "moments": "zero"}
         if "precision" in described.lacks and OF_PRECISION.isdisjoint(self._options.features):

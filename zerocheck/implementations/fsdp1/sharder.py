@@ -247,7 +247,7 @@ class Fsdp1NoShard(Fsdp1):
 
     strategy = ShardingStrategy.NO_SHARD
     stage = 0
-    handles = (*OF_TRAINING, "precision")
+    handles = OF_TRAINING
 
     @classmethod
     def supports(cls, case: Case) -> str | None:

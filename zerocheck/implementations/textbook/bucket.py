@@ -50,7 +50,10 @@ class Bucket:
         self.own = self.flat[self.partition.shard(self.rank)]
         self.shard = self.own
         if dtype is not None:
-            self.shard = torch.zeros_like(self.own, dtype=first.dtype)
+            # A shard of padding alone needs none.
+            self.shard = torch.zeros_like(
+                self.own if self.pieces else self.own[:0], dtype=first.dtype
+            )
             self.restore({(name, "parameter"): p.detach() for name, p in parameters})
         for parameter, view in zip(self.parameters, self.views(self.flat), strict=True):
             view.copy_(parameter.detach())
@@ -74,6 +77,12 @@ class Bucket:
             for piece in self.pieces
         ]
 
+    def trains(self) -> bool:
+        """Whether this rank updates any of its pieces by now."""
+        owned = {piece.name for piece in self.pieces}
+        named = zip(self.partition.shapes, self.parameters, strict=True)
+        return any(one.requires_grad for (name, _), one in named if name in owned)
+
     def unfreeze(self, names: Collection[str]) -> list[int]:
         """Let those of the parameters train that are among the names; returns their numbers."""
         numbers = [n for n, (name, _) in enumerate(self.partition.shapes) if name in names]
@@ -83,7 +92,7 @@ class Bucket:
 
     def publish(self) -> dist.Work | None:
         """Launch the all-gather that gives every rank the updated shards of all ranks."""
-        if self.shard is not self.own:
+        if self.shard is not self.own and self.pieces:
             self.own.copy_(self.shard)
         return all_gather_single(self.flat, self.own, self.group)
 

@@ -20,9 +20,16 @@ if TYPE_CHECKING:
     from .zero3 import Part
 
 
-def bucket_layout(model: nn.Module, case: Case, rank: int, *, whole_gradients: bool) -> Layout:
+def bucket_layout(
+    model: nn.Module, case: Case, rank: int, *, whole_gradients: bool
+) -> Layout | None:
     """Of ZeRO-1 (whole gradients) and ZeRO-2 (those of the shard): buckets of what trains, and
-    frozen parameters as they are. The gradients are there from the start to the end."""
+    frozen parameters as they are. The gradients are there from the start to the end.
+
+    None in fp16, where the data say which steps overflow, and so when there are states.
+    """
+    if case.precision.compute == "fp16":
+        return None
     account = Account(model, case)
     parts = parts_of(model, case)
     cut = [_cut(part, case) for part in parts]
@@ -33,17 +40,17 @@ def bucket_layout(model: nn.Module, case: Case, rank: int, *, whole_gradients: b
         if name not in inside
     )
     flat = sum(one.numel * size.kept for one, size in cut)
-    masters = sum(one.shard_size * size.master for one, size in cut)
+    place = rank % case.shards
+    masters = sum(one.shard_size * size.master for one, size in cut if one.pieces(place))
     gradients = sum(
         (one.numel if whole_gradients else one.shard_size) * size.gradient for one, size in cut
     )
-    widened = sum(one.shard_size * size.widened for one, size in cut)
-    pieces = [(piece, size.state) for one, size in cut for piece in one.pieces(rank % case.shards)]
+    pieces = [(piece, size.state) for one, size in cut for piece in one.pieces(place)]
 
     def told(step: int, phase: Phase) -> Told:
         return {
             "parameter": flat + outside + masters,
-            "gradient": gradients + (widened if phase == "backward" else 0),
+            "gradient": gradients + _widened(account, cut, place, step, phase),
             "optimizer": _states(account, pieces, step, phase),
             "buffer": account.buffers,
         }
@@ -57,20 +64,22 @@ def zero3_layout(
     rank: int,
     modules: Sequence[nn.Module],
     units: Sequence[Sequence[Part]],
-) -> Layout:
+) -> Layout | None:
     """Of ZeRO-3: a shard of each flat parameter, and of its gradient if it learns.
 
     units: the flat parameters of each module, then of the root. After the forward the root is
-    gathered, and so are the units that were called, if the case does not reshard.
+    gathered, and so are the units that were called, if the case does not reshard. None in fp16, as
+    for the others.
     """
+    if case.precision.compute == "fp16":
+        return None
     account = Account(model, case)
     cut = [(part, *_cut(part.named, case)) for parts in units for part in parts]
     place = rank % case.shards
     learning = [(one, size) for part, one, size in cut if part.learns]
     pieces = [(p, size.state) for one, size in learning for p in one.pieces(place)]
-    masters = sum(one.shard_size * size.master for one, size in learning)
+    masters = sum(one.shard_size * size.master for one, size in learning if one.pieces(place))
     gradients = sum(one.shard_size * size.gradient for one, size in learning)
-    widened = sum(one.shard_size * size.widened for one, size in learning)
     idle = uncalled(case.model)
     paths = {module: f"{path}." for path, module in model.named_modules()}
     open_ = [not (case.sharding.reshard or paths[m].startswith(idle)) for m in modules]
@@ -84,7 +93,7 @@ def zero3_layout(
     def told(step: int, phase: Phase) -> Told:
         return {
             "parameter": sum(one.shard_size * size.kept for _, one, size in cut) + masters,
-            "gradient": gradients + (widened if phase == "backward" else 0),
+            "gradient": gradients + _widened(account, learning, place, step, phase),
             "optimizer": _states(account, pieces, step, phase),
             "buffer": account.buffers,
             "gathered": gathered if phase == "forward" else 0,
@@ -118,6 +127,20 @@ def _cut(named: Named, case: Case) -> tuple[Partition, Sizes]:
     size = sizes_of(case, named[0][1].element_size())
     shapes = [(name, tuple(parameter.shape)) for name, parameter in named]
     return Partition(shapes, case.shards, aligned(size.kept)), size
+
+
+def _widened(
+    account: Account, cut: Sequence[tuple[Partition, Sizes]], place: int, step: int, phase: Phase
+) -> int:
+    """Bytes of the gradients as AdamW takes them: of shards with anything that it updates."""
+    if phase != "backward":
+        return 0
+    learning = set(account.learning(step))
+    return sum(
+        one.shard_size * size.widened
+        for one, size in cut
+        if any(piece.name in learning for piece in one.pieces(place))
+    )
 
 
 def _states(account: Account, pieces: Iterable[tuple[Piece, int]], step: int, phase: Phase) -> int:

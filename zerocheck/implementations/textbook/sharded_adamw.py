@@ -62,6 +62,10 @@ class ShardedAdamW:
             if one.piece.name in names:
                 one.parameter.grad = one.gradient
 
+    def given(self) -> list[torch.Tensor]:
+        """The gradients of the pieces that are updated by now."""
+        return [one.gradient for one in self.owned if one.parameter.grad is not None]
+
     def clip(self, max_norm: float, norm_type: float) -> float:
         """Scale the gradient in place by min(1, max_norm / (norm + 1e-6)); return the total norm.
 
@@ -69,7 +73,7 @@ class ShardedAdamW:
         Padding is no part of any piece. The sum is in fp64, since the square of a tiny gradient is
         0 in fp32. With a norm below `max_norm` the factor is 1.0, and no bit changes.
         """
-        gradients = [one.gradient for one in self.owned]
+        gradients = self.given()
         norms = [
             torch.linalg.vector_norm(gradient, norm_type, dtype=torch.float64)
             for gradient in gradients

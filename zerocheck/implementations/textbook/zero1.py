@@ -137,7 +137,7 @@ class Zero1(Resumable):
                 loss = self.scaler.objective(loss, microbatch, len(step.microbatches))
                 loss.backward()  # type: ignore[no-untyped-call]
         self._reduce()
-        self.scaler.unscale(one.gradient for one in self.optimizer.owned)
+        self.scaler.unscale(self.optimizer.given())
         step.reached("reduced")
         norm = None
         training = self.case.training
@@ -173,8 +173,9 @@ class Zero1(Resumable):
                 work.wait()
             mine.div_(self.world_size)
         self.replicas.average(mine for _, mine in launched)
-        for widened in self.widened:
-            widened.widen()
+        for bucket, widened in zip(self.buckets, self.widened, strict=True):
+            if bucket.trains():
+                widened.widen()
         self.reduced = True
 
     def _publish(self) -> None:

@@ -204,10 +204,11 @@ class Zero3(Resumable):
                 self._backward(loss)
             self._finish()
         self.replicas.average(one for flat in self.flats for one in flat.reduced())
-        for widened in self._widened():
-            widened.widen()
+        for flat in self.flats:
+            if flat.widened is not None and flat.pieces and flat.parameters[0].requires_grad:
+                flat.widened.widen()
         self.reduced = True
-        self.scaler.unscale(one.gradient for one in self.optimizer.owned)
+        self.scaler.unscale(self.optimizer.given())
         step.reached("reduced")
         norm = None
         training = self.case.training
