@@ -41,7 +41,7 @@ def test_the_array_has_every_pair_of_the_candidates(pool: dict[Case, int]) -> No
     assert set(PAIRS.named(bits)) == wanted
     chosen = [cases[place] for place in cover(held, [cost(case) for case in cases], bits)]
     assert set().union(*map(by_hand, chosen)) == wanted
-    assert len(chosen) == len(set(chosen)) <= 100
+    assert len(chosen) == len(set(chosen)) <= 110
     # Few cases are slow ones.
     assert sum(case.world_size > 8 for case in chosen) <= 15
 
@@ -66,7 +66,7 @@ def test_what_excludes_each_other_is_not_waited_for(pool: dict[Case, int]) -> No
     for one, other in impossible:
         assert not known & {(one, other), (other, one)}
     # Every feature is possible on its own, but for what is there for those who ask.
-    drawn = set(OF_STEPS) - {"compile-inductor"}
+    drawn = set(OF_STEPS) - {"compile-inductor", "compute-fp16"}
     assert {name for pair in known for name in pair} == drawn - ON_TWO_AXES
 
 

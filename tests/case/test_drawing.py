@@ -37,7 +37,7 @@ def test_exactly_that_many_distinct_and_valid() -> None:
     assert draw(0, seed=0, world_sizes=(2,)) == []
 
 
-ASKED_FOR = {"compile-inductor"}
+ASKED_FOR = {"compile-inductor", "compute-fp16"}
 """Features that only those get who ask for them."""
 
 

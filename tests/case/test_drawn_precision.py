@@ -40,7 +40,7 @@ def test_all_other_choices_stay_and_what_is_fixed_is_not_drawn() -> None:
 
 def test_each_feature_of_it_is_drawn_and_goes_when_a_case_is_made_smaller() -> None:
     found = set().union(*(features(case) for case in draw(400, seed=1, world_sizes=(2,))))
-    assert found >= OF_PRECISION
+    assert found >= OF_PRECISION - {"compute-fp16"}
     case = Case(precision=Precision(compute="bf16", reduce="bf16"))
     search = simpler(case)
     tried = [next(search)]

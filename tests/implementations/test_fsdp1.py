@@ -141,7 +141,7 @@ def _case(**given: Any) -> Case:
 @pytest.mark.parametrize(
     ("case", "reason"),
     [
-        (_case(precision=Precision(compute="fp16")), "fp32 and bf16 only"),
+        (_case(precision=Precision(compute="fp16")), "computes and reduces in fp32"),
         (_case(sharding=Sharding(optimizer_first=True, use_orig_params=False)), "after FSDP"),
         (
             _case(

@@ -41,7 +41,7 @@ from ...contract.refusals import torch_refusals
 from ...devices import placed
 from ..casting import fsdp1_policy, of_fsdp1, of_no_shard
 from ..compiling import compiled, forget
-from ..limits import one_axis
+from ..limits import one_axis_fp32
 from ..meshes import shard_group
 from ..scaling import sharded_scaler_of
 from ..sync import accumulation, synchronized
@@ -252,7 +252,7 @@ class Fsdp1NoShard(Fsdp1):
     @classmethod
     def supports(cls, case: Case) -> str | None:
         """None, or the reason why this case cannot be run."""
-        return one_axis(case) or super().supports(case)
+        return one_axis_fp32(case) or super().supports(case)
 
 
 def _groups(wrapped: nn.Module, case: Case) -> list[dict[str, Any]]:
