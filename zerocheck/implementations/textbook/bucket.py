@@ -50,10 +50,7 @@ class Bucket:
         self.own = self.flat[self.partition.shard(self.rank)]
         self.shard = self.own
         if dtype is not None:
-            # A shard of padding alone needs none.
-            self.shard = torch.zeros_like(
-                self.own if self.pieces else self.own[:0], dtype=first.dtype
-            )
+            self.shard = torch.zeros_like(self.own, dtype=first.dtype)
             self.restore({(name, "parameter"): p.detach() for name, p in parameters})
         for parameter, view in zip(self.parameters, self.views(self.flat), strict=True):
             view.copy_(parameter.detach())
@@ -92,7 +89,7 @@ class Bucket:
 
     def publish(self) -> dist.Work | None:
         """Launch the all-gather that gives every rank the updated shards of all ranks."""
-        if self.shard is not self.own and self.pieces:
+        if self.shard is not self.own:
             self.own.copy_(self.shard)
         return all_gather_single(self.flat, self.own, self.group)
 

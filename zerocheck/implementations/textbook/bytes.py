@@ -28,11 +28,11 @@ def bucket_layout(
 
     None in fp16, where the data say which steps overflow, and so when there are states.
     """
-    if case.precision.compute == "fp16":
-        return None
     account = Account(model, case)
     parts = parts_of(model, case)
     cut = [_cut(part, case) for part in parts]
+    if case.precision.compute == "fp16" or _masters_of_padding(cut, case):
+        return None
     inside = {name for part in parts for name, _ in part}
     outside = sum(
         one.numel * sizes_of(case, one.itemsize).kept
@@ -41,7 +41,7 @@ def bucket_layout(
     )
     flat = sum(one.numel * size.kept for one, size in cut)
     place = rank % case.shards
-    masters = sum(one.shard_size * size.master for one, size in cut if one.pieces(place))
+    masters = sum(one.shard_size * size.master for one, size in cut)
     gradients = sum(
         (one.numel if whole_gradients else one.shard_size) * size.gradient for one, size in cut
     )
@@ -71,14 +71,14 @@ def zero3_layout(
     gathered, and so are the units that were called, if the case does not reshard. None in fp16, as
     for the others.
     """
-    if case.precision.compute == "fp16":
-        return None
     account = Account(model, case)
     cut = [(part, *_cut(part.named, case)) for parts in units for part in parts]
     place = rank % case.shards
     learning = [(one, size) for part, one, size in cut if part.learns]
+    if case.precision.compute == "fp16" or _masters_of_padding(learning, case):
+        return None
     pieces = [(p, size.state) for one, size in learning for p in one.pieces(place)]
-    masters = sum(one.shard_size * size.master for one, size in learning if one.pieces(place))
+    masters = sum(one.shard_size * size.master for one, size in learning)
     gradients = sum(one.shard_size * size.gradient for one, size in learning)
     idle = uncalled(case.model)
     paths = {module: f"{path}." for path, module in model.named_modules()}
@@ -127,6 +127,12 @@ def _cut(named: Named, case: Case) -> tuple[Partition, Sizes]:
     size = sizes_of(case, named[0][1].element_size())
     shapes = [(name, tuple(parameter.shape)) for name, parameter in named]
     return Partition(shapes, case.shards, aligned(size.kept)), size
+
+
+def _masters_of_padding(cut: Sequence[tuple[Partition, Sizes]], case: Case) -> bool:
+    """Whether some rank's masters are padding alone, which nobody shows."""
+    ranks = range(case.shards)
+    return any(size.master and not one.pieces(rank) for one, size in cut for rank in ranks)
 
 
 def _widened(

@@ -64,12 +64,9 @@ class FlatParameter:
         self.shard = self.full[self.mine].clone()
         self.copy: torch.Tensor | None = None
         if dtype is not None and learns:
-            # A shard of padding alone needs no masters.
-            masters = self.shard if self.pieces else self.shard[:0]
-            self.copy, self.shard = self.shard, torch.zeros_like(masters, dtype=wide)
+            self.copy, self.shard = self.shard, torch.zeros_like(self.shard, dtype=wide)
             take(whole, self.pieces, self.shard)
-        kept_here = self.shard if self.copy is None else self.copy
-        self.gradient = torch.zeros_like(kept_here, dtype=gradients or wide) if learns else None
+        self.gradient = torch.zeros_like(self.shard, dtype=gradients) if learns else None
         self.widened = None
         if self.gradient is not None:
             self.widened = Widened(self.gradient, masters=dtype is not None)
@@ -138,7 +135,7 @@ class FlatParameter:
 
     def refresh(self) -> None:
         """Round the masters, after they have changed, to what is gathered."""
-        if self.copy is not None and self.pieces:
+        if self.copy is not None:
             self.copy.copy_(self.shard)
 
     def shards(self) -> Iterator[Shard]:
