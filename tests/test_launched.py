@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from zerocheck import launched
 from zerocheck.errors import UsageError
@@ -92,6 +92,18 @@ def test_the_launchers_table_says_what_came_of_it(
     assert abs(failure.timestamp - time.time()) < 60
     assert json.loads(path.read_text())["message"]["message"] == "2 findings"
     assert failure.message["extraInfo"]["py_callstack"] == "2 findings"  # type: ignore[index]
+
+
+def test_rank_0_is_the_root_cause_also_where_another_rank_is_found_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1000.9)
+    failures = {}
+    for rank, said in ((1, launched.SEE_RANK_0), (0, "2 findings")):
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / f"{rank}.json"))
+        launched.tell(1, said)
+        failures[rank] = ProcessFailure(rank, 1, 1, str(tmp_path / f"{rank}.json"))
+    assert ChildFailedError("run", failures).get_first_failure()[0] == 0
 
 
 STOPPED = """

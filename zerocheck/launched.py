@@ -124,11 +124,15 @@ def leave_at_once(code: int) -> None:
 
 
 def tell(code: int, text: str) -> None:
-    """What the launcher's table of failures says of this rank."""
+    """What the launcher's table of failures says of this rank.
+
+    The table calls the earliest the root cause, in whole seconds: rank 0 is never later.
+    """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path or not code:
         return
-    said = {"py_callstack": text, "timestamp": str(int(time.time()))}
+    at = int(time.time()) + (text == SEE_RANK_0)
+    said = {"py_callstack": text, "timestamp": str(at)}
     with suppress(OSError), open(path, "w", encoding="utf-8") as file:
         json.dump({"message": {"message": text, "extraInfo": said}}, file)
 

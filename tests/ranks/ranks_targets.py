@@ -116,6 +116,16 @@ def skip_one(context: RankContext, argument: str) -> None:
         _reduce(context, "step 2, forward")
 
 
+def slow_once(context: RankContext, argument: str) -> float:
+    """Rank 1 comes to the collective when the others have given up, but not the second time."""
+    context.progress.at("the sum")
+    context.progress.collective("all_reduce", 1)
+    if context.rank == 1 and not slow_once.__dict__.get("was"):
+        slow_once.__dict__["was"] = True
+        time.sleep(float(argument))
+    return _reduce(context)
+
+
 def sleep(context: RankContext, argument: str) -> int:
     if argument:
         time.sleep(float(argument))

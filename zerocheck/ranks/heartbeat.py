@@ -14,6 +14,7 @@ from zerocheck.ranks.progress import Board, Standing
 from zerocheck.ranks.store_mail import StoreMail
 
 INTERVAL_S = 1.0
+_CPU_SHARE = 0.1
 
 
 class Beat(Message, frozen=True):
@@ -86,3 +87,16 @@ def read_beat(mail: StoreMail, key: str) -> Beat | None:
     """The last beat, if there was one."""
     data = mail.peek(key)
     return None if data is None else _decode(data)
+
+
+def moved(before: dict[int, Beat | None], now: dict[int, Beat | None], seconds: float) -> bool:
+    """Whether a rank that has not reported made progress, or computes."""
+    for rank, beat in now.items():
+        if beat is None:
+            continue
+        last = before.get(rank)
+        if last is None or beat.counter != last.counter:
+            return True
+        if beat.cpu_s - last.cpu_s > 0.1 + _CPU_SHARE * seconds:
+            return True
+    return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -107,6 +107,15 @@ class JobResult:
         if self.first_failed is not None:
             reason += f"; rank {self.first_failed} failed first"
         return reason
+
+
+def at_one_place(stood: Sequence[RankStood]) -> bool:
+    """Whether all ranks wait, and do so in the same collective or before any: as slow ones do.
+
+    Ranks that left one out, or called another, stand apart.
+    """
+    places = {(rank.state, rank.where, rank.collective, rank.collective_sequence) for rank in stood}
+    return len(places) == 1 and stood[0].state == "waiting"
 
 
 def first_to_fail(stood: tuple[RankStood, ...]) -> int | None:

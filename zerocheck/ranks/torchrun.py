@@ -7,6 +7,7 @@ a launcher started cannot be killed and started anew: a rank that never comes ba
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 from collections.abc import Sequence
@@ -18,9 +19,9 @@ from zerocheck.errors import HarnessError, RanksLost, UsageError
 from zerocheck.launched import Stopping, host_number
 from zerocheck.ranks.device import backend_of
 from zerocheck.ranks.failures import is_echo, is_timeout
-from zerocheck.ranks.heartbeat import Beat, read_beat
+from zerocheck.ranks.heartbeat import Beat, moved, read_beat
 from zerocheck.ranks.remote import Held, LocalView, Post, RemoteView, received
-from zerocheck.ranks.result import JobResult, RankStood, first_to_fail, once
+from zerocheck.ranks.result import JobResult, RankStood, at_one_place, first_to_fail, once
 from zerocheck.ranks.torchrun_rank import (
     Order,
     Report,
@@ -35,9 +36,10 @@ from zerocheck.ranks.view import ArenaView, Mappings
 TIMEOUT_S = 60.0
 """Of the process group: no collective of a drawn case takes that long, slow links included."""
 
+_PATIENT = 4
+"""Times the timeout, where ranks that ran out of it stand all at one place."""
 _SPARE_S = 10.0
 _GOODBYE_S = 5.0
-_CPU_SHARE = 0.1
 _LOST_S = 20.0
 """Without a beat, of which a living rank sends one in a second."""
 _ARRIVAL_S = 300.0
@@ -70,17 +72,19 @@ class TorchrunPool:
     ) -> None:
         """`backend`: gloo or nccl, None for what fits: see ranks/device.py.
 
-        `timeout_s` is the process group's: a collective that waits for longer raises. `stopping`:
-        what a signal asked for is raised between jobs. On rank 0 this waits until all have arrived.
+        `timeout_s` is the process group's: a collective that waits for longer raises. A clock
+        cannot tell ranks that hang from slow ones: where all ran out of time at one place, the job
+        is done again, and from then on timeouts are four times as long. `stopping`: what a signal
+        asked for is raised between jobs. On rank 0 this waits until all have arrived.
         Raises UsageError outside of torchrun, RanksLost if one does not arrive.
         """
-        self._self = TorchrunRank(target, device=device, timeout_s=timeout_s)
+        self._self = TorchrunRank(target, device=device)
         self.device = device
         self._backend = ""
         self.rank = self._self.rank
         self.world_size = self._self.world_size
         self._mail = self._self.mail
-        self._timeout_s = timeout_s
+        self._asked_s = self._timeout_s = timeout_s
         self._numbers = itertools.count(1)
         self._group = 0
         self._tainted = False
@@ -139,7 +143,7 @@ class TorchrunPool:
         if pending._result is None:
             if self._broken or self._closed:
                 raise HarnessError(self._broken or "the pool is closed")
-            pending._result = self._run(pending)
+            pending._result = self._patiently(pending)
             if self._stopping is not None:
                 self._stopping.check()
         return pending._result
@@ -188,13 +192,33 @@ class TorchrunPool:
     ) -> None:
         self.close()
 
+    def _patiently(self, pending: TorchrunPending) -> JobResult:
+        began = time.monotonic()
+        result = self._run(pending)
+        if result.outcome != "hung" or self._broken or not at_one_place(result.stood):
+            return result
+        before = self._timeout_s
+        if before == self._asked_s:
+            self._timeout_s = _PATIENT * before
+        result.release()
+        again = self._run(pending)
+        if again.outcome != "hung":
+            return again
+        return dataclasses.replace(
+            again,
+            reason=f"{again.reason}, and for {before:.3g} s in the process group before",
+            duration_s=time.monotonic() - began,
+        )
+
     def _run(self, pending: TorchrunPending) -> JobResult:
         number = next(self._numbers)
         if self._tainted or pending._fresh:
             self._group += 1
             self._tainted = False
         arena = self._free.pop() if self._free else next(self._arenas)
-        order = Order(self._group, arena, machine(), backend=self._backend)
+        order = Order(
+            self._group, arena, machine(), backend=self._backend, timeout_s=self._timeout_s
+        )
         for rank in range(1, self.world_size):
             self._mail.put(f"payload/{number}/{rank}", pending._payloads[rank])
             self._mail.put(f"order/{number}/{rank}", encode(order))
@@ -262,7 +286,7 @@ class TorchrunPool:
                 lost = [rank for rank in sorted(waiting) if now - heard[rank] > _LOST_S]
                 if lost:
                     self._lose(lost, f"no sign of life for {_LOST_S:.0f} s")
-                if _moved(beats, seen, now - moved_at):
+                if moved(beats, seen, now - moved_at):
                     beats, moved_at = seen, now
                 looked_at = now
                 # Collectives that cannot end raise at the group's timeout, which is sooner.
@@ -340,19 +364,6 @@ class TorchrunPool:
 
 def _listed(numbers: Sequence[int]) -> str:
     return " and ".join(map(str, numbers))
-
-
-def _moved(before: dict[int, Beat | None], now: dict[int, Beat | None], seconds: float) -> bool:
-    """Whether a rank that has not reported made progress, or computes."""
-    for rank, beat in now.items():
-        if beat is None:
-            continue
-        last = before.get(rank)
-        if last is None or beat.counter != last.counter:
-            return True
-        if beat.cpu_s - last.cpu_s > 0.1 + _CPU_SHARE * seconds:
-            return True
-    return False
 
 
 def _stood(rank: int, report: Report | None, beat: Beat | None, *, late: bool) -> RankStood:

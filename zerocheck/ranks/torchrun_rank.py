@@ -31,7 +31,7 @@ from zerocheck.ranks.worker import Tidy, execute
 class Order(Message, frozen=True):
     """What a rank is to do next. `group` counts the process groups; -1 ends the run.
 
-    `code`: the exit code then; `backend`: of the process group.
+    `code`: the exit code then; `backend` and `timeout_s`: of the process group.
     """
 
     group: int
@@ -39,6 +39,7 @@ class Order(Message, frozen=True):
     machine: str
     code: int = 0
     backend: str = GLOO
+    timeout_s: float = 0.0
 
 
 class Report(Message, frozen=True):
@@ -78,7 +79,7 @@ def machine() -> str:
 class TorchrunRank:
     """What every rank does, rank 0 included."""
 
-    def __init__(self, target: str, *, device: str, timeout_s: float) -> None:
+    def __init__(self, target: str, *, device: str) -> None:
         """Waits for the other ranks. Raises UsageError outside of torchrun."""
         check_environment()
         choose_interface()
@@ -86,7 +87,6 @@ class TorchrunRank:
         self.shares = shares(device, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         torch.set_num_threads(1)  # as the judge; torchrun sees to it only for several ranks a host
         self._target = load_target(target)
-        self._timeout_s = timeout_s
         meeting: Iterator[tuple[Store, int, int]] = rendezvous("env://")
         store, self.rank, self.world_size = next(meeting)
         # torchrun's agent keeps the store over restarts: keys of a former life must not be read.
@@ -176,7 +176,7 @@ class TorchrunRank:
                 store=PrefixStore(f"group/{order.group}", self._store),
                 rank=self.rank,
                 world_size=self.world_size,
-                timeout=datetime.timedelta(seconds=self._timeout_s),
+                timeout=datetime.timedelta(seconds=order.timeout_s),
             )
         except Exception as error:
             return describe(error, harness=True)
