@@ -12,8 +12,7 @@ from ..case.legs import lowered
 from ..case.schema import Case
 from ..contract import Semantics
 from ..contract.implementation import Call
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+from ..models.blocks import DTYPES
 
 
 def fsdp2_policy(case: Case) -> MixedPrecisionPolicy:
@@ -59,14 +58,6 @@ def of_fsdp1(semantics: Semantics, case: Case) -> Semantics:
     each = semantics.accumulate == "reduce_each"
     words: Any = {"summed": "fp32" if each else "own"}
     return replace(computing(semantics, case), reduce=case.precision.reduce, **words)
-
-
-def of_no_shard(semantics: Semantics, case: Case) -> Semantics:
-    """The same for NO_SHARD, whose gradients are whole: what was reduced is in the next sum, and is
-    cast and reduced again."""
-    if lowered(case) and semantics.accumulate == "reduce_each":
-        return replace(of_fsdp1(semantics, case), accumulate="reduce_again")
-    return of_fsdp1(semantics, case)
 
 
 def of_autocast(semantics: Semantics, case: Case) -> Semantics:

@@ -11,8 +11,8 @@ from ..case.legs import lowered
 from ..case.schema import Case
 from ..case.shapes import sometimes_used, uncalled
 from ..contract.layout import Layout, Phase
+from ..models.blocks import DTYPES
 from .account import Account, Tensor, Told, layout_of
-from .casting import DTYPES
 from .sync import deferred
 from .units import members, unit_modules
 

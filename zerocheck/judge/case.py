@@ -17,6 +17,7 @@ from ..contract.groups import learning_rates
 from ..contract.semantics import Semantics
 from ..devices import CPU
 from ..drive.observation import Point, RankSeen
+from ..models.blocks import DTYPES
 from ..models.network import build_model
 from . import buffers as buffers_
 from . import clip as clip_
@@ -32,7 +33,7 @@ from .layout import Layout
 from .local import LocalRunner, Passes, as_on_a_rank
 from .ownership import Ownership
 from .pieces import Enclosing, in_pieces, split
-from .precision import DTYPES, Computing
+from .precision import Computing
 from .ran_on import check_repeats, own_states, ran_on
 from .replayed import Replayed
 from .state import Start, State

@@ -23,10 +23,9 @@ import torch
 
 from ..case.schema import Case
 from ..contract.semantics import Semantics
+from ..models.blocks import DTYPES
 from . import bounds
 from .bounds import FP32, Format
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Computing(NamedTuple):

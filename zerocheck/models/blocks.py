@@ -21,7 +21,8 @@ from .layers import (
     store_transposed,
 )
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Of the words of a case."""
 """dtype of the parameters of a block."""
 
 

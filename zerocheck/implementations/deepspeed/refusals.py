@@ -7,11 +7,6 @@ from ...case.shapes import empties, learning, parameter_dtypes, scalars, sometim
 from ..limits import one_axis_fp32
 
 
-def _resized(case: Case) -> bool:
-    """Whether other numbers of ranks load than save."""
-    return any(leg.mesh != case.mesh for leg in case.resume)
-
-
 def refusal(case: Case, stage: int) -> str | None:
     """None, or why DeepSpeed cannot run the case."""
     reason = one_axis_fp32(case)
@@ -44,3 +39,8 @@ def refusal(case: Case, stage: int) -> str | None:
     if stage and len({dtypes[name] for name in learning(case)}) > 1:
         return "DeepSpeed flattens parameters of one dtype: a block of the model is in bf16"
     return None
+
+
+def _resized(case: Case) -> bool:
+    """Whether other numbers of ranks load than save."""
+    return any(leg.mesh != case.mesh for leg in case.resume)

@@ -39,7 +39,7 @@ from ...contract.layout import Layout
 from ...contract.names import unwrapped
 from ...contract.refusals import torch_refusals
 from ...devices import placed
-from ..casting import fsdp1_policy, of_fsdp1, of_no_shard
+from ..casting import fsdp1_policy, of_fsdp1
 from ..compiling import compiled, forget
 from ..limits import one_axis_fp32
 from ..meshes import shard_group
@@ -141,8 +141,7 @@ class Fsdp1(BuiltImplementation):
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
-        meant = of_no_shard if self.strategy == ShardingStrategy.NO_SHARD else of_fsdp1
-        self.semantics = meant(synchronized(self.semantics, case), case)
+        self.semantics = of_fsdp1(synchronized(self.semantics, case), case)
         if unused_become_zero(case):
             self.semantics = replace(self.semantics, unused="zero")
         self.flats: list[Flat] = flat_parameters(self.built.model)

@@ -11,8 +11,8 @@ from ...case.legs import lowered
 from ...case.schema import Case
 from ...case.shapes import uncalled
 from ...contract.layout import Layout, Phase
+from ...models.blocks import DTYPES
 from ..account import Account, Told, layout_of
-from ..casting import DTYPES
 from .bucket import Named, parts_of
 from .partition import Partition, Piece, aligned
 

@@ -21,7 +21,8 @@ from torch import nn
 from ...case.legs import lowered
 from ...case.schema import Case
 from ...contract import Semantics
-from ..casting import DTYPES, computing
+from ...models.blocks import DTYPES
+from ..casting import computing
 from ..limits import norms_cast, one_precision
 
 

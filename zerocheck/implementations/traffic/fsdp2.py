@@ -14,7 +14,7 @@ from torch import nn
 from ...case.legs import lowered
 from ...case.schema import Case
 from ...case.shapes import learning, sometimes_used
-from ..casting import DTYPES
+from ...models.blocks import DTYPES
 from ..fsdp2_bytes import waiting
 from ..sync import deferred
 from ..units import in_order_of_calls, unit_modules

@@ -11,7 +11,7 @@ from torch import nn
 from ...case.legs import lowered
 from ...case.schema import Case
 from ...case.shapes import unfrozen
-from ..casting import DTYPES
+from ...models.blocks import DTYPES
 from ..textbook.bucket import Named, of_one_dtype
 from ..textbook.partition import Partition, aligned, split
 from ..textbook.reduction import DEPTH
