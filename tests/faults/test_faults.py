@@ -6,7 +6,7 @@ All trials share one pool and are submitted ahead, so that ranks run while the l
 from __future__ import annotations
 
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -32,15 +32,19 @@ AHEAD = 12
 
 BROKEN = {"crashed", "hung"}
 
+FEW = 4
+
 
 def _by_turns() -> dict[str, Fault]:
-    """Of the faults that are injected into several implementations, each into one of them."""
-    parents: dict[str, list[str]] = {}
-    for fault in FAULTS.values():
-        if "+" in fault.where:
-            parents.setdefault(fault.where.partition("+")[2], []).append(fault.where)
-    turns = {own[number % len(own)] for number, own in enumerate(parents.values())}
-    return {n: f for n, f in FAULTS.items() if "+" not in f.where or f.where in turns}
+    """One fault of each cause, from one implementation after the other, and all faults of
+    obligations that have few."""
+    alike: dict[object, list[str]] = {}
+    few = Counter(fault.obligation for fault in FAULTS.values())
+    for name, fault in FAULTS.items():
+        own = name if few[fault.obligation] <= FEW else ""
+        alike.setdefault((fault.obligation, fault.causes, fault.mild, own), []).append(name)
+    turns = {own[number % len(own)] for number, own in enumerate(alike.values())}
+    return {name: fault for name, fault in FAULTS.items() if name in turns}
 
 
 CHOSEN = sliced(FAULTS, _by_turns())

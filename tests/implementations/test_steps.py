@@ -76,13 +76,18 @@ UNFIT: dict[type[Implementation], tuple[str, ...]] = dict.fromkeys(
 UNFIT[ZeroRedundancy] = ("tiny_clip", "shapes")  # zero-redundancy-transposed-bucket-view.md
 
 
-def _chosen(number: int, world_size: int) -> Collection[str]:
-    """Names of the cases that run with the sharding of this number, the first being 0."""
-    if number == 0:
-        return CASES if world_size == 3 else sliced(WIDE, SMALLER)
+def _chosen(kind: type[Implementation], number: int, world_size: int) -> Collection[str]:
+    """Names of the cases that run with the sharding of this number, the first being 0.
+
+    Of a slice a kind runs every third of the cases, and the next kind the ones beside them.
+    """
     if world_size != 3:
-        return ()
-    return KEY if number == 1 else sliced(FEW, FEW[number % len(FEW) :][:1])
+        return sliced(WIDE, SMALLER) if number == 0 else ()
+    place = list(SHARDINGS).index(kind)
+    if number == 0:
+        return sliced(list(CASES), list(CASES)[place % 3 :: 3])
+    own = (place + number) % len(KEY)
+    return sliced(KEY if number == 1 else FEW, KEY[own : own + 2] if number == 1 else KEY[own:][:1])
 
 
 @pytest.mark.parametrize("world_size", sliced([1, 2, 3, 5], [1, 3, 5]))
@@ -92,7 +97,7 @@ def test_steps(kind: type[Implementation], world_size: int) -> None:
         (name, sharding, on(case, world_size, sharding))
         for number, sharding in enumerate(SHARDINGS[kind])
         for name, case in CASES.items()
-        if name in _chosen(number, world_size)
+        if name in _chosen(kind, number, world_size)
         if name not in UNFIT.get(kind, ())
     ]
     ranks = in_ranks(world_size, observe_all, [(kind, case) for _, _, case in jobs])

@@ -72,10 +72,10 @@ def _jobs(world_size: int) -> tuple[Case, ...]:
             Sharding(use_orig_params=True),
         )
     ]
-    by_hand = by_hand[:: sliced(1, 2 if world_size == 3 else 6)]
+    by_hand = by_hand[:: sliced(1, 4 if world_size == 3 else 8)]
     drawn = [
         msgspec.structs.replace(case, resume=(), disturbance=Disturbance())
-        for case in draw(sliced(30, 8), seed=6, world_sizes=(world_size,))
+        for case in draw(sliced(30, 4), seed=6, world_sizes=(world_size,))
         if case.training.loss_scale is None  # the driver of these tests lets nothing overflow
         and not case.sharding.static_graph  # known: fails under no_sync
     ]

@@ -14,6 +14,7 @@ import msgspec
 import psutil
 import pytest
 from collected import Collect, Run
+from slices import sliced
 
 from zerocheck.case.schema import Case, Model, Training
 from zerocheck.errors import UsageError
@@ -44,7 +45,7 @@ def run_subject(tmp_path: Path, pool: Pool) -> Run:
 
 
 def test_a_sharder_of_a_few_lines_holds(run_subject: Run) -> None:
-    code, records = run_subject("build", world_sizes=(1, 3), max_cases=12)
+    code, records = run_subject("build", world_sizes=(1, 3), max_cases=sliced(12, 6))
     assert code == 0, records[-1]
     statuses = {record.status for record in records.of(CaseFinished)}
     assert statuses <= {"holds", "unsupported"}
@@ -55,7 +56,7 @@ def test_a_sharder_of_a_few_lines_holds(run_subject: Run) -> None:
 def test_cases_ask_only_for_what_an_implementation_handles(run_subject: Run) -> None:
     """Code that knows nothing of weights, scaling and unfreezing is not asked for them; masked
     cases hold by the declared mean of means."""
-    _, records = run_subject("Plain", max_cases=60, profile="ci")
+    _, records = run_subject("Plain", max_cases=sliced(60, 24), profile="ci")
     finished = records.of(CaseFinished)
     assert {record.status for record in finished} <= {"holds", "unsupported"}, [
         record.judgement.violations for record in finished if record.status == "violated"
@@ -87,7 +88,7 @@ def test_a_case_that_asks_for_more_is_unsupported_with_the_reason(
 
 
 def test_a_missing_average_is_named_and_replayed_bit_for_bit(run_subject: Run) -> None:
-    code, records = run_subject("not_averaged", world_sizes=(1, 2, 3), max_cases=12)
+    code, records = run_subject("not_averaged", world_sizes=(1, 2, 3), max_cases=4)
     assert code == 1
     finding = records.of(Finding)[-1]
     assert {record.number for record in records.of(Finding)} == {0}
@@ -310,7 +311,7 @@ def test_the_journal_of_a_run_reads_back(tmp_path: Path, pool: Pool) -> None:
 
 
 def test_a_gradient_that_is_not_shown_is_recovered(run_subject: Run) -> None:
-    code, records = run_subject("Hidden", world_sizes=(1, 2, 3), max_cases=45)
+    code, records = run_subject("Hidden", world_sizes=(1, 2, 3), max_cases=sliced(45, 12))
     assert code == 0, records[-1]
     tiers = {r.judgement.tier for r in records.of(CaseFinished) if r.judgement is not None}
     assert tiers == {"state only"}
@@ -323,7 +324,7 @@ def test_a_gradient_that_is_not_shown_is_recovered(run_subject: Run) -> None:
 
 @pytest.mark.parametrize("name", ["NeverClips", "HiddenNeverClips"])
 def test_a_gradient_that_is_never_clipped_is_named(run_subject: Run, name: str) -> None:
-    code, records = run_subject(name, world_sizes=(2, 3), max_cases=16)
+    code, records = run_subject(name, world_sizes=(2, 3), max_cases=8)
     assert code == 1
     findings = {f.number: f for f in records.of(Finding)}
     assert {(f.obligation, f.causes) for f in findings.values()} == {("clip", ("not clipped",))}

@@ -7,8 +7,9 @@ checks, the features, the strategies) asks here. Sizes are in elements.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from fnmatch import fnmatchcase
+import re
+from collections.abc import Callable, Iterable, Iterator
+from fnmatch import translate
 from functools import lru_cache
 
 from .schema import Block, Case, Data, Model, ParameterDtype
@@ -97,7 +98,16 @@ def activation_elements(model: Model, data: Data) -> int:
 def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
     """The names that match one of the patterns (fnmatch), in their order."""
     patterns = tuple(patterns)
-    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    if not patterns:
+        return []
+    match = _compiled(patterns)
+    return [name for name in names if match(name)]
+
+
+@lru_cache(maxsize=4096)
+def _compiled(patterns: tuple[str, ...]) -> Callable[[str], object]:
+    """Cases are drawn by the thousand, so all patterns are tried at once."""
+    return re.compile("|".join(map(translate, patterns))).match
 
 
 def frozen_names(model: Model) -> list[str]:

@@ -85,8 +85,8 @@ def _placed(case: Case, world_size: int, stage: int) -> Case:
 @pytest.mark.parametrize(
     ("n", "m", "pairs", "kinds"),
     [
-        (2, 3, ALL, FEW),
-        (3, 3, ROUND, tuple(KINDS)),
+        (2, 3, sliced(ALL, ROUND), FEW),
+        (3, 3, ROUND, sliced(tuple(KINDS), tuple(KINDS)[::3])),
         (5, 1, ROUND, FEW[:2]),
         *sliced(
             [
