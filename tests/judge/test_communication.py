@@ -135,14 +135,24 @@ def test_causes(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("unfreeze", "causes"), [(1, ("not unfrozen",)), (None, ("one left out",))]
+    ("unfreeze", "left", "causes"),
+    [
+        (1, (0, 1), ("not unfrozen",)),
+        (1, (1,), ("not unfrozen",)),  # of two units that came with it, one is still frozen
+        (1, (2,), ("one left out",)),  # was there before
+        (None, (0,), ("one left out",)),
+    ],
 )
-def test_the_calls_from_before_an_unfreezing(unfreeze: int | None, causes: tuple[str, ...]) -> None:
+def test_the_calls_from_before_an_unfreezing(
+    unfreeze: int | None, left: tuple[int, ...], causes: tuple[str, ...]
+) -> None:
     training = Training(steps=2, unfreeze=unfreeze)
     case = msgspec.structs.replace(CASE, model=Model(frozen=("stem.*",)), training=training)
     later = tuple(msgspec.structs.replace(call, step=1) for call in STEP)
-    layout = Layout(lines=(), calls=(*STEP[1:], *later), last=1)
-    measured = Measured(calls=(STEP[1:], later[1:]), steps=2, layout=layout)
+    before = STEP[1:] if unfreeze is None else STEP[2:]
+    layout = Layout(lines=(), calls=(*before, *later), last=1)
+    called = tuple(call for place, call in enumerate(later) if place not in left)
+    measured = Measured(calls=(before, called), steps=2, layout=layout)
     violation = check(case, [measured] * 2).violation
     assert violation is not None and violation.step == 1
     assert violation.causes == causes

@@ -42,13 +42,21 @@ def causes(
     if seen == told:
         return ("another order",)
     found = dict.fromkeys(name for name, sent in _candidates(case, says) if sent == seen)
-    if frozen is not None and _sent(frozen) == seen:
+    if frozen is not None and _some_still_frozen(seen, told, _sent(frozen)):
         found["not unfrozen"] = None
     if _per_parameter(case, calls, says):
         found["one collective per parameter"] = None
     if not found:
         found.update(dict.fromkeys(_surplus(seen, told)))
     return tuple(found)
+
+
+def _some_still_frozen(seen: Sent, told: Sent, frozen: Sent) -> bool:
+    """Whether what was not called is what came with the unfreezing, or is among it."""
+    if seen == frozen:
+        return True
+    missing = told - seen
+    return not seen - told and bool(missing) and missing <= told - frozen
 
 
 def _sent(calls: Iterable[Call]) -> Sent:
