@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -96,6 +97,28 @@ class NeverSkips(_WithScaler):
     """A step that overflows is taken. Flagged: step not skipped."""
 
     kind = _Never
+
+
+class _BySentinel(LossScaler):
+    def unscale(self, gradients: Iterable[torch.Tensor]) -> None:
+        super().unscale(gradients)
+        if not self.enabled:
+            return
+        square = torch.zeros((), device=self.device)
+        for gradient in gradients:
+            square += gradient.square().sum()
+        dist.all_reduce(square, group=self.group)
+        norm = square.sqrt()
+        bad = norm.isinf().logical_or(norm.isnan())
+        self.overflow = bool(bad * -1.0 + bad.logical_not() * norm == -1.0)
+
+
+class NanOnInfNorm(_WithScaler):
+    """A norm that is infinite is to become -1, by which the step is skipped, but 0 times infinity
+    is NaN (DS PR#7171). Flagged: step not skipped.
+    """
+
+    kind = _BySentinel
 
 
 class _Sticky(LossScaler):

@@ -213,6 +213,12 @@ SCALING = [
         features=("overflow",),
     ),
     fault(
+        "loss_scaling:NanOnInfNorm", "zero1", "update",
+        "an infinite norm becomes NaN in place of -1, by which a step is skipped", "DS PR#7171",
+        "step not skipped",
+        features=("overflow",),
+    ),
+    fault(
         "loss_scaling:OverflowNotCleared", "zero1", "update",
         "after an overflow every step is skipped", "seen often", "step skipped",
         features=("overflow", "several-steps"),
