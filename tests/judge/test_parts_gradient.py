@@ -11,6 +11,7 @@ from small import SIZE, held, layout
 from zerocheck.case.schema import Case, Model, Training
 from zerocheck.contract.semantics import Semantics
 from zerocheck.judge.bounds import ETA, U
+from zerocheck.judge.compare import compare
 from zerocheck.judge.gradient import Expected, check, expected, loss_divisor
 from zerocheck.judge.local import Passes
 
@@ -193,3 +194,29 @@ def test_unfreezing() -> None:
     assert causes(whole, 2, used=True) == ()
     assert causes(without, 1, used=False) == ()
     assert causes(without, 2, used=True) == ("not unfrozen",)
+
+
+IN_FP16 = Semantics(compute="fp16", summed="own", reduce="fp16", average="sum")
+
+
+@pytest.mark.parametrize(
+    ("terms", "right", "wrong"),
+    [
+        # In fp16 the sum of the last two overflows: with infinity it may be anything but a number.
+        ((math.inf, -6e4, -6e4), (math.inf, -math.inf, math.nan), (0.0, -6e4)),
+        ((6e4, 6e4, -6e4), (6e4, math.inf, math.nan), ()),
+        ((math.inf, 1.0, -1.0), (math.inf,), (0.0, 6e4)),
+        ((6e3, 6e3, -6e3), (6e3,), (math.inf, math.nan, 7e3)),
+    ],
+)
+def test_partial_sums_that_overflow_fp16(
+    terms: tuple[float, ...], right: tuple[float, ...], wrong: tuple[float, ...]
+) -> None:
+    rows = torch.tensor(terms)[:, None, None].expand(3, 1, SIZE).clone()
+    arrived = torch.ones(3, 1, 5, dtype=torch.bool)
+    passes = Passes(rows, arrived, [[0.5]] * 3, [{}] * 3)
+    made = expected(passes, layout(), Case(mesh=(3,)), IN_FP16).enclosure
+    for values, inside in ((right, True), (wrong, False)):
+        for value in values:
+            _, misfit = compare(torch.full((SIZE,), value, dtype=torch.float64), made)
+            assert (misfit is None) == inside, value

@@ -33,6 +33,7 @@ def compare(observed: torch.Tensor, enclosure: Enclosure) -> tuple[float, Misfit
 
     Written as `not (error <= bound)`, so that NaN is outside. An infinity where the exact result
     rounds to it, and a NaN where the exact result is NaN, are what one device gives too: inside.
+    So is either where the bound is infinite, since partial sums can overflow.
     """
     exact, bound = enclosure
     if not len(exact):
@@ -95,7 +96,8 @@ def _same_exception(observed: torch.Tensor, enclosure: Enclosure) -> torch.Tenso
         & (exact.abs() + bound.nan_to_num(nan=0.0) >= largest)
         & (observed.sign() == exact.sign())
     )
-    return overflow | (observed.isnan() & exact.isnan())
+    over = bound.isinf() & ~observed.isfinite()
+    return overflow | over | (observed.isnan() & exact.isnan())
 
 
 def all_finite(vector: torch.Tensor) -> bool:

@@ -78,14 +78,20 @@ def expected(
     path = path_of(case, semantics, microbatches=count) if mixed else ()
 
     def enclosure(exact: torch.Tensor, absolute: torch.Tensor, format: Format) -> Enclosure:
+        over = torch.zeros((), dtype=torch.bool)
         if mixed:
-            bound = _along(exact, absolute, path, format, min(scales, default=1.0), divisor).bound
+            scale = min(scales, default=1.0)
+            bound, over = _along(exact, absolute, path, format, scale, divisor)
         else:
             bound = bounds.gradient(exact, absolute, roundings, format).bound
         if scaled:
             bound = bound + format.eta * (1 + roundings / min(scales))
         if not all_finite(exact):
             bound = torch.where(exact.isfinite(), bound, 0.0)
+        if bool(over.any()):
+            # Then anything comes of the sum that is not finite; and nothing else, of such terms.
+            exact = torch.where(over & ~exact.isfinite(), math.nan, exact)
+            bound = bound.masked_fill(over, math.inf)
         return Enclosure(exact, bound)
 
     def estimated(exact: torch.Tensor, bound: torch.Tensor, at: Positions | None) -> Enclosure:
@@ -112,19 +118,18 @@ def _along(
     format: Format,
     scale: float,
     divisor: float,
-) -> Enclosure:
-    """The enclosure along the path into a parameter's format, without bounds where a partial sum
-    can overflow fp16: none is larger than the absolute sum before it was divided.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The bound along the path into a parameter's format, and a mask of where a partial sum can
+    overflow fp16: none is larger than the absolute sum before it was divided.
     """
     if format.narrow and (not path or path[-1][1] != format):
         path = (*path, (1, format))
-    made = bounds.along(exact, absolute, path, scale)
+    over = torch.zeros((), dtype=torch.bool)
     for count, one in path:
         if one.dtype == torch.float16:
             largest = absolute * (scale * divisor * math.exp(2 * count * one.u))
-            over = largest >= torch.finfo(one.dtype).max
-            made = made._replace(bound=made.bound.masked_fill(over, math.inf))
-    return made
+            over = over | ~(largest < torch.finfo(one.dtype).max)
+    return bounds.along(exact, absolute, path, scale).bound, over
 
 
 def check(
