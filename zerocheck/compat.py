@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -41,6 +42,18 @@ def reduces_unused(model: torch.nn.Module) -> bool | None:
     if not found:
         return None
     return all(getattr(group, "reduce_scatter_unused_params", False) for group in found)
+
+
+def use_deterministic(mode: bool, *, warn_only: bool) -> None:
+    """`torch.use_deterministic_algorithms`, for who compiles nothing.
+
+    torch imports its compiler to tell it too, which takes two seconds. Told here if it is there.
+    """
+    quick = getattr(torch._C, "_set_deterministic_algorithms", None)
+    if quick is None or "torch._inductor.config" in sys.modules:
+        torch.use_deterministic_algorithms(mode, warn_only=warn_only)
+    else:
+        quick(mode, warn_only=warn_only)
 
 
 def all_gather_single(

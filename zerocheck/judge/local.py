@@ -16,6 +16,7 @@ from zerocheck_reference import local_pass
 
 from ..case.schema import Case
 from ..case.shapes import unfrozen
+from ..compat import use_deterministic
 from ..devices import CPU, forked, seed_device, set_random_state
 from ..drive.fidelity import (
     as_parameters,
@@ -333,10 +334,10 @@ def as_on_a_rank(device: torch.device | None = None) -> Iterator[None]:
         torch.set_num_threads(1)
     try:
         with kept(device), forked(device):
-            deterministic(device)
+            deterministic(device, compiles=False)
             yield
     finally:
-        torch.use_deterministic_algorithms(asked, warn_only=warn_only)
+        use_deterministic(asked, warn_only=warn_only)
         torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
         if threads != 1:
             torch.set_num_threads(threads)
