@@ -2,7 +2,8 @@
 
 gloo's threads hold the tensors of a collective for a moment after it is over. If they are the last,
 the allocator's events do not tell that the memory was given back. So each such storage is held here
-too, and let go of when nobody else has it.
+too, and let go of when nobody else has it. A tensor whose `.data` is replaced afterwards, as FSDP1
+does to cast it, takes the new storage along into the threads: that one is held too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+from torch.utils.weak import TensorWeakRef
 
 from ..compat import Operators
 from ..compat_memory import before_resize, users_of
@@ -44,6 +46,8 @@ class InFlight(Operators):
         self._held: dict[int, torch.UntypedStorage] = {}
         self._users: dict[int, int] = {}
         """How many had each of them when it was looked at last."""
+        self._tensors: dict[int, TensorWeakRef] = {}
+        """By id, those that a collective was called with, as long as anyone has them."""
         self._resizes = ExitStack()
 
     def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -54,10 +58,13 @@ class InFlight(Operators):
         if is_collective(func):
             for tensor in _tensors((args, result)):
                 if address(tensor):  # a wrapper has none
-                    storage = tensor.untyped_storage()
-                    self._held[storage._cdata] = storage
-                    self._users[storage._cdata] = users_of(storage)
+                    self._hold(tensor.untyped_storage())
+                    self._tensors[id(tensor)] = TensorWeakRef(tensor)
         return result
+
+    def _hold(self, storage: torch.UntypedStorage) -> None:
+        self._held[storage._cdata] = storage
+        self._users[storage._cdata] = users_of(storage)
 
     def __enter__(self) -> InFlight:
         self._resizes.enter_context(before_resize(self._before_resize))
@@ -81,6 +88,7 @@ class InFlight(Operators):
 
     def _let_go(self, known: Callable[[torch.UntypedStorage], bool] | None = None) -> int:
         """Drop what nobody else has; how many others are left that are not known."""
+        self._hold_what_replaced()
         self._wait_for_threads()
         for key in [key for key, storage in self._held.items() if users_of(storage) == 1]:
             storage = self._held.pop(key, None)
@@ -89,6 +97,16 @@ class InFlight(Operators):
         if known is None:
             return len(self._held)
         return sum(not known(storage) for storage in self._held.values())
+
+    def _hold_what_replaced(self) -> None:
+        for key, weak in list(self._tensors.items()):
+            tensor = weak()
+            if tensor is None:
+                del self._tensors[key]
+                continue
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._held:
+                self._hold(storage)
 
     def _wait_for_threads(self) -> None:
         """Where somebody has let go of a storage, the thread that is left gets the time to do so.
