@@ -14,6 +14,7 @@ from zerocheck.case.schema import (
     Data,
     Disturbance,
     Model,
+    Precision,
     Sharding,
     Training,
 )
@@ -61,6 +62,20 @@ def test_every_implementation_holds_what_its_layout_says(pool: Pool, name: str) 
         assert outcome.judgement.statuses == dict.fromkeys(ASKED, "holds"), outcome.judgement
         held += 1
     assert held
+
+
+@pytest.mark.parametrize("name", ["zero1", "zero2", "zero3", "fsdp2"])
+def test_what_learns_later_in_mixed_precision(pool: Pool, name: str) -> None:
+    """Some ranks have nothing to update until then, and widen no gradient."""
+    case = Case(
+        mesh=(4,),
+        model=Model(blocks=(Block(kind="mlp", hidden=5),), width=7, frozen=("stem.*", "blocks.*")),
+        training=Training(steps=3, unfreeze=2),
+        precision=Precision(compute="bf16", reduce="bf16"),
+        sharding=Sharding(bucket=1 << 20),
+    )
+    outcome = Trial(pool, name, case, obligations=ASKED).outcome()
+    assert outcome.judgement is not None and not outcome.judgement.violations
 
 
 @pytest.mark.parametrize("name", ["zero2", "zero3", "fsdp2"])

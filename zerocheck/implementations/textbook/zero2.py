@@ -165,8 +165,9 @@ class Zero2(Resumable):
                 loss.backward()  # type: ignore[no-untyped-call]
             self._flush()
         self.replicas.average(gradient.shard for gradient in self.gradients)
-        for widened in self.widened:
-            widened.widen()
+        for bucket, widened in zip(self.buckets, self.widened, strict=True):
+            if bucket.trains():
+                widened.widen()
         self.reduced = True
         self.scaler.unscale(one.gradient for one in self.optimizer.owned)
         step.reached("reduced")
