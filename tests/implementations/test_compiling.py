@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 from msgspec.structs import replace
 from slices import sliced
 from torch.distributed.device_mesh import DeviceMesh
@@ -108,3 +109,32 @@ def test_inductor_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
     assert "compiler" in (Fsdp2.supports(compiled("inductor")) or "")
+
+
+@pytest.mark.parametrize("kind", KINDS.values())
+@pytest.mark.parametrize(
+    ("backend", "checkpoint", "words"),
+    [
+        ("eager", False, None),
+        ("eager", True, "that is checkpointed are updated once, and twice on one device"),
+        ("aot_eager", False, "cannot compile a batch norm over features, on one device neither"),
+        ("none", True, None),
+    ],
+)
+def test_batch_norms(
+    kind: type[Implementation], backend: str, checkpoint: bool, words: str | None
+) -> None:
+    """What torch.compile alone makes of them is not blamed on who shards."""
+    block = Block(kind="batch_norm", checkpoint=checkpoint)
+    case = compiled(backend, model=Model(blocks=(block,)), sharding=Sharding(bucket=1 << 20))
+    reason = kind.supports(case)
+    assert reason is None if words is None else words in str(reason)
+
+
+def test_torch_alone_cannot_compile_a_batch_norm() -> None:
+    """When it can, they need not be refused any more."""
+    model = build_model(Case(model=Model(blocks=(Block(kind="batch_norm"),))))
+    model.compile(backend="aot_eager")
+    with pytest.raises(RuntimeError, match="view size is not compatible"):
+        model(torch.randn(4, 3, 8))
+    torch.compiler.reset()

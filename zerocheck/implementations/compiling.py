@@ -61,6 +61,17 @@ def uncompiled(case: Case) -> str | None:
             "compiled dropout draws other random numbers than that of one device "
             f"(training.compile is {case.training.compile!r})"
         )
+    norms = [block for block in case.model.blocks if block.kind == "batch_norm"]
+    if any(block.checkpoint for block in norms):
+        return (
+            "compiled, the statistics of a batch norm that is checkpointed are updated once, and "
+            "twice on one device (training.compile)"
+        )
+    if case.training.compile != "eager" and norms:
+        return (
+            "torch cannot compile a batch norm over features, on one device neither: view size is "
+            f"not compatible (training.compile is {case.training.compile!r})"
+        )
     if case.training.compile == "inductor" and not _compiler():
         return "torch's inductor needs a C++ compiler, and there is none here"
     return None
