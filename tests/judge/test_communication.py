@@ -106,6 +106,10 @@ CHANGES: dict[str, tuple[Callable[[tuple[Call, ...]], tuple[Call, ...]], tuple[s
         lambda calls: (*calls[:2], *calls[:2], *calls),
         ("reduced with each microbatch",),
     ),
+    "one of them in float64": (
+        lambda calls: (calls[0], _call("reduce_scatter", 200, dtype="float64"), *calls[2:]),
+        ("sent in float64",),
+    ),
     "gathered twice": (lambda calls: (*calls, *calls[3:]), ("gathered twice",)),
     "reduced twice": (lambda calls: (*calls[:2], *calls), ("reduced twice",)),
     "parameters": (

@@ -6,6 +6,7 @@ of each. Their order is not compared, since a cause does not say where in it its
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import permutations, product
@@ -42,6 +43,9 @@ def causes(
     if seen == told:
         return ("another order",)
     found = dict.fromkeys(name for name, sent in _candidates(case, says) if sent == seen)
+    other = _sent_in(seen, told)
+    if other is not None:
+        found[f"sent in {other}"] = None
     if frozen is not None and _some_still_frozen(seen, told, _sent(frozen)):
         found["not unfrozen"] = None
     if _per_parameter(case, calls, says):
@@ -75,9 +79,6 @@ def _candidates(case: Case, says: Sequence[Call]) -> Iterator[tuple[str, Sent]]:
         # What was sent in the step's backward alone, or after it alone.
         for phase in ("forward", "backward", "step"):
             yield f"{word} twice", _sent(_repeated(says, kinds, 2, phase))
-    sorts: tuple[tuple[str, ...], ...] = (REDUCING, COPYING, MOVING)
-    for kinds, (dtype, other) in product(sorts, permutations(SIZES, 2)):
-        yield f"sent in {other}", _sent(_as_dtype(says, kinds, dtype, other))
 
 
 def _replaced(says: Sequence[Call], kind: str, other: str) -> Iterator[Call]:
@@ -93,13 +94,22 @@ def _repeated(
         yield from [call] * (times if again else 1)
 
 
-def _as_dtype(says: Sequence[Call], kinds: Sequence[str], dtype: str, other: str) -> Iterator[Call]:
-    for call in says:
-        if call.kind in kinds and call.dtype == dtype:
-            size = call.bytes // SIZES[dtype] * SIZES[other]
-            yield msgspec.structs.replace(call, bytes=size, dtype=other)
-        else:
-            yield call
+def _sent_in(seen: Sent, told: Sent) -> str | None:
+    """The one dtype in which some were called, if as many elements were told of in others."""
+    more, less = seen - told, told - seen
+    dtypes = {dtype for _, _, dtype in more}
+    if len(dtypes) != 1 or dtypes & {dtype for _, _, dtype in less}:
+        return None
+    same = _elements(more) == _elements(less)
+    return dtypes.pop() if same else None
+
+
+def _elements(sent: Sent) -> Counter[tuple[str, float]]:
+    """How many calls of each kind and number of elements."""
+    found: Counter[tuple[str, float]] = Counter()
+    for (kind, size, dtype), count in sent.items():
+        found[kind, size / SIZES.get(dtype, math.nan)] += count
+    return found
 
 
 def _per_parameter(case: Case, calls: Sequence[Call], says: Sequence[Call]) -> bool:
