@@ -72,7 +72,7 @@ class Drifting:
         self._chosen: dict[str, Case] = {}
 
     def note(self, record: CaseFinished) -> None:
-        """A case was judged. The first of the best size that holds is taken."""
+        """A case was judged. Of those that hold the one with the most to show is taken."""
         name, case = record.implementation, record.case
         self._judged[name] += record.judgement is not None
         if record.status != "holds" or case.world_size == 1 or not comparable(case):
@@ -103,8 +103,10 @@ class Drifting:
         return drift(self._ranks, name, freely(case, self._fixed[name]))
 
 
-def _worth(case: Case) -> int:
-    return (case.world_size >= ORDERED) + (case.world_size < SLOW)
+def _worth(case: Case) -> tuple[bool, float, int]:
+    """How much round-off shows: sums have an order, steps are long, sums have many terms."""
+    rate = max(group.lr for group in case.optimizer.groups)
+    return ORDERED <= case.world_size < SLOW, rate, case.world_size * case.training.microbatches
 
 
 def drift(ranks: Ranks, implementation: str, case: Case) -> Drift:
