@@ -44,6 +44,7 @@ class Row(NamedTuple):
 
 
 FEW = "--world-sizes 1,2 --max-cases 2 --obligations gradient,update"
+RESUMED = "--world-sizes 1,2 --max-cases 4 --obligations roundtrip,continuation"
 ALL_HOLD = "all obligations hold in"
 OWN = "zerocheck run my_sharding.py:my_fsdp"
 
@@ -62,18 +63,20 @@ RUN = {
     f"{OWN}+gather-stale --world-sizes 2,3": Row(
         "--max-cases 3 --no-shrink", code=1, said="VIOLATED"
     ),
-    f"{OWN} --feature clip --feature microbatches": Row("--max-cases 2", said=ALL_HOLD),
+    f"{OWN} --feature clip --feature microbatches": Row(
+        "--world-sizes 2 --max-cases 6 --obligations gradient,clip,update", said=ALL_HOLD
+    ),
     f"{OWN} --profile ci": Row(FEW),
     f"{OWN} --seed 1": Row(FEW, said=ALL_HOLD),
     f"{OWN} --world-sizes 2,3,5": Row("--max-cases 2 --obligations gradient,update", said=ALL_HOLD),
     f"{OWN} --model my_model.py:tiny": Row(FEW, said=ALL_HOLD),
     f"{OWN} --feature hosts": Row(
-        "--world-sizes 2,3 --max-cases 2 --obligations gradient,update", said=ALL_HOLD
+        "--world-sizes 2,3 --max-cases 8 --obligations gradient,update", said=ALL_HOLD
     ),
     f"{OWN} --obligations memory": Row("--world-sizes 2 --max-cases 2"),
-    f"{OWN} --obligations resume": Row("--world-sizes 1,2 --max-cases 4"),
-    f"{OWN} --obligations equivalence,resume": Row("--world-sizes 1,2 --max-cases 4"),
-    "zerocheck run fsdp2 zero3 --obligations resume": Row("--world-sizes 1,2 --max-cases 4"),
+    f"{OWN} --obligations resume": Row(RESUMED, said=ALL_HOLD),
+    f"{OWN} --obligations equivalence,resume": Row(RESUMED, said=ALL_HOLD),
+    "zerocheck run fsdp2 zero3 --obligations resume": Row(RESUMED, said=ALL_HOLD),
     "zerocheck run fsdp2 --profile ci --max-cases 20": Row(FEW),
     f"{OWN} --report-dir before": Row(FEW, said=ALL_HOLD),
     f"{OWN} --report-dir now": Row(FEW, said=ALL_HOLD),
