@@ -19,8 +19,10 @@ from zerocheck.judge.verdict import (
 )
 from zerocheck.run.records import (
     CaseFinished,
+    Drift,
     Environment,
     Finding,
+    FreeRun,
     Known,
     LeftOut,
     Record,
@@ -186,6 +188,22 @@ def failed() -> list[Record]:
         ),
         finished(1),
     ]
+
+
+def drift(**given: Any) -> Drift:
+    """A free run of three steps that ends a thousand times as far as its twin."""
+    fields: dict[str, Any] = {
+        "implementation": "zero2",
+        "case": Case(mesh=(3,)),
+        "expected": (0.5, 0.25, 0.125),
+        "own": FreeRun(
+            losses=(0.5, 0.375, 0.25), largest=(0.0, 1e-5, 1e-4), relative=(0.0, 1e-6, 1e-5)
+        ),
+        "twin": FreeRun(
+            losses=(0.5, 0.25, 0.125), largest=(0.0, 1e-8, 1e-7), relative=(0.0, 1e-9, 1e-8)
+        ),
+    }
+    return Drift(**{**fields, **given})
 
 
 def stale(**given: Any) -> StaleIssue:

@@ -88,7 +88,7 @@ def test_an_implementation_of_the_users(model: str, tmp_path: Path) -> None:
         ((), "MODEL is missing"),
         (("gpt2-xxl",), "did you mean 'gpt2-xl'"),
         (("gpt2", "--implementation", "fsdp3"), "unknown implementation 'fsdp3'"),
-        (("gpt2", "--device-memory", "80 apples"), "is no size"),
+        (("gpt2", "--device-memory", "80 apples"), "is not a size"),
         (("gpt2", "--world-size", "0"), "it must be 1 or more"),
         (("gpt2", "--precision", "fp8"), "unknown precision 'fp8'"),
         (("gpt2", "--wrap", "blck"), "did you mean 'block'"),

@@ -31,16 +31,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 _report_dir = click.option(
     "--report-dir",
+    metavar="DIR",
     type=_DIRECTORY,
     default=Path("zerocheck-report"),
     show_default=True,
     help="Where the journal, the reports and the cases to replay are written.",
 )
 _world_sizes = click.option(
-    "--world-sizes", metavar="1,2,3", help="Numbers of ranks. Default: the profile's."
+    "--world-sizes", metavar="1,2,3", help="Numbers of ranks.  [default: the profile's]"
 )
 _seed = click.option(
-    "--seed", type=int, default=0, show_default=True, help="Another seed, other cases."
+    "--seed", type=int, metavar="N", default=0, show_default=True, help="Another seed, other cases."
 )
 
 
@@ -86,8 +87,8 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
 _ranks = click.option(
     "--ranks",
     metavar="KIND",
-    help="processes: started here; torchrun: given by the launcher. Default: torchrun where its "
-    "environment is there, else processes.",
+    help="processes: started here; torchrun: given by the launcher.  [default: torchrun "
+    "where its environment is there, else processes]",
 )
 _timeout = click.option(
     "--timeout",
@@ -97,17 +98,23 @@ _timeout = click.option(
     show_default=True,
     help="torchrun: how long a collective may wait before its ranks count as hung.",
 )
-_device = click.option(
-    "--device",
-    metavar="NAME",
-    help="cpu, cuda (a GPU for each rank where there are enough, else ranks share them), or "
-    "cuda:N. Default: cpu; for replay, where the case was found.",
-)
+
+
+def _device(default: str) -> Callable[[F], F]:
+    """The option, with where ranks are if it is not given."""
+    return click.option(
+        "--device",
+        metavar="NAME",
+        help="cpu, cuda (a GPU for each rank where there are enough, else ranks share them), or "
+        f"cuda:N.  [default: {default}]",
+    )
+
+
 _backend = click.option(
     "--backend",
     metavar="NAME",
-    help="Of the process group on GPUs: nccl, or gloo. Default: nccl where each rank has a GPU of "
-    "its own.",
+    help="Of the process group on GPUs: nccl or gloo.  [default: nccl where each rank has a GPU of "
+    "its own]",
 )
 
 
@@ -135,11 +142,11 @@ def main() -> None:
     "features",
     metavar="NAME",
     multiple=True,
-    help="Only cases that have this feature. Give it again for several.",
+    help="Only cases that have this feature. May be given several times.",
 )
 @_ranks
 @_timeout
-@_device
+@_device("cpu")
 @_backend
 def run(
     implementations: tuple[str, ...],
@@ -151,10 +158,14 @@ def run(
     backend: str | None,
     **given: Any,
 ) -> int:
-    """Check implementations: built-in names, package.module:Name or path/to/file.py:Name.
+    """Check implementations of sharded training.
 
-    Without a name, all built-in ones but those that need an extra. `zerocheck list` shows them.
-    Options that are left out are those of [tool.zerocheck] in pyproject.toml.
+    IMPLEMENTATION is a built-in name, package.module:Name or path/to/file.py:Name. Without one, all
+    built-in ones are checked but those that need an extra; `zerocheck list` shows them. Options
+    that are left out are those of [tool.zerocheck] in pyproject.toml.
+
+    Exits with 0 if all obligations hold, 1 with findings or if nothing was checked, 2 for wrong
+    usage.
     """
     from .catalogue import BUILT_IN
     from .run.options import RunOptions, choose_ranks
@@ -193,7 +204,7 @@ def run(
 )
 @_ranks
 @_timeout
-@_device
+@_device("where the case was found")
 @_backend
 def replay(
     case: Path,
@@ -266,8 +277,9 @@ def _write_script(case: Path, implementation: str | None, script: Path) -> int:
 @click.argument("journal", type=click.Path(path_type=Path), metavar="JOURNAL")
 @click.option(
     "--report-dir",
+    metavar="DIR",
     type=_DIRECTORY,
-    help="Where the reports are written. Default: beside the journal.",
+    help="Where the reports are written.  [default: beside the journal]",
 )
 @click.option(
     "--against",
@@ -310,15 +322,17 @@ def report(journal: Path, report_dir: Path | None, against: Path | None) -> int:
     metavar="NAME",
     default="ci",
     show_default=True,
-    help="Which cases are to catch them, as for run.",
+    help="Which cases are to catch them: quick, ci (all pairs of features) or thorough.",
 )
 @_world_sizes
 @_seed
 @click.option("--max-cases", type=int, metavar="N", help="Cases per fault at most.")
-@click.option("--shrink", is_flag=True, help="Look for the smallest case of each, at the end.")
+@click.option(
+    "--shrink", is_flag=True, help="Look for the smallest case of each fault, at the end."
+)
 @_obligations("equivalence,resume,memory")
 @_report_dir
-@_device
+@_device("cpu")
 @_backend
 def faults(
     names: tuple[str, ...],

@@ -29,7 +29,10 @@ def list_faults() -> int:
 
 @click.command("list")
 def list_() -> None:
-    """Show implementations, obligations, features, profiles and known issues."""
+    """Show all names that options take.
+
+    Implementations, obligations, features, profiles and known issues.
+    """
     from .case.features import FEATURES
     from .catalogue import BUILT_IN, OF_EXTRAS, extra_of
     from .judge.verdict import TITLES

@@ -21,9 +21,11 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     show_default=True,
     help="A built-in name, package.module:Name or path/to/file.py:Name.",
 )
-@click.option("--world-size", type=int, metavar="N", default=8, show_default=True, help="Ranks.")
 @click.option(
-    "--rank", type=int, metavar="R", default=0, show_default=True, help="The one that is counted."
+    "--world-size", type=int, metavar="N", default=8, show_default=True, help="Number of ranks."
+)
+@click.option(
+    "--rank", type=int, metavar="R", default=0, show_default=True, help="The rank that is counted."
 )
 @click.option(
     "--batch",
@@ -34,7 +36,12 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     help="Samples of one microbatch of one rank.",
 )
 @click.option(
-    "--sequence", type=int, metavar="S", default=1024, show_default=True, help="Positions each."
+    "--sequence",
+    type=int,
+    metavar="S",
+    default=1024,
+    show_default=True,
+    help="Positions of each sample.",
 )
 @click.option(
     "--precision",
@@ -74,12 +81,14 @@ def memory(
     peaks: Path | None,
     **given: Any,
 ) -> int:
-    """Simulate the memory of one rank, with no GPU and no other ranks.
+    """Simulate the memory of one rank.
+
+    It needs no GPU and no other ranks: the implementation's own code takes two steps on tensors
+    without data, in a process group that moves nothing.
 
     MODEL is a preset (gpt2, gpt3-175b, llama-70b, ...), package.module:factory or
     path/to/file.py:factory; the factory takes nothing and returns the model, which gets token ids
-    of shape (B, S). The implementation's own code takes two steps on tensors without data, in a
-    process group that moves nothing.
+    of shape (B, S).
 
     Exits with 0, 1 if it does not fit into --device-memory, 2 for wrong usage.
     """

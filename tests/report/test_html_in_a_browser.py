@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 from browsing import NoBrowser, browser, complaints, opened
-from hand_made import KNOWN, case, finding, finished, started
+from hand_made import KNOWN, case, drift, finding, finished, started
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
@@ -52,6 +52,8 @@ def records() -> list[Record]:
         case(3, "ddp", mesh=(3,)),
         finding(),
         finding(number=1, implementation="ddp", known=KNOWN),
+        drift(implementation="ddp"),
+        drift(finding=0, parts=1),
         finished(1),
     ]
 
@@ -130,9 +132,24 @@ def test_the_bands_follow_stage_precision_and_ranks(desktop: Any) -> None:
     assert "2.00 parameters" in chart.text and "2 Ψ + 14 Ψ/N" in chart.text
 
 
+def test_free_runs_are_drawn_with_their_numbers(desktop: Any) -> None:
+    link = one(desktop, "a[href='#drift']")
+    link.click()
+    held = one(desktop, "#drift")
+    figures = held.find_elements(By.CSS_SELECTOR, "figure svg")
+    assert [figure.is_displayed() for figure in figures] == [True, True]
+    picture(desktop, "drift")
+    held.find_element(By.CSS_SELECTOR, ".free summary").click()
+    assert "1e-05" in held.find_element(By.TAG_NAME, "table").text
+    run = one(desktop, "#finding-0 .free")
+    assert not run.is_displayed()
+    one(desktop, "#finding-0 details > summary").click()
+    assert run.is_displayed() and len(run.find_elements(By.CSS_SELECTOR, "line.parts")) == 2
+
+
 def test_everything_is_reached_by_keyboard(desktop: Any) -> None:
     reached = set()
-    for _ in range(80):
+    for _ in range(90):
         one(desktop, "body").send_keys(Keys.TAB)
         active = desktop.switch_to.active_element
         reached.add((active.tag_name, active.get_attribute("id") or active.text))

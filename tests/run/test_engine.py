@@ -24,7 +24,7 @@ from zerocheck.run.casefile import write as write_case
 from zerocheck.run.engine import run
 from zerocheck.run.journal import Journal, read
 from zerocheck.run.options import RunOptions
-from zerocheck.run.records import CaseFinished, Finding, RunFinished
+from zerocheck.run.records import CaseFinished, Drift, Finding, RunFinished
 from zerocheck.run.replay import replay
 from zerocheck.run.trial import Trial
 
@@ -64,6 +64,8 @@ def test_cases_ask_only_for_what_an_implementation_handles(run_subject: Run) -> 
     assert any(record.case.data.masked and record.status == "holds" for record in finished)
     for record in finished:
         assert record.case.training.loss_scale is record.case.training.unfreeze is None
+    (drift,) = records.of(Drift)
+    assert drift.finding is None and drift.own is not None, drift.broken
 
 
 @pytest.mark.parametrize(

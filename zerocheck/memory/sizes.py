@@ -23,7 +23,7 @@ def parse(text: str) -> int:
     units = {unit.casefold(): size for unit, size in _UNITS.items()}
     unit = found[2].casefold() if found else None
     if found is None or unit not in units:
-        raise UsageError(f"{text!r} is no size; give one such as 80GiB, 40GB, 512MiB or 1000000")
+        raise UsageError(f"{text!r} is not a size; give one such as 80GiB, 40GB, 512MiB or 1000000")
     size = int(float(found[1]) * units[unit])
     if size < 1:
         raise UsageError(f"{text!r} is less than one byte")

@@ -10,7 +10,7 @@ from ..judge.verdict import STATUSES
 from ..run.journal import encode
 from ..run.records import Finding
 from ..run.tally import ImplementationTally, Tally, run_exit_code, why
-from . import coverage, metrics, resumed, weights
+from . import coverage, drift, metrics, resumed, weights
 from .text import replay_line
 
 REPORT_FORMAT = 1
@@ -47,6 +47,7 @@ def as_data(counted: Tally) -> dict[str, Any]:
             for name, implementation in counted.implementations.items()
         },
         "loads": resumed.as_data(counted.loads),
+        "drift": drift.as_data(counted.drifts),
         "findings": _findings(counted.findings),
         "known_issues": {
             "seen": _findings(counted.known),

@@ -19,6 +19,7 @@ from ..ranks.torchrun import TorchrunPool
 from .asking import describe, refusals
 from .casefile import clear, write
 from .confirmation import TRIES, confirm
+from .drifting import Drifting
 from .environment import environment
 from .events import Bus, Handler
 from .findings import Bug, Findings
@@ -102,6 +103,7 @@ class _Run:
             name: describe(self.ranks, name, world_size=min(options.world_sizes))
             for name in options.implementations
         }
+        self.drifting = Drifting(self.ranks, {n: one.fixed for n, one in described.items()})
         described, without = with_models(self.ranks, described, options)
         if without:
             options = self.options = options.leaving_out(without)
@@ -134,6 +136,7 @@ class _Run:
             self._cases(self.plan.cases)
             self._stale(self.plan.cases)
             self._shrink()
+            self._drift()
         except KeyboardInterrupt:
             self._finish("interrupted")
             raise
@@ -220,6 +223,7 @@ class _Run:
             self.timed.failed(Planned(trial.implementation, trial.case))
         finished = self.ledger.marked(finished)
         self.bus.handle(finished)
+        self.drifting.note(finished)
         if outcome.judgement is not None or outcome.status == "unsupported" or finished.known:
             item = Planned(trial.implementation, trial.case)
             self.plan.note(item, refused=outcome.judgement is None)
@@ -292,6 +296,15 @@ class _Run:
         if self.told.get(finding.number) != finding:
             self.told[finding.number] = finding
             self.bus.handle(finding)
+
+    def _drift(self) -> None:
+        """Leave some cases to themselves, beside the reference; those of findings too, but not with
+        ranks of a launcher, which cannot be started anew if one breaks them."""
+        for drift in self.drifting.held():
+            self.bus.handle(drift)
+        if self.options.ranks == "processes":
+            for drift in self.drifting.of_findings(self.findings.bugs):
+                self.bus.handle(drift)
 
     def _stale(self, planned: Sequence[Planned]) -> None:
         """Look for known issues that did not show, again and in fresh processes: some are rare."""

@@ -75,8 +75,8 @@ class RunOptions:
         for name in self.features:
             if name not in FEATURES:
                 raise UsageError(
-                    f"unknown feature {name!r}{did_you_mean(name, FEATURES)}; "
-                    "`zerocheck list` shows all"
+                    f"unknown feature {name!r}{did_you_mean(name, FEATURES)} "
+                    "(`zerocheck list` shows all)"
                 )
         for obligation in self.obligations:
             if obligation not in OBLIGATIONS:

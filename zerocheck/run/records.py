@@ -190,6 +190,38 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
         return 0 < self.confirmed < self.tries
 
 
+class FreeRun(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps without the judge between them, and how far they lead from those of the reference.
+
+    Per step: losses: the mean over ranks and microbatches; largest: the largest |difference| of an
+    element of any parameter; relative: 2-norm of all differences over that of all parameters of the
+    reference. Of ranks that hold different copies the farthest counts.
+    """
+
+    losses: tuple[float, ...]
+    largest: tuple[float, ...]
+    relative: tuple[float, ...]
+
+
+class Drift(msgspec.Struct, frozen=True, kw_only=True, tag="drift"):
+    """An implementation and the reference left to themselves, and a twin of the reference that has
+    other round-off (judge/free.py). It informs: no verdict hangs on it.
+
+    case: with the steps that were taken; expected: losses of the reference; own, twin: None if the
+    steps could not be taken, and broken says why; finding: the number of that which the case shows,
+    None for a case that holds; parts: the step at which that was violated.
+    """
+
+    implementation: str
+    case: Case
+    expected: tuple[float, ...] = ()
+    own: FreeRun | None = None
+    twin: FreeRun | None = None
+    broken: str = ""
+    finding: int | None = None
+    parts: int | None = None
+
+
 class StaleIssue(msgspec.Struct, frozen=True, kw_only=True, tag="stale issue"):
     """A listed known issue that no case showed. obligation: None for a crash or hang.
 
@@ -215,7 +247,7 @@ class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run finished")
     why: tuple[str, ...] = ()
 
 
-Record = RunStarted | Coverage | CaseFinished | Finding | StaleIssue | RunFinished
+Record = RunStarted | Coverage | CaseFinished | Finding | Drift | StaleIssue | RunFinished
 
 
 class CaseFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

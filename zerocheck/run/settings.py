@@ -142,7 +142,7 @@ SETTINGS: dict[str, Setting] = {
             kind="files",
             metavar="FILE",
             help="Findings that do not fail the run, beside ours; none: without ours. "
-            "May stand again.",
+            "May be given several times.",
         ),
         Setting(
             name="shrink",

@@ -15,7 +15,16 @@ from ..judge.verdict import EQUIVALENCE, Obligation, Status
 from .coverage import FEW, Covered
 from .loads import Loads, together
 from .metrics import Metrics
-from .records import CaseFinished, Coverage, Finding, Record, RunFinished, RunStarted, StaleIssue
+from .records import (
+    CaseFinished,
+    Coverage,
+    Drift,
+    Finding,
+    Record,
+    RunFinished,
+    RunStarted,
+    StaleIssue,
+)
 from .weights import Weights
 from .weights import add as weigh
 
@@ -169,6 +178,7 @@ class Tally:
         self.implementations: dict[str, ImplementationTally] = {}
         self._findings: dict[int, Finding] = {}
         self.stale: list[StaleIssue] = []
+        self.drifts: list[Drift] = []
         self.cases = 0
 
     def add(self, record: Record) -> None:
@@ -188,6 +198,8 @@ class Tally:
                 self._findings[record.number] = record
             case StaleIssue():
                 self.stale.append(record)
+            case Drift():
+                self.drifts.append(record)
             case RunFinished():
                 self.finished = record
 

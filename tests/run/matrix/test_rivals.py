@@ -13,8 +13,9 @@ from zerocheck.case.schema import Block, Case, Data, Model, Start, Training
 from zerocheck.contract.semantics import Semantics
 from zerocheck.drive.observation import Entry, RankSeen, Recorded, StepSeen
 from zerocheck.judge.free import Trajectory, trajectory
+from zerocheck.run.freely import STEPS, freely
 from zerocheck.run.matrix.records import Rivals
-from zerocheck.run.matrix.rivals import LOSS_RTOL, STEPS, agreed, compare, freely, usually
+from zerocheck.run.matrix.rivals import LOSS_RTOL, agreed, compare, usually
 
 CASE = Case(
     model=Model(blocks=(Block(kind="mlp", dtype="bf16"),)),

@@ -11,11 +11,12 @@ import jinja2
 
 from ...judge.verdict import Status
 from ...run.tally import FAILING, Tally, run_exit_code, why
+from .. import drift as drifting
 from .. import metrics, resumed, weights
 from ..coverage import feature_rows, pairs_cell, refused_rows, vacuous_rows
 from ..known import all_hold, left_out_lines, stale_lines
 from ..text import printable
-from . import bands
+from . import bands, drift
 from .findings import shown
 from .matrix import kind_of, matrix, titles
 
@@ -58,6 +59,17 @@ def _parts(counted: Tally) -> dict[str, Any]:
         "patterns": metrics.pattern_lines(every) + metrics.ranked_lines(every),
         "not_timed": metrics.broken_lines(every),
         "peaks": _table("", "", metrics.PEAK_HEADERS, metrics.peak_rows(every)),
+        "drift_words": (drifting.TITLE, drifting.EXPLAINED),
+        "drifts": [
+            (one.finding, drift.shown(number, one)) for number, one in enumerate(counted.drifts)
+        ],
+        "held_drifts": [
+            drift.shown(number, one)
+            for number, one in enumerate(counted.drifts)
+            if one.finding is None
+        ],
+        "plot_size": (drift.WIDTH, drift.HEIGHT),
+        "who": drift.WHO,
         "checkpoints": _table("", "", metrics.CHECKPOINT_HEADERS, metrics.checkpoint_rows(every)),
         "pairs": [
             (name, pairs_cell(i.covered), f"{i.covered.refused_count:,}", len(i.covered.ignored))

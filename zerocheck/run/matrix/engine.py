@@ -15,6 +15,7 @@ from ...faults.catalogue import Fault
 from ...judge.local import as_on_a_rank
 from ..asking import describe, refusals
 from ..environment import environment
+from ..freely import STEPS
 from ..launch import with_ranks
 from ..plan import Drawn, Plan
 from ..shrink import Limits, paths, shrink
@@ -23,7 +24,7 @@ from ..trial import Ranks, Results, judged
 from .hunt import Answer, Hunt
 from .options import MatrixOptions
 from .records import FaultsFinished, FaultShrunk, FaultsStarted, MatrixRecord
-from .rivals import LOSS_RTOL, STEPS, FreeRuns
+from .rivals import LOSS_RTOL, FreeRuns
 from .summary import Summary
 from .together import Ask, together
 

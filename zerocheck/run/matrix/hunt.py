@@ -11,11 +11,12 @@ from ...case.schema import Case
 from ...faults.catalogue import Fault
 from ...judge.verdict import MEMORY
 from ..findings import Bug, Findings
+from ..freely import freely
 from ..plan import Plan, Planned
 from ..tally import FAILING
 from ..trial import Outcome
 from .records import FaultTried, Rivals
-from .rivals import freely, usually
+from .rivals import usually
 from .together import Ask, Search
 
 FAILING_CASES = 3

@@ -91,8 +91,8 @@ def _chosen(names: Iterable[str]) -> list[Fault]:
     for name in names:
         if name not in NAMED_FAULTS:
             raise UsageError(
-                f"unknown fault {name!r}{did_you_mean(name, NAMED_FAULTS)}; "
-                "`zerocheck faults --list` shows all"
+                f"unknown fault {name!r}{did_you_mean(name, NAMED_FAULTS)} "
+                "(`zerocheck faults --list` shows all)"
             )
         extra = FAULTY_OF_EXTRAS.get(NAMED_FAULTS[name].where.partition(":")[0])
         reason = None if extra is None else missing(extra)

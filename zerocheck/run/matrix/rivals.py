@@ -1,7 +1,7 @@
 """What the usual checks of sharded training say of a case: its loss curve, and its parameters.
 
-Both let the sharded code and a single-device trainer go STEPS steps from the same start on the
-same samples, and compare what comes of it with a tolerance:
+Both let the sharded code and a single-device trainer go some steps (`freely`) from the same start
+on the same samples, and compare what comes of it with a tolerance:
 
 - loss curve: the mean loss of each step, over ranks and microbatches, at LOSS_RTOL. It stands for
   two curves laid on top of each other, and is stricter than eyes are.
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from msgspec.structs import replace
@@ -28,29 +28,20 @@ from ...case.schema import Case
 from ...case.shapes import sometimes_used, uncalled
 from ...contract.semantics import Semantics
 from ...devices import CPU
-from ...drive.observation import RankSeen, StepSeen
+from ...drive.observation import RankSeen
 from ...errors import Unsupported
-from ...judge.assemble import Fetch, Held, Observation
+from ...judge.assemble import Fetch, Observation
 from ...judge.case import judge
 from ...judge.free import Trajectory, trajectory
 from ...judge.layout import Layout
 from ...models.network import build_model
 from ..findings import independent
+from ..freely import copies, fixes, mean_loss
 from ..trial import Results, observed
 from .records import Rivals
 
-STEPS = 10
-"""Of free training: parity tests of FSDP take 2 to 10."""
-
 LOSS_RTOL = 1e-4
 """Relative. Losses are logged with 4 digits or so, and curves are compared by eye."""
-
-
-def freely(case: Case, fixed: Mapping[str, object]) -> Case:
-    """The case with STEPS steps, unless the implementation fixes their number."""
-    if _fixes(fixed, "training", "steps"):
-        return case
-    return replace(case, training=replace(case.training, steps=STEPS))
 
 
 def usually(case: Case, fixed: Mapping[str, object]) -> Case:
@@ -58,7 +49,7 @@ def usually(case: Case, fixed: Mapping[str, object]) -> Case:
     norm stays what it is in units of the loss."""
     if "start" not in fixed:
         case = replace(case, start=replace(case.start, step=0, moments="zero"))
-    if _fixes(fixed, "data", "loss_factor") or _fixes(fixed, "training", "clip"):
+    if fixes(fixed, "data", "loss_factor") or fixes(fixed, "training", "clip"):
         return case
     clip = case.training.clip
     return replace(
@@ -66,11 +57,6 @@ def usually(case: Case, fixed: Mapping[str, object]) -> Case:
         data=replace(case.data, loss_factor=1.0),
         training=replace(case.training, clip=clip and clip / case.data.loss_factor),
     )
-
-
-def _fixes(fixed: Mapping[str, object], section: str, name: str) -> bool:
-    fields = fixed.get(section)
-    return isinstance(fields, Mapping) and name in fields
 
 
 class FreeRuns:
@@ -125,7 +111,7 @@ def compare(case: Case, seen: Sequence[RankSeen], fetch: Fetch, reference: Traje
     """What the rivals say, given the free run of the reference."""
     last = case.training.steps - 1
     off = [
-        _deviation(_mean(rank.steps[step] for rank in seen), reference.losses[step])
+        _deviation(mean_loss(rank.steps[step] for rank in seen), reference.losses[step])
         for step in range(last + 1)
     ]
     observation = Observation(Layout.of(build_model(case), case), seen, fetch)
@@ -152,12 +138,6 @@ def agreed(found: Sequence[Rivals]) -> Rivals:
     )
 
 
-def _mean(steps: Iterable[StepSeen]) -> float:
-    """Mean loss of a step, NaN if nobody had one."""
-    losses = [loss for step in steps for loss in step.losses]
-    return sum(losses) / len(losses) if losses else math.nan
-
-
 def _deviation(got: float, expected: float) -> float:
     """Relative; 0 where both overflow alike."""
     if got == expected:
@@ -171,33 +151,22 @@ def _refused(
     """Parameters that assert_close refuses, and the largest difference; after a step."""
     try:
         held = observation.held(step, "state", "parameter")
-        copies = [] if held is None else list(_copies(held))
+        given = [] if held is None else list(copies(held))
     except (KeyError, IndexError, RuntimeError):
-        copies = []  # shards that do not go together: unknown names, shapes that do not fit
-    if not copies:
+        given = []  # shards that do not go together: unknown names, shapes that do not fit
+    if not given:
         return tuple(expected), math.inf
     refused: dict[str, None] = {}
     deviation = 0.0
-    for copy in copies:
+    for whole in given:
         for place in observation.layout.places:
             wanted = expected[place.name].reshape(-1)
-            given = copy[place.start : place.stop].to(wanted.dtype)
+            own = whole[place.start : place.stop].to(wanted.dtype)
             try:
-                torch.testing.assert_close(given, wanted)
+                torch.testing.assert_close(own, wanted)
             except AssertionError:
                 refused[place.name] = None
             if wanted.numel():
-                far = float((given.double() - wanted.double()).abs().max())
+                far = float((own.double() - wanted.double()).abs().max())
                 deviation = max(deviation, math.inf if math.isnan(far) else far)
     return tuple(refused), deviation
-
-
-def _copies(held: Held) -> Iterator[torch.Tensor]:
-    """The whole vector (NaN where nobody holds anything), then with what each rank holds, where
-    that is something else."""
-    yield held.whole
-    for part, plan in zip(held.parts, held.plans, strict=True):
-        own = held.whole.clone()
-        plan.scatter(own, part)
-        if not torch.equal(own.nan_to_num(nan=0.0), held.whole.nan_to_num(nan=0.0)):
-            yield own

@@ -1,0 +1,255 @@
+"""Every command of README and docs runs, as it stands there but for fewer cases.
+
+Those that need what is not here stand in ELSEWHERE, by name and with the reason; of them, and of
+those that only `tox -e conformance` runs, the options are tried. A command that stands in neither
+table fails the test, and so does a row that no page shows any more.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from click.testing import CliRunner
+from documents import PAGES, ROOT, arguments, blocks, commands, example, inline
+from slices import WHOLE
+from torch.distributed.run import parse_args
+
+import zerocheck
+from zerocheck.cli import main as program
+from zerocheck.errors import UsageError
+from zerocheck.run.options import RunOptions, parse_obligations, parse_world_sizes
+
+
+class Row(NamedTuple):
+    """How a command is run. more: options that make it short; code: it exits with; said: it prints;
+    whole: only `tox -e conformance` runs it."""
+
+    more: str = ""
+    code: int = 0
+    said: str = ""
+    whole: bool = True
+
+
+FEW = "--world-sizes 1,2 --max-cases 2 --obligations gradient,update"
+RESUMED = "--world-sizes 1,2 --max-cases 12 --obligations roundtrip,continuation"
+ALL_HOLD = "all obligations hold in"
+OWN = "zerocheck run my_sharding.py:my_fsdp"
+LEFT_OUT = Row("--world-sizes 1,2 --max-cases 6", code=1, said="pairs of features were left out")
+"""A covering array that is cut short fails the run, and says so."""
+
+RUN = {
+    f"{OWN} --world-sizes 1,2,3": Row(
+        "--max-cases 3 --obligations gradient,update", said="hold in 3 cases", whole=False
+    ),
+    "zerocheck run fsdp2 zero3 my_sharding.py:my_fsdp --model my_model.py:tiny": Row(
+        FEW, said="hold in 6 cases", whole=False
+    ),
+    "zerocheck run my_zero.py:MyZero1": Row(
+        "--world-sizes 3 --max-cases 6 --obligations ownership,loss,gradient,update,publish",
+        said=ALL_HOLD,
+        whole=False,
+    ),
+    f"{OWN}+gather-stale --world-sizes 2,3": Row(
+        "--max-cases 3 --no-shrink", code=1, said="VIOLATED"
+    ),
+    f"{OWN} --feature clip --feature microbatches": Row(
+        "--world-sizes 2 --max-cases 6 --obligations gradient,clip,update", said=ALL_HOLD
+    ),
+    f"{OWN} --profile ci": LEFT_OUT,
+    f"{OWN} --seed 1": Row(FEW, said=ALL_HOLD),
+    f"{OWN} --world-sizes 2,3,5": Row("--max-cases 2 --obligations gradient,update", said=ALL_HOLD),
+    f"{OWN} --model my_model.py:tiny": Row(FEW, said=ALL_HOLD),
+    f"{OWN} --feature hosts": Row(
+        "--world-sizes 2,3 --max-cases 8 --obligations gradient,update", said=ALL_HOLD
+    ),
+    f"{OWN} --obligations memory": Row("--world-sizes 2 --max-cases 2"),
+    f"{OWN} --obligations resume": Row(RESUMED, code=1, said="changed by saving"),
+    f"{OWN} --obligations equivalence,resume": Row(RESUMED, code=1, said="changed by saving"),
+    "zerocheck run fsdp2 zero3 --obligations resume": Row(RESUMED, said="all obligations hold"),
+    "zerocheck run fsdp2 --profile ci": LEFT_OUT,
+    f"{OWN} --report-dir before": Row(FEW, said=ALL_HOLD),
+    f"{OWN} --report-dir now": Row(FEW, said=ALL_HOLD),
+    "zerocheck report now --against before": Row(said="nothing is newly violated"),
+    "zerocheck run": Row("ddp zero2 " + FEW, said=ALL_HOLD),
+    "zerocheck list": Row(said="obligations", whole=False),
+    "zerocheck faults --list": Row(said="gather-stale", whole=False),
+    "zerocheck faults average-becomes-sum": Row(said="caught"),
+    "zerocheck memory --tables": Row(said="Psi"),
+    "zerocheck memory gpt2 --implementation fsdp2 --world-size 8 --precision fp32": Row(
+        said="237.361 MiB"
+    ),
+    "zerocheck memory llama-13b --implementation fsdp2 --world-size 8 --batch 4 --sequence 2048 "
+    "--device-memory 40GiB": Row(code=1, said="OUT OF MEMORY at 40.000 GiB"),
+    "zerocheck checkpoint checkpoints/step-100": Row(whole=False),
+    "zerocheck checkpoint checkpoints/step-100 other/step-100": Row(said="equal", whole=False),
+    "pytest test_my_sharding.py -k my_fsdp-gradient": Row("-p no:cacheprovider"),
+    "torchrun --nproc-per-node 2 train.py": Row(said="step 1"),
+    f"torchrun --nproc-per-node 4 -m {OWN}": Row("--max-cases 2"),
+}
+
+ON_HOSTS = (
+    "torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint host-a:29400 "
+    f"-m {OWN}"
+)
+NETWORK = "installs from the network: .ci/run and tests/newcomer.py type it"
+GPU = "needs a GPU: tests/gpu"
+
+ELSEWHERE = {
+    "python -m venv .venv": NETWORK,
+    "pip install -c constraints.txt .": NETWORK,
+    "pip install -c constraints.txt tox": NETWORK,
+    "tox": "runs all tests, this one too",
+    "pip install --upgrade torch": NETWORK,
+    ON_HOSTS: "needs two hosts: tests/ranks/test_two_hosts.py makes them",
+    f"{OWN} --device cuda": GPU,
+    f"torchrun --nproc-per-node 4 -m {OWN} --device cuda": GPU,
+    "zerocheck faults --implementation my_sharding.py:my_fsdp": "takes minutes: "
+    "tests/faults/test_injected.py runs each of them",
+    "zerocheck memory --peaks peaks": "takes minutes: tests/run/test_curves.py measures few",
+    "zerocheck replay zerocheck-report/findings/FINDING.json --implementation "
+    "my_sharding.py:my_fsdp": "any finding: tests/newcomer.py replays one",
+    "zerocheck replay zerocheck-report/findings/fsdp2-update-parameter-never-updated.json "
+    "--script show.py": "that finding is not here: tests/script runs such scripts",
+}
+
+SHOWN = {command: page for page in PAGES for command in commands(page)}
+
+FRAGMENTS = ("isinstance(module, FSDPModule)",)
+"""Of Python that is not a file: test_readme.py puts it where it belongs."""
+
+
+def test_every_command_is_run_or_says_why_not() -> None:
+    assert not RUN.keys() & ELSEWHERE.keys()
+    assert {*RUN, *ELSEWHERE} == SHOWN.keys()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """With the files that the pages show, and two checkpoints of one state."""
+    path = tmp_path_factory.mktemp("reader")
+    for name in ("my_sharding.py", "my_model.py", "my_zero.py", "test_my_sharding.py", "train.py"):
+        (path / name).write_text(example(name))
+    model = torch.nn.Linear(3, 2)
+    for name in ("checkpoints", "other"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that there is one process
+            dcp.save({"model": model.state_dict()}, checkpoint_id=path / name / "step-100")
+    before = Path.cwd()
+    os.chdir(path)
+    yield path
+    os.chdir(before)
+
+
+def typed(command: str, folder: Path) -> tuple[int, str]:
+    """Exit code and output of a command. zerocheck itself runs here, which spares imports."""
+    name, *words = shlex.split(command)
+    if name == "zerocheck":
+        done = CliRunner().invoke(program, words, catch_exceptions=False)
+        return done.exit_code, done.output
+    module = {"torchrun": "torch.distributed.run", "pytest": "pytest"}[name]
+    path = [str(folder), str(Path(zerocheck.__file__).parent.parent), str(ROOT / "reference")]
+    ran = subprocess.run(
+        [sys.executable, "-m", module, *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": ":".join(path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return ran.returncode, ran.stdout
+
+
+@pytest.mark.parametrize("command", [c for c, row in RUN.items() if WHOLE or not row.whole])
+def test_commands_run(command: str, folder: Path) -> None:
+    row = RUN[command]
+    if "report now" in command:
+        for of in ("before", "now"):
+            typed(f"{OWN} --report-dir {of} {FEW}", folder)
+    code, said = typed(f"{command} {row.more}", folder)
+    assert code == row.code, said
+    assert row.said in said, said
+
+
+@pytest.mark.parametrize("command", [c for c in SHOWN if "zerocheck" in c.split()])
+def test_options_are_taken(command: str) -> None:
+    if command.startswith("torchrun"):
+        parse_args(shlex.split(command)[1:])
+    taken(arguments(command))
+
+
+@pytest.mark.parametrize(
+    ("page", "command"), [(page, command) for page in PAGES for command in inline(page)]
+)
+def test_options_within_a_sentence_are_taken(page: Path, command: str) -> None:
+    taken(arguments(command))
+
+
+def taken(words: list[str]) -> None:
+    """Raises where zerocheck has no such command, option, name of a feature or of a set."""
+    name, *rest = words
+    given = program.commands[name].make_context(name, rest).params
+    if name == "run":
+        RunOptions(
+            implementations=tuple(given["implementations"]),
+            profile=given["profile"] or "quick",
+            features=tuple(given["features"]),
+            world_sizes=parse_world_sizes(given["world_sizes"] or "2"),
+            obligations=parse_obligations(given["obligations"] or "equivalence"),
+        )
+
+
+@pytest.mark.parametrize(
+    "wrong", ["run --sead 1", "run --feature hots", "run --profile cy", "run --obligations grad"]
+)
+def test_a_wrong_option_is_seen(wrong: str) -> None:
+    with pytest.raises((click.UsageError, UsageError)):
+        taken(wrong.split())
+
+
+def test_every_block_is_of_a_kind_that_is_tried() -> None:
+    """Python and TOML parse, and files have a name; the rest is output, or has a test of its own:
+    yaml in test_ci_docs.py, bash in test_readme.py."""
+    for page in PAGES:
+        for language, text in blocks(page):
+            assert language in ("python", "toml", "text", "yaml", "bash"), (page.name, text)
+            if language == "toml":
+                tomllib.loads(text)
+            if language == "python" and not any(one in text for one in FRAGMENTS):
+                assert re.match(r"# [\w/]+\.py\n", text), (page.name, text)
+                compile(text, page.name, "exec")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    """To a file that is there, and to a heading that it has."""
+    for link in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text(encoding="utf-8")):
+        path, _, heading = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        if heading:
+            assert heading in anchors(target), link
+
+
+def anchors(path: Path) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    titles = re.findall(r"(?m)^#+ (.*)$", path.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_page_is_linked_from_the_readme() -> None:
+    readme = PAGES[0].read_text(encoding="utf-8")
+    assert all(f"(docs/{page.name}" in readme for page in PAGES[1:])

@@ -1,0 +1,71 @@
+"""What is said of free runs: how far implementations drift, beside a twin of the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ..run.records import Drift
+from .text import number
+
+TITLE = "Left to itself"
+EXPLAINED = (
+    "Some cases are trained freely, without the judge between the steps, and laid beside the "
+    "reference. AdamW divides by a root of squares, so trainers that are right drift apart too: "
+    "the twin is the reference with other round-off, its gradients summed in fp32 and in another "
+    "order of ranks. Drift informs, and no verdict hangs on it: a fault may show little (AdamW is "
+    "nearly blind to the scale of a gradient), and round-off may grow."
+)
+HEADERS = (
+    "step", "loss, reference", "loss", "loss, twin", "relative drift", "of the twin",
+    "largest drift", "of the twin",
+)  # fmt: skip
+
+
+def title(drift: Drift) -> str:
+    """Of which case it is."""
+    case = drift.case
+    count = case.training.microbatches
+    microbatches = f", {count} microbatches" if count > 1 else ""
+    ranks = f"{case.world_size} rank{'s' if case.world_size > 1 else ''}"
+    return f"{drift.implementation}, {ranks}{microbatches}"
+
+
+def sentence(drift: Drift) -> str:
+    """Where it ends, in words."""
+    if drift.own is None or drift.twin is None:
+        return f"It could not be left to itself: {drift.broken}"
+    steps = len(drift.expected)
+    own, twin = drift.own.relative[-1], drift.twin.relative[-1]
+    parts = "" if drift.parts is None else f" It is violated in step {drift.parts}."
+    return (
+        f"After {steps} step{'s' if steps > 1 else ''} its parameters are {_far(own)} from the "
+        f"reference, relative to their 2-norm, those of the twin {_far(twin)}.{parts}"
+    )
+
+
+def _far(value: float) -> str:
+    return number(value, digits=2) if value else "0 (bit for bit)"
+
+
+def rows(drift: Drift) -> list[list[str]]:
+    """A row for each step; empty if it could not be left to itself."""
+    own, twin = drift.own, drift.twin
+    if own is None or twin is None:
+        return []
+    columns: Sequence[Sequence[float]] = (
+        drift.expected, own.losses, twin.losses, own.relative, twin.relative, own.largest,
+        twin.largest,
+    )  # fmt: skip
+    digits = (6, 6, 6, 2, 2, 2, 2)
+    return [
+        [str(step), *(number(v, digits=d) for v, d in zip(values, digits, strict=True))]
+        for step, values in enumerate(zip(*columns, strict=True))
+    ]
+
+
+def as_data(drifts: Sequence[Drift]) -> list[dict[str, Any]]:
+    """For the JSON report."""
+    return [msgspec.to_builtins(one) for one in drifts]

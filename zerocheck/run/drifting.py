@@ -1,0 +1,195 @@
+"""How far implementations drift when they are left to themselves: which cases, and what came of it.
+
+AdamW divides by a root of squares, so two trainers that are right drift apart, and nothing could be
+derived that would bound it. So this informs: a twin of the reference with other round-off is driven
+the same steps, and both distances stand beside each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from msgspec.structs import replace
+
+from ..case.schema import Case, Disturbance, Precision
+from ..case.shapes import parameter_dtypes, parameter_elements, sometimes_used, uncalled
+from ..contract.semantics import Semantics
+from ..drive.observation import RankSeen
+from ..errors import Unsupported
+from ..judge.assemble import Fetch, Observation
+from ..judge.free import Trajectory, trajectory
+from ..judge.layout import Layout
+from ..models.network import build_model
+from ..ranks.result import JobResult
+from .findings import Bug
+from .freely import copies, freely, mean_loss
+from .records import CaseFinished, Drift, FreeRun
+from .trial import Ranks, Trial, observed
+
+CASES = 24
+"""An implementation with fewer judged cases is not left to itself: that would be a large part of
+its run. It takes about as long as one case."""
+
+FINDINGS = 4
+"""Of a run, whose cases are left to themselves."""
+
+ELEMENTS = 1 << 20
+"""Parameters. A case with more takes too long."""
+
+ORDERED = 3
+"""Ranks from which the order of a sum counts: two terms are the same in either order."""
+
+SLOW = 5
+"""Ranks from which a case is slow."""
+
+
+def comparable(case: Case) -> bool:
+    """Whether the reference, left to itself, is what the case should come to: in fp32, where
+    dropped gradients cannot be read in two ways, and without checkpoints."""
+    return (
+        not case.resume
+        and case.precision == Precision()
+        and case.training.compile == "none"
+        and set(parameter_dtypes(case.model).values()) <= {"fp32"}
+        and not (uncalled(case.model) or sometimes_used(case.model))
+        and parameter_elements(case.model) <= ELEMENTS
+    )
+
+
+class Drifting:
+    """Chooses cases as they are judged, and drives them freely at the end of a run.
+
+    fixed: by implementation, the fields of cases that it fixes.
+    """
+
+    def __init__(self, ranks: Ranks, fixed: Mapping[str, Mapping[str, object]]) -> None:
+        self._ranks = ranks
+        self._fixed = fixed
+        self._judged: Counter[str] = Counter()
+        self._chosen: dict[str, Case] = {}
+
+    def note(self, record: CaseFinished) -> None:
+        """A case was judged. Of those that hold the one with the most to show is taken."""
+        name, case = record.implementation, record.case
+        self._judged[name] += record.judgement is not None
+        if record.status != "holds" or case.world_size == 1 or not comparable(case):
+            return
+        best = self._chosen.get(name)
+        if best is None or _worth(case) > _worth(best):
+            self._chosen[name] = case
+
+    def held(self) -> Iterator[Drift]:
+        """Of each implementation with enough cases, one that held."""
+        for name, case in self._chosen.items():
+            if self._judged[name] >= CASES:
+                yield self._driven(name, replace(case, disturbance=Disturbance()))
+
+    def of_findings(self, bugs: Sequence[Bug]) -> Iterator[Drift]:
+        """Of the first findings of a violated step, where it shows every time."""
+        left = FINDINGS
+        for number, bug in enumerate(bugs):
+            case, told = bug.replayed.case, bug.violation
+            sure = bug.issue is None and 0 < bug.confirmed == bug.tries
+            if told is None or not sure or not left or not comparable(case):
+                continue
+            left -= 1
+            drift = self._driven(bug.implementation, case)
+            yield replace(drift, finding=number, parts=max(told.step, 0))
+
+    def _driven(self, name: str, case: Case) -> Drift:
+        return drift(self._ranks, name, freely(case, self._fixed[name]))
+
+
+def _worth(case: Case) -> tuple[bool, float, int]:
+    """How much round-off shows: sums have an order, steps are long, sums have many terms."""
+    rate = max(group.lr for group in case.optimizer.groups)
+    return ORDERED <= case.world_size < SLOW, rate, case.world_size * case.training.microbatches
+
+
+def drift(ranks: Ranks, implementation: str, case: Case) -> Drift:
+    """All steps of a case by an implementation, by the reference, and by its twin."""
+    (result,) = Trial(ranks, implementation, case).result().legs
+    try:
+        found = _compared(case, result)
+    finally:
+        result.release()
+    return replace(found, implementation=implementation)
+
+
+def _compared(case: Case, result: JobResult) -> Drift:
+    if result.outcome != "finished" or None in result.payloads:
+        return Drift(implementation="", case=case, broken=result.summary(stacks=False))
+    seen, fetch = observed(result)
+    if seen[0].unsupported is not None:
+        return Drift(implementation="", case=case, broken=seen[0].unsupported)
+    semantics = Semantics(**seen[0].semantics)  # type: ignore[arg-type]
+    device = torch.device(seen[0].device)
+    try:
+        reference, twin = (
+            trajectory(
+                case, semantics, restored=seen[0].restored, device=device, path=True, twin=other
+            )
+            for other in (False, True)
+        )
+    except Unsupported as refusal:
+        return Drift(implementation="", case=case, broken=str(refusal))
+    return Drift(
+        implementation="",
+        case=case,
+        expected=reference.losses,
+        own=_own(case, seen, fetch, reference),
+        twin=_twin(twin, reference),
+    )
+
+
+def _own(
+    case: Case, seen: Sequence[RankSeen], fetch: Fetch, reference: Trajectory
+) -> FreeRun | None:
+    layout = Layout.of(build_model(case), case)
+    observation = Observation(layout, seen, fetch)
+    losses, far = [], []
+    for step, expected in enumerate(reference.path):
+        losses.append(mean_loss(rank.steps[step] for rank in seen))
+        wanted = torch.cat([expected[place.name].reshape(-1).double() for place in layout.places])
+        far.append(max(_far(given, wanted) for given in _given(observation, step)))
+    largest, relative = zip(*far, strict=True)
+    return FreeRun(losses=tuple(losses), largest=largest, relative=relative)
+
+
+def _given(observation: Observation, step: int) -> list[torch.Tensor]:
+    """What ranks hold after a step, NaN if their shards do not go together."""
+    try:
+        held = observation.held(step, "state", "parameter")
+        found = [] if held is None else list(copies(held))
+    except (KeyError, IndexError, RuntimeError):
+        found = []  # unknown names, shapes that do not fit
+    return found or [torch.tensor(math.nan)]
+
+
+def _twin(twin: Trajectory, reference: Trajectory) -> FreeRun:
+    far = [
+        _far(
+            *(torch.cat([one[name].reshape(-1).double() for name in other]) for one in (own, other))
+        )
+        for own, other in zip(twin.path, reference.path, strict=True)
+    ]
+    largest, relative = zip(*far, strict=True)
+    return FreeRun(losses=twin.losses, largest=largest, relative=relative)
+
+
+def _far(given: torch.Tensor, wanted: torch.Tensor) -> tuple[float, float]:
+    """(largest |difference|, 2-norm of it over that of what is wanted); inf for NaN."""
+    off = given.double() - wanted
+    if not off.numel():
+        return 0.0, 0.0
+    length = float(wanted.norm())
+    far = float(off.norm())
+    relative = far / length if length else (math.inf if far else 0.0)
+    return _known(float(off.abs().max())), _known(relative)
+
+
+def _known(value: float) -> float:
+    return math.inf if math.isnan(value) else value

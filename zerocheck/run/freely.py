@@ -1,0 +1,46 @@
+"""Sharded code left to itself for some steps, to be laid beside a trainer on one device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from msgspec.structs import replace
+
+from ..case.schema import Case
+from ..drive.observation import StepSeen
+from ..judge.assemble import Held
+
+STEPS = 10
+"""Of free training: parity tests of FSDP take 2 to 10."""
+
+
+def freely(case: Case, fixed: Mapping[str, object]) -> Case:
+    """The case with STEPS steps, unless the implementation fixes their number."""
+    if fixes(fixed, "training", "steps"):
+        return case
+    return replace(case, training=replace(case.training, steps=STEPS))
+
+
+def fixes(fixed: Mapping[str, object], section: str, name: str) -> bool:
+    """Whether an implementation fixes that field of its cases."""
+    fields = fixed.get(section)
+    return isinstance(fields, Mapping) and name in fields
+
+
+def mean_loss(steps: Iterable[StepSeen]) -> float:
+    """Mean loss of a step over ranks and microbatches, NaN if nobody had one."""
+    losses = [loss for step in steps for loss in step.losses]
+    return sum(losses) / len(losses) if losses else math.nan
+
+
+def copies(held: Held) -> Iterator[torch.Tensor]:
+    """The whole vector (NaN where nobody holds anything), then with what each rank holds, where
+    that is something else."""
+    yield held.whole
+    for part, plan in zip(held.parts, held.plans, strict=True):
+        own = held.whole.clone()
+        plan.scatter(own, part)
+        if not torch.equal(own.nan_to_num(nan=0.0), held.whole.nan_to_num(nan=0.0)):
+            yield own
