@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
 from ..case.schema import Case
@@ -92,14 +91,8 @@ class BiasOnEveryRank(Fsdp2):
 
 
 class DividedByAllRanks(Fsdp2):
-    """The mean is taken over all ranks, and not over those of the shard axis.
+    """The mean is taken over all ranks: each loss is divided by what data-parallel ranks do not
+    count. Flagged: gradient / T."""
 
-    Flagged: gradient / T.
-    """
-
-    def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
-        built = super().build(model, case, mesh)
-        for module in built.model.modules() if cuts(case) else ():
-            if isinstance(module, FSDPModule):
-                module.set_gradient_divide_factor(float(case.world_size))
-        return built
+    def _objective(self, loss: torch.Tensor, weight: float, count: int) -> torch.Tensor:
+        return super()._objective(loss, weight, count) / self.case.sharding.tensor_parallel

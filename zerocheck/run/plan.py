@@ -56,6 +56,7 @@ OFTEN_REFUSED = frozenset(
         "static-graph",
         "offload",
         "compile",
+        "tensor-parallel",
         "unfreeze",
         "loss-scale",
     )

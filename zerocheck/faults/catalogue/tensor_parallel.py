@@ -25,6 +25,5 @@ TENSOR_PARALLEL = [
         "tensor_parallel:DividedByAllRanks", "fsdp2", "gradient",
         "the mean is taken over all ranks, and not over the data-parallel ones", "seen often",
         "gradient / T", world=4, features=("tensor-parallel",),
-        without=("tensor-parallel-alone",),
     ),
 ]  # fmt: skip
