@@ -117,7 +117,8 @@ def test_what_cannot_be_cut_or_compared_is_refused() -> None:
         (cut(precision=Precision(compute="bf16")), "fp32 only"),
         (cut(training=Training(compile="eager")), "compiled"),
         (cut(replace(MODEL, stem="conv", blocks=(), outputs=1)), "no layer"),
-        (cut(UNEVEN, training=Training(clip=1.0, norm="inf")), "stem.weight"),
+        (cut(UNEVEN, 6, training=Training(clip=1.0, norm="inf")), "empty shard of blocks.0.up"),
     ):
         assert reason in (Fsdp2.supports(case) or ""), reason
+    assert Fsdp2.supports(cut(UNEVEN, training=Training(clip=1.0, norm="inf"))) is None
     assert "tensor_parallel" not in Ddp.handles

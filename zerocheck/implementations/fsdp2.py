@@ -110,8 +110,8 @@ class Fsdp2(BuiltImplementation):
         """None, or the reason why this case cannot be run."""
         reason = one_precision(case) or bf16_only(case) or norms_cast(case)
         reason = reason or dim0_sharded(case) or same_units(case) or unpinned(case)
-        reason = reason or one_dtype(case, wrap=case.sharding.wrap) or norm_of_empty_shards(case)
-        return reason or uncompiled(case) or uncut(case)
+        reason = reason or one_dtype(case, wrap=case.sharding.wrap) or uncompiled(case)
+        return reason or (uncut(case) if cuts(case) else norm_of_empty_shards(case))
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
