@@ -16,13 +16,43 @@ from .errors import HarnessError
 
 
 def local_index(tensor: DTensor) -> tuple[slice, ...]:
-    """Where the local tensor of a DTensor lies in the whole one, a slice per dim."""
+    """Where the local tensor of a DTensor lies in the whole one, a slice per dim.
+
+    FSDP2 shards what tensor parallelism left of a dim, and calls that `_StridedShard` (of an
+    earlier axis of the mesh, though it was cut later). What torch computes of that placement is
+    another place where the axes divide the dim unevenly: of 7 rows on 3 x 2 ranks it takes the last
+    row to be that of rank 4, and rank 5 has it. So it is computed here.
+    """
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+    if any(_strided(placement) for placement in tensor.placements):
+        return _index_of_strided(tensor)
     shape, offset = compute_local_shape_and_global_offset(
         tensor.shape, tensor.device_mesh, tensor.placements
     )
     return tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
+
+
+def _strided(placement: Any) -> bool:
+    """Whether a placement is a shard of what a later axis of the mesh has left."""
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    return isinstance(placement, _StridedShard)
+
+
+def _index_of_strided(tensor: DTensor) -> tuple[slice, ...]:
+    """The same, for shards in chunks of one size, the last ones smaller, as FSDP2 makes them."""
+    ranges = [(0, size) for size in tensor.shape]
+    places = list(enumerate(tensor.placements))
+    for axis, placement in sorted(places, key=lambda place: _strided(place[1])):
+        dim: int | None = getattr(placement, "dim", None)
+        if dim is None:  # replicated
+            continue
+        start, stop = ranges[dim]
+        chunk = -(-(stop - start) // tensor.device_mesh.size(axis))
+        start = min(start + chunk * tensor.device_mesh.get_local_rank(axis), stop)
+        ranges[dim] = start, min(start + chunk, stop)
+    return tuple(slice(start, stop) for start, stop in ranges)
 
 
 def reduces_unused(model: torch.nn.Module) -> bool | None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from slices import sliced
 
 from zerocheck.case.drawing import draw
-from zerocheck.case.features import COMPILED, OF_PRECISION, features
+from zerocheck.case.features import COMPILED, CUT, OF_PRECISION, features
 from zerocheck.case.features import features as names
 from zerocheck.case.resuming import draw_resumed
 from zerocheck.case.schema import Case
@@ -107,9 +107,10 @@ def resumed(world_size: int, features: tuple[str, ...], without: tuple[str, ...]
 
 
 def _as_plain_as_can_be(has: Collection[str], wanted: Collection[str]) -> bool:
-    """In fp32 and not compiled, unless the fault needs that."""
+    """In fp32, not compiled and no layer cut, unless the fault needs that."""
     return all(
-        not rare.isdisjoint(wanted) or rare.isdisjoint(has) for rare in (OF_PRECISION, COMPILED)
+        not rare.isdisjoint(wanted) or rare.isdisjoint(has)
+        for rare in (OF_PRECISION, COMPILED, CUT)
     )
 
 

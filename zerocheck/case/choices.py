@@ -43,6 +43,7 @@ from .shapes import (
     trainable,
     uncalled,
 )
+from .tensor_parallel import drawn as drawn_tensor_parallel
 from .values import (
     BACKWARD_PREFETCHES,
     CLIPS,
@@ -384,6 +385,11 @@ class Choices:
             find_unused=self.flag("sharding.find_unused", 15),
             static_graph=self.flag("sharding.static_graph", 15),
             optimizer_first=self.flag("sharding.optimizer_first", 6),
+            # By the seed, so that all other choices stay what they are.
+            tensor_parallel=self.field(
+                "sharding.tensor_parallel",
+                lambda: drawn_tensor_parallel(seed, mesh[0]) if len(mesh) == 1 else 1,
+            ),
             **self.engine_options(seed),
         )
 

@@ -7,6 +7,7 @@ import msgspec
 from .hosts import counts, spelled
 from .schema import Block, BlockKind, Case, Model, Optimizer
 from .shapes import matching, parameter_shapes, trainable
+from .tensor_parallel import fitted
 
 _OPTIONS_OF: dict[str, tuple[BlockKind, ...]] = {
     "hidden": ("mlp", "experts"),
@@ -47,6 +48,7 @@ def fitting(case: Case) -> Case:
     sharding = case.sharding
     if len(case.mesh) == 1 and sharding.sync == "shards":
         sharding = _replace(sharding, sync="last")
+    sharding = fitted(_replace(case, sharding=sharding)).sharding
     hosts = case.hosts
     if not case.resume:  # else they are those of other numbers of ranks too
         hosts = spelled(counts(hosts, case.world_size))

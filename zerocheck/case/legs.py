@@ -42,6 +42,12 @@ def two_axes(case: Case) -> bool:
     return len(case.mesh) > 1 or any(len(leg.mesh) > 1 for leg in case.resume)
 
 
+def estimated(case: Case) -> bool:
+    """Whether kernels differ from those of one device, so that bounds are estimated: the model is
+    compiled, or its layers are cut."""
+    return case.training.compile != "none" or case.sharding.tensor_parallel > 1
+
+
 def in_background(case: Case) -> bool:
     """Whether the checkpoint that ends a leg is to be written while training goes on."""
     return bool(case.resume) and case.resume[0].background
@@ -62,8 +68,8 @@ def only_loads(case: Case, number: int) -> bool:
 
 
 def samples_read(case: Case, steps: int) -> int:
-    """Samples that all ranks of a leg read in so many steps."""
-    return case.world_size * case.training.microbatches * case.data.batch * steps
+    """Samples that all data-parallel ranks of a leg read in so many steps."""
+    return case.readers * case.training.microbatches * case.data.batch * steps
 
 
 def samples_before(case: Case, number: int) -> int:

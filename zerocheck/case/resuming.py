@@ -14,6 +14,7 @@ import msgspec
 from .drawing import draw
 from .features import features
 from .schema import Case, DamageKind, Leg, Mesh
+from .tensor_parallel import fitted
 from .values import CHECKPOINTS
 
 T = TypeVar("T")
@@ -79,6 +80,7 @@ def draw_resumed(
             case = _resumed(base, legs, fixed, source)
             if two_axes and number % 3 == 2:
                 case = _on_two_axes(case, axes)
+            case = fitted(case)
             has = features(case)
             if wanted <= set(has) and case not in found:
                 offered[case] = has

@@ -271,6 +271,11 @@ class Sharding(_Data, frozen=True, kw_only=True):
     offload: OffloadKind = "none"
     """FSDP1 and FSDP2: parameters, gradients and optimizer states lie on the CPU, in pageable or
     pinned memory, and AdamW runs there."""
+    tensor_parallel: Small = 1
+    """FSDP2: so many neighbouring ranks cut each layer (tensor parallelism) and read the same
+    samples; it divides the number of ranks, on a mesh of one axis. The sums of a layer come in
+    another order than on one device, so what it computes is held against bounds that are
+    estimated."""
     overlap_comm: bool = False
     """DeepSpeed, as are all fields below: gradients are reduced while the backward goes on."""
     contiguous_gradients: bool = True
@@ -334,7 +339,8 @@ class Case(_Data, frozen=True, kw_only=True):
     """Everything that determines a run, the implementation aside.
 
     `mesh` holds the size of each axis: (W,) shards over W ranks; (R, S) replicates over R and
-    shards over S, and rank r S + s has place r on the first axis and s on the second. `seed`
+    shards over S, and rank r S + s has place r on the first axis and s on the second. With
+    `sharding.tensor_parallel` T, (W,) is a mesh (W / T, T) of the axes shard and tp. `seed`
     determines the initial weights, the state of a start in mid-training, every sample and
     every dropout mask.
     """
@@ -364,6 +370,15 @@ class Case(_Data, frozen=True, kw_only=True):
         for axis in self.mesh:
             size *= axis
         return size
+
+    @property
+    def readers(self) -> int:
+        """Data-parallel ranks: those that read samples of their own."""
+        return self.world_size // self.sharding.tensor_parallel
+
+    def reader(self, rank: int) -> int:
+        """Which data-parallel rank this rank is, or is a part of."""
+        return rank // self.sharding.tensor_parallel
 
     @property
     def shards(self) -> int:

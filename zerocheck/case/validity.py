@@ -50,6 +50,7 @@ def check(case: Case) -> None:
     _check_masked(case)
     _check_training(case)
     _check_sync(case)
+    _check_tensor_parallel(case)
     _check_resume(case)
 
 
@@ -219,6 +220,19 @@ def _check_sync(case: Case) -> None:
             "sharding.sync 'shards' needs a mesh of two axes, such as [2, 2]; given is "
             f"{list(case.mesh)}; allowed: 'last' or 'each'"
         )
+
+
+def _check_tensor_parallel(case: Case) -> None:
+    count = case.sharding.tensor_parallel
+    for where, mesh in (
+        ("mesh", case.mesh),
+        *((f"resume[{number}].mesh", leg.mesh) for number, leg in enumerate(case.resume)),
+    ):
+        if count > 1 and (len(mesh) > 1 or mesh[0] % count):
+            raise UsageError(
+                f"sharding.tensor_parallel is {count} and {where} is {list(mesh)}; allowed: a mesh "
+                "of one axis, whose size it divides"
+            )
 
 
 def _check_resume(case: Case) -> None:

@@ -18,13 +18,17 @@ from .shard import Shard
 
 Moment = Literal["reduced", "clipped"]
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
-Extra = Literal["loss_scale", "unfreeze", "compile", "two_axes", "precision"]
+Extra = Literal["loss_scale", "unfreeze", "compile", "two_axes", "precision", "tensor_parallel"]
 EXTRAS: tuple[Extra, ...] = get_args(Extra)
 """What an implementation must say that it handles."""
 OF_TRAINING: tuple[Extra, ...] = ("loss_scale", "unfreeze", "compile")
 """Those that are fields of `case.training`."""
-UNCOMPILED: tuple[Extra, ...] = tuple(one for one in EXTRAS if one != "compile")
-"""All but the compiling of the model."""
+ESTIMATED: tuple[Extra, ...] = ("compile", "tensor_parallel")
+"""Those whose kernels are not those of one device."""
+UNCUT: tuple[Extra, ...] = tuple(one for one in EXTRAS if one != "tensor_parallel")
+"""All but tensor parallelism."""
+UNCOMPILED: tuple[Extra, ...] = tuple(one for one in EXTRAS if one not in ESTIMATED)
+"""All whose kernels are those of one device."""
 Stage = Literal[0, 1, 2, 3]
 Call = Callable[..., torch.Tensor]
 
@@ -163,7 +167,9 @@ class Implementation:
     scale that begins with `training.loss_scale`, and skips steps that overflow), "unfreeze" (obeys
     `Step.unfreeze`), "compile" (compiles the model with the backend `training.compile`), "two_axes"
     (replicates over the first axis of a mesh of two, and shards over the second), "precision"
-    (computes and reduces in the dtypes of `case.precision`, and says how in its `semantics`).
+    (computes and reduces in the dtypes of `case.precision`, and says how in its `semantics`),
+    "tensor_parallel" (cuts layers over the second axis of the mesh that it is then given; see
+    `sharding.tensor_parallel`).
     Without it, such cases are unsupported and are not drawn."""
 
     keeps: ClassVar[Collection[str]] = ()
@@ -196,7 +202,11 @@ class Implementation:
         return None
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        """`model` is not wrapped yet and equal on every rank; `mesh` has the axes of case.mesh."""
+        """`model` is not wrapped yet and equal on every rank.
+
+        `mesh` has the axes of case.mesh: shard, or replicate and shard. With
+        `sharding.tensor_parallel` they are shard and tp.
+        """
         raise NotImplementedError
 
     def train_step(self, step: Step) -> StepReport:

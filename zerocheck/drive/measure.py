@@ -31,6 +31,19 @@ UNMEASURED = (
 )
 """Why the memory of a compiled model is not judged."""
 
+UNTOLD = (
+    "what DTensors hold and call within cut layers is not predicted yet (sharding.tensor_parallel)"
+)
+"""Why memory and collectives of tensor parallelism are not judged."""
+
+
+def unmeasured(case: Case) -> str | None:
+    """None, or why the obligations of memory of the case are not judged."""
+    if case.training.compile != "none":
+        return UNMEASURED
+    return UNTOLD if case.sharding.tensor_parallel > 1 else None
+
+
 ALIKE = 2
 """Steps, at least, that must not grow, after the first that ends with all there is to have."""
 

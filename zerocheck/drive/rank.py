@@ -23,7 +23,7 @@ from ..errors import Unsupported, UsageError, unknown
 from ..models.looking import look
 from .checkpoints import Checkpoints, kept, resumes
 from .collectives import CollectiveTrace
-from .measure import UNMEASURED
+from .measure import unmeasured
 from .observation import Described, Job, Looked, RankSeen, Refusals
 from .poison import deterministic
 from .recorder import Recorder, Store
@@ -31,11 +31,13 @@ from .steps import Driver, restores
 
 AXES = {1: ("shard",), 2: ("replicate", "shard")}
 """Names of the mesh axes, by their number."""
+TENSOR_AXES = ("shard", "tp")
+"""Those with tensor parallelism."""
 
 _PLAIN = Training()
 
 _injected: dict[str, type[Implementation]] = {}
-_meshes: dict[tuple[object, tuple[int, ...], str], DeviceMesh] = {}
+_meshes: dict[tuple[object, ...], DeviceMesh] = {}
 
 
 class Progress(Protocol):
@@ -143,14 +145,14 @@ def _run_case(job: Job, context: Context) -> RankSeen:
     deterministic(device)
     implementation = load(job.implementation)
     reason = _refusal(implementation, case)
-    if reason is None and job.measure and case.training.compile != "none":
-        reason = UNMEASURED
+    if reason is None and job.measure:
+        reason = unmeasured(case)
     if reason is not None:
         return RankSeen(unsupported=reason)
     driver = Driver(
         implementation,
         case,
-        _mesh(case.mesh, device.type),
+        _mesh(case, device.type),
         device=device,
         rank=context.rank,
         progress=context.progress,
@@ -197,6 +199,8 @@ def _unhandled(implementation: type[Implementation], case: Case) -> str | None:
     }
     if two_axes(case):
         asked["a mesh of two axes (two_axes)"] = "two_axes"
+    if case.sharding.tensor_parallel > 1:
+        asked["sharding.tensor_parallel"] = "tensor_parallel"
     if lowered(case):
         asked["case.precision (precision)"] = "precision"
     for said, extra in asked.items():
@@ -230,11 +234,19 @@ def _refusals(job: Job) -> Refusals:
     return Refusals(reasons=tuple(numbers), of=tuple(of))
 
 
-def _mesh(shape: tuple[int, ...], device: str = CPU) -> DeviceMesh:
+def axes_of(case: Case) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Sizes and names of the axes of the case's device mesh."""
+    if case.sharding.tensor_parallel > 1:
+        return (case.readers, case.sharding.tensor_parallel), TENSOR_AXES
+    return case.mesh, AXES[len(case.mesh)]
+
+
+def _mesh(case: Case, device: str = CPU) -> DeviceMesh:
     """The device mesh of the case, made once per process group: making one calls collectives."""
-    key = (dist.group.WORLD, shape, device)
+    shape, names = axes_of(case)
+    key = (dist.group.WORLD, shape, names, device)
     mesh = _meshes.get(key)
     if mesh is None:
         _meshes.clear()
-        mesh = _meshes[key] = init_device_mesh(device, shape, mesh_dim_names=AXES[len(shape)])
+        mesh = _meshes[key] = init_device_mesh(device, shape, mesh_dim_names=names)
     return mesh

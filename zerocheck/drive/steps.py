@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..case.legs import end_of
+from ..case.legs import end_of, estimated
 from ..case.schema import Case
 from ..case.shapes import unfrozen
 from ..contract.groups import learning_rates
@@ -97,7 +97,7 @@ class Driver:
         with ExitStack() as stack:
             stack.enter_context(poisoned())
             subject, model_probe = self._built()
-            if self.case.training.compile == "none":  # its hooks would break the graphs
+            if not estimated(self.case):  # its hooks would break the graphs of a compiled model
                 stack.enter_context(model_probe.watching())
             self.progress.at("observing the initial state")
             first, end = self.case.training.first, end_of(self.case)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -42,6 +42,7 @@ from .limits import (
 )
 from .scaling import scaler_of
 from .sync import accumulation, deferred, synchronized
+from .tensor_parallel import clip, cuts, parallelized, split_groups, uncut
 from .traffic import fsdp2 as traffic
 from .traffic.writing import with_told
 from .units import in_order_of_calls, unit_modules
@@ -69,6 +70,10 @@ class Fsdp2(BuiltImplementation):
     there; units are copied to the device of the mesh to be gathered. On a mesh of the CPU nothing
     is copied, and memory cannot be pinned where there is no accelerator.
 
+    With `sharding.tensor_parallel` layers are cut first, over the second axis of the mesh, and all
+    is sharded over the first, within what each rank has then; see tensor_parallel.py. Gradients are
+    averaged over the shard axis.
+
     Refused by torch, and declared here: parameters of two dtypes in one unit; 0-d and
     non-contiguous parameters; those without elements (at the first backward: `_chunk_cat expects
     non-empty tensor`); clipping by the
@@ -91,10 +96,12 @@ class Fsdp2(BuiltImplementation):
         "optimizer_first",
         "checkpoint",
         "offload",
+        "tensor_parallel",
     )
     handles = EXTRAS
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        self._group_of: list[int] = []  # of the case, for each of the optimizer's, if they differ
         super().__init__(model, case, mesh)
         self.semantics = of_fsdp2(synchronized(self.semantics, case), case)
 
@@ -103,12 +110,14 @@ class Fsdp2(BuiltImplementation):
         """None, or the reason why this case cannot be run."""
         reason = one_precision(case) or bf16_only(case) or norms_cast(case)
         reason = reason or dim0_sharded(case) or same_units(case) or unpinned(case)
-        reason = reason or one_dtype(case, wrap=case.sharding.wrap) or norm_of_empty_shards(case)
-        return reason or uncompiled(case)
+        reason = reason or one_dtype(case, wrap=case.sharding.wrap) or uncompiled(case)
+        return reason or (uncut(case) if cuts(case) else norm_of_empty_shards(case))
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
         """What this rank holds, if it is known (see `fsdp2_layout`), and what it calls."""
+        if cuts(case):
+            return None
         held = fsdp2_layout(model, case, rank)
         return with_told(held, traffic.fsdp2(model, case), case)
 
@@ -119,6 +128,9 @@ class Fsdp2(BuiltImplementation):
         """
         reshard = case.sharding.reshard
         first = torch.optim.AdamW(groups(model, case)) if case.sharding.optimizer_first else None
+        if cuts(case):
+            self.cut(model, case, mesh)
+            mesh = mesh["shard"]
         units = unit_modules(model, case.sharding)
         wrap = partial(
             fully_shard,
@@ -133,9 +145,28 @@ class Fsdp2(BuiltImplementation):
         _prefetch(in_order_of_calls(model, units, case), case.sharding.prefetch)
         if sometimes_used(case.model):
             reduce_unused(model)
-        optimizer = first or torch.optim.AdamW(groups(model, case))
+        optimizer = first or self._optimizer(model, case)
         accumulate = _over_replicas(model) if deferred(case) else accumulation(case)
-        return Built(model, optimizer, accumulate=accumulate, scaler=scaler_of(case, mesh))
+        return Built(
+            model,
+            optimizer,
+            accumulate=accumulate,
+            clip=partial(clip, model) if cuts(case) else None,
+            scaler=scaler_of(case, mesh),
+        )
+
+    def cut(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        """Cut layers of the model over the axis tp of the mesh, before it is sharded."""
+        parallelized(model, case, mesh)
+
+    def _optimizer(self, model: nn.Module, case: Case) -> torch.optim.Optimizer:
+        own = groups(model, case)
+        if cuts(case):
+            own, self._group_of = split_groups(own)
+        return torch.optim.AdamW(own)
+
+    def set_learning_rates(self, rates: Sequence[float]) -> None:
+        super().set_learning_rates([rates[n] for n in self._group_of] if self._group_of else rates)
 
     def save(self, directory: str, loader: Loader) -> Saving | None:
         if self.case.sharding.checkpoint != "full":

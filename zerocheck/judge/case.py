@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..case.legs import end_of
+from ..case.legs import end_of, estimated
 from ..case.schema import Case
 from ..contract.groups import learning_rates
 from ..contract.semantics import Semantics
@@ -26,6 +26,7 @@ from . import hidden, publish, skip, vectors
 from . import loss as loss_
 from .assemble import Fetch, Held, Observation
 from .compare import all_finite
+from .diagnose.tensor_parallel import order_of_pieces
 from .digest import digest_of
 from .estimate import Off
 from .flat import FlatBuffer, flat_buffers
@@ -81,7 +82,7 @@ class CaseJudge:
         self.violations: dict[Obligation, Violation] = {}
         self.tier: Tier = "full"
         self.passes: Passes | None = None
-        self.estimates = case.training.compile != "none"
+        self.estimates = estimated(case)
         self._off: Off | None = None
         self._taken: tuple[Passes, Callable[[], Passes]] | None = None
         self.used_before = [False] * len(self.layout.places)
@@ -133,7 +134,11 @@ class CaseJudge:
     def _base(self, before: State) -> None:
         """Judge the state before the first step."""
         dtype = DTYPES.get(self.semantics.compute, torch.float32)
-        self._note("publish", 0.0, publish.check_start(before, *self.start, self.layout, dtype))
+        violation = publish.check_start(before, *self.start, self.layout, dtype)
+        if self.case.sharding.tensor_parallel > 1:
+            seen, wanted = before.parameter, self.start[0]
+            violation = order_of_pieces(violation, seen, wanted, self.layout, self.case)
+        self._note("publish", 0.0, violation)
 
     def _forward(
         self, step: int, before: State, earlier: Sequence[torch.Tensor] | None
@@ -146,7 +151,8 @@ class CaseJudge:
         losses = [rank.losses for rank in seen]
         self.passes, self._off = None, None
         random = own_states(self.observation.random_states(step), self.device)
-        self._note("loss", 0.0, loss_.check_random(random, step=step))
+        apart = self.case.sharding.tensor_parallel
+        self._note("loss", 0.0, loss_.check_random(random, step=step, together=apart))
         passes = self.replayed.passes(step, before)
         if self.device.type != CPU:
             self._taken = passes, lambda: self.replayed.passes(step, before)
@@ -159,7 +165,7 @@ class CaseJudge:
             off=slack,
             step=step,
             evaluated=lambda: self.replayed.evaluated(step, before),
-            left=[rank.left for rank in seen],
+            left=self._left(step),
             left_elsewhere=self.observation.left_elsewhere(step),
         )
         if violation is not None and earlier is not None:
@@ -170,6 +176,8 @@ class CaseJudge:
         if violation is not None and not violation.causes and "loss" not in self.violations:
             buffers = self._flat_buffers()
             violation = self.replayed.of_other_parameters(step, before, violation, buffers)
+            if self.case.sharding.tensor_parallel > 1:
+                violation = self.replayed.of_repeated_biases(step, before, violation, slack)
         self._note("loss", 0.0, violation)
         if violation is not None:
             # The forward was another one, so its gradient is too: one bug, one finding.
@@ -251,7 +259,7 @@ class CaseJudge:
             used_before=self.used_before,
             loss_scale=self.observation.loss_scales(step)[0],
             buffers=self._flat_buffers,
-            left=[rank.left for rank in self.observation.steps(step)],
+            left=self._left(step),
             noise=self._noise,
         )
         self._note("gradient", share, violation)
@@ -263,6 +271,12 @@ class CaseJudge:
         at: Point = "reduced" if self.case.training.clip is None else point
         held = self.observation.held(step - 1, at, "gradient")
         return None if held is None else vectors.copy(held.whole).nan_to_num_(nan=0.0)
+
+    def _left(self, step: int) -> list[tuple[str, ...]]:
+        """What forwards left of random numbers, where no two ranks should leave the same."""
+        if self.case.sharding.tensor_parallel > 1:
+            return []
+        return [rank.left for rank in self.observation.steps(step)]
 
     def _flat_buffers(self) -> list[FlatBuffer]:
         return flat_buffers(self.observation.seen, self.layout)

@@ -3,7 +3,8 @@
 A compiler fuses operations and orders additions as it likes, so the round-off of what it computes
 is not derived but estimated: the reference runs again with every parameter, and what every module
 gives, moved by one unit of round-off, up or down at random. How far that moves a result is
-multiplied by MARGIN. A result that nothing moves is let be off by MARGIN roundings of its own.
+multiplied by MARGIN. A result that nothing moves is let be off by MARGIN roundings of its own, and
+of what underflows.
 
 The runs stand for one rounding of each operation, and a kernel may round several times; MARGIN is
 for that. It is not derived: a verdict on such a bound is an estimate, and says so.
@@ -47,7 +48,7 @@ def off(passes: Passes, twins: Sequence[Passes], layout: Layout) -> Off:
             continue
         here = slice(place.start, place.stop)
         own = passes.gradients[..., here].double()
-        least = NEXT * place.format.u * _largest(own)
+        least = NEXT * place.format.u * _largest(own) + place.format.eta
         moved = [_largest(twin.gradients[..., here].double() - own) for twin in twins]
         gradient[here] = MARGIN * float(torch.stack([least, *moved]).amax(0).sum())
     losses = torch.tensor(passes.losses, dtype=torch.float64)

@@ -78,16 +78,30 @@ def with_other_parameters(
     return replace(violation, causes=names, explanation=violation.explanation + words)
 
 
-def check_random(states: Sequence[Sequence[bytes]], *, step: int) -> Violation | None:
+def check_random(
+    states: Sequence[Sequence[bytes]], *, step: int, together: int = 1
+) -> Violation | None:
     """Where random numbers are carried on, no two ranks enter a loss in the same random state.
+
+    together: so many neighbours are one data-parallel rank, and enter it in the same.
 
     states: [rank][microbatch]. The harness seeded each rank differently, so equal states mean that
     the implementation seeded them alike: their dropout masks are equal. The chance that two
     generators come to one state by themselves is below 2**-19000.
     """
+    for rank, entered in enumerate(states):
+        first = rank // together * together
+        if entered != states[first]:
+            return _violation(
+                step,
+                (first, rank),
+                f"ranks {first} and {rank} cut the same layers and read the same samples, and "
+                "enter the loss in other random states, so their dropout masks differ",
+                ("tensor-parallel ranks seeded apart",),
+            )
     holders: dict[bytes, set[int]] = {}
     for rank, entered in enumerate(states):
-        for state in entered:
+        for state in entered if rank % together == 0 else ():
             holders.setdefault(state, set()).add(rank)
     shared = [ranks for ranks in holders.values() if len(ranks) > 1]
     if not shared:

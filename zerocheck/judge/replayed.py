@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from msgspec.structs import replace
 
 from ..case.schema import Case
 from ..contract.semantics import Semantics
@@ -12,6 +13,7 @@ from . import buffers as buffers_
 from . import gradient as gradient_
 from . import loss as loss_
 from .assemble import Observation
+from .diagnose.tensor_parallel import with_repeated_biases
 from .estimate import TWINS, Off, off
 from .flat import FlatBuffer
 from .local import LocalRunner, Passes, Scale
@@ -89,3 +91,23 @@ class Replayed:
         losses = [rank.losses for rank in self.observation.steps(step)]
         sharded = [buffer for buffer in buffers if not buffer.whole]
         return loss_.with_other_parameters(violation, losses, state.parameter, sharded, replay)
+
+    def of_repeated_biases(
+        self, step: int, state: State, violation: Violation, off: float
+    ) -> Violation:
+        """The violation of a loss, and whether ranks that cut a layer each added its bias. off: how
+        far a loss can be off."""
+        biased = with_repeated_biases(state.parameter, self.runner.layout, self.case)
+        losses = [rank.losses for rank in self.observation.steps(step)]
+        count = self.case.sharding.tensor_parallel
+        if not loss_.same(
+            losses, self.passes(step, state, own=[biased] * len(losses)).losses, count * off
+        ):
+            return violation
+        return replace(
+            violation,
+            causes=("bias of each tensor-parallel rank",),
+            explanation=violation.explanation
+            + f"; the bias of row-wise layers is in it {count} times: each of the ranks that cut a "
+            "layer adds it",
+        )

@@ -48,9 +48,12 @@ class Batch:
 def batch(case: Case, *, step: int, rank: int, microbatch: int) -> Batch:
     """The samples that `rank` reads in `microbatch` (0-based) of step `step` (0-based).
 
+    Ranks of one data-parallel rank (`Case.reader`) read the same.
+
     The first token and class count through all pairs, so that two ranks never read the same,
     however small the vocabulary is, as long as there are more pairs than microbatches in a case.
     """
+    rank = case.reader(rank)
     generator = generator_of(case.seed, DATA, step=step, rank=rank, microbatch=microbatch)
     seed = seed_of(case.seed, DROPOUT, step=step, rank=rank, microbatch=microbatch)
     if case.model.user is not None:
@@ -68,7 +71,7 @@ def batch(case: Case, *, step: int, rank: int, microbatch: int) -> Batch:
     if pad is not None:
         tokens.masked_fill_(torch.rand(shape, generator=generator) < 0.2, pad)
     words = model.inputs - (pad is not None) or 1
-    number = rank + case.world_size * (microbatch + case.training.microbatches * step) + case.seed
+    number = rank + case.readers * (microbatch + case.training.microbatches * step) + case.seed
     word = number % words
     tokens[0, 0] = word + (pad is not None and model.inputs > 1 and word >= pad)
     target[0, 0] = number // words % model.outputs
@@ -96,25 +99,26 @@ def weight(case: Case, *, step: int, rank: int, microbatch: int) -> float:
     """
     if not case.data.masked:
         return 1.0
-    passes = case.world_size * case.training.microbatches
+    passes = case.readers * case.training.microbatches
     total = sum(_tokens(case, step, number) for number in range(passes))
-    return _tokens(case, step, _number(case, rank, microbatch)) * passes / total
+    return _tokens(case, step, _number(case, case.reader(rank), microbatch)) * passes / total
 
 
 def overflows(case: Case, *, step: int, rank: int, microbatch: int) -> bool:
     """Whether the loss of this microbatch is infinite: one of the step `training.overflow`."""
-    place = case.seed % (case.world_size * case.training.microbatches)
-    return step == case.training.overflow and place == _number(case, rank, microbatch)
+    place = case.seed % (case.readers * case.training.microbatches)
+    number = _number(case, case.reader(rank), microbatch)
+    return step == case.training.overflow and place == number
 
 
 def carried_seed(case: Case, rank: int) -> int:
     """What a rank's generator starts from where random numbers are carried on."""
-    return seed_of(case.seed, CARRIED, rank=rank)
+    return seed_of(case.seed, CARRIED, rank=case.reader(rank))
 
 
-def _number(case: Case, rank: int, microbatch: int) -> int:
-    """Counts the microbatches of all ranks in one step."""
-    return rank * case.training.microbatches + microbatch
+def _number(case: Case, reader: int, microbatch: int) -> int:
+    """Counts the microbatches of all data-parallel ranks in one step."""
+    return reader * case.training.microbatches + microbatch
 
 
 def _tokens(case: Case, step: int, number: int) -> int:

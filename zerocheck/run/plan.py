@@ -15,6 +15,7 @@ from ..case.covering import Pairs, candidates
 from ..case.drawing import draw
 from ..case.features import (
     COMPILED,
+    CUT,
     FEATURES,
     IN_PAIRS,
     OF_PRECISION,
@@ -55,6 +56,7 @@ OFTEN_REFUSED = frozenset(
         "static-graph",
         "offload",
         "compile",
+        "tensor-parallel",
         "unfreeze",
         "loss-scale",
     )
@@ -220,8 +222,10 @@ class Plan:
             fixed["precision"] = {"compute": "fp32", "reduce": "fp32", **own}
         if "compile" in described.lacks and COMPILED.isdisjoint(self._options.features):
             fixed["training"] = {"compile": "none", **_mapping(fixed.get("training"))}
+        if "tensor_parallel" in described.lacks and CUT.isdisjoint(self._options.features):
+            fixed["sharding"] = {"tensor_parallel": 1, **_mapping(fixed.get("sharding"))}
         if described.lacks and not self._options.features:  # who asks for them is told why not
-            apart = ("two_axes", "precision", "compile")
+            apart = ("two_axes", "precision", "compile", "tensor_parallel")
             without: dict[str, object] = dict.fromkeys(
                 name for name in described.lacks if name not in apart
             )

@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from ..case.schema import Case
-from ..drive.measure import UNMEASURED
+from ..drive.measure import unmeasured
 from ..drive.observation import Job, RankSeen, Recorded, Timed
 from ..errors import HarnessError, Unsupported
 from ..judge.assemble import Fetch
@@ -126,7 +126,7 @@ class Trial:
         self._fresh = fresh
         self._obligations = obligations
         asked = set(obligations or ())
-        if case.training.compile != "none" and not asked <= set(MEMORY):
+        if unmeasured(case) and not asked <= set(MEMORY):
             asked -= set(MEMORY)  # see `judged`
             timed = False
         self._legs = Legs(implementation, case, trace=trace)
@@ -247,8 +247,9 @@ def judged(
         if results.measured is not None:
             parts.append(judge_measured(case, runs[-1][0], digest=digest))
         judgement = merged(parts)
-        if case.training.compile != "none":
-            judgement = _unmeasured(judgement, obligations or ())
+        reason = unmeasured(case)
+        if reason is not None:
+            judgement = _unmeasured(judgement, reason, obligations or ())
         if obligations is not None:
             judgement = _only(judgement, obligations)
         spent = time.perf_counter() - started
@@ -269,9 +270,9 @@ def judged(
             results.timed.release()
 
 
-def _unmeasured(judgement: Judgement, asked: Collection[Obligation]) -> Judgement:
-    """The obligations of memory of a compiled case, which cannot be judged."""
-    unjudged = {one: UNMEASURED for one in MEMORY if one in asked}
+def _unmeasured(judgement: Judgement, reason: str, asked: Collection[Obligation]) -> Judgement:
+    """The judgement, with the obligations of memory of a case that cannot be measured."""
+    unjudged = {one: reason for one in MEMORY if one in asked}
     unsupported: dict[Obligation, Status] = dict.fromkeys(unjudged, "unsupported")
     return msgspec.structs.replace(
         judgement, statuses={**judgement.statuses, **unsupported}, unjudged=unjudged

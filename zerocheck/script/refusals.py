@@ -30,6 +30,8 @@ def reasons(name: str, case: Case, checks: tuple[Check, ...], steps: int) -> Ite
         yield "a step overflows on purpose (training.overflow)"
     if case.training.compile != "none":
         yield "it compiles the model, and bounds are then estimated (training.compile)"
+    if case.sharding.tensor_parallel > 1:
+        yield "its layers are cut, and bounds are then estimated (sharding.tensor_parallel)"
     if case.disturbance.delay:
         yield "it needs delays, which show a race in some runs only (disturbance.delay)"
     if case.data.rng == "carried" and draws_random(case.model):

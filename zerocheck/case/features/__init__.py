@@ -39,7 +39,10 @@ OF_STEPS = tuple(name for name, row in FEATURES.items() if row.dimension != "res
 COMPILED = frozenset(("compile", "compile-aot", "compile-inductor"))
 """Names of those that only cases with a compiled model have, which are slow."""
 
-IN_PAIRS = tuple(name for name in OF_STEPS if name not in COMPILED)
+CUT = frozenset(("tensor-parallel", "tensor-parallel-alone"))
+"""Names of those that only cases with tensor parallelism have."""
+
+IN_PAIRS = tuple(name for name in OF_STEPS if name not in COMPILED | CUT)
 """Names of the features of which a covering array has all pairs."""
 
 ON_TWO_AXES = frozenset(("two-axes", "one-replica", "one-shard", "sync-shards"))
@@ -94,6 +97,7 @@ def groups(case: Case, ignored: Collection[str] = ()) -> frozenset[str]:
 __all__ = [
     "BASIC",
     "COMPILED",
+    "CUT",
     "FEATURES",
     "GROUPS",
     "IN_PAIRS",

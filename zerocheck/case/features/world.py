@@ -45,6 +45,16 @@ WORLD = table(
         lambda c: len(c.mesh) > 1 and c.shards == 1,
     ),
     (
+        "tensor-parallel",
+        "layers cut over the tp axis of a mesh (tensor parallelism)",
+        lambda c: c.sharding.tensor_parallel > 1,
+    ),
+    (
+        "tensor-parallel-alone",
+        "layers cut over all ranks, and one rank on the shard axis",
+        lambda c: c.sharding.tensor_parallel > 1 and c.readers == 1,
+    ),
+    (
         "dims-below-world",
         "a parameter with a first dim smaller than the world",
         lambda c: min(_lengths(c), default=c.shards) < c.shards,

@@ -20,6 +20,7 @@ from .precision import PRECISION
 from .races import RACES
 from .replicas import REPLICAS
 from .states import DTYPES, OWNERSHIP, PUBLISHING, UPDATE
+from .tensor_parallel import TENSOR_PARALLEL
 
 __all__ = ["FAULTS", "NAMED_FAULTS", "OF_EXTRAS", "Fault", "injected_into"]
 
@@ -29,7 +30,7 @@ FAULTS: dict[str, Fault] = {
         *GRADIENT, *ACCUMULATION, *SCALING, *CLIPPING, *UPDATE, *PUBLISHING, *OWNERSHIP,
         *FORWARDS, *BUFFERS, *DTYPES, *BROKEN, *LEFT_OUT, *RESTORING, *RACES,
         *CHECKPOINTS, *EXPORTS, *FILES, *MEMORY, *COMMUNICATION, *HOSTS, *REPLICAS,
-        *PRECISION, *OFFLOADING, *COMPILING, *INJECTED,
+        *PRECISION, *OFFLOADING, *COMPILING, *TENSOR_PARALLEL, *INJECTED,
     )
 }  # fmt: skip
 """Name -> fault. All of them are tried where none is named."""

@@ -34,7 +34,7 @@ from ...contract import (
 )
 from ...contract.checkpoint import beside, take_over
 from ...contract.flat import restore, shards_of
-from ...contract.implementation import EXTRAS, OF_TRAINING, Stage
+from ...contract.implementation import OF_TRAINING, UNCUT, Stage
 from ...contract.layout import Layout
 from ...contract.names import unwrapped
 from ...contract.refusals import torch_refusals
@@ -122,7 +122,7 @@ class Fsdp1(BuiltImplementation):
         "checkpoint",
         "offload",
     )
-    handles = EXTRAS
+    handles = UNCUT
 
     @classmethod
     def supports(cls, case: Case) -> str | None:

@@ -16,7 +16,7 @@ from ..compare import exactly
 from ..local import Scale
 from ..pieces import Enclosing, Positions, some, split
 from ..precision import declared
-from . import hosts, placement, ranks, replicas, rounded
+from . import hosts, placement, ranks, replicas, rounded, tensor_parallel
 from .evidence import (
     Candidate,
     Evidence,
@@ -87,6 +87,7 @@ def _candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
     yield from _by_loss_scale(evidence)
     yield from ranks.candidates(evidence)
     yield from replicas.candidates(evidence)
+    yield from tensor_parallel.candidates(evidence)
     yield from hosts.candidates(evidence)
     yield from placement.candidates(evidence, wrong)
     world, count = evidence.passes.gradients.shape[:2]

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from msgspec.structs import replace
 
-from ...case.features import COMPILED, OF_PRECISION
+from ...case.features import COMPILED, CUT, OF_PRECISION
 from ...drive.observation import Described
 from ...faults.catalogue import Fault
 from ...judge.local import as_on_a_rank
@@ -115,7 +115,11 @@ class _Matrix:
         ask = partial(refusals, self.ranks)
         where = fault.where
         described = self.described(where)
-        for rare, extra in ((OF_PRECISION, "precision"), (COMPILED, "compile")):
+        for rare, extra in (
+            (OF_PRECISION, "precision"),
+            (COMPILED, "compile"),
+            (CUT, "tensor_parallel"),
+        ):
             # Few faults are written for that.
             if rare.isdisjoint(fault.features):
                 described = replace(described, lacks=(*described.lacks, extra))

@@ -1,0 +1,90 @@
+"""Tensor parallelism of a drawn model: which layers are cut, and how; and how it is drawn.
+
+No torch: `implementations/tensor_parallel.py` makes torch's styles of it. `Plan` names a layer by
+its path. The output features of a layer are cut over the ranks (column-wise), or its inputs are,
+and partial sums are added over the ranks (row-wise):
+
+    column         what it gives stays cut, for a row-wise layer that takes it so
+    gathered       column-wise, and what it gives is gathered
+    row            takes what is cut, gives the sum
+    split          row-wise, and takes what is whole: each rank uses its part
+    vocabulary     an embedding: each rank has some of the rows
+
+An MLP whose hidden width the ranks divide is column and row. Where they do not, and in an
+attention, whose one layer makes queries, keys and values together, what is between the two layers
+is gathered. Whatever is not named is replicated: every rank computes all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from .schema import Case, Model
+from .shapes import leaves_a_rank_empty, parameter_shapes
+
+Style = Literal["column", "gathered", "row", "split", "vocabulary"]
+Plan = Mapping[str, Style]
+
+DIM: dict[Style, int] = {"column": 0, "gathered": 0, "row": 1, "split": 1, "vocabulary": 0}
+"""The dim of the weight that is cut. A bias is cut with dim 0, and replicated with dim 1."""
+
+OF_SEEDS = 23
+"""One case of so many is drawn with tensor parallelism, and one more with as much as there is."""
+
+
+def plan_of(model: Model, count: int) -> dict[str, Style]:
+    """Path of each layer that is cut over `count` ranks; none of the user's own model, none of what
+    is used on some ranks only (experts, `side`) or never called (`spare`), and none of which a rank
+    would have nothing: FSDP2 cannot reduce gradients without elements."""
+    found: dict[str, Style] = {}
+    if model.user is not None or count == 1:
+        return found
+    if model.stem != "conv":
+        found["stem"] = "vocabulary" if model.stem == "embedding" else "gathered"
+    for index, block in enumerate(model.blocks):
+        name = f"blocks.{index}"
+        if block.kind == "mlp" and block.hidden % count == 0:
+            found[f"{name}.up"], found[f"{name}.down"] = "column", "row"
+        elif block.kind == "mlp":
+            found[f"{name}.up"], found[f"{name}.down"] = "gathered", "split"
+        elif block.kind == "attention":
+            found[f"{name}.qkv"], found[f"{name}.out"] = "gathered", "split"
+    found["head"] = "gathered"
+    shapes = parameter_shapes(model)
+    weights = {path: "stem.weight" if model.tied else f"{path}.weight" for path in ("stem", "head")}
+    return {
+        path: style
+        for path, style in found.items()
+        if not leaves_a_rank_empty(shapes[weights.get(path, f"{path}.weight")][DIM[style]], count)
+    }
+
+
+def cut_dim(plan: Plan, name: str) -> int | None:
+    """The dim of a parameter that is cut, or None for one that is replicated."""
+    layer, _, kind = name.rpartition(".")
+    if layer not in plan:
+        return None
+    dim = DIM[plan[layer]]
+    return dim if kind == "weight" or dim == 0 else None
+
+
+def drawn(seed: int, world_size: int) -> int:
+    """The number of ranks that cut each layer, by the seed of a drawn case: so all else stays."""
+    kind, seed = seed % OF_SEEDS, seed // OF_SEEDS
+    sizes = [size for size in range(2, world_size) if world_size % size == 0]
+    if kind == 5 and world_size > 1:
+        return world_size
+    return sizes[seed % len(sizes)] if kind == 11 and sizes else 1
+
+
+def fitted(case: Case) -> Case:
+    """Without it where a mesh of the case, or of one of its legs, cannot be cut so."""
+    count = case.sharding.tensor_parallel
+    meshes = (case.mesh, *(leg.mesh for leg in case.resume))
+    if count == 1 or all(len(mesh) == 1 and mesh[0] % count == 0 for mesh in meshes):
+        return case
+    sharding = msgspec.structs.replace(case.sharding, tensor_parallel=1)
+    return msgspec.structs.replace(case, sharding=sharding)

@@ -1,0 +1,98 @@
+"""Faults of tensor parallelism: one axis of the mesh taken for the other, or for none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from ..case.schema import Case
+from ..case.tensor_parallel import plan_of
+from ..contract import Built, Step, StepReport
+from ..contract.implementation import Moment
+from ..contract.shard import Index
+from ..implementations.fsdp2 import Fsdp2
+from ..implementations.tensor_parallel import cuts
+
+
+def _is_cut(parameter: torch.Tensor) -> bool:
+    """Whether the ranks of the axis tp hold different parts of it."""
+    return (
+        isinstance(parameter, DTensor)
+        and parameter.device_mesh.ndim > 1
+        and not parameter.placements[-1].is_replicate()
+    )
+
+
+class ReplicatedSummedOverTp(Fsdp2):
+    """The gradients of what all ranks of the tp axis hold are summed over it, as if these ranks
+    read samples of their own. Flagged: gradient x T."""
+
+    def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
+        self._mesh = mesh
+        return super().build(model, case, mesh)
+
+    def train_step(self, step: Step) -> StepReport:
+        if not cuts(self.case):
+            return super().train_step(step)
+        group = self._mesh.get_group("tp")
+
+        def reached(moment: Moment) -> None:
+            if moment == "reduced":
+                for parameter in self.built.model.parameters():
+                    grad: Any = parameter.grad
+                    if grad is not None and not _is_cut(parameter):
+                        dist.all_reduce(grad.to_local(), group=group)
+            step.reached(moment)
+
+        return super().train_step(replace(step, reached=reached))
+
+
+class StridedTakenForPlain(Fsdp2):
+    """What is cut over tp and then sharded is read as if it were sharded and then cut.
+
+    Flagged: publish, since the pieces of the initial weights stand in another order.
+    """
+
+    def _place(self, name: str, parameter: torch.Tensor) -> tuple[tuple[int, ...], Index | None]:
+        shape, index = super()._place(name, parameter)
+        if not _is_cut(parameter) or not isinstance(parameter, DTensor):
+            return shape, index
+        mesh, last = parameter.device_mesh, parameter.placements[-1]
+        if not (isinstance(last, Shard) and last.dim == 0) or shape[0] % mesh.size():
+            return shape, index
+        rows = shape[0] // mesh.size()
+        first, second = mesh.get_local_rank(0), mesh.get_local_rank(1)
+        start = (first * mesh.size(1) + second) * rows
+        return shape, (slice(start, start + rows), *(slice(0, size) for size in shape[1:]))
+
+
+class BiasOnEveryRank(Fsdp2):
+    """Each rank of the tp axis adds the whole bias of a row-wise layer to its partial sum.
+
+    Flagged: loss, with the bias T times too large.
+    """
+
+    def cut(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().cut(model, case, mesh)
+        count = mesh["tp"].size()
+        plan = plan_of(case.model, count)
+        for path, style in plan.items():
+            layer: Any = model.get_submodule(path)
+            if style in ("row", "split") and layer.bias is not None:
+                layer.register_forward_hook(
+                    lambda layer, _, made: made + (count - 1) * layer.bias.to_local()
+                )
+
+
+class DividedByAllRanks(Fsdp2):
+    """The mean is taken over all ranks: each loss is divided by what data-parallel ranks do not
+    count. Flagged: gradient / T."""
+
+    def _objective(self, loss: torch.Tensor, weight: float, count: int) -> torch.Tensor:
+        return super()._objective(loss, weight, count) / self.case.sharding.tensor_parallel

@@ -1,0 +1,105 @@
+"""What is wrong with tensor parallelism: sums, divisions and pieces of a wrong axis.
+
+Of W ranks T cut each layer, and D = W / T are data-parallel: rank d T + t has place d on the shard
+axis and t on the tp axis. What is cut along dim 0 over both is cut over tp first: its piece number
+t D + d is that of rank d T + t.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from msgspec.structs import replace
+
+from ...case.schema import Case
+from ...case.tensor_parallel import cut_dim, plan_of
+from ..compare import same_bits
+from ..layout import Layout
+from ..verdict import Violation
+from .evidence import Candidate, Evidence, times
+
+
+def candidates(evidence: Evidence) -> Iterator[Candidate]:
+    """A sum over tp, or a division by it, too many. None without tensor parallelism."""
+    case = evidence.case
+    count = case.sharding.tensor_parallel
+    if count == 1:
+        return
+    yield Candidate(
+        "gradient x T",
+        f"the gradient is T = {count} times too large: the {count} ranks that cut the same layers "
+        "read the same samples, and what they have alike is summed over them",
+        [times(evidence, count)],
+    )
+    yield Candidate(
+        "gradient / T",
+        f"the gradient is T = {count} times too small: it is divided by all {case.world_size} "
+        f"ranks, of which {case.readers} read samples of their own",
+        [times(evidence, 1 / count)],
+    )
+    if case.readers > 1:
+        for name, factor, words in (
+            ("gradient x D", float(case.readers), "large: it is the sum over them"),
+            ("gradient / D", 1 / case.readers, "small: it is divided by that twice"),
+        ):
+            yield Candidate(
+                name,
+                f"with D = {case.readers} data-parallel ranks, the gradient is D times too {words}",
+                [times(evidence, factor)],
+            )
+
+
+def order_of_pieces(
+    violation: Violation | None,
+    seen: torch.Tensor,
+    wanted: torch.Tensor,
+    layout: Layout,
+    case: Case,
+) -> Violation | None:
+    """The violation of the initial state, and whether pieces stand as those of a plain shard.
+
+    seen, wanted: flat vectors of all parameters.
+    """
+    if violation is None or violation.role != "parameter":
+        return violation
+    places = [layout.by_name[name] for name in violation.tensors]
+    for forth in (True, False):
+        if all(
+            same_bits(
+                seen[place.start : place.stop],
+                _reordered(wanted[place.start : place.stop], place.shape, case, forth=forth),
+            )
+            for place in places
+        ):
+            return replace(
+                violation,
+                causes=("pieces in the order of a plain shard",),
+                explanation=violation.explanation
+                + "; its pieces are exchanged: what is cut over the tp axis and then sharded was "
+                "taken for what is sharded and then cut",
+            )
+    return violation
+
+
+def _reordered(
+    flat: torch.Tensor, shape: tuple[int, ...], case: Case, *, forth: bool
+) -> torch.Tensor:
+    """Pieces t D + d at the places d T + t, or the other way; as it is where W divides no rows."""
+    if not shape or shape[0] % case.world_size:
+        return flat
+    sizes = (case.sharding.tensor_parallel, case.readers)
+    first, second = sizes if forth else sizes[::-1]
+    return flat.view(first, second, -1).transpose(0, 1).reshape(-1)
+
+
+def with_repeated_biases(parameters: torch.Tensor, layout: Layout, case: Case) -> torch.Tensor:
+    """The flat vector in which the bias of each row-wise layer counts once for each rank of tp."""
+    count = case.sharding.tensor_parallel
+    plan = plan_of(case.model, count)
+    changed = parameters.clone()
+    for place in layout.places:
+        layer, _, kind = place.name.rpartition(".")
+        if kind == "bias" and layer in plan and cut_dim(plan, place.name) is None:
+            changed[place.start : place.stop] *= count
+    return changed
