@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...case.schema import Case
+from . import precision
 
 
 def config_of(case: Case, stage: int) -> dict[str, Any]:
@@ -24,6 +25,7 @@ def config_of(case: Case, stage: int) -> dict[str, Any]:
         "steps_per_print": 1 << 30,
         "checkpoint": {"load_universal": bool(stage) and case.sharding.universal},
         "zero_optimization": {"stage": stage, **_sharding(case, stage)},
+        **precision.config_of(case),
     }
     if case.sharding.own_optimizer:  # every option stands in the groups
         config["optimizer"] = {"type": "AdamW", "params": {"torch_adam": True}}

@@ -14,6 +14,7 @@ from ...contract import Semantics, Shard
 from ...contract.build import MOMENT_ROLES
 from ...contract.implementation import Stage
 from .partition import Full, Partition, Piece, gaps, lying_in
+from .precision import keeps_whole_gradients
 from .sharder import DeepSpeed
 
 OPTIONS = (
@@ -46,6 +47,10 @@ class Partitioned(DeepSpeed):
             clipped = self._clipped.get(part.master)
             if clipped is not None:
                 yield from part.cut("gradient", clipped)
+                continue
+            if keeps_whole_gradients(self.optimizer):
+                own = self.optimizer.fp32_groups_gradient_flat_partition[number]
+                yield from part.cut("gradient", own)
                 continue
             reduced = self.optimizer.averaged_gradients.get(number)
             if reduced is not None:
@@ -91,11 +96,12 @@ class DeepSpeed1(Partitioned):
 
     def _partitions(self) -> Iterator[Partition]:
         """Of equal size on every rank, in their order."""
-        for flat, master in zip(
-            self.optimizer.bit16_groups_flat,
-            self.optimizer.single_partition_of_fp32_groups,
-            strict=True,
-        ):
+        masters = (
+            self.optimizer.fp32_groups_flat_partition
+            if keeps_whole_gradients(self.optimizer)
+            else self.optimizer.single_partition_of_fp32_groups
+        )
+        for flat, master in zip(self._flat_groups(), masters, strict=True):
             low = self.rank * master.numel()
             high = low + master.numel()
             yield Partition(
@@ -113,10 +119,16 @@ class DeepSpeed1(Partitioned):
                 ],
             )
 
+    def _flat_groups(self) -> list[torch.Tensor]:
+        """The parameters of each group, 1-D, whole on each rank."""
+        if keeps_whole_gradients(self.optimizer):
+            return list(self.optimizer.bf16_groups_flat)
+        return list(self.optimizer.bit16_groups_flat)
+
     def _parameters(self) -> Iterator[Shard]:
         for name, parameter in self.named.items():
             yield Shard(name, "parameter", parameter.detach(), tuple(parameter.shape))
-        for flat in self.optimizer.bit16_groups_flat:
+        for flat in self._flat_groups():
             for gap in gaps(flat, lying_in(flat, self.named)):
                 yield Shard("", "padding", flat[gap], tuple(flat.shape), gap)
 
