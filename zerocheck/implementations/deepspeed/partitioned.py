@@ -57,6 +57,9 @@ class Partitioned(DeepSpeed):
                 yield from part.cut("gradient", *reduced)
 
     def _states(self) -> Iterator[Shard]:
+        for name, parameter in self.named.items():
+            if parameter.requires_grad and not parameter.numel() and self.zero < 3:
+                yield Shard(name, "master", torch.empty(0), tuple(parameter.shape), slice(0, 0))
         for part in self.partitions:
             yield from part.cut("master", part.master)
             state = self.adamw.state.get(part.master, {})

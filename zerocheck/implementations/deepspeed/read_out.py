@@ -33,7 +33,7 @@ def whole(engine: Engine, model: nn.Module, kind: ReadOutKind, *, amsgrad: bool)
     if kind == "functions":
         asked.update(_functions(named, MOMENT_ROLES if amsgrad else MOMENT_ROLES[:2]))
     if kind == "zero-to-fp32" and engine.zero_optimization():
-        given = {name: tensor.float() for name, tensor in _zero_to_fp32(engine).items()}
+        given: Mapping[str, Any] = {n: one.float() for n, one in _zero_to_fp32(engine).items()}
     else:
         given = _state_dict(engine)
     found: Whole = {

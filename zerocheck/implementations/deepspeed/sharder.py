@@ -159,7 +159,9 @@ class DeepSpeed0(DeepSpeed):
         if self.semantics.master == "none":
             return
         names = {parameter: name for name, parameter in self.named.items()}
-        for own, masters in zip(self.optimizer.fp16_groups, self.optimizer.fp32_groups, strict=True):
+        for own, masters in zip(
+            self.optimizer.fp16_groups, self.optimizer.fp32_groups, strict=True
+        ):
             for parameter, master in zip(own, masters, strict=True):
                 yield names[parameter], master
 
