@@ -8,7 +8,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import msgspec
 import pytest
@@ -74,6 +74,36 @@ def test_mixed_precision_holds(pool: Pool, name: str) -> None:
             continue
         outcome = Trial(pool, name, case, obligations=EQUIVALENCE).outcome()
         assert outcome.status == "holds", (one, precision, outcome.reason or outcome.judgement)
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("name", ["deepspeed1", "deepspeed2", "deepspeed3"])
+def test_offloaded_to_the_cpu(pool: Pool, name: str) -> None:
+    """Masters, moments and reduced gradients, of stage 3 parameters too; in torch's AdamW."""
+    for one, precision in (("microbatches", Precision()), ("restore", MIXED[1])):
+        case = chosen(one, 2)
+        sharding = msgspec.structs.replace(case.sharding, offload="pageable")
+        case = msgspec.structs.replace(case, sharding=sharding, precision=precision)
+        outcome = Trial(pool, name, case, obligations=EQUIVALENCE).outcome()
+        assert outcome.status == "holds", (one, outcome.reason or outcome.judgement)
+
+
+def _offloads(mesh: DeviceMesh, kinds: list[type[Any]], case: Case) -> list[bool]:
+    found = []
+    for kind in kinds:
+        subject = kind(build_model(case), case, mesh)
+        names = ("offload_optimizer", "offload_param") if subject.zero == 3 else ("cpu_offload",)
+        found.append(all(getattr(subject.optimizer, name) for name in names))
+        subject.close()
+    return found
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("offload", ["none", "pageable"])
+def test_the_engine_offloads_where_it_is_asked_to(offload: Literal["none", "pageable"]) -> None:
+    kinds = [loading.load(f"deepspeed{stage}") for stage in (1, 2, 3)]
+    case = Case(mesh=(1,), sharding=Sharding(offload=offload))
+    assert in_ranks(1, _offloads, kinds, case) == [[offload == "pageable"] * 3]
 
 
 def test_what_precision_means_to_each_stage() -> None:

@@ -13,6 +13,8 @@ from ...case.schema import Case
 from ...contract import Semantics, Shard
 from ...contract.build import MOMENT_ROLES
 from ...contract.implementation import Stage
+from ...contract.layout import Layout
+from .bytes import flat_layout
 from .partition import Full, Partition, Piece, gaps, lying_in
 from .precision import keeps_whole_gradients
 from .sharder import DeepSpeed
@@ -23,6 +25,7 @@ OPTIONS = (
     "contiguous_gradients",
     "reduce_scatter",
     "round_robin_gradients",
+    "offload",
     "own_optimizer",
     "universal",
     "read_out",
@@ -37,6 +40,7 @@ class Partitioned(DeepSpeed):
         self.rank = mesh.get_local_rank()
         self.partitions = list(self._partitions())
         self.updated = len(self.partitions)
+        self.offloads = case.sharding.offload != "none"
 
     def _partitions(self) -> Iterator[Partition]:
         """In the order of the optimizer's groups."""
@@ -47,6 +51,10 @@ class Partitioned(DeepSpeed):
             clipped = self._clipped.get(part.master)
             if clipped is not None:
                 yield from part.cut("gradient", clipped)
+                continue
+            if self.offloads:
+                if part.master.grad is not None:
+                    yield from part.cut("gradient", part.master.grad)
                 continue
             if keeps_whole_gradients(self.optimizer):
                 own = self.optimizer.fp32_groups_gradient_flat_partition[number]
@@ -96,6 +104,11 @@ class DeepSpeed1(Partitioned):
     zero = 1
     stage: ClassVar[Stage | None] = 1
     options = OPTIONS
+
+    @classmethod
+    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
+        """Between steps; the same on every rank."""
+        return flat_layout(model, case, stage=cls.zero)
 
     def _partitions(self) -> Iterator[Partition]:
         """Of equal size on every rank, in their order."""

@@ -31,7 +31,7 @@ def semantics_of(semantics: Semantics, case: Case, stage: int) -> Semantics:
     the dtype of the reduction, and masters are made from them when they are cast already. Stage 2
     divides what lies in its bucket of bf16 before it is cast
     for a reduction in fp32 (`DeepSpeedZeroOptimizer.average_tensor`), unless it reduces whole
-    buckets (`reduce_scatter` off) or has none (`contiguous_gradients` off).
+    buckets (`reduce_scatter` off) or has none (`contiguous_gradients` off; offloading puts it on).
     """
     if not lowered(case):
         return semantics

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from ...case.schema import Case
 from ...case.shapes import empties, learning, parameter_dtypes, scalars, sometimes_used, transposed
-from ..limits import bf16_only, norms_cast, one_axis, one_precision
+from ..limits import bf16_only, norms_cast, one_axis, one_precision, unpinned
 
 
 def refusal(case: Case, stage: int) -> str | None:
     """None, or why DeepSpeed cannot run the case."""
     reason = one_axis(case) or one_precision(case) or bf16_only(case) or norms_cast(case)
+    if stage:
+        reason = reason or unpinned(case)
     if reason is not None:
         return reason
     if not stage and (case.precision.compute, case.precision.reduce) == ("bf16", "fp32"):

@@ -13,8 +13,10 @@ from ...case.schema import Case
 from ...contract import Implementation, Loader, Semantics, Shard, Step, StepReport, groups
 from ...contract.build import MOMENT_ROLES
 from ...contract.implementation import KEPT
+from ...contract.layout import Layout
 from ...errors import Unsupported
 from . import checkpoint, library, precision, read_out
+from .bytes import stage0_layout
 from .config import config_of
 from .refusals import refusal
 
@@ -150,6 +152,11 @@ class DeepSpeed0(DeepSpeed):
     zero = 0
     stage = 0
     options = ("own_optimizer",)
+
+    @classmethod
+    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout:
+        """Between steps."""
+        return stage0_layout(model, case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
