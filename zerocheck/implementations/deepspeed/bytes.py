@@ -20,8 +20,8 @@ from ...case.legs import lowered
 from ...case.schema import Case
 from ...contract.groups import group_of
 from ...contract.layout import Layout, Phase
+from ...models.blocks import DTYPES
 from ..account import Account, Tensor, Told, layout_of
-from ..casting import DTYPES
 
 ALIGNMENT = 2
 """`nccl_start_alignment_factor`: a flat buffer has a multiple of it, times W, of elements."""
