@@ -71,7 +71,7 @@ def test_checkpoints_of_masters(pool: Pool, name: str) -> None:
     precision = Precision(compute="bf16", reduce="bf16")
     kinds = READ_OUTS if WHOLE else (READ_OUTS[1 if name == "deepspeed3" else 0],)
     for kind in kinds:
-        case = _resumed("restore", 2, 3, universal=True, read_out=kind)
+        case = _resumed("tied", 2, 3, universal=True, read_out=kind)
         _holds(pool, name, msgspec.structs.replace(case, precision=precision))
 
 
