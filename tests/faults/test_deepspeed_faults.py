@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import msgspec
 import pytest
 
-from zerocheck.case.schema import Block, Case, Data, Leg, Model, Training
+from zerocheck.case.schema import Block, Case, Data, Leg, Model, Precision, Start, Training
 from zerocheck.catalogue import OF_EXTRAS, modules_of
 from zerocheck.faults.catalogue.deepspeed import DEEPSPEED
 from zerocheck.faults.catalogue.fault import Fault
@@ -39,6 +39,10 @@ def pool() -> Iterator[Pool]:
 def test_it_is_flagged_and_named(pool: Pool, fault: Fault) -> None:
     resumes = "resume" in fault.features
     case = msgspec.structs.replace(CASE, resume=(Leg(mesh=(3,)),)) if resumes else CASE
+    if "compute-bf16" in fault.features:
+        reduce = "fp32" if "reduce-wide" in fault.features else "bf16"
+        lowered = Precision(compute="bf16", reduce=reduce)
+        case = msgspec.structs.replace(case, precision=lowered, start=Start(step=3))
     obligations = RESUME if resumes else EQUIVALENCE
     outcome = Trial(pool, fault.where, case, obligations=obligations).outcome()
     assert outcome.judgement is not None, outcome.reason

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import subprocess
 import sys
 import types
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import msgspec
 import pytest
@@ -16,9 +17,9 @@ from slices import WHOLE, sliced
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from zerocheck.case.schema import Block, Case, Data, Model, Precision, Sharding, Training
+from zerocheck.case.schema import Block, Case, Data, Model, Precision, Sharding, Start, Training
 from zerocheck.catalogue import OF_EXTRAS, modules_of
-from zerocheck.contract import Implementation, loading
+from zerocheck.contract import Implementation, Semantics, loading
 from zerocheck.errors import Unsupported, UsageError
 from zerocheck.judge.verdict import EQUIVALENCE
 from zerocheck.models.network import build_model
@@ -30,6 +31,11 @@ from .driver import in_ranks, observe_all
 from .oracle import check
 from .test_close import _run
 
+MIXED = (
+    Precision(compute="bf16", reduce="bf16"),
+    Precision(compute="bf16", reduce="fp32"),
+    Precision(compute="fp32", reduce="bf16"),
+)
 SHARDED = sliced(("deepspeed1", "deepspeed2", "deepspeed3"), ("deepspeed1", "deepspeed3"))
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 
@@ -51,6 +57,71 @@ def test_every_obligation_holds(pool: Pool, name: str, world_size: int) -> None:
     for one, trial in zip(names, trials, strict=True):
         outcome = trial.outcome()
         assert outcome.status == "holds", (one, outcome.reason or outcome.judgement)
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("name", OF_EXTRAS)
+def test_mixed_precision_holds(pool: Pool, name: str) -> None:
+    """Of stage 2 with a bucket and without: it divides in bf16, or in fp32."""
+    names = ("restore", "frozen", "microbatches", "mixed") if WHOLE else ("restore",)
+    stage = loading.load(name)
+    for one, precision in itertools.product(names, MIXED):
+        case = msgspec.structs.replace(
+            chosen(one, 3), precision=precision, start=Start(step=3, moments="typical")
+        )
+        if stage.supports(case) is not None:
+            assert (stage.stage, precision) == (0, MIXED[1])
+            continue
+        outcome = Trial(pool, name, case, obligations=EQUIVALENCE).outcome()
+        assert outcome.status == "holds", (one, precision, outcome.reason or outcome.judgement)
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("name", ["deepspeed1", "deepspeed2", "deepspeed3"])
+def test_offloaded_to_the_cpu(pool: Pool, name: str) -> None:
+    """Masters, moments and reduced gradients, of stage 3 parameters too; in torch's AdamW."""
+    for one, precision in (("microbatches", Precision()), ("restore", MIXED[1])):
+        case = chosen(one, 2)
+        sharding = msgspec.structs.replace(case.sharding, offload="pageable")
+        case = msgspec.structs.replace(case, sharding=sharding, precision=precision)
+        outcome = Trial(pool, name, case, obligations=EQUIVALENCE).outcome()
+        assert outcome.status == "holds", (one, outcome.reason or outcome.judgement)
+
+
+def _offloads(mesh: DeviceMesh, kinds: list[type[Any]], case: Case) -> list[bool]:
+    found = []
+    for kind in kinds:
+        subject = kind(build_model(case), case, mesh)
+        names = ("offload_optimizer", "offload_param") if subject.zero == 3 else ("cpu_offload",)
+        found.append(all(getattr(subject.optimizer, name) for name in names))
+        subject.close()
+    return found
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("offload", ["none", "pageable"])
+def test_the_engine_offloads_where_it_is_asked_to(offload: Literal["none", "pageable"]) -> None:
+    kinds = [loading.load(f"deepspeed{stage}") for stage in (1, 2, 3)]
+    case = Case(mesh=(1,), sharding=Sharding(offload=offload))
+    assert in_ranks(1, _offloads, kinds, case) == [[offload == "pageable"] * 3]
+
+
+def test_what_precision_means_to_each_stage() -> None:
+    """Where DeepSpeed's source says so."""
+    pytest.importorskip("deepspeed")
+    from zerocheck.implementations.deepspeed.precision import semantics_of
+
+    wide = Case(precision=MIXED[1])
+    by_stage = {n: semantics_of(Semantics(), wide, n) for n in (1, 2, 3)}
+    assert [one.divided for one in by_stage.values()] == ["reduce", "own", "reduce"]
+    assert {(s.compute, s.summed, s.reduce, s.master) for s in by_stage.values()} == {
+        ("bf16", "fp32", "fp32", "fp32")
+    }
+    for left_out in ("contiguous_gradients", "reduce_scatter"):
+        apart = msgspec.structs.replace(wide, sharding=Sharding(**{left_out: False}))
+        assert semantics_of(Semantics(), apart, 2).divided == "reduce"
+    narrow = semantics_of(Semantics(), Case(precision=MIXED[2]), 1)
+    assert (narrow.compute, narrow.reduce, narrow.master) == ("own", "bf16", "none")
 
 
 @needs_deepspeed
@@ -109,7 +180,16 @@ def test_nothing_imports_deepspeed_unless_it_is_named() -> None:
     ("case", "stages", "words"),
     [
         (Case(mesh=(2, 2)), (0, 1, 2, 3), "axis"),
-        (Case(precision=Precision(compute="bf16")), (0, 1, 2, 3), "fp32"),
+        (Case(precision=Precision(compute="fp16")), (0, 1, 2, 3), "fp32 and bf16 only"),
+        (Case(precision=Precision(compute="bf16", reduce="fp32")), (0,), "unsupported mix"),
+        (
+            Case(
+                precision=Precision(compute="bf16", reduce="bf16"),
+                model=Model(blocks=(Block(kind="batch_norm"),)),
+            ),
+            (0, 1, 2, 3),
+            "running statistics",
+        ),
         (Case(training=Training(clip=1.0, norm="inf")), (0, 1, 2, 3), "2-norm"),
         (Case(model=Model(blocks=(Block(kind="mlp", gain=True),))), (0, 1, 2, 3), "0-d"),
         (

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from slices import WHOLE, sliced
 from torch.distributed.device_mesh import DeviceMesh
 
-from zerocheck.case.schema import Case, Leg, ReadOutKind, Sharding, Training
+from zerocheck.case.schema import Case, Leg, Precision, ReadOutKind, Sharding, Training
 from zerocheck.catalogue import OF_EXTRAS, modules_of
 from zerocheck.contract import Implementation, loading
 from zerocheck.drive.checkpoints import Position
@@ -62,6 +62,17 @@ NATIVE = sliced(
 def test_its_own_checkpoint_on_as_many_ranks(pool: Pool, name: str, case: str) -> None:
     for kind in READ_OUTS if WHOLE else READ_OUTS[:1]:
         _holds(pool, name, _resumed(case, 2, 2, round_robin_gradients=False, read_out=kind))
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("name", OF_EXTRAS)
+def test_checkpoints_of_masters(pool: Pool, name: str) -> None:
+    """Universal ones on other ranks, where there are any; a state dict is of what is narrow."""
+    precision = Precision(compute="bf16", reduce="bf16")
+    kinds = READ_OUTS if WHOLE else (READ_OUTS[1 if name == "deepspeed3" else 0],)
+    for kind in kinds:
+        case = _resumed("tied", 2, 3, universal=True, read_out=kind)
+        _holds(pool, name, msgspec.structs.replace(case, precision=precision))
 
 
 @needs_deepspeed

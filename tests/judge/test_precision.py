@@ -43,6 +43,15 @@ def _semantics(local: str, summed: str, reduce: str, **more: str) -> Semantics:
         (_semantics("bf16", "bf16", "bf16", divide="gradient"), ((3, BF16), (4, BF16))),
         # Reduced first, then cast and summed.
         (_semantics("bf16", "fp32", "bf16", accumulate="reduce_each"), ((4, BF16), (3, FP32))),
+        # Divided in the format of local gradients, and cast, before the reduction.
+        (
+            _semantics("bf16", "fp32", "fp32", accumulate="reduce_each", divided="own"),
+            ((2, BF16), (2, FP32), (3, FP32)),
+        ),
+        (
+            _semantics("bf16", "fp32", "fp32", divided="own", average="sum"),
+            ((3, FP32), (2, FP32)),
+        ),
         # All that was reduced is cast and reduced again, with each of 4 microbatches.
         (
             _semantics("fp32", "fp32", "bf16", accumulate="reduce_again"),

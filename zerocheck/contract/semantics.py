@@ -42,8 +42,13 @@ class Semantics:
     reduce      dtype in which gradients are divided and reduced over ranks: "own" (that in which
                 they were summed), "fp32", "bf16" or "fp16". Where it is declared, `reduce_each`
                 reduces each microbatch once: the sum is not reduced again.
+    divided     where gradients are divided by the number of ranks: in the "reduce" (in its dtype),
+                or before it in their "own" (that of local gradients), which `reduce_each` and
+                `local` know.
     master      "none": the optimizer updates the parameters; "fp32": it updates copies of them, of
                 the role `master`, and each parameter is its master cast to the parameter's dtype.
+    begins      what masters are before the first step, if no state was restored: "given" (the
+                model's parameters), or "rounded" (those cast to the dtype of `compute`).
 
     Raises UsageError for a word that is not allowed.
     """
@@ -60,7 +65,9 @@ class Semantics:
     inputs: Literal["kept", "cast"] = "kept"
     summed: Literal["own", "fp32", "bf16", "fp16"] = "own"
     reduce: Literal["own", "fp32", "bf16", "fp16"] = "own"
+    divided: Literal["reduce", "own"] = "reduce"
     master: Literal["none", "fp32"] = "none"
+    begins: Literal["given", "rounded"] = "given"
 
     def __post_init__(self) -> None:
         kind: Any = type(self)  # mypy takes a class for one of its instances here

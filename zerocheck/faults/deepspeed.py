@@ -99,3 +99,44 @@ class EngineExportsMoment(DeepSpeed3):
             if role == "exp_avg":
                 given[name, role] = given[name, "exp_avg_sq"]
         return given
+
+
+class EngineForgetsMasters(DeepSpeed2):
+    """A resumed training makes its fp32 masters from the parameters in bf16 (none known).
+
+    Flagged: roundtrip, rounded to bf16.
+    """
+
+    def load(self, directory: str, loader: Loader) -> None:
+        super().load(directory, loader)
+        self.optimizer.refresh_fp32_params()
+
+
+class EngineKeepsCopy(DeepSpeed3):
+    """The parameters in bf16 are not made anew from their masters (DS PR#4141).
+
+    Flagged: publish, copies of the previous step.
+    """
+
+    def train_step(self, step: Step) -> StepReport:
+        optimizer = self.optimizer
+        with mock.patch.object(optimizer, "_reassign_or_swap_out_partitioned_parameters"):
+            return super().train_step(step)
+
+
+class EngineSumsInBf16(DeepSpeed1):
+    """Microbatches are summed in bf16 though fp32 was asked for (none known).
+
+    Flagged: gradient, accumulated in bf16.
+    """
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        update = self.optimizer.update_hp_grads
+
+        def rounded(*given: Any, **options: Any) -> None:
+            update(*given, **options)
+            for gradients in self.optimizer.fp32_groups_gradients_flat:
+                gradients.copy_(gradients.bfloat16())
+
+        self.optimizer.update_hp_grads = rounded

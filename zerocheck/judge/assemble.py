@@ -225,6 +225,19 @@ class Observation:
             result.append({name: torch.cat(parts) for name, parts in held.items()})
         return result
 
+    def narrow(self, step: int, point: Point, role: str) -> list[frozenset[str]]:
+        """Per rank, the names of what it holds of a role in a dtype that is narrower than fp32."""
+        found = self._found.get((step, point, role), [[] for _ in self.seen])
+        return [
+            frozenset(
+                entry.name
+                for record in records
+                if record.dtype.removeprefix("torch.") in ("bfloat16", "float16")
+                for entry in self.seen[rank].manifests[record.manifest]
+            )
+            for rank, records in enumerate(found)
+        ]
+
     def _pieces(self, step: int, point: Point, role: str) -> list[list[tuple[Entry, torch.Tensor]]]:
         """Per rank, every shard of a role at a point, with its data, flat."""
         found = self._found.get((step, point, role), [[] for _ in self.seen])

@@ -34,7 +34,7 @@ from .layout import Layout
 from .local import LocalRunner, Passes, as_on_a_rank
 from .ownership import Ownership
 from .pieces import Enclosing, in_pieces, split
-from .precision import Computing
+from .precision import Computing, begun_in
 from .ran_on import check_repeats, own_states, ran_on
 from .replayed import Replayed
 from .state import Start, State
@@ -68,7 +68,13 @@ class CaseJudge:
         replica = case.shards if len(case.mesh) > 1 else 0
         self.observation = Observation(self.layout, seen, fetch, self.first, replica)
         self.semantics = Semantics(**seen[0].semantics)  # type: ignore[arg-type]
-        self.start = Start.of(case, model, self.layout, restored=seen[0].restored)
+        self.start = Start.of(
+            case,
+            model,
+            self.layout,
+            restored=seen[0].restored,
+            rounded=begun_in(self.semantics),
+        )
         self.device = ran_on(seen)
         computing = Computing.of(self.semantics)
         runner = LocalRunner(model, case, self.layout, self.device, computing)

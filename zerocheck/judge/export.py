@@ -20,7 +20,8 @@ def check_export(
 
     state: what all ranks hold. A parameter must be there, frozen or not; of the optimizer what it
     has; nothing that the model does not have. A role that is not exported at all is let pass, but
-    for the parameters.
+    for the parameters. A parameter that is given in a narrow dtype is what ranks compute with, and
+    else its master.
     """
     for role in ("parameter", *MOMENTS, "step", "buffer"):
         ranks = observation.by_name(step, "export", role)
@@ -28,9 +29,12 @@ def check_export(
             if role == "parameter":
                 return _violation(step, role, (), (), "export() gives no parameter at all", ())
             continue
+        narrow = observation.narrow(step, "export", role)
         for rank, given in enumerate(ranks):
             if given:
-                violation = _check(observation, layout, state, step, role, rank, given)
+                violation = _check(
+                    observation, layout, state, step, role, rank, given, narrow[rank]
+                )
                 if violation is not None:
                     return violation
     return None
@@ -44,6 +48,7 @@ def _check(
     role: str,
     rank: int,
     given: dict[str, torch.Tensor],
+    narrow: frozenset[str],
 ) -> Violation | None:
     known = layout.buffers if role == "buffer" else layout.by_name
     for name in given:
@@ -53,7 +58,7 @@ def _check(
     if role == "buffer":
         return _buffers(observation, step, rank, given)
     for position, place in enumerate(layout.places):
-        held = _held(state, role, position, place)
+        held = _held(state, role, position, place, copy=place.name in narrow)
         got = given.get(place.name)
         if got is None:
             if role == "parameter" or bool((held != 0).any()):
@@ -73,10 +78,12 @@ def _check(
     return None
 
 
-def _held(state: State, role: str, position: int, place: Place) -> torch.Tensor:
+def _held(state: State, role: str, position: int, place: Place, *, copy: bool) -> torch.Tensor:
     if role == "step":
         return torch.tensor([state.steps[position] or 0.0])
-    vector = state.parameter if role == "parameter" else state.moment(role)
+    vector = state.published if copy else state.parameter
+    if role != "parameter":
+        vector = state.moment(role)
     return vector[place.start : place.stop]
 
 

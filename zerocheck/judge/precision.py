@@ -12,7 +12,8 @@ which `path_of` counts as (roundings, format), in this order. A cast to a wider 
 With `reduce_each` and a declared format of the reduction, each microbatch is reduced first and
 summed afterwards, so the reduction comes first; with `reduce_shards` the sum is between the two
 reductions, and is counted in its own format all the same. With `reduce_again` each term is in as
-many reductions as there are microbatches. `bounds.along` makes an enclosure of it.
+many reductions as there are microbatches. With `divided` "own" the s roundings of the division come
+before the reduction, in the format of the local gradient. `bounds.along` makes an enclosure of it.
 """
 
 from __future__ import annotations
@@ -61,6 +62,11 @@ def declared(semantics: Semantics) -> bool:
     return (semantics.compute, semantics.summed, semantics.reduce) != ("own", "own", "own")
 
 
+def begun_in(semantics: Semantics) -> torch.dtype | None:
+    """To what parameters are cast before masters are made of them; None: they are not."""
+    return Computing.of(semantics).cast if semantics.begins == "rounded" else None
+
+
 def formats_of(semantics: Semantics) -> tuple[Format, Format, Format]:
     """Those of local gradients, of their sum over microbatches, and of the reduction, of fp32
     parameters."""
@@ -90,6 +96,10 @@ def path_of(case: Case, semantics: Semantics, *, microbatches: int) -> Path:
     if semantics.divide == "gradient":
         reductions += bounds.roundings_of_division(microbatches)
     sums = microbatches - 1
+    division = 0
+    if semantics.divided == "own" and semantics.average == "mean":
+        division = sum(bounds.roundings_of_division(axis) for axis in case.mesh)
+        reductions -= division
     if semantics.accumulate == "reduce_again":
         # With every microbatch the sum is cast, reduced and divided once more, and added to.
         cast = int(reduce.u > local.u) + int(reduce.u > summed.u)
@@ -98,7 +108,7 @@ def path_of(case: Case, semantics: Semantics, *, microbatches: int) -> Path:
         first, second = (reductions, reduce), (sums, summed)
     else:
         first, second = (sums, summed), (reductions, reduce)
-    path = [_into(first, local), _into(second, first[1])]
+    path = [(division, local), _into(first, local), _into(second, first[1])]
     return tuple((count, format) for count, format in path if count)
 
 

@@ -32,8 +32,17 @@ class Start(NamedTuple):
     counts: list[float]
 
     @classmethod
-    def of(cls, case: Case, model: nn.Module, layout: Layout, *, restored: bool) -> Start:
-        """restored: the case's state of mid-training was put in."""
+    def of(
+        cls,
+        case: Case,
+        model: nn.Module,
+        layout: Layout,
+        *,
+        restored: bool,
+        rounded: torch.dtype | None = None,
+    ) -> Start:
+        """restored: the case's state of mid-training was put in; rounded: else, masters are made
+        from parameters that were cast to it."""
         state = initial_state(case, model) if restored else None
         flat = vectors.zeros(layout.size)
         moments = {role: vectors.zeros(layout.size) for role in MOMENTS} if state else {}
@@ -43,6 +52,8 @@ class Start(NamedTuple):
         ):
             part = slice(place.start, place.stop)
             value = parameter if state is None else state[name, "parameter"]
+            if state is None and rounded is not None:
+                value = value.to(rounded)
             flat[part] = value.detach().reshape(-1)
             for role, vector in moments.items():
                 if state is not None and (name, role) in state:

@@ -35,4 +35,19 @@ DEEPSPEED = [
         "whoever asks for exp_avg is given exp_avg_sq", "none known", "moments swapped",
         features=("resume",),
     ),
+    fault(
+        "deepspeed:EngineForgetsMasters", "deepspeed2", "roundtrip",
+        "fp32 masters are made from parameters of bf16 on a load", "none known", "rounded to bf16",
+        features=("resume", "compute-bf16"),
+    ),
+    fault(
+        "deepspeed:EngineKeepsCopy", "deepspeed3", "publish",
+        "the parameters in bf16 are not made anew from their masters", "DS PR#4141",
+        "copies of the previous step", features=("compute-bf16",),
+    ),
+    fault(
+        "deepspeed:EngineSumsInBf16", "deepspeed1", "gradient",
+        "microbatches are summed in bf16 though fp32 was asked for", "none known",
+        "accumulated in bf16", features=("compute-bf16", "reduce-wide"), microbatches=3,
+    ),
 ]  # fmt: skip

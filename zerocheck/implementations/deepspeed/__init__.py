@@ -2,7 +2,9 @@
 
 library      DeepSpeed as it is imported, joined to the ranks, and undone
 config       its configuration from a case
+precision    what each stage does in which dtype, and how it is asked to
 refusals     what it cannot run
+bytes        what each stage holds between steps
 sharder      what all stages share; stage 0
 partition    what a rank holds of a flat group, as shards
 partitioned  what stages 1 to 3 share; stages 1 and 2

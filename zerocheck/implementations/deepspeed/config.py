@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...case.schema import Case
+from . import precision
 
 
 def config_of(case: Case, stage: int) -> dict[str, Any]:
@@ -24,7 +25,10 @@ def config_of(case: Case, stage: int) -> dict[str, Any]:
         "steps_per_print": 1 << 30,
         "checkpoint": {"load_universal": bool(stage) and case.sharding.universal},
         "zero_optimization": {"stage": stage, **_sharding(case, stage)},
+        **precision.config_of(case),
     }
+    if case.sharding.offload != "none":  # else it wants DeepSpeedCPUAdam, which it compiles
+        config["zero_force_ds_cpu_optimizer"] = False
     if case.sharding.own_optimizer:  # every option stands in the groups
         config["optimizer"] = {"type": "AdamW", "params": {"torch_adam": True}}
     return config
@@ -34,13 +38,18 @@ def _sharding(case: Case, stage: int) -> dict[str, Any]:
     sharding = case.sharding
     if stage == 0:
         return {}
-    reducing = {
+    reducing: dict[str, Any] = {
         "reduce_bucket_size": sharding.bucket,
         "overlap_comm": sharding.overlap_comm,
         "contiguous_gradients": sharding.contiguous_gradients,
         "reduce_scatter": sharding.reduce_scatter,
     }
+    to_cpu = {"device": "cpu", "pin_memory": sharding.offload == "pinned"}
+    if sharding.offload != "none":
+        reducing["offload_optimizer"] = to_cpu
     if stage == 3:
+        if sharding.offload != "none":
+            reducing["offload_param"] = to_cpu
         return {
             **reducing,
             "prefetch_bucket_size": sharding.prefetch_bucket,

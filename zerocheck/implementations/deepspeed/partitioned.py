@@ -13,7 +13,10 @@ from ...case.schema import Case
 from ...contract import Semantics, Shard
 from ...contract.build import MOMENT_ROLES
 from ...contract.implementation import Stage
+from ...contract.layout import Layout
+from .bytes import flat_layout
 from .partition import Full, Partition, Piece, gaps, lying_in
+from .precision import keeps_whole_gradients
 from .sharder import DeepSpeed
 
 OPTIONS = (
@@ -22,6 +25,7 @@ OPTIONS = (
     "contiguous_gradients",
     "reduce_scatter",
     "round_robin_gradients",
+    "offload",
     "own_optimizer",
     "universal",
     "read_out",
@@ -36,6 +40,7 @@ class Partitioned(DeepSpeed):
         self.rank = mesh.get_local_rank()
         self.partitions = list(self._partitions())
         self.updated = len(self.partitions)
+        self.offloads = case.sharding.offload != "none"
 
     def _partitions(self) -> Iterator[Partition]:
         """In the order of the optimizer's groups."""
@@ -47,11 +52,22 @@ class Partitioned(DeepSpeed):
             if clipped is not None:
                 yield from part.cut("gradient", clipped)
                 continue
+            if self.offloads:
+                if part.master.grad is not None:
+                    yield from part.cut("gradient", part.master.grad)
+                continue
+            if keeps_whole_gradients(self.optimizer):
+                own = self.optimizer.fp32_groups_gradient_flat_partition[number]
+                yield from part.cut("gradient", own)
+                continue
             reduced = self.optimizer.averaged_gradients.get(number)
             if reduced is not None:
                 yield from part.cut("gradient", *reduced)
 
     def _states(self) -> Iterator[Shard]:
+        for name, parameter in self.named.items():
+            if parameter.requires_grad and not parameter.numel() and self.zero < 3:
+                yield Shard(name, "master", torch.empty(0), tuple(parameter.shape), slice(0, 0))
         for part in self.partitions:
             yield from part.cut("master", part.master)
             state = self.adamw.state.get(part.master, {})
@@ -89,13 +105,19 @@ class DeepSpeed1(Partitioned):
     stage: ClassVar[Stage | None] = 1
     options = OPTIONS
 
+    @classmethod
+    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
+        """Between steps; the same on every rank."""
+        return flat_layout(model, case, stage=cls.zero)
+
     def _partitions(self) -> Iterator[Partition]:
         """Of equal size on every rank, in their order."""
-        for flat, master in zip(
-            self.optimizer.bit16_groups_flat,
-            self.optimizer.single_partition_of_fp32_groups,
-            strict=True,
-        ):
+        masters = (
+            self.optimizer.fp32_groups_flat_partition
+            if keeps_whole_gradients(self.optimizer)
+            else self.optimizer.single_partition_of_fp32_groups
+        )
+        for flat, master in zip(self._flat_groups(), masters, strict=True):
             low = self.rank * master.numel()
             high = low + master.numel()
             yield Partition(
@@ -113,10 +135,16 @@ class DeepSpeed1(Partitioned):
                 ],
             )
 
+    def _flat_groups(self) -> list[torch.Tensor]:
+        """The parameters of each group, 1-D, whole on each rank."""
+        if keeps_whole_gradients(self.optimizer):
+            return list(self.optimizer.bf16_groups_flat)
+        return list(self.optimizer.bit16_groups_flat)
+
     def _parameters(self) -> Iterator[Shard]:
         for name, parameter in self.named.items():
             yield Shard(name, "parameter", parameter.detach(), tuple(parameter.shape))
-        for flat in self.optimizer.bit16_groups_flat:
+        for flat in self._flat_groups():
             for gap in gaps(flat, lying_in(flat, self.named)):
                 yield Shard("", "padding", flat[gap], tuple(flat.shape), gap)
 

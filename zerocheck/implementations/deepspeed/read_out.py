@@ -25,7 +25,7 @@ def whole(engine: Engine, model: nn.Module, kind: ReadOutKind, *, amsgrad: bool)
 
     Every rank calls this. {} on a rank to which no parameter is given. Frozen parameters, and
     stage 0, have no `safe_get_*`: they are those of the state dict. A tied parameter is there under
-    its first name.
+    its first name. What promises fp32 is shown in it, whatever it is.
     """
     named = dict(model.named_parameters())
     buffers = {name for name, _ in model.named_buffers()}
@@ -33,7 +33,7 @@ def whole(engine: Engine, model: nn.Module, kind: ReadOutKind, *, amsgrad: bool)
     if kind == "functions":
         asked.update(_functions(named, MOMENT_ROLES if amsgrad else MOMENT_ROLES[:2]))
     if kind == "zero-to-fp32" and engine.zero_optimization():
-        given = _zero_to_fp32(engine)
+        given: Mapping[str, Any] = {n: one.float() for n, one in _zero_to_fp32(engine).items()}
     else:
         given = _state_dict(engine)
     found: Whole = {
@@ -53,11 +53,11 @@ def _functions(
             continue
         value = safe_get_full_fp32_param(parameter)
         if value is not None:
-            yield (name, "parameter"), value
+            yield (name, "parameter"), value.float()
         for role in roles:
             value = safe_get_full_optimizer_state(parameter, role)
             if value is not None:
-                yield (name, role), value
+                yield (name, role), value.float()
 
 
 def _state_dict(engine: Engine) -> Mapping[str, Any]:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from ...case.schema import Case
 from ...case.shapes import empties, learning, parameter_dtypes, scalars, sometimes_used, transposed
-from ..limits import one_axis_fp32
+from ..limits import bf16_only, norms_cast, one_axis, one_precision, unpinned
 
 
 def refusal(case: Case, stage: int) -> str | None:
     """None, or why DeepSpeed cannot run the case."""
-    reason = one_axis_fp32(case)
+    reason = one_axis(case) or one_precision(case) or bf16_only(case) or norms_cast(case)
+    if stage:
+        reason = reason or unpinned(case)
     if reason is not None:
         return reason
+    if not stage and (case.precision.compute, case.precision.reduce) == ("bf16", "fp32"):
+        return (
+            "DeepSpeed 0 sums gradients in the dtype of compute: unsupported mix of "
+            "model_dtype=torch.bfloat16 and grad_accum_dtype=torch.float32"
+        )
     for names, what in (
         (scalars(case.model), "0-d"),
         (transposed(case.model), "not contiguous"),

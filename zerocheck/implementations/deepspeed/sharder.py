@@ -13,14 +13,16 @@ from ...case.schema import Case
 from ...contract import Implementation, Loader, Semantics, Shard, Step, StepReport, groups
 from ...contract.build import MOMENT_ROLES
 from ...contract.implementation import KEPT
+from ...contract.layout import Layout
 from ...errors import Unsupported
-from . import checkpoint, library, read_out
+from . import checkpoint, library, precision, read_out
+from .bytes import stage0_layout
 from .config import config_of
 from .refusals import refusal
 
 
 class DeepSpeed(Implementation):
-    """A DeepSpeedEngine of one stage, in fp32, with torch's AdamW: the client's, or made by it.
+    """A DeepSpeedEngine of one stage, with torch's AdamW: the client's, or made by it.
 
     The engine divides the loss by the number of microbatches, and the gradient by that of ranks. A
     parameter that no rank used has the gradient 0 at every stage, so it still decays. Buffers stay
@@ -31,6 +33,7 @@ class DeepSpeed(Implementation):
 
     semantics = Semantics(accumulate="local", unused="zero", buffers="local", weight="token")
     keeps = KEPT
+    handles = ("precision",)
     zero: int
     """The stage in its configuration."""
 
@@ -44,6 +47,7 @@ class DeepSpeed(Implementation):
         if mesh.device_type != "cpu":
             raise Unsupported(f"DeepSpeed is run on the CPU only, not on {mesh.device_type}")
         self.case = case
+        self.semantics = precision.semantics_of(type(self).semantics, case, self.zero)
         self.model = model
         self.named: Mapping[str, Any] = dict(model.named_parameters())
         given = groups(model, case)
@@ -52,6 +56,7 @@ class DeepSpeed(Implementation):
         self.engine = self._engine([given[number] for number in self._group_of])
         self.adamw: torch.optim.AdamW = self.engine.basic_optimizer
         self.optimizer: Any = self.engine.optimizer
+        self._call = precision.call_of(self.engine, case)
         self.updated = sum(len(given[number]["params"]) for number in self._group_of)
         """Tensors that AdamW updates in a step."""
         self._hook = self.adamw.register_step_pre_hook(self._before_update)
@@ -72,7 +77,7 @@ class DeepSpeed(Implementation):
             group["lr"] = step.lr[number]
         last = len(step.microbatches) - 1
         for number, microbatch in enumerate(step.microbatches):
-            loss = microbatch.loss(self.engine)
+            loss = microbatch.loss(self._call)
             if microbatch.weight != 1.0:
                 loss = loss * microbatch.weight
             self.engine.backward(loss)
@@ -135,15 +140,37 @@ class DeepSpeed(Implementation):
         self._clipped.clear()
         self.adamw.state.clear()
         library.closed(self.engine)
-        del self.named, self.engine, self.optimizer, self.adamw, self.model
+        del self._call, self.named, self.engine, self.optimizer, self.adamw, self.model
 
 
 class DeepSpeed0(DeepSpeed):
-    """Stage 0: nothing is cut; the engine all-reduces `param.grad`. The norm is not reported."""
+    """Stage 0: nothing is cut; the engine all-reduces `param.grad`. The norm is not reported.
+
+    In bf16 AdamW updates fp32 masters, one of each parameter, and gradients are widened for it.
+    """
 
     zero = 0
     stage = 0
     options = ("own_optimizer",)
+
+    @classmethod
+    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout:
+        """Between steps."""
+        return stage0_layout(model, case)
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        self.masters: dict[str, torch.Tensor] = dict(self._masters())
+
+    def _masters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        if self.semantics.master == "none":
+            return
+        names = {parameter: name for name, parameter in self.named.items()}
+        for own, masters in zip(
+            self.optimizer.fp16_groups, self.optimizer.fp32_groups, strict=True
+        ):
+            for parameter, master in zip(own, masters, strict=True):
+                yield names[parameter], master
 
     def _parameters(self) -> Iterator[Shard]:
         for name, parameter in self.named.items():
@@ -152,14 +179,19 @@ class DeepSpeed0(DeepSpeed):
     def _gradients(self) -> Iterator[Shard]:
         for name, parameter in self.named.items():
             if parameter.requires_grad:
-                yield Shard(name, "gradient", parameter.grad, tuple(parameter.shape))
+                clipped = self._clipped.get(self.masters.get(name, parameter))
+                gradient = parameter.grad if clipped is None else clipped
+                yield Shard(name, "gradient", gradient, tuple(parameter.shape))
 
     def _states(self) -> Iterator[Shard]:
         for name, parameter in self.named.items():
-            state = self.adamw.state.get(parameter, {})
+            shape = tuple(parameter.shape)
+            if name in self.masters:
+                yield Shard(name, "master", self.masters[name].detach(), shape)
+            state = self.adamw.state.get(self.masters.get(name, parameter), {})
             for role in MOMENT_ROLES:
                 if role in state:
-                    yield Shard(name, role, state[role], tuple(parameter.shape))
+                    yield Shard(name, role, state[role], shape)
             if "step" in state:
                 yield Shard(name, "step", state["step"], ())
 
@@ -169,8 +201,14 @@ class DeepSpeed0(DeepSpeed):
             parameter.detach().copy_(full[name, "parameter"])
             if not parameter.requires_grad:
                 continue
-            state = self.adamw.state[parameter]
+            updated = self.masters.get(name, parameter)
+            updated.detach().copy_(full[name, "parameter"])
+            state = self.adamw.state[updated]
             state["step"] = full[name, "step"].clone()
             for role in MOMENT_ROLES:
                 if (name, role) in full:
-                    state[role] = torch.zeros_like(parameter).copy_(full[name, role])
+                    state[role] = torch.zeros_like(updated).copy_(full[name, role])
+
+    def close(self) -> None:
+        self.masters.clear()
+        super().close()

@@ -10,6 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ...case.schema import Case
 from ...contract import Semantics, Shard
+from ...contract.layout import Layout
+from .bytes import part_layout
 from .partition import Full, Partition, Piece, lying_in
 from .partitioned import Partitioned
 
@@ -33,10 +35,16 @@ class DeepSpeed3(Partitioned):
         "prefetch_bucket",
         "persistence_threshold",
         "max_live_parameters",
+        "offload",
         "own_optimizer",
         "universal",
         "read_out",
     )
+
+    @classmethod
+    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
+        """Between steps; the same on every rank."""
+        return part_layout(model, case)
 
     named: Mapping[str, Any]
     """Parameters with what DeepSpeed adds to them: ds_tensor is this rank's part."""
@@ -75,9 +83,11 @@ class DeepSpeed3(Partitioned):
             start, stop = self._range(parameter)
             if _gathered(parameter):
                 yield Shard(name, "parameter", parameter.detach(), shape)
-            else:
-                own = part.detach()[: stop - start]
-                yield Shard(name, "parameter", own, shape, slice(start, stop))
+                gap = slice(0, part.numel())  # its part, which is not used
+                yield Shard("", "padding", part.detach(), tuple(part.shape), gap)
+                continue
+            own = part.detach()[: stop - start]
+            yield Shard(name, "parameter", own, shape, slice(start, stop))
             if stop - start < part.numel():
                 gap = slice(stop - start, part.numel())
                 yield Shard("", "padding", part.detach()[gap], tuple(part.shape), gap)

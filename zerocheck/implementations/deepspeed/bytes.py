@@ -1,0 +1,162 @@
+"""The layouts of DeepSpeed's stages, from shapes alone: what is held between steps.
+
+    stage 0      parameters whole; in bf16 an fp32 master of each that learns, and its moments
+    stages 1, 2  of each group a flat buffer of parameters, at a multiple of 2 W elements, whole on
+                 each rank, and of its masters and moments a W-th
+    stage 3      of each parameter ceil(n / W) elements, of its master and moments too, and of its
+                 gradient; a bucket for reductions; what stays gathered beside its part
+
+Masters are there in fp32 too, from stage 1 on. Within a step, what is held of gradients depends on
+where buckets begin and end; no layout tells of that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from ...case.legs import lowered
+from ...case.schema import Case
+from ...contract.groups import group_of
+from ...contract.layout import Layout, Phase
+from ...models.blocks import DTYPES
+from ..account import Account, Tensor, Told, layout_of
+
+ALIGNMENT = 2
+"""`nccl_start_alignment_factor`: a flat buffer has a multiple of it, times W, of elements."""
+MASTER_BYTES = 4
+NORM_BYTES = 4
+"""Of the norm of the last step, which the engine keeps; stage 3 has it in fp64."""
+TRACKER_BYTES = 1
+"""Of stage 3's `inf_or_nan_tracker`."""
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A model on the ranks of a case. groups: parameters that learn, by group of the optimizer."""
+
+    account: Account
+    case: Case
+    groups: list[list[Tensor]]
+
+    @classmethod
+    def of(cls, model: nn.Module, case: Case) -> _Model:
+        account = Account(model, case)
+        groups: dict[int, list[Tensor]] = {}
+        for name in account.ever():
+            groups.setdefault(group_of(case, name), []).append(account.parameters[name])
+        return cls(account, case, list(groups.values()))
+
+    @property
+    def ranks(self) -> int:
+        return self.case.world_size
+
+    def kept(self, one: Tensor) -> int:
+        """Bytes of an element of what is computed with."""
+        return DTYPES[self.case.precision.compute].itemsize if lowered(self.case) else one.itemsize
+
+    def layout(
+        self,
+        parameter: int,
+        masters: list[int],
+        gradient: int = 0,
+        bucket: int = 0,
+        *,
+        norm: int = NORM_BYTES,
+    ) -> Layout:
+        """parameter: bytes without masters; masters: elements that this rank updates, of each
+        group; gradient, bucket: bytes that are there from the start."""
+        first = self.case.training.first
+
+        def told(step: int, phase: Phase) -> Told | None:
+            if phase not in ("built", "step"):
+                return None
+            begun = step >= first
+            stateful = begun or self.account.restored
+            return {
+                "parameter": parameter + MASTER_BYTES * sum(masters),
+                "gradient": gradient + norm * begun,
+                "optimizer": stateful * sum(self.account.moments(n, MASTER_BYTES) for n in masters),
+                "buffer": self.account.buffers,
+                "other": bucket,
+            }
+
+        return layout_of(self.account, told)
+
+
+def stage0_layout(model: nn.Module, case: Case) -> Layout:
+    """Of stage 0. In bf16 all states are there from the start: it takes a step when it is made. In
+    fp32 a parameter without elements is given no gradient, and has none."""
+    account = Account(model, case)
+    masters = case.precision.compute == "bf16"
+    sizes = _Model.of(model, case)
+
+    def graded(step: int) -> list[str]:
+        return [name for name in account.learning(step) if account.parameters[name].numel]
+
+    def told(step: int, phase: Phase) -> Told | None:
+        if phase not in ("built", "step"):
+            return None
+        stateful = account.ever() if masters else account.stateful(step, phase, graded)
+        every = account.parameters
+        return {
+            "parameter": sum(one.numel * sizes.kept(one) for one in every.values())
+            + MASTER_BYTES * masters * sum(every[name].numel for name in account.ever()),
+            "optimizer": sum(
+                account.moments(every[name].numel, every[name].itemsize) for name in stateful
+            ),
+            "buffer": account.buffers,
+        }
+
+    return layout_of(account, told)
+
+
+def flat_layout(model: nn.Module, case: Case, *, stage: int) -> Layout | None:
+    """Of stages 1 and 2. Stage 1 that sums gradients of bf16 in fp32 keeps whole ones, as long as
+    the flat buffers.
+
+    None where something is offloaded, and where some rank's partition is padding alone, which
+    nobody shows.
+    """
+    one = _Model.of(model, case)
+    aligned = ALIGNMENT * one.ranks
+    learning = [sum(tensor.numel for tensor in group) for group in one.groups]
+    flat = [-(-numel // aligned) * aligned for numel in learning]
+    own = [numel // one.ranks for numel in flat]
+    idle = any(n <= (one.ranks - 1) * part for n, part in zip(learning, own, strict=True))
+    if case.sharding.offload != "none" or idle:
+        return None
+    parameter = sum(t.numel * one.kept(t) for t in one.account.parameters.values() if not t.trains)
+    for group, numel in zip(one.groups, flat, strict=True):
+        parameter += numel * one.kept(group[0])
+    wide = (case.precision.compute, case.precision.reduce) == ("bf16", "fp32")
+    gradient = sum(flat) * MASTER_BYTES if wide and stage == 1 else 0
+    return one.layout(parameter, own, gradient)
+
+
+def part_layout(model: nn.Module, case: Case) -> Layout | None:
+    """Of stage 3. None for the same reasons."""
+    one = _Model.of(model, case)
+    sharding = case.sharding
+
+    def part(tensor: Tensor) -> int:
+        return -(-tensor.numel // one.ranks)
+
+    # The last rank has a part of what is longer than the parts of all others.
+    idle = any(all(t.numel <= (one.ranks - 1) * part(t) for t in group) for group in one.groups)
+    if sharding.offload != "none" or idle:
+        return None
+    every = one.account.parameters.values()
+    stays = [t for t in every if t.numel <= sharding.persistence_threshold]
+    own = [sum(map(part, group)) for group in one.groups]
+    narrow = case.precision.compute == "bf16"
+    summed = DTYPES[case.precision.reduce].itemsize if narrow else MASTER_BYTES
+    sent = DTYPES[case.precision.reduce].itemsize if lowered(case) else MASTER_BYTES
+    return one.layout(
+        sum(part(t) * one.kept(t) for t in every) + sum(t.numel * one.kept(t) for t in stays),
+        own,
+        sum(own) * summed,
+        TRACKER_BYTES + sharding.bucket * sent * sharding.contiguous_gradients,
+        norm=2 * NORM_BYTES,
+    )

@@ -1,0 +1,81 @@
+"""Mixed precision as DeepSpeed has it: in which dtypes each stage sums, divides and reduces.
+
+    compute   `bf16.enabled`: parameters are cast to bf16, and AdamW updates fp32 masters
+    reduce    `communication_data_type`, and, with parameters in bf16, `data_types.grad_accum_dtype`
+
+In bf16, stage 0 is `FP16_UnfusedOptimizer`, which keeps masters whole. Stage 1 with a sum in fp32
+is `BF16_Optimizer`: it knows none of the options of the others, and keeps whole gradients in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+
+from ...case.legs import lowered
+from ...case.schema import Case
+from ...contract import Semantics
+from ...models.blocks import DTYPES
+from ..casting import computing
+from .library import Engine
+
+
+def semantics_of(semantics: Semantics, case: Case, stage: int) -> Semantics:
+    """What a stage means by a step in the precision of the case.
+
+    Parameters of fp32 are summed in fp32, whatever is communicated. Those of bf16 are summed in
+    the dtype of the reduction, and masters are made from them when they are cast already. Stage 2
+    divides what lies in its bucket of bf16 before it is cast
+    for a reduction in fp32 (`DeepSpeedZeroOptimizer.average_tensor`), unless it reduces whole
+    buckets (`reduce_scatter` off) or has none (`contiguous_gradients` off; offloading puts it on).
+    """
+    if not lowered(case):
+        return semantics
+    reduce = case.precision.reduce
+    if case.precision.compute == "fp32":
+        return replace(semantics, reduce=reduce, summed="fp32")
+    words: Any = {"summed": reduce, "reduce": reduce, "master": "fp32", "begins": "rounded"}
+    sharding = case.sharding
+    if (
+        stage == 2
+        and reduce == "fp32"
+        and sharding.contiguous_gradients
+        and sharding.reduce_scatter
+    ):
+        words["divided"] = "own"
+    return replace(computing(semantics, case), **words)
+
+
+def config_of(case: Case) -> dict[str, Any]:
+    """What it adds to the configuration."""
+    if not lowered(case):
+        return {}
+    config: dict[str, Any] = {"communication_data_type": case.precision.reduce}
+    if case.precision.compute == "bf16":
+        config["bf16"] = {"enabled": True}
+        config["data_types"] = {"grad_accum_dtype": case.precision.reduce}
+    return config
+
+
+def call_of(engine: Engine, case: Case) -> Callable[..., torch.Tensor]:
+    """The engine, or a call of it with floating inputs cast, as it does not do for bf16."""
+    if case.precision.compute == "fp32":
+        return engine  # type: ignore[no-any-return]
+    dtype = DTYPES[case.precision.compute]
+
+    def call(*inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = engine(
+            *(one.to(dtype) if one.is_floating_point() else one for one in inputs)
+        )
+        return outputs
+
+    return call
+
+
+def keeps_whole_gradients(optimizer: Any) -> bool:
+    """Whether it is the BF16_Optimizer, whose attributes have names of their own."""
+    return isinstance(optimizer, BF16_Optimizer)
