@@ -10,14 +10,14 @@ chosen after them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import msgspec
 
 from .engine_options import drawn as drawn_engine_options
 from .hosts import drawn as drawn_hosts
+from .picking import Picking, section
 from .precision import drawn as drawn_precision
 from .schema import (
     Block,
@@ -68,49 +68,9 @@ from .values import (
     ZERO_PATTERNS,
 )
 
-T = TypeVar("T")
-Choose = Callable[[int], int]
-"""choose(n) -> an index below n; smaller is simpler."""
 
-Part = Callable[[Callable[[], T]], T]
-"""part(make) -> make(), where the choices in it may be told to belong together."""
-
-
-class Choices:
+class Choices(Picking):
     """The choices of one case, in order; a fixed field is not chosen."""
-
-    def __init__(
-        self,
-        choose: Choose,
-        part: Part[Block | None],
-        fixed: Mapping[str, Any],
-        worlds: Sequence[tuple[int, ...]],
-    ) -> None:
-        self._choose = choose
-        self._part = part
-        self._fixed = fixed
-        self._worlds = worlds
-        self._user = fixed.get("model.user")  # nothing of it is drawn, nor its batches
-
-    def pick(self, options: Sequence[T]) -> T:
-        """One of the options; the first is the simplest."""
-        return options[self._choose(len(options))] if len(options) > 1 else options[0]
-
-    def chance(self, percent: int) -> bool:
-        """True in `percent` of 100; False is simpler."""
-        return self._choose(100) >= 100 - percent
-
-    def field(self, path: str, chosen: Callable[[], T]) -> T:
-        """The fixed value of the field, or what `chosen` returns."""
-        return cast("T", self._fixed[path]) if path in self._fixed else chosen()
-
-    def flag(self, path: str, percent: int) -> bool:
-        """A boolean field that is True in `percent` of 100."""
-        return self.field(path, lambda: self.chance(percent))
-
-    def option(self, path: str, options: Sequence[T]) -> T:
-        """A field with one of the options."""
-        return self.field(path, lambda: self.pick(options))
 
     def case(self) -> Case:
         mesh = self.option("mesh", self._worlds)
@@ -134,7 +94,7 @@ class Choices:
     def data(self) -> Data:
         if self._user is not None:
             factor = self.option("data.loss_factor", (1.0,) * 8 + (1e-6, 1e4))
-            data: Data = _section("data", self._fixed)
+            data: Data = section("data", self._fixed)
             return msgspec.structs.replace(data, loss_factor=factor)
         return Data(
             batch=self.option("data.batch", (1, 2, 2, 3, 4)),
@@ -155,7 +115,7 @@ class Choices:
     def model(self, data: Data, world: int) -> Model:
         fixed = self._fixed
         if self._user is not None:
-            return cast("Model", _section("model", fixed))
+            return cast("Model", section("model", fixed))
         needs_tokens = (
             fixed.get("model.tied")
             or fixed.get("model.padding_idx") is not None
@@ -405,15 +365,6 @@ class Choices:
         """By the seed, and not chosen: see engine_options.py."""
         drawn = drawn_engine_options(seed)
         return {name: self._fixed.get(f"sharding.{name}", drawn[name]) for name in drawn}
-
-
-def _section(name: str, fixed: Mapping[str, Any]) -> Any:
-    """A section that is not drawn: its defaults, with the fixed fields in it."""
-    prefix = f"{name}."
-    given = {
-        path.removeprefix(prefix): value for path, value in fixed.items() if path.startswith(prefix)
-    }
-    return msgspec.structs.replace(getattr(Case(), name), **given)
 
 
 def _divisors(width: int) -> tuple[int, ...]:

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 
 from ..errors import UsageError
-from .choices import Choices, Choose, Part, T
+from .choices import Choices
 from .codec import merged
+from .picking import Choose, Part, T
 from .schema import Block, Case, Mesh
 from .validity import check
 

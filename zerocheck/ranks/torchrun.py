@@ -21,7 +21,7 @@ from zerocheck.ranks.device import backend_of
 from zerocheck.ranks.failures import is_echo, is_timeout
 from zerocheck.ranks.heartbeat import Beat, moved, read_beat
 from zerocheck.ranks.remote import Held, LocalView, Post, RemoteView, received
-from zerocheck.ranks.result import JobResult, RankStood, at_one_place, first_to_fail, once
+from zerocheck.ranks.result import JobResult, at_one_place, first_to_fail, once
 from zerocheck.ranks.torchrun_rank import (
     Order,
     Report,
@@ -31,6 +31,7 @@ from zerocheck.ranks.torchrun_rank import (
     encode,
     machine,
 )
+from zerocheck.ranks.torchrun_stood import stood_of
 from zerocheck.ranks.view import ArenaView, Mappings
 
 TIMEOUT_S = 60.0
@@ -320,7 +321,7 @@ class TorchrunPool:
         alike = len(errors) == self.world_size and len({e.type_name for e in errors}) == 1
         self._tainted = bool(errors) and not (alike and not any(map(is_echo, errors)))
         stood = tuple(
-            _stood(rank, reports.get(rank), beats.get(rank), late=late)
+            stood_of(rank, reports.get(rank), beats.get(rank), late=late)
             for rank in range(self.world_size)
         )
         first = first_to_fail(stood)
@@ -364,43 +365,3 @@ class TorchrunPool:
 
 def _listed(numbers: Sequence[int]) -> str:
     return " and ".join(map(str, numbers))
-
-
-def _stood(rank: int, report: Report | None, beat: Beat | None, *, late: bool) -> RankStood:
-    """`at_s` counts from the rank's own begin: clocks of two machines cannot be compared.
-
-    late: what ranks raised was the end of their patience.
-    """
-    if report is None:
-        if beat is None:
-            return RankStood(rank=rank, state="waiting")
-        return RankStood(
-            rank=rank,
-            state="waiting",
-            where=beat.where,
-            collective=beat.collective,
-            collective_sequence=beat.collective_sequence,
-            stack=beat.stack,
-        )
-    error, standing = report.reply.error, report.standing
-    if late and error is not None:
-        return RankStood(
-            rank=rank,
-            state="waiting",
-            where=standing.where,
-            collective=standing.collective,
-            collective_sequence=standing.collective_sequence,
-            stack=error.traceback,
-        )
-    return RankStood(
-        rank=rank,
-        state="finished" if error is None else "raised",
-        at_s=report.reply.ended - report.reply.began,
-        type_name=error.type_name if error else "",
-        text=error.text if error else "",
-        traceback=error.traceback if error else "",
-        echo=error is not None and is_echo(error),
-        where=standing.where,
-        collective=standing.collective,
-        collective_sequence=standing.collective_sequence,
-    )

@@ -1,0 +1,48 @@
+"""Where a rank of torchrun stood when its job was over, by its report or by its last beat."""
+
+from __future__ import annotations
+
+from zerocheck.ranks.failures import is_echo
+from zerocheck.ranks.heartbeat import Beat
+from zerocheck.ranks.result import RankStood
+from zerocheck.ranks.torchrun_rank import Report
+
+
+def stood_of(rank: int, report: Report | None, beat: Beat | None, *, late: bool) -> RankStood:
+    """`at_s` counts from the rank's own begin: clocks of two machines cannot be compared.
+
+    late: what ranks raised was the end of their patience.
+    """
+    if report is None:
+        if beat is None:
+            return RankStood(rank=rank, state="waiting")
+        return RankStood(
+            rank=rank,
+            state="waiting",
+            where=beat.where,
+            collective=beat.collective,
+            collective_sequence=beat.collective_sequence,
+            stack=beat.stack,
+        )
+    error, standing = report.reply.error, report.standing
+    if late and error is not None:
+        return RankStood(
+            rank=rank,
+            state="waiting",
+            where=standing.where,
+            collective=standing.collective,
+            collective_sequence=standing.collective_sequence,
+            stack=error.traceback,
+        )
+    return RankStood(
+        rank=rank,
+        state="finished" if error is None else "raised",
+        at_s=report.reply.ended - report.reply.began,
+        type_name=error.type_name if error else "",
+        text=error.text if error else "",
+        traceback=error.traceback if error else "",
+        echo=error is not None and is_echo(error),
+        where=standing.where,
+        collective=standing.collective,
+        collective_sequence=standing.collective_sequence,
+    )
