@@ -210,6 +210,7 @@ def test_names_are_given_once() -> None:
             "memory",
             "hosts",
             "replicas",
+            "tensor_parallel",
             "offloading",
             "precision",
             "injected",

@@ -77,12 +77,12 @@ def test_mixed_precision_holds(pool: Pool, name: str) -> None:
 
 
 @needs_deepspeed
-@pytest.mark.parametrize("name", ["deepspeed1", "deepspeed2"] if WHOLE else ["deepspeed1"])
+@pytest.mark.parametrize("name", ["deepspeed0", "deepspeed1"] + ["deepspeed2"] * WHOLE)
 def test_a_master_without_elements(pool: Pool, name: str) -> None:
     """No partition has a piece of such a parameter, and its master is shown all the same."""
     model = Model(blocks=(Block(kind="mlp", empty=True),))
     case = Case(mesh=(2,), model=model, precision=MIXED[0], start=Start(step=3, moments="typical"))
-    outcome = Trial(pool, name, case, obligations=EQUIVALENCE).outcome()
+    outcome = Trial(pool, name, case, obligations=(*EQUIVALENCE, "persistent")).outcome()
     assert outcome.status == "holds", outcome.reason or outcome.judgement
 
 

@@ -69,10 +69,13 @@ def test_stage_3_has_a_part_of_each_parameter() -> None:
     assert after == {**built, "gradient": 4 * 16 + 2 * NORM, "optimizer": 2 * 64 + STEP_BYTES}
     narrow = _told(3, replace(CASE, precision=NARROW), -1, "built")
     assert narrow == {"parameter": 2 * 16 + 4 * 16, "gradient": 2 * 16, "other": 1 + 2 * 16}
-    # What has at most 5 elements stays gathered: both biases.
+    # What has at most 5 elements stays gathered: both biases, of 3 and 5, in 2 parts each.
     stays = replace(CASE, sharding=replace(CASE.sharding, persistence_threshold=5))
     held = _told(3, stays, -1, "built")
-    assert held is not None and held["parameter"] == built["parameter"] + 4 * (3 + 5)
+    assert held is not None and held["parameter"] == built["parameter"] + 4 * (4 + 6)
+    alone = replace(stays, mesh=(1,))
+    held = _told(3, alone, -1, "built")
+    assert held is not None and held["parameter"] == 2 * WHOLE_BYTES
     apart = replace(CASE, sharding=replace(CASE.sharding, contiguous_gradients=False))
     assert (_told(3, apart, -1, "built") or {})["other"] == 1
 

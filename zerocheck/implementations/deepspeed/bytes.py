@@ -18,6 +18,7 @@ from torch import nn
 
 from ...case.legs import lowered
 from ...case.schema import Case
+from ...case.shapes import empties
 from ...contract.groups import group_of
 from ...contract.layout import Layout, Phase
 from ...models.blocks import DTYPES
@@ -85,21 +86,22 @@ class _Model:
         return layout_of(self.account, told)
 
 
-def stage0_layout(model: nn.Module, case: Case) -> Layout:
-    """Of stage 0. In bf16 all states are there from the start: it takes a step when it is made. In
-    fp32 a parameter without elements is given no gradient, and has none."""
+def stage0_layout(model: nn.Module, case: Case) -> Layout | None:
+    """Of stage 0. In bf16 it takes a step when it is made, so that all states are there from the
+    start. None where parameters have no elements: some of them get a state, and some get none."""
+    if empties(case.model):
+        return None
     account = Account(model, case)
     masters = case.precision.compute == "bf16"
     sizes = _Model.of(model, case)
 
-    def graded(step: int) -> list[str]:
-        return [name for name in account.learning(step) if account.parameters[name].numel]
-
     def told(step: int, phase: Phase) -> Told | None:
         if phase not in ("built", "step"):
             return None
-        stateful = account.ever() if masters else account.stateful(step, phase, graded)
         every = account.parameters
+        stateful = account.stateful(step, phase, account.learning)
+        if masters:
+            stateful = set(account.ever())
         return {
             "parameter": sum(one.numel * sizes.kept(one) for one in every.values())
             + MASTER_BYTES * masters * sum(every[name].numel for name in account.ever()),
@@ -148,13 +150,16 @@ def part_layout(model: nn.Module, case: Case) -> Layout | None:
     if sharding.offload != "none" or idle:
         return None
     every = one.account.parameters.values()
-    stays = [t for t in every if t.numel <= sharding.persistence_threshold]
+    # What stays gathered is as long as all parts together; on one rank it is the part.
+    limit = sharding.persistence_threshold if one.ranks > 1 else -1
+    stays = [t for t in every if t.numel <= limit]
     own = [sum(map(part, group)) for group in one.groups]
     narrow = case.precision.compute == "bf16"
     summed = DTYPES[case.precision.reduce].itemsize if narrow else MASTER_BYTES
     sent = DTYPES[case.precision.reduce].itemsize if lowered(case) else MASTER_BYTES
     return one.layout(
-        sum(part(t) * one.kept(t) for t in every) + sum(t.numel * one.kept(t) for t in stays),
+        sum(part(t) * one.kept(t) for t in every)
+        + one.ranks * sum(part(t) * one.kept(t) for t in stays),
         own,
         sum(own) * summed,
         TRACKER_BYTES + sharding.bucket * sent * sharding.contiguous_gradients,

@@ -65,9 +65,15 @@ def closed(engine: Engine) -> None:
     """Destroy an engine, and take back what it left in DeepSpeed's modules.
 
     Stage 3 has a list of the modules that are being called, which keeps the model, and a cache of
-    what to release, which keeps the engine.
+    what to release, which keeps the engine. `BF16_Optimizer` gives each parameter methods that are
+    bound to it, a cycle that the collector cannot see through.
     """
+    parameters = list(engine.module.parameters())
     engine.destroy()
+    for parameter in parameters:
+        bound = [n for n, v in vars(parameter).items() if getattr(v, "__self__", None) is parameter]
+        for name in bound:
+            delattr(parameter, name)
     parameter_offload.FWD_MODULE_STACK.clear()
     releasing = vars(PartitionedParameterCoordinator)[_RELEASING]
     for cell in releasing.__closure__ or ():  # it is wrapped

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...case.schema import Case
-from ...case.shapes import empties, learning, parameter_dtypes, scalars, sometimes_used, transposed
+from ...case.shapes import empties, parameter_dtypes, scalars, sometimes_used, transposed
 from ..limits import bf16_only, norms_cast, one_axis, one_precision, unpinned
 
 
@@ -43,7 +43,7 @@ def refusal(case: Case, stage: int) -> str | None:
             "that other ranks did not use, it mixes them up"
         )
     dtypes = parameter_dtypes(case.model)
-    if stage and len({dtypes[name] for name in learning(case)}) > 1:
+    if stage and len(set(dtypes.values())) > 1:
         return "DeepSpeed flattens parameters of one dtype: a block of the model is in bf16"
     return None
 

@@ -154,7 +154,7 @@ class DeepSpeed0(DeepSpeed):
     options = ("own_optimizer",)
 
     @classmethod
-    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout:
+    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
         """Between steps."""
         return stage0_layout(model, case)
 
@@ -188,6 +188,8 @@ class DeepSpeed0(DeepSpeed):
             shape = tuple(parameter.shape)
             if name in self.masters:
                 yield Shard(name, "master", self.masters[name].detach(), shape)
+            elif self.masters and parameter.requires_grad:  # without elements it is left out
+                yield Shard(name, "master", parameter.detach().float(), shape)
             state = self.adamw.state.get(self.masters.get(name, parameter), {})
             for role in MOMENT_ROLES:
                 if role in state:
