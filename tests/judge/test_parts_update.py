@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -76,6 +77,13 @@ def _judge(
     judge = UpdateJudge(layout(frozen=frozen), Recipe.of(case or _case()))
     update = Update(before, after, torch.tensor(G), error, [GROUP.lr], has)
     return judge.check(update, step=3)
+
+
+def test_who_has_no_elements_needs_no_step_count() -> None:
+    before = _before((4.0, 4.0, 4.0, None, 4.0))
+    after = replace(_after(_case(), before), steps=[5.0, 5.0, 5.0, None, 5.0])
+    share, violation = _judge(before, after)
+    assert violation is None and 0.05 < share <= 1.0
 
 
 @pytest.mark.parametrize("amsgrad", [False, True])

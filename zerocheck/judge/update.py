@@ -135,7 +135,8 @@ class UpdateJudge:
         for place, has, count in zip(
             self.layout.places, update.has, update.after.steps, strict=True
         ):
-            keys.append(int(count or 0) if has and place.trainable else None)
+            updated = has and place.trainable and place.stop > place.start
+            keys.append(int(count or 0) if updated else None)
         return keys
 
     def _steps(self, update: Update, step: int) -> Violation | None:
