@@ -64,13 +64,16 @@ def test_every_implementation_holds_what_its_layout_says(pool: Pool, name: str) 
     assert held
 
 
+@pytest.mark.parametrize("loss_scale", [None, 2.0])
 @pytest.mark.parametrize("name", ["zero1", "zero2", "zero3"])
-def test_what_learns_later_in_mixed_precision(pool: Pool, name: str) -> None:
+def test_what_learns_later_in_mixed_precision(
+    pool: Pool, name: str, loss_scale: float | None
+) -> None:
     """Some ranks have nothing to update until then, and widen no gradient."""
     case = Case(
         mesh=(4,),
         model=Model(blocks=(Block(kind="mlp", hidden=5),), width=7, frozen=("stem.*", "blocks.*")),
-        training=Training(steps=3, unfreeze=2),
+        training=Training(steps=3, unfreeze=2, loss_scale=loss_scale),
         precision=Precision(compute="bf16", reduce="bf16"),
         sharding=Sharding(bucket=1 << 20),
     )

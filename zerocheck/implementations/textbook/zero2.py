@@ -169,7 +169,7 @@ class Zero2(Resumable):
             if bucket.trains():
                 widened.widen()
         self.reduced = True
-        self.scaler.unscale(one.gradient for one in self.optimizer.owned)
+        self.scaler.unscale(self.optimizer.given())
         step.reached("reduced")
         norm = None
         training = self.case.training
