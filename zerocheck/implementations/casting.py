@@ -80,6 +80,15 @@ def autocast(call: Call, case: Case, device: str) -> Call:
     return lowered_call
 
 
+def with_cast_inputs(call: Call, dtype: torch.dtype) -> Call:
+    """The call with its floating inputs cast."""
+
+    def casting(*inputs: torch.Tensor) -> torch.Tensor:
+        return call(*(one.to(dtype) if one.is_floating_point() else one for one in inputs))
+
+    return casting
+
+
 def computing(semantics: Semantics, case: Case) -> Semantics:
     """The semantics with all parameters and the model's inputs cast to the dtype of compute."""
     if case.precision.compute == "fp32":

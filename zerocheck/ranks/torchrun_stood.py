@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from zerocheck.ranks.failures import is_echo
 from zerocheck.ranks.heartbeat import Beat
 from zerocheck.ranks.result import RankStood
@@ -13,36 +15,28 @@ def stood_of(rank: int, report: Report | None, beat: Beat | None, *, late: bool)
 
     late: what ranks raised was the end of their patience.
     """
-    if report is None:
-        if beat is None:
-            return RankStood(rank=rank, state="waiting")
-        return RankStood(
-            rank=rank,
-            state="waiting",
-            where=beat.where,
-            collective=beat.collective,
-            collective_sequence=beat.collective_sequence,
-            stack=beat.stack,
-        )
-    error, standing = report.reply.error, report.standing
-    if late and error is not None:
-        return RankStood(
-            rank=rank,
-            state="waiting",
-            where=standing.where,
-            collective=standing.collective,
-            collective_sequence=standing.collective_sequence,
-            stack=error.traceback,
-        )
-    return RankStood(
+    standing = beat if report is None else report.standing
+    if standing is None:
+        return RankStood(rank=rank, state="waiting")
+    stood = RankStood(
         rank=rank,
+        state="waiting",
+        where=standing.where,
+        collective=standing.collective,
+        collective_sequence=standing.collective_sequence,
+        stack=standing.stack if isinstance(standing, Beat) else "",
+    )
+    if report is None:
+        return stood
+    error = report.reply.error
+    if late and error is not None:
+        return replace(stood, stack=error.traceback)
+    return replace(
+        stood,
         state="finished" if error is None else "raised",
         at_s=report.reply.ended - report.reply.began,
         type_name=error.type_name if error else "",
         text=error.text if error else "",
         traceback=error.traceback if error else "",
         echo=error is not None and is_echo(error),
-        where=standing.where,
-        collective=standing.collective,
-        collective_sequence=standing.collective_sequence,
     )

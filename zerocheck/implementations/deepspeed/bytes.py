@@ -91,9 +91,9 @@ def stage0_layout(model: nn.Module, case: Case) -> Layout | None:
     start. None where parameters have no elements: some of them get a state, and some get none."""
     if empties(case.model):
         return None
-    account = Account(model, case)
-    masters = case.precision.compute == "bf16"
     sizes = _Model.of(model, case)
+    account = sizes.account
+    masters = case.precision.compute == "bf16"
 
     def told(step: int, phase: Phase) -> Told | None:
         if phase not in ("built", "step"):

@@ -20,7 +20,7 @@ from ...case.legs import lowered
 from ...case.schema import Case
 from ...contract import Semantics
 from ...models.blocks import DTYPES
-from ..casting import computing
+from ..casting import computing, with_cast_inputs
 from .library import Engine
 
 
@@ -65,15 +65,7 @@ def call_of(engine: Engine, case: Case) -> Callable[..., torch.Tensor]:
     """The engine, or a call of it with floating inputs cast, as it does not do for bf16."""
     if case.precision.compute == "fp32":
         return engine  # type: ignore[no-any-return]
-    dtype = DTYPES[case.precision.compute]
-
-    def call(*inputs: torch.Tensor) -> torch.Tensor:
-        outputs: torch.Tensor = engine(
-            *(one.to(dtype) if one.is_floating_point() else one for one in inputs)
-        )
-        return outputs
-
-    return call
+    return with_cast_inputs(engine, DTYPES[case.precision.compute])
 
 
 def keeps_whole_gradients(optimizer: Any) -> bool:

@@ -11,9 +11,9 @@ fp32, which makes it 2 + 4 + 12.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -22,8 +22,11 @@ from ...case.legs import lowered
 from ...case.schema import Case
 from ...contract import Semantics
 from ...models.blocks import DTYPES
-from ..casting import computing
+from ..casting import computing, with_cast_inputs
 from ..limits import norms_cast, one_precision
+
+if TYPE_CHECKING:
+    from .bucket import Bucket
 
 
 def refused(case: Case) -> str | None:
@@ -69,16 +72,14 @@ def cast_parameters(model: nn.Module, case: Case) -> None:
 def lowered_call(model: nn.Module, case: Case) -> Callable[..., torch.Tensor]:
     """The model, or a call of it with floating inputs cast to the dtype of compute."""
     dtype = compute_dtype(case)
-    if dtype is None:
-        return model
+    return model if dtype is None else with_cast_inputs(model, dtype)
 
-    def call(*inputs: torch.Tensor) -> torch.Tensor:
-        outputs: torch.Tensor = model(
-            *(one.to(dtype) if one.is_floating_point() else one for one in inputs)
-        )
-        return outputs
 
-    return call
+def widen(buckets: Iterable[Bucket], widened: Iterable[Widened]) -> None:
+    """Widen the gradients of buckets of which this rank updates something by now; no others."""
+    for bucket, one in zip(buckets, widened, strict=True):
+        if bucket.trains():
+            one.widen()
 
 
 class Widened:

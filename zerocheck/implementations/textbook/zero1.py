@@ -37,6 +37,7 @@ from .master import (
     lowered_call,
     refused,
     semantics_of,
+    widen,
 )
 from .replicas import Replicas
 from .sharded_adamw import ShardedAdamW
@@ -173,9 +174,7 @@ class Zero1(Resumable):
                 work.wait()
             mine.div_(self.world_size)
         self.replicas.average(mine for _, mine in launched)
-        for bucket, widened in zip(self.buckets, self.widened, strict=True):
-            if bucket.trains():
-                widened.widen()
+        widen(self.buckets, self.widened)
         self.reduced = True
 
     def _publish(self) -> None:

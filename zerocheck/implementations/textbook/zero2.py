@@ -38,6 +38,7 @@ from .master import (
     lowered_call,
     refused,
     semantics_of,
+    widen,
 )
 from .reduction import Reduction
 from .replicas import Replicas
@@ -165,9 +166,7 @@ class Zero2(Resumable):
                 loss.backward()  # type: ignore[no-untyped-call]
             self._flush()
         self.replicas.average(gradient.shard for gradient in self.gradients)
-        for bucket, widened in zip(self.buckets, self.widened, strict=True):
-            if bucket.trains():
-                widened.widen()
+        widen(self.buckets, self.widened)
         self.reduced = True
         self.scaler.unscale(self.optimizer.given())
         step.reached("reduced")
