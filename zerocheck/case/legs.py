@@ -42,10 +42,15 @@ def two_axes(case: Case) -> bool:
     return len(case.mesh) > 1 or any(len(leg.mesh) > 1 for leg in case.resume)
 
 
+def cuts(case: Case) -> bool:
+    """Whether layers are cut over ranks (tensor parallelism)."""
+    return case.sharding.tensor_parallel > 1
+
+
 def estimated(case: Case) -> bool:
     """Whether kernels differ from those of one device, so that bounds are estimated: the model is
     compiled, or its layers are cut."""
-    return case.training.compile != "none" or case.sharding.tensor_parallel > 1
+    return case.training.compile != "none" or cuts(case)
 
 
 def in_background(case: Case) -> bool:

@@ -10,6 +10,7 @@ from types import FrameType
 
 import torch
 
+from ..case.legs import cuts
 from ..case.schema import Case
 from ..compat_memory import Allocation, AllocatorLog
 from ..contract.implementation import Implementation, Moment, Step
@@ -41,7 +42,7 @@ def unmeasured(case: Case) -> str | None:
     """None, or why the obligations of memory of the case are not judged."""
     if case.training.compile != "none":
         return UNMEASURED
-    return UNTOLD if case.sharding.tensor_parallel > 1 else None
+    return UNTOLD if cuts(case) else None
 
 
 ALIKE = 2

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from ..case.legs import lowered, two_axes
+from ..case.legs import cuts, lowered, two_axes
 from ..case.schema import Case, Sharding, Training
 from ..catalogue import INJECTED, apart
 from ..contract import loading
@@ -199,7 +199,7 @@ def _unhandled(implementation: type[Implementation], case: Case) -> str | None:
     }
     if two_axes(case):
         asked["a mesh of two axes (two_axes)"] = "two_axes"
-    if case.sharding.tensor_parallel > 1:
+    if cuts(case):
         asked["sharding.tensor_parallel"] = "tensor_parallel"
     if lowered(case):
         asked["case.precision (precision)"] = "precision"
@@ -236,7 +236,7 @@ def _refusals(job: Job) -> Refusals:
 
 def axes_of(case: Case) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Sizes and names of the axes of the case's device mesh."""
-    if case.sharding.tensor_parallel > 1:
+    if cuts(case):
         return (case.readers, case.sharding.tensor_parallel), TENSOR_AXES
     return case.mesh, AXES[len(case.mesh)]
 

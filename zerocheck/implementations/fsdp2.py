@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
+from ..case.legs import cuts
 from ..case.schema import Case
 from ..case.shapes import sometimes_used
 from ..contract import Built, BuiltImplementation, Loader, Saving, Semantics, groups
@@ -42,7 +43,7 @@ from .limits import (
 )
 from .scaling import scaler_of
 from .sync import accumulation, deferred, synchronized
-from .tensor_parallel import clip, cuts, parallelized, split_groups, uncut
+from .tensor_parallel import clip, parallelized, split_groups, uncut
 from .traffic import fsdp2 as traffic
 from .traffic.writing import with_told
 from .units import in_order_of_calls, unit_modules

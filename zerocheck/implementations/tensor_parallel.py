@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from ..case.legs import lowered
+from ..case.legs import cuts, lowered
 from ..case.schema import Case
 from ..case.shapes import learning, leaves_a_rank_empty, parameter_dtypes, parameter_shapes
 from ..case.tensor_parallel import Style, cut_dim, plan_of
@@ -36,11 +36,6 @@ STYLES: dict[Style, Callable[[], ParallelStyle]] = {
     "vocabulary": lambda: RowwiseParallel(input_layouts=Replicate()),
 }
 """torch's styles, by our words for them."""
-
-
-def cuts(case: Case) -> bool:
-    """Whether layers are cut."""
-    return case.sharding.tensor_parallel > 1
 
 
 def parallelized(model: nn.Module, case: Case, mesh: DeviceMesh) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..case.legs import end_of, estimated
+from ..case.legs import cuts, end_of, estimated
 from ..case.schema import Case
 from ..contract.groups import learning_rates
 from ..contract.semantics import Semantics
@@ -141,7 +141,7 @@ class CaseJudge:
         """Judge the state before the first step."""
         dtype = DTYPES.get(self.semantics.compute, torch.float32)
         violation = publish.check_start(before, *self.start, self.layout, dtype)
-        if self.case.sharding.tensor_parallel > 1:
+        if cuts(self.case):
             seen, wanted = before.parameter, self.start[0]
             violation = order_of_pieces(violation, seen, wanted, self.layout, self.case)
         self._note("publish", 0.0, violation)
@@ -182,7 +182,7 @@ class CaseJudge:
         if violation is not None and not violation.causes and "loss" not in self.violations:
             buffers = self._flat_buffers()
             violation = self.replayed.of_other_parameters(step, before, violation, buffers)
-            if self.case.sharding.tensor_parallel > 1:
+            if cuts(self.case):
                 violation = self.replayed.of_repeated_biases(step, before, violation, slack)
         self._note("loss", 0.0, violation)
         if violation is not None:
@@ -280,7 +280,7 @@ class CaseJudge:
 
     def _left(self, step: int) -> list[tuple[str, ...]]:
         """What forwards left of random numbers, where no two ranks should leave the same."""
-        if self.case.sharding.tensor_parallel > 1:
+        if cuts(self.case):
             return []
         return [rank.left for rank in self.observation.steps(step)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..case.legs import cuts
 from ..case.schema import Case
 from ..case.shapes import draws_random, transposed
 from .checks import Check
@@ -30,7 +31,7 @@ def reasons(name: str, case: Case, checks: tuple[Check, ...], steps: int) -> Ite
         yield "a step overflows on purpose (training.overflow)"
     if case.training.compile != "none":
         yield "it compiles the model, and bounds are then estimated (training.compile)"
-    if case.sharding.tensor_parallel > 1:
+    if cuts(case):
         yield "its layers are cut, and bounds are then estimated (sharding.tensor_parallel)"
     if case.disturbance.delay:
         yield "it needs delays, which show a race in some runs only (disturbance.delay)"

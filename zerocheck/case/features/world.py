@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from ..hosts import counts
+from ..legs import cuts
 from ..schema import Case
 from ..shapes import parameter_shapes, trainable
 from .row import table
@@ -47,12 +48,12 @@ WORLD = table(
     (
         "tensor-parallel",
         "layers cut over the tp axis of a mesh (tensor parallelism)",
-        lambda c: c.sharding.tensor_parallel > 1,
+        cuts,
     ),
     (
         "tensor-parallel-alone",
         "layers cut over all ranks, and one rank on the shard axis",
-        lambda c: c.sharding.tensor_parallel > 1 and c.readers == 1,
+        lambda c: cuts(c) and c.readers == 1,
     ),
     (
         "dims-below-world",
