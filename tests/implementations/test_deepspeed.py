@@ -98,6 +98,16 @@ def test_offloaded_to_the_cpu(pool: Pool, name: str) -> None:
         assert outcome.status == "holds", (one, outcome.reason or outcome.judgement)
 
 
+@needs_deepspeed
+def test_a_bucket_of_bf16_that_offloading_puts_on(pool: Pool) -> None:
+    """Its gradients are divided by 3 in bf16, although `contiguous_gradients` is off."""
+    sharding = Sharding(contiguous_gradients=False, offload="pageable")
+    model = Model(blocks=(Block(kind="mlp", hidden=24), Block(kind="attention")))
+    case = Case(mesh=(3,), model=model, sharding=sharding, precision=MIXED[1])
+    outcome = Trial(pool, "deepspeed2", case, obligations=EQUIVALENCE).outcome()
+    assert outcome.status == "holds", outcome.reason or outcome.judgement
+
+
 def _offloads(mesh: DeviceMesh, kinds: list[type[Any]], case: Case) -> list[bool]:
     found = []
     for kind in kinds:
@@ -130,6 +140,11 @@ def test_what_precision_means_to_each_stage() -> None:
     for left_out in ("contiguous_gradients", "reduce_scatter"):
         apart = msgspec.structs.replace(wide, sharding=Sharding(**{left_out: False}))
         assert semantics_of(Semantics(), apart, 2).divided == "reduce"
+    offloaded = Sharding(contiguous_gradients=False, offload="pageable")
+    assert (
+        semantics_of(Semantics(), msgspec.structs.replace(wide, sharding=offloaded), 2).divided
+        == "own"
+    )
     narrow = semantics_of(Semantics(), Case(precision=MIXED[2]), 1)
     assert (narrow.compute, narrow.reduce, narrow.master) == ("own", "bf16", "none")
 

@@ -40,12 +40,8 @@ def semantics_of(semantics: Semantics, case: Case, stage: int) -> Semantics:
         return replace(semantics, reduce=reduce, summed="fp32")
     words: Any = {"summed": reduce, "reduce": reduce, "master": "fp32", "begins": "rounded"}
     sharding = case.sharding
-    if (
-        stage == 2
-        and reduce == "fp32"
-        and sharding.contiguous_gradients
-        and sharding.reduce_scatter
-    ):
+    buckets = sharding.contiguous_gradients or sharding.offload != "none"
+    if stage == 2 and reduce == "fp32" and buckets and sharding.reduce_scatter:
         words["divided"] = "own"
     return replace(computing(semantics, case), **words)
 
