@@ -17,7 +17,18 @@ from slices import WHOLE, sliced
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from zerocheck.case.schema import Block, Case, Data, Model, Precision, Sharding, Start, Training
+from zerocheck.case.schema import (
+    Block,
+    Case,
+    Data,
+    Group,
+    Model,
+    Optimizer,
+    Precision,
+    Sharding,
+    Start,
+    Training,
+)
 from zerocheck.catalogue import OF_EXTRAS, modules_of
 from zerocheck.contract import Implementation, Semantics, loading
 from zerocheck.errors import Unsupported, UsageError
@@ -106,6 +117,12 @@ def test_a_bucket_of_bf16_that_offloading_puts_on(pool: Pool) -> None:
     case = Case(mesh=(3,), model=model, sharding=sharding, precision=MIXED[1])
     outcome = Trial(pool, "deepspeed2", case, obligations=EQUIVALENCE).outcome()
     assert outcome.status == "holds", outcome.reason or outcome.judgement
+
+
+EMPTY_GROUP = Case(
+    model=Model(blocks=(Block(kind="mlp", empty=True),)),
+    optimizer=Optimizer(groups=(Group(pattern="*.narrow.*"), Group())),
+)
 
 
 def _offloads(mesh: DeviceMesh, kinds: list[type[Any]], case: Case) -> list[bool]:
@@ -224,6 +241,8 @@ def test_nothing_imports_deepspeed_unless_it_is_named() -> None:
         ),
         (Case(model=Model(blocks=(Block(kind="mlp", dtype="bf16"),))), (1, 2, 3), "one dtype"),
         (Case(model=Model(side=True)), (1, 2, 3), "mixes them up"),
+        (EMPTY_GROUP, (1, 2), "that of blocks.0.narrow"),
+        (EMPTY_GROUP, (3,), "never gathers"),
     ],
 )
 def test_what_it_cannot_run_is_refused_with_the_reason(

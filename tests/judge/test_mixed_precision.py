@@ -109,3 +109,14 @@ def test_what_is_computed_in_another_dtype_than_declared_is_a_wrong_loss(observe
     for one in observed.seen:
         one.semantics["compute"] = "own"
     assert observed.judge().statuses["loss"] == "violated"
+
+
+def test_an_enclosure_that_holds_any_gradient_is_no_cause(observe: Callable) -> None:
+    """Gradients below the smallest number of fp16: whatever stands there could be its rounding."""
+    data = replace(CASE.data, loss_factor=1e-7)
+    observed = observe("zero2", replace(CASE, precision=WIDE, data=data))
+    for key, tensor in observed.tensors.items():
+        if (key[1].role, key[1].point) == ("gradient", "reduced"):
+            tensor.copy_(tensor.flip(0))
+    first = observed.judge().violations[0]
+    assert (first.obligation, first.causes) == ("gradient", ())

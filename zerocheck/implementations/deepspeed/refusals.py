@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from ...case.schema import Case
-from ...case.shapes import empties, parameter_dtypes, scalars, sometimes_used, transposed
+from ...case.shapes import (
+    empties,
+    parameter_dtypes,
+    scalars,
+    sometimes_used,
+    trainable,
+    transposed,
+)
+from ...contract.groups import group_of
 from ..limits import bf16_only, norms_cast, one_axis, one_precision, unpinned
 
 
@@ -36,6 +44,9 @@ def refusal(case: Case, stage: int) -> str | None:
     if stage == 3 and empties(case.model):
         # reports/findings/deepspeed3-module-without-elements.md
         return f"DeepSpeed 3 never gathers a parameter without elements: {empties(case.model)[0]}"
+    if stage and (idle := _group_of_empties(case)) is not None:
+        # reports/findings/deepspeed-group-without-elements.md
+        return f"DeepSpeed fails on a group whose parameters have no elements, that of {idle}"
     if stage and case.world_size > 1 and sometimes_used(case.model):
         # reports/findings/deepspeed-gradients-of-other-parameters.md
         return (
@@ -51,3 +62,11 @@ def refusal(case: Case, stage: int) -> str | None:
 def _resized(case: Case) -> bool:
     """Whether other numbers of ranks load than save."""
     return any(leg.mesh != case.mesh for leg in case.resume)
+
+
+def _group_of_empties(case: Case) -> str | None:
+    """A parameter of a group in which none that is trained has elements."""
+    empty, trained = empties(case.model), trainable(case.model)
+    full = {group_of(case, name) for name in trained if name not in empty}
+    idle = (name for name in trained if group_of(case, name) not in full)
+    return next(idle, None)

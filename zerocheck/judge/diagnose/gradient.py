@@ -63,7 +63,7 @@ def causes(evidence: Evidence) -> Causes:
     if not found:
         found = [c for c in rounded.candidates(evidence) if explains(c, evidence, wrong)]
     if not found and declared(evidence.semantics):
-        found = [c for c in rounded.reductions(evidence) if explains(c, evidence, wrong)][:1]
+        found = [c for c in rounded.reductions(evidence, wrong) if explains(c, evidence, wrong)][:1]
     if not found:
         mixed = ranks.raced(evidence, wrong) or ranks.left_out(evidence, wrong)
         if mixed is not None:

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from ..bounds import Format
+from ..pieces import Enclosing, split
 from .evidence import Candidate, Evidence, Terms, everything, summed
 
 NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -44,18 +45,32 @@ def candidates(evidence: Evidence) -> Iterator[Candidate]:
             )
 
 
-def reductions(evidence: Evidence) -> Iterator[Candidate]:
+def reductions(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
     """The sum over ranks was taken in a narrower format, which is enclosed: it explains much, so it
-    is asked for where no other candidate explains anything."""
+    is asked for where no other candidate explains anything, and said where it could be refuted:
+    most of the wrong elements (mask `wrong`) cannot be 0 so.
+
+    Terms near the smallest number of the format could be rounded to anything.
+    """
     given = evidence.formats.parts[0][0]
     for name, dtype in NARROW.items():
         format = Format.of(dtype)
         if format.u > given.u:
-            yield Candidate(
-                f"reduced in {name}",
-                f"the gradients were summed over ranks in {name}",
-                [summed(evidence, partial(_cast, dtype), evidence.divisor, added_in=format)],
-            )
+            enclosing = summed(evidence, partial(_cast, dtype), evidence.divisor, added_in=format)
+            if _could_be_refuted(enclosing, wrong):
+                yield Candidate(
+                    f"reduced in {name}",
+                    f"the gradients were summed over ranks in {name}",
+                    [enclosing],
+                )
+
+
+def _could_be_refuted(enclosing: Enclosing, wrong: torch.Tensor) -> bool:
+    apart = 0
+    for here in split(enclosing.size):
+        exact, bound = enclosing.at(here)
+        apart += int(((exact.abs() > bound) & wrong[here]).sum())
+    return 2 * apart > int(wrong.sum())
 
 
 def _cast(dtype: torch.dtype, local: torch.Tensor) -> torch.Tensor:
