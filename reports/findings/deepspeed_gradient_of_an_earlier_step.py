@@ -1,8 +1,9 @@
-"""torch and DeepSpeed only: stage 3 applies the gradient of an earlier step.
+"""torch and DeepSpeed only: the gradient of an earlier step is applied.
 
-    python deepspeed3_gradient_of_an_earlier_step.py
+    python deepspeed_gradient_of_an_earlier_step.py
 
-The second step leaves a layer out. SGD with lr 1 shows the gradients.
+The second step leaves a layer out. SGD with lr 1 shows the gradients: by stage 3, and by stages 1
+and 2 with an optimizer that is offloaded to the CPU.
 """
 
 import os
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 
-def engine_of(model: nn.Module, stage: int) -> Any:
+def engine_of(model: nn.Module, stage: int, offload: str) -> Any:
     os.environ.setdefault("LOCAL_RANK", str(dist.get_rank()))
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # else it is compiled first
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
@@ -29,7 +30,9 @@ def engine_of(model: nn.Module, stage: int) -> Any:
             "stage": stage,
             "reduce_bucket_size": 1024,
             "stage3_param_persistence_threshold": 0,
+            "offload_optimizer": {"device": offload},
         },
+        "zero_force_ds_cpu_optimizer": False,
     }
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
@@ -46,15 +49,28 @@ class Sometimes(nn.Module):
         return outputs + self.sometimes(inputs) if both else outputs  # type: ignore[no-any-return]
 
 
+def shown(stage: int, offload: str) -> bool:
+    """Whether the layer has no gradient in the step that leaves it out."""
+    engine = engine_of(Sometimes(), stage, offload)
+    layer = engine.module.sometimes.weight
+    watched = layer.ds_tensor if stage == 3 else layer
+    gradients = []
+    for both in (True, False):
+        before = watched.detach().clone()
+        engine.backward(engine(torch.tensor([[1.0, 2.0]]), both).sum())
+        engine.step()
+        gradients.append((before - watched.detach()).flatten().tolist())
+    print(f"stage {stage}, offload {offload}: used {gradients[0]}, not used {gradients[1]}")
+    return gradients[1] == [0.0, 0.0]
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=0, world_size=1)
-        engine = engine_of(Sometimes(), stage=3)
-        watched = engine.module.sometimes.weight
-        for both in (True, False):
-            before = watched.ds_tensor.detach().clone()
-            engine.backward(engine(torch.tensor([[1.0, 2.0]]), both).sum())
-            engine.step()
-            gradient = (before - watched.ds_tensor.detach()).tolist()
-            print(f"used: {both}, gradient {gradient}")
-        assert gradient == [0.0, 0.0], "a gradient of a layer that was not used"
+        wrong = [
+            (stage, offload)
+            for stage in (1, 2, 3)
+            for offload in ("none", "cpu")
+            if not shown(stage, offload)
+        ]
+        assert not wrong, "a gradient of a layer that was not used"
