@@ -33,6 +33,7 @@ from ..models.start import initial_state
 from .checkpoints import Checkpoints, exports, kept
 from .delays import Delays
 from .fidelity import ForwardProbe
+from .given_state import GivenState
 from .measure import Measuring
 from .observation import RankSeen, StepSeen
 from .poison import poisoned
@@ -185,19 +186,21 @@ class Driver:
         self._restored = state is not None
         return subject, probe
 
-    def _start_state(self, model: nn.Module) -> dict[tuple[str, str], torch.Tensor] | None:
+    def _start_state(self, model: nn.Module) -> GivenState | None:
         """None for a start at step 0. On a GPU step counts are where torch's AdamW has them: there
         for its fused kernel, on the CPU for the others."""
         if not restores(self.implementation):
             return None
         state = initial_state(self.case, model)
-        if state is None or self.device.type == CPU:
-            return state
-        stay = () if self.case.optimizer.kernel == "fused" else ("step",)
-        return {
-            (name, role): value if role in stay else value.to(self.device)
-            for (name, role), value in state.items()
-        }
+        if state is None:
+            return None
+        if self.device.type != CPU:
+            stay = () if self.case.optimizer.kernel == "fused" else ("step",)
+            state = {
+                (name, role): value if role in stay else value.to(self.device)
+                for (name, role), value in state.items()
+            }
+        return GivenState(state, model)
 
     def _observe(
         self,
