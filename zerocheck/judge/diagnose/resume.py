@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from ...case.schema import Case
+from ...models.blocks import DTYPES
 from ...models.network import build_model
 from ...models.scramble import scramble
 from ..compare import different_bits
@@ -124,7 +125,7 @@ def _candidates(wrong: Wrong, known: Known) -> list[tuple[str, Callable[[], torc
         return other.parameter if role == "parameter" else other.moment(role)
 
     if role == "parameter":
-        found.append(("not loaded", lambda: _fresh(case, layout)))
+        found.append(("not loaded", lambda: _fresh(wrong.loaded, case, layout)))
     else:
         found.append(("moments lost", lambda: torch.zeros_like(saved)))
     for number, other in others.items():
@@ -141,14 +142,18 @@ def _candidates(wrong: Wrong, known: Known) -> list[tuple[str, Callable[[], torc
     return found
 
 
-def _fresh(case: Case, layout: Layout) -> torch.Tensor:
-    """The parameters that a model had before the load."""
+def _fresh(loaded: torch.Tensor, case: Case, layout: Layout) -> torch.Tensor:
+    """The parameters that a model had before the load; rounded to the dtype of compute where they
+    are found so, as some implementations cast a model when they are made."""
     model = build_model(case)
     scramble(model, case)
     flat = torch.zeros(layout.size)
     for place, parameter in zip(layout.places, model.parameters(), strict=True):
         flat[place.start : place.stop] = parameter.detach().reshape(-1)
-    return flat
+    if case.precision.compute == "fp32":
+        return flat
+    rounded = flat.to(DTYPES[case.precision.compute]).to(flat.dtype)
+    return torch.where(loaded == rounded, rounded, flat)
 
 
 def _moved(wrong: Wrong, places: Sequence[Place], layout: Layout) -> list[str]:
