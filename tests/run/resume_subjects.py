@@ -245,3 +245,22 @@ class SlowAtFirst(Keeping):
     def write(self, directory: str, whole: Whole, loader: Loader) -> None:
         time.sleep(0.02 if directory.endswith("-killed") else 0.4)
         super().write(directory, whole, loader)
+
+
+class RefusesAlone(Keeping):
+    """Rank 0 reads the file, and the others wait for what it read."""
+
+    def load(self, directory: str, loader: Loader) -> None:
+        if dist.get_rank() == 0:
+            torch.load(f"{directory}/all.pt", weights_only=True)
+        dist.barrier()
+        super().load(directory, loader)
+
+
+class NeverLoads(Keeping):
+    """Rank 1 refuses whatever there is, and the others wait for it."""
+
+    def load(self, directory: str, loader: Loader) -> None:
+        if dist.get_rank() == 1:
+            raise ValueError("nothing of mine in the checkpoint")
+        dist.barrier()

@@ -124,6 +124,19 @@ def test_a_lost_older_checkpoint_and_an_unseen_damage_are_violations(pool: Pool)
     assert any(" flipped), and it was loaded" in v.explanation for v in found)
 
 
+def test_ranks_that_wait_for_one_that_refused_are_no_hang(pool: Pool) -> None:
+    """A damaged file is refused by one rank alone; and so is a whole one, which is tried first."""
+    case = Case(seed=1, mesh=(2,), resume=(Leg(mesh=(2,), damage="truncate"),))
+    (violation,) = violations([Trial(pool, f"{SUBJECTS}:RefusesAlone", case).outcome()])
+    told = (violation.obligation, violation.ranks, violation.causes)
+    assert told == ("damage", (1,), ("ranks disagree",))
+    assert "others loaded it, or waited" in violation.explanation
+    (violation,) = violations([Trial(pool, f"{SUBJECTS}:NeverLoads", case).outcome()])
+    told = (violation.obligation, violation.ranks, violation.causes)
+    assert told == ("roundtrip", (1,), ("refused",))
+    assert "ValueError: nothing of mine" in violation.explanation
+
+
 def test_every_load_is_told_of(pool: Pool) -> None:
     case = Case(mesh=(2,), resume=(Leg(mesh=(3,)), Leg(mesh=(1,), damage="remove")))
     judgement = Trial(pool, f"{SUBJECTS}:Keeping", case).outcome().judgement

@@ -236,6 +236,8 @@ class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
     """What saving took."""
     refused: str = ""
     """What `load` raised, where nothing but the load was to be tried."""
+    waited: bool = False
+    """Whether the rank waited in such a load for one that had refused it."""
     random: dict[str, bytes] = {}
     """The random state when the checkpoint was "saved", and after it was "loaded"."""
     measured: Measured | None = None

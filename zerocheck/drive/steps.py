@@ -141,6 +141,7 @@ class Driver:
         with ExitStack() as stack:
             stack.enter_context(poisoned())
             subject, _ = self._built(load=False)
+            self.progress.at("load()")
             try:
                 self.checkpoints.load(subject)
             except (Exception, CheckpointException) as error:  # that of dcp is no Exception

@@ -51,12 +51,16 @@ def of_fsdp1(semantics: Semantics, case: Case) -> Semantics:
 
     Under no_sync autograd sums whole gradients, in the dtype of compute; with a reduction they are
     cast to its dtype (`_post_backward_hook`). Shards of microbatches that are reduced each are cast
-    to the parameter's dtype and summed in that (`_accumulate_sharded_grad`).
+    to the parameter's dtype and summed in that (`_accumulate_sharded_grad`). With one rank on the
+    shard axis it does not shard, and casts and reduces the sum of all microbatches until then
+    (`_reduce_grad_no_shard`).
     """
     if not lowered(case):
         return semantics
     each = semantics.accumulate == "reduce_each"
     words: Any = {"summed": "fp32" if each else "own"}
+    if each and case.mesh[-1] == 1:
+        words["accumulate"] = "reduce_again"
     return replace(computing(semantics, case), reduce=case.precision.reduce, **words)
 
 

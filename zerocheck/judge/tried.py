@@ -56,7 +56,11 @@ def tried(case: Case, leg: Case, loaded: Seen, saved: Checkpoint, done: str) -> 
     if any(refused):
         if not all(refused):
             ranks = tuple(rank for rank, text in enumerate(refused) if not text)
-            text = "some ranks refused the checkpoint and others loaded it"
+            said = next(text for text in refused if text).splitlines()[0][:150]
+            then = "loaded it"
+            if any(rank.waited for rank in seen):
+                then += ", or waited for them"
+            text = f"some ranks refused the checkpoint ({said}) and others {then}"
             return Tried(of, "wrong", _violation(of, step, ranks, text, ("ranks disagree",)))
         if of == "durability" and last.over:
             text = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from ..case.legs import legs_of, only_loads, samples_before
 from ..case.schema import Case, Disturbance
 from ..drive.observation import Job, RankSeen
+from ..ranks.result import JobResult
 from .damaging import damage
 
 
@@ -108,3 +110,16 @@ class Legs:
         assert self._path is not None
         killed = self.case.resume[number - 1].killed is not None
         return self._path / (f"{number - 1}-killed" if killed else str(number - 1))
+
+
+def without_waiting(result: JobResult) -> JobResult:
+    """The result of a leg that only loads; where some ranks refused the checkpoint and the others
+    hung, as these wait for them, those have a reply that says so."""
+    if result.outcome != "hung":
+        return result
+    replies = [msgspec.msgpack.decode(one, type=RankSeen) for one in result.payloads if one]
+    if not replies or not all(one.refused for one in replies):
+        return result
+    waited = msgspec.msgpack.encode(RankSeen(waited=True))
+    payloads = tuple(one or waited for one in result.payloads)
+    return replace(result, outcome="finished", payloads=payloads)

@@ -21,7 +21,7 @@ from ..judge.resume import judge_legs
 from ..judge.verdict import MEMORY, Judgement, Obligation, Status
 from ..ranks.result import JobResult
 from ..ranks.slot import Slot
-from .legs import Legs
+from .legs import Legs, without_waiting
 from .pace import Pace
 from .pacing import DIGITS, paced
 from .records import CaseFinished
@@ -162,12 +162,14 @@ class Trial:
                 if control is not None:
                     before = results[-1]
                     self._pending = self._submit(control)
-                    results.append(self._ranks.wait(self._pending))
+                    results.append(without_waiting(self._ranks.wait(self._pending)))
                     if _ended(results[-1]):
                         break
                     self._between(number - 1, before)
-                self._pending = self._submit(self._legs.job(number))
-                results.append(self._ranks.wait(self._pending))
+                job = self._legs.job(number)
+                self._pending = self._submit(job)
+                result = self._ranks.wait(self._pending)
+                results.append(without_waiting(result) if job.only_load else result)
             if self._measures is not None and not _ended(results[-1]):
                 self._pending = self._submit(self._measures)
                 measured = self._ranks.wait(self._pending)
