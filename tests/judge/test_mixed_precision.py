@@ -58,6 +58,17 @@ def test_all_obligations_hold(observe: Callable, implementation: str, precision:
     assert judgement.semantics["reduce"] in (precision.reduce, "own")
 
 
+def test_fsdp1_on_one_rank_reduces_its_sum_again(observe: Callable) -> None:
+    """It does not shard there: with each microbatch the whole sum is cast to bf16 and reduced."""
+    sharding = replace(CASE.sharding, sync="each")
+    observed = observe("fsdp1", replace(CASE, mesh=(1,), precision=NARROW, sharding=sharding))
+    assert observed.judge().violations == ()
+    assert observed.seen[0].semantics["accumulate"] == "reduce_again"
+    for one in observed.seen:
+        one.semantics["accumulate"] = "reduce_each"
+    assert observed.judge().statuses["gradient"] == "violated"
+
+
 def test_fp16_with_a_step_that_overflows(observe: Callable) -> None:
     training = Training(steps=3, loss_scale=1024.0, overflow=1)
     observed = observe("zero2", replace(CASE, precision=FP16, training=training))
