@@ -94,7 +94,11 @@ def emitting(records: Sequence[Record], code: int = 0, then: BaseException | Non
         ("replay no.json --implementation zero4", "unknown implementation 'zero4'; did you mean"),
         ("replay x --device cudo", "unknown device 'cudo'; did you mean 'cuda'?"),
         ("report", "Missing argument 'JOURNAL'."),
-        ("report no.ndjson", "cannot read no.ndjson: No such file or directory"),
+        ("report no.ndjson", "there is no journal no.ndjson; give a journal.ndjson, or the"),
+        ("report .", "there is no journal in '.'; give a journal.ndjson, or the directory"),
+        ("run no.py:build", "there is no file 'no.py' (looked at "),
+        ("run no.py:build+gather-stale", "there is no file 'no.py' (looked at "),
+        ("run --model no.py:tiny", "there is no file 'no.py' (looked at "),
         ("faults gather-stal", "unknown fault 'gather-stal'; did you mean 'gather-stale'?"),
         ("faults --profile cj", "unknown profile 'cj'; did you mean 'ci'?"),
         ("faults --obligations updates", "unknown obligation 'updates'; did you mean 'update'?"),
@@ -140,7 +144,8 @@ def test_list() -> None:
         assert issue.fingerprint in listed and issue.reason in listed
 
 
-def test_options_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_arrive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "a.py").touch()
     asked = with_engine(monkeypatch, emitting(held(), 0))
     result = invoke(
         *("run", "zero2", "a.py:My", "--profile", "ci", "--world-sizes", "3,2"),
@@ -244,7 +249,7 @@ def test_a_run_writes_all_reports(
         "journal.ndjson", "report.html", "report.json", "report.md", "conformance.md",
         "junit.xml",
     }  # fmt: skip
-    assert "report: zerocheck-report/report.md" in result.stdout
+    assert "report: zerocheck-report/report.html" in result.stdout
     again = invoke("report", "zerocheck-report/journal.ndjson", "--report-dir", "again")
     assert again.exit_code == code
     for name in ("report.html", "report.json", "report.md", "conformance.md", "junit.xml"):
@@ -256,6 +261,7 @@ def test_a_run_writes_all_reports(
 def test_a_refusal_of_the_engine_leaves_no_journal(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    (tmp_path / "a.py").touch()
     with_engine(monkeypatch, emitting([], then=UsageError("a.py does not import")))
     result = invoke("run", "a.py:My")
     assert result.exit_code == 2 and result.stderr == "error: a.py does not import\n"

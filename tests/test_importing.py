@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from zerocheck.errors import UsageError
-from zerocheck.importing import imported
+from zerocheck.importing import check_file, imported
 
 
 @pytest.fixture
@@ -54,3 +54,15 @@ def test_a_file_that_fails_can_be_mended(folder: Path) -> None:
     assert "broken" not in sys.modules
     path.write_text("value = 1\n")
     assert imported(f"{path}:value") == 1
+
+
+def test_a_file_that_is_not_there_names_the_nearest(folder: Path) -> None:
+    (folder / "my_sharding.py").write_text("raise SystemExit\n")
+    check_file(f"{folder / 'my_sharding.py'}:build")  # nothing is imported
+    check_file("no.such.module:build")
+    for check in (check_file, imported):
+        with pytest.raises(UsageError, match=r"did you mean 'my_sharding\.py'") as refused:
+            check(f"{folder / 'my_shardign.py'}:build")
+        assert f"(looked at {folder / 'my_shardign.py'})" in str(refused.value)
+    with pytest.raises(UsageError, match="there is no file"):
+        check_file("no/such/folder/a.py:build")

@@ -63,13 +63,13 @@ ALLOWED: dict[str, set[str]] = {
     "pytest_plugin": {"shared_run", "report", "run", "errors"},
     "testing": {"pytest_plugin", "shared_run", "report", "run", "judge", "errors"},
     "cli_errors": {"errors", "launched", "zerocheck"},
-    "cli_journal": {"cli_errors", "launched", "report", "run", "devices"},
+    "cli_journal": {"cli_errors", "launched", "report", "run", "devices", "errors"},
     "cli_checkpoint": {"checkpoint", "errors"},
     "cli_list": {"report", "run", "judge", "faults", "case", "catalogue"},
     "cli_memory": {"memory", "report", "run", "catalogue", "errors"},
     "cli": {
         "attached", "cli_checkpoint", "cli_errors", "cli_journal", "cli_list", "cli_memory",
-        "report", "script", "run", "case", "catalogue", "errors", "zerocheck", "devices",
+        "report", "script", "run", "case", "catalogue", "importing", "errors", "zerocheck", "devices",
     },
     "__main__": {"cli"},
 }  # fmt: skip

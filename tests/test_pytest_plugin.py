@@ -80,7 +80,7 @@ def test_all_hold(here: pytest.Pytester) -> None:
     result = session(here, "-v")
     result.assert_outcomes(passed=COUNT, skipped=SKIPPED)
     result.stdout.fnmatch_lines(
-        ["*test_sharding?MyFSDP-gradient-basic? PASSED*", "zerocheck report: *report.md"]
+        ["*test_sharding?MyFSDP-gradient-basic? PASSED*", "zerocheck report: *report.html"]
     )
 
 

@@ -13,6 +13,7 @@ from . import __version__
 from .cli_checkpoint import checkpoint
 from .cli_errors import Program
 from .cli_journal import (
+    journal_in,
     note_untested,
     report_matrix,
     report_run,
@@ -167,7 +168,8 @@ def run(
     Exits with 0 if all obligations hold, 1 with findings or if nothing was checked, 2 for wrong
     usage.
     """
-    from .catalogue import BUILT_IN
+    from .catalogue import BUILT_IN, family
+    from .importing import check_file
     from .run.options import RunOptions, choose_ranks
 
     settings = {**project_settings(Path.cwd()), **_given(given)}
@@ -181,6 +183,8 @@ def run(
         backend=backend,
         **as_options(settings),
     )
+    for name in (*options.implementations, *filter(None, [options.model])):
+        check_file(family(name)[-1])
     return start_run(options)
 
 
@@ -189,12 +193,13 @@ def run(
 @click.option(
     "--implementation",
     metavar="NAME",
-    help="Run the case on this one. Needed for code that only the file names.",
+    help="Run the case on this implementation. Needed where the case was found in code of yours: a "
+    "case file alone starts none.",
 )
 @click.option(
     "--model",
     metavar="NAME",
-    help="The model of your own that the case has. Needed, since only the file names it.",
+    help="Your own model, path/to/file.py:factory. Needed where the case was found with one.",
 )
 @click.option(
     "--script",
@@ -216,7 +221,13 @@ def replay(
     device: str | None,
     backend: str | None,
 ) -> int:
-    """Run one case again, as a finding names it. Exits with 1 if it fails again."""
+    """Run one case again.
+
+    CASE.json is one of the files in zerocheck-report/findings, or a bundle of zerocheck.attach. The
+    report and the console print the whole command beside each finding.
+
+    Exits with 0 if the case holds now, 1 if it fails again, 2 for wrong usage.
+    """
     from .catalogue import check_factory, check_spelling
     from .devices import check_device
     from .run.options import check_backend, check_timeout, choose_ranks
@@ -290,6 +301,9 @@ def _write_script(case: Path, implementation: str | None, script: Path) -> int:
 def report(journal: Path, report_dir: Path | None, against: Path | None) -> int:
     """Write the reports of a journal again, and exit as its run did.
 
+    JOURNAL is a journal.ndjson or, of a kill matrix, a faults.ndjson; or the directory that it lies
+    in.
+
     A journal without its end, of a run that was interrupted or killed, gives a report of what it
     holds, and exit code 130.
 
@@ -299,8 +313,7 @@ def report(journal: Path, report_dir: Path | None, against: Path | None) -> int:
     """
     from .run.journal import is_matrix
 
-    if journal.is_dir():
-        journal = journal / "journal.ndjson"
+    journal = journal_in(journal)
     directory = report_dir or journal.parent
     if is_matrix(journal):
         if against is not None:

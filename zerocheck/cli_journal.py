@@ -12,6 +12,7 @@ import click
 from . import launched
 from .cli_errors import INTERRUPTED
 from .devices import CPU
+from .errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,7 +49,9 @@ def _run_recorded(options: RunOptions, ranks: Ranks | None) -> int:
         note_untested()
         return engine.run(options, handlers, ranks=ranks)
 
-    code = _recorded(options.report_dir / "journal.ndjson", Progress(), start, _write_run)
+    code = _recorded(
+        options.report_dir / "journal.ndjson", Progress(shrink=options.shrink), start, _write_run
+    )
     launched.tell(code, f"zerocheck ends with exit code {code}: see {options.report_dir}/report.md")
     return code
 
@@ -139,7 +142,26 @@ def _write_run(journal: Path) -> Path:
     write_reports(records, journal.parent)
     if github.listening():
         github.publish(tally(records), click.echo)
-    return journal.parent / "report.md"
+    return journal.parent / "report.html"
+
+
+def journal_in(given: Path) -> Path:
+    """The journal that is given, or that of a run or of a kill matrix in the directory.
+
+    Raises UsageError, with what to give, if it is not there.
+    """
+    if given.is_dir():
+        names = ("journal.ndjson", "faults.ndjson")
+        found = next((given / name for name in names if (given / name).is_file()), None)
+        if found is not None:
+            return found
+    elif given.exists():
+        return given
+    place = f"in {str(given)!r}" if given.is_dir() else str(given)
+    raise UsageError(
+        f"there is no journal {place}; give a journal.ndjson, or the directory in which a run "
+        "wrote its report"
+    )
 
 
 def report_run(journal: Path, directory: Path, against: Path | None) -> int:
@@ -162,7 +184,7 @@ def report_run(journal: Path, directory: Path, against: Path | None) -> int:
         print_outcome(console, counted)
         code = run_exit_code(counted)
     write_reports(records, directory)
-    click.echo(f"report: {directory / 'report.md'}")
+    click.echo(f"report: {directory / 'report.html'}")
     return code
 
 

@@ -24,11 +24,26 @@ def imported(name: str) -> Any:
     return _attribute(_module(where, attribute), where, attribute)
 
 
+def check_file(name: str) -> None:
+    """Raise UsageError if `path/to/file.py:Name` names a file that is not there: at once, where
+    importing it waits for rank processes. Other names pass; nothing is imported."""
+    where = name.rpartition(":")[0]
+    if where.endswith(".py"):
+        file_of(where)
+
+
+def file_of(where: str) -> Path:
+    """The file. Raises UsageError, with the nearest name in its folder, if it is not there."""
+    path = Path(where).resolve()
+    if path.is_file():
+        return path
+    beside = did_you_mean(path.name, [one.name for one in path.parent.glob("*.py")])
+    raise UsageError(f"there is no file {where!r}{beside} (looked at {path})")
+
+
 def _module(where: str, attribute: str) -> ModuleType:
     if where.endswith(".py"):
-        path = Path(where).resolve()
-        if not path.is_file():
-            raise UsageError(f"there is no file {where!r} (looked at {path})")
+        path = file_of(where)
         own = f"zerocheck_user_{path.stem}"
         there = _there(path, (own, path.stem))
         if there is not None:

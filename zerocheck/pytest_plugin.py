@@ -173,8 +173,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     reports = (report for kind in terminalreporter.stats.values() for report in kind)
     places = {getattr(report, "zerocheck_run", None): None for report in reports}
     for directory in (Path(place) for place in places if place is not None):
-        if (directory / "report.md").is_file():
-            terminalreporter.write_line(f"zerocheck report: {directory / 'report.md'}")
+        if (directory / "report.html").is_file():
+            terminalreporter.write_line(f"zerocheck report: {directory / 'report.html'}")
             _publish(directory / "journal.ndjson", terminalreporter)
 
 

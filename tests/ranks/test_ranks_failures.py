@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 
 import psutil
@@ -55,6 +56,7 @@ def test_one_raises_while_the_others_wait(ask: Ask, what: str, name: str, text: 
     assert result.first_failed == 1
     assert (result.stood[1].type_name, result.stood[1].text) == (name, text)
     assert what in result.stood[1].traceback
+    assert re.search(rf", in {what} \(.*ranks_targets\.py:\d+\)", result.stood[1].headline())
     assert "worker.py" not in result.stood[1].traceback
     for rank in (0, 2):
         stood = result.stood[rank]
@@ -97,7 +99,9 @@ def test_hang(ask: Ask) -> None:
     assert [stood.state for stood in result.stood] == ["waiting", "finished", "waiting"]
     assert "skip_one" in result.stood[2].stack
     text = result.summary()
-    assert "rank 0 waited at step 2, forward, last collective all_reduce #1" in text
+    place = r"in skip_one \(.*ranks_targets\.py:\d+\)"
+    said = f"rank 0 waited at step 2, forward, {place}, last collective all_reduce #1"
+    assert re.search(said, text)
     assert "stack of ranks 0, 2" in text or text.count("stack of rank") == 2
     assert works_again(ask)
 

@@ -7,6 +7,7 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from pathlib import Path
@@ -19,7 +20,7 @@ from zerocheck.ranks import ArenaView, JobResult, RankStood, Slot
 from zerocheck.ranks import arena as arena_module
 from zerocheck.ranks.arena import Arena
 from zerocheck.ranks.cores import Cores
-from zerocheck.ranks.failures import trim_stack
+from zerocheck.ranks.failures import place_in_users_code, trim_stack
 from zerocheck.ranks.messages import Inbox, Job, frame
 from zerocheck.ranks.progress import Board, Progress
 from zerocheck.ranks.result import first_to_fail
@@ -387,6 +388,41 @@ def test_the_first_to_fail_is_not_an_echo() -> None:
     text = JobResult("crashed", (None,) * 3, (None,) * 3, stood, 1.5, first_failed=1).summary()
     assert text.splitlines()[0] == "crashed after 1.5 s; rank 1 failed first"
     assert "  rank 1 died of SIGKILL" in text
+
+
+def test_the_line_of_the_users_code_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one of torch, of zerocheck or of Python's own library; nearest to where it stopped."""
+    monkeypatch.chdir("/")
+    in_torch = os.path.join(os.path.dirname(torch.__file__), "distributed.py")
+    ours = os.path.abspath(place_in_users_code.__code__.co_filename)
+    threads = os.path.abspath(threading.__file__)
+    calls = [
+        (ours, 30, "train_step"),
+        ("/home/me/train.py", 7, "outer"),
+        ("/home/me/my_ddp.py", 11, "average"),
+        ("/opt/lib/site-packages/einops/einops.py", 5, "rearrange"),
+        (in_torch, 3, "all_reduce"),
+        (threads, 9, "wait"),
+    ]
+    traceback = "Traceback (most recent call last):\n" + "".join(
+        f'  File "{path}", line {line}, in {name}\n    code\n' for path, line, name in calls
+    )
+    stack = "Current thread 0x1 (most recent call first):\n" + "".join(
+        f'  File "{path}", line {line} in {name}\n' for path, line, name in reversed(calls)
+    )
+    assert place_in_users_code(traceback) == "average (home/me/my_ddp.py:11)"
+    assert place_in_users_code(stack) == "average (home/me/my_ddp.py:11)"
+    monkeypatch.chdir("/usr")
+    assert place_in_users_code(stack) == "average (/home/me/my_ddp.py:11)"
+    installed = stack.replace("/home/me/", "/opt/lib/site-packages/mine/")
+    assert place_in_users_code(installed).startswith("rearrange (")
+    assert place_in_users_code(f'  File "{in_torch}", line 3 in all_reduce\n') == ""
+    assert place_in_users_code("RuntimeError: no frames") == ""
+    stood = RankStood(1, "waiting", where="step 0", stack=stack, collective="allreduce(3)")
+    assert stood.headline() == (
+        "rank 1 waited at step 0, in average (/home/me/my_ddp.py:11), last collective "
+        "allreduce(3) #0"
+    )
 
 
 def test_stacks_end_where_the_harness_begins() -> None:

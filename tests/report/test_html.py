@@ -187,3 +187,9 @@ def test_a_free_run_round_trips_and_stands_in_the_json(tmp_path: Path) -> None:
     assert repr(again) == repr(records)
     (told,) = json.loads(render_json(tally(again)))["drift"]
     assert told["own"]["relative"] == ["inf"] * 3 and told["twin"]["relative"][2] == 1e-8
+
+
+def test_a_reason_has_a_line_for_each_rank() -> None:
+    told = finding(reason="hung after 5 s\n  rank 0 waited\n\trank 1 finished\x1b[31m")
+    text = html.render(tally([*failed()[:3], told, finished(1)]))
+    assert "<dd>hung after 5 s\nrank 0 waited\nrank 1 finished\\x1b[31m</dd>" in text

@@ -23,13 +23,15 @@ from zerocheck.report.progress import Progress, duration
 from zerocheck.run.records import Record
 
 
-def shown(records: list[Record], *, terminal: bool, plain_seconds: float = 10.0) -> str:
+def shown(
+    records: list[Record], *, terminal: bool, plain_seconds: float = 10.0, shrink: bool = False
+) -> str:
     file = io.StringIO()
     console = Console(
         file=file, force_terminal=terminal, color_system=None, width=120, highlight=False,
         soft_wrap=True, _environ={"TERM": "xterm"},
     )  # fmt: skip
-    progress = Progress(console, plain_seconds=plain_seconds)
+    progress = Progress(console, plain_seconds=plain_seconds, shrink=shrink)
     for record in records:
         progress.handle(record)
     progress.close()
@@ -58,6 +60,19 @@ def test_plain_lines_in_between() -> None:
     assert "\n1 of 3 cases, " in text and " left\n" in text
     assert "\x1b" not in text
     assert "1 of 3 cases" not in shown(held(3), terminal=False)
+
+
+@pytest.mark.parametrize("last", ["a case", "a finding"])
+def test_the_last_stretch_says_what_it_is(last: str) -> None:
+    """Once, when all cases are judged: shrinking is slow, and counts nothing."""
+    end = [case(1), finding()] if last == "a finding" else [finding(), case(1)]
+    records = [started(planned=2), case(0, "zero2", "violated", gradient="violated"), *end]
+    said = "all 2 cases are judged; now the smallest case of each finding is looked for"
+    text = shown([*records, finding(cases=2)], terminal=False, shrink=True)
+    assert text.count(said) == 1
+    assert said not in shown(records, terminal=False)
+    assert said not in shown(records[:-1], terminal=False, shrink=True)
+    assert said not in shown(held(), terminal=False, shrink=True)
 
 
 def test_an_interrupted_run() -> None:

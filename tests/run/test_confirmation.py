@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 from collected import Collect
+from hand_made import ENVIRONMENT, VIOLATION, case
 
 from zerocheck.ranks.pool import Pool
 from zerocheck.report.text import finding_text
@@ -14,9 +16,10 @@ from zerocheck.run.casefile import read
 from zerocheck.run.confirmation import TRIES, runs_to_see
 from zerocheck.run.engine import run
 from zerocheck.run.options import RunOptions
-from zerocheck.run.records import Finding, RunFinished
-from zerocheck.run.replay import replay
+from zerocheck.run.records import CaseFile, Finding, RunFinished
+from zerocheck.run.replay import Replayed, replay
 from zerocheck.run.timed import TimedCases
+from zerocheck.run.trial import Outcome
 
 # A sharder that is wrong in the runs for which `wrong(run)` says so; each rank counts its own.
 SUBJECT = """
@@ -143,6 +146,41 @@ def test_the_replay_of_one_that_does_not_show_any_more_tries_again(
     replayed = replay(Path(found.case_file), implementation=found.implementation)
     assert replayed is not None and replayed.exit_code == 0
     assert replayed.verdict == f"not reproduced in {TRIES} runs: holds {TRIES}; it was violated"
+
+
+@pytest.mark.parametrize(
+    ("called", "named"),
+    [
+        ("each rank holds its own local gradient", True),
+        (f"{VIOLATION.explanation} (on 3 ranks: 3)", False),
+        (VIOLATION.explanation, False),
+        ("", False),
+    ],
+)
+def test_a_replay_that_names_it_otherwise_says_what_the_run_called_it(
+    called: str, named: bool
+) -> None:
+    """One case does not tell apart all causes that the cases of a finding do."""
+    seen = case(0, "zero2", "violated", gradient="violated")
+    assert seen.judgement is not None
+    judged = msgspec.structs.replace(seen.judgement, violations=(VIOLATION,))
+    file = CaseFile(
+        implementation="zero2",
+        case=seen.case,
+        status="violated",
+        judgement=judged,
+        environment=ENVIRONMENT,
+        title=called,
+        confirmed=1,
+        tries=1,
+    )
+    replayed = Replayed(file, "zero2")
+    replayed.outcomes.append(Outcome(status="violated", judgement=judged))
+    said = f"\nThe run named it by all its failing cases: {called}"
+    assert replayed.verdict == "reproduced: violated again" + said * named
+    other = Replayed(file, "zero3")
+    other.outcomes.append(Outcome(status="violated", judgement=judged))
+    assert "The run named it" not in other.verdict
 
 
 def test_how_often_one_is_run_to_see_it() -> None:

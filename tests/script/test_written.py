@@ -133,6 +133,8 @@ def test_no_script_measures() -> None:
         ("ddp+gather-stale", {}, "nothing to inject gather-stale into: ddp"),
         ("ddp+rank-left-out", {"mesh": [1]}, "needs 2 ranks or more"),
         ("ddp", {"training": {"loss_scale": 2.0, "overflow": 1}}, "(training.overflow)"),
+        ("my.py:build", {"training": {"loss_scale": 2.0}}, "your code (training.loss_scale)"),
+        ("my.py:build", {"training": {"unfreeze": 1}}, "code which (training.unfreeze)"),
         ("ddp", {"resume": [{"mesh": [2]}]}, "saves and loads a checkpoint (resume)"),
         ("ddp", {"disturbance": {"delay": 1.0}}, "(disturbance.delay)"),
         ("ddp", {"model": {"blocks": [{"kind": "mlp", "dtype": "bf16"}]}}, "bf16 parameters"),
@@ -148,7 +150,15 @@ def test_no_script_measures() -> None:
         ),
     ],
 )
-def test_refusals_name_what_is_in_the_way(name: str, fields: dict[str, object], said: str) -> None:
+def test_refusals_name_what_is_in_the_way(
+    name: str,
+    fields: dict[str, object],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.py").write_text("def build(model, case, mesh):\n    return None\n")
     with pytest.raises(UsageError) as refused:
         script(name, **fields)
     assert said in str(refused.value)

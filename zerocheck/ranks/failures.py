@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import sysconfig
 import traceback
+from functools import cache
+from importlib.util import find_spec
 
 from zerocheck.ranks.messages import Raised
 
@@ -15,6 +18,10 @@ _ECHO = re.compile(
     r"|Socket closed|Timed out waiting|remote process exited|DistNetworkError",
     re.IGNORECASE,
 )
+
+_FRAME = re.compile(r'^ *File "(?P<path>[^"]+)", line (?P<line>\d+),? in (?P<name>\S+)', re.M)
+_FIRST = re.compile(r"\(most recent call first\)")
+_STANDARD = re.compile(re.escape(sysconfig.get_path("stdlib")) + r"[/\\](?!site-packages)")
 
 _TIMEOUT = re.compile(r"Timed out waiting|collective operation timeout", re.IGNORECASE)
 
@@ -67,6 +74,35 @@ def trim_stack(text: str) -> str:
         if not ours:
             lines.append(line)
     return "\n".join(lines).strip()
+
+
+@cache
+def _not_the_users() -> tuple[str, ...]:
+    """Folders of torch, of zerocheck and of Python's own library."""
+    torch = find_spec("torch")
+    places = list(torch.submodule_search_locations or ()) if torch is not None else []
+    places.append(os.path.dirname(os.path.dirname(__file__)))
+    return tuple(os.path.join(place, "") for place in places)
+
+
+def place_in_users_code(text: str) -> str:
+    """`"average (my_ddp.py:11)"`: the innermost call of a user's file in a traceback or in a stack
+    of faulthandler; empty where there is none, as in what zerocheck brings. Of an installed package
+    only if no other file is there."""
+    frames = [
+        match
+        for match in _FRAME.finditer(text)
+        if not match["path"].startswith((*_not_the_users(), "<"))
+        and not _STANDARD.match(match["path"])
+    ]
+    frames = [one for one in frames if "site-packages" not in one["path"]] or frames
+    if not frames:
+        return ""
+    # A traceback ends with the innermost call, faulthandler begins with it.
+    match = frames[0] if _FIRST.search(text) else frames[-1]
+    path = match["path"]
+    near = os.path.relpath(path) if path.startswith(os.path.join(os.getcwd(), "")) else path
+    return f"{match['name']} ({near}:{match['line']})"
 
 
 def _clip(text: str) -> str:

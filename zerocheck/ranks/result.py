@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from zerocheck.ranks.failures import place_in_users_code
 from zerocheck.ranks.view import ArenaView
 
 Outcome = Literal["finished", "crashed", "hung"]
@@ -38,7 +39,7 @@ class RankStood:
     output: str = ""
 
     def headline(self) -> str:
-        """One line: what happened to the rank, and where."""
+        """One line: what happened to the rank, and where, in the user's own code too."""
         if self.state == "raised":
             first = self.text.strip().splitlines()[:1]
             what = f"raised {self.type_name}" + (f": {first[0]}" if first else "")
@@ -53,6 +54,9 @@ class RankStood:
                 self.state
             ]
         place = f" at {self.where}" if self.where else ""
+        code = place_in_users_code(self.traceback or self.stack or self.output)
+        if code and self.state != "finished":
+            place += f", in {code}"
         if self.collective and self.state != "finished":
             place += f", last collective {self.collective} #{self.collective_sequence}"
         return f"rank {self.rank} {what}{place}"

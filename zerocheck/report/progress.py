@@ -26,11 +26,21 @@ PLAIN_SECONDS = 10.0
 
 
 class Progress:
-    """Shows the records of a run as they come. Every value is printed as text, never as markup."""
+    """Shows the records of a run as they come. Every value is printed as text, never as markup.
 
-    def __init__(self, console: Console | None = None, *, plain_seconds: float = PLAIN_SECONDS):
+    shrink: whether the run looks for the smallest case of each finding when all cases are judged.
+    """
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        *,
+        plain_seconds: float = PLAIN_SECONDS,
+        shrink: bool = False,
+    ):
         self._console = console or Console(highlight=False, soft_wrap=True)
         self._plain_seconds = plain_seconds
+        self._shrink = shrink
         self._tally = Tally()
         self._live: Live | None = None
         self._titles: dict[int, str] = {}
@@ -80,6 +90,16 @@ class Progress:
         if self._live is None and now - self._said >= self._plain_seconds:
             self._said = now
             self._say(self._status())
+        self._last_stretch()
+
+    def _last_stretch(self) -> None:
+        """Once, when all cases are judged: why nothing is counted any more."""
+        if self._shrink and self._tally.findings and self._tally.cases == self._tally.planned:
+            self._shrink = False
+            self._say(
+                f"all {self._tally.planned} cases are judged; now the smallest case of each "
+                "finding is looked for, which takes a minute or two"
+            )
 
     def _found(self, finding: Finding) -> None:
         """One line as soon as it is known, and again when it is told better; all at the end."""
@@ -91,6 +111,7 @@ class Progress:
         elif before != title:
             line = f"told better, after {finding.cases} failing cases: {title}"
             self._console.print(Text(line, style=_style(finding)))
+        self._last_stretch()
 
     def _say(self, line: str) -> None:
         self._console.print(Text(line))

@@ -21,6 +21,7 @@ from .asking import describe
 from .casefile import read
 from .confirmation import TRIES, fails_alike, in_a_word, runs_to_see
 from .environment import environment
+from .findings import Findings
 from .launch import started
 from .model import case_with
 from .records import CaseFile, CaseFinished, Environment
@@ -122,6 +123,11 @@ def _changed(was: Case, now: Case) -> str:
     return f"; the model is not that of the file: {named.name} differs"
 
 
+def _plain(title: str) -> str:
+    """Without the figures of one case: `the gradient is W times too large (on 3 ranks: 3)`."""
+    return title.partition(" (")[0]
+
+
 class Replayed:
     """What the replay gave, beside what the file says. outcomes: of each run; changed: how the
     user's own model differs from the one in the file; device: where it runs now."""
@@ -171,7 +177,7 @@ class Replayed:
     @property
     def verdict(self) -> str:
         """One sentence: reproduced bit for bit, the same verdict with other bits, or not."""
-        return self._verdict() + self.changed + self._elsewhere()
+        return self._verdict() + self.changed + self._elsewhere() + self._named()
 
     def _verdict(self) -> str:
         was, now = self.case_file, self.outcome
@@ -208,6 +214,19 @@ class Replayed:
         found = f"{was.device} ({was.gpu})" if was.gpu else was.device
         hidden = ", and what needs a GPU does not show" if now == CPU else ""
         return f"; it was found on {found}, and ran on the {now} now: its bits are others{hidden}"
+
+    def _named(self) -> str:
+        """What the run called it, where one case names it otherwise: a case does not tell apart all
+        causes that the cases of a finding do."""
+        was = self.case_file
+        if self.implementation != was.implementation or not was.title:
+            return ""
+        if was.status != "violated" or not self.alike(self.outcome):
+            return ""
+        titles = (bug.title for bug in Findings().add(self.finished))
+        if _plain(was.title) in map(_plain, titles):
+            return ""
+        return f"\nThe run named it by all its failing cases: {was.title}"
 
     def _why(self) -> str:
         here, there = environment(self.device), self.case_file.environment

@@ -67,8 +67,13 @@ def script_of(file: CaseFile, *, implementation: str | None = None) -> str:
     replicated = sharding.gather == "replicated"
     checks, steps = checks_of(file, replicated=replicated), steps_of(file)
     found = list(reasons(name, case, checks, steps))
-    if name not in TITLES and (case.training.loss_scale or case.training.unfreeze is not None):
-        found.append("a user's code scales losses or is told what to unfreeze (training)")
+    if name not in TITLES and case.training.loss_scale:
+        found.append("the scaler of its losses is one of your code (training.loss_scale)")
+    if name not in TITLES and case.training.unfreeze is not None:
+        found.append(
+            "parameters are unfrozen after the first step, and zerocheck tells your code which "
+            "(training.unfreeze)"
+        )
     if found:
         raise UsageError(
             f"no script of torch alone for this case: {'; '.join(found)}; "

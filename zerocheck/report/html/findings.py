@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ...run.records import Finding
-from ..text import finding_lines, finding_title, number, one_line, replay_line
+from ..text import finding_lines, finding_title, number, one_line, printable, replay_line
 from .matrix import kind_of
 
 
@@ -73,10 +73,15 @@ def shown(finding: Finding) -> Shown:
         number=finding.number,
         kind="known" if finding.known is not None else kind_of(finding.status),
         title=finding_title(finding),
-        facts=tuple((label, one_line(text)) for label, text in facts),
+        facts=tuple((label, _lines(text)) for label, text in facts),
         decades=decades,
         ratio=ratio,
         replay=replay_line(finding),
         detail=finding.detail,
         lines="\n".join(finding_lines(finding)[1:]),
     )
+
+
+def _lines(text: str) -> str:
+    """`text` in printable characters; its lines stay apart, as those of the ranks in a reason."""
+    return "\n".join(map(one_line, printable(text).splitlines()))
