@@ -69,7 +69,8 @@ ALLOWED: dict[str, set[str]] = {
     "cli_memory": {"memory", "report", "run", "catalogue", "errors"},
     "cli": {
         "attached", "cli_checkpoint", "cli_errors", "cli_journal", "cli_list", "cli_memory",
-        "report", "script", "run", "case", "catalogue", "importing", "errors", "zerocheck", "devices",
+        "report", "script", "run", "case", "catalogue", "importing", "errors", "zerocheck",
+        "devices",
     },
     "__main__": {"cli"},
 }  # fmt: skip

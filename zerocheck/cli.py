@@ -42,7 +42,12 @@ _world_sizes = click.option(
     "--world-sizes", metavar="1,2,3", help="Numbers of ranks.  [default: the profile's]"
 )
 _seed = click.option(
-    "--seed", type=int, metavar="N", default=0, show_default=True, help="Another seed, other cases."
+    "--seed",
+    type=int,
+    metavar="N",
+    default=0,
+    show_default=True,
+    help="What cases are drawn from: another number, other cases.",
 )
 
 
@@ -358,8 +363,11 @@ def faults(
 ) -> int:
     """Show that known bugs are caught: the kill matrix.
 
-    Each planted fault is run until it is caught, all of them without a NAME; beside it loss curves
-    and parameters are compared as tests usually do. Exits with 1 if one escapes.
+    NAME is a planted fault, as --list shows them; without one, all are run, each until an
+    obligation catches it. Beside them stand the checks that tests usually have: a loss curve, and
+    assert_close on the parameters.
+
+    Exits with 0 if all are caught, 1 if one escapes, 2 for wrong usage.
     """
     from .run.options import parse_obligations, parse_world_sizes
 

@@ -118,7 +118,8 @@ def test_the_verdict_stands_at_the_top() -> None:
         return found.group(1)
 
     assert headline("held") == "All obligations hold in 2 cases"
-    assert headline("failed") == "2 findings" and headline("interrupted") == "Not finished"
+    assert headline("failed") == "2 findings"
+    assert headline("interrupted") == "Not finished: 1 of 4 cases"
 
 
 def test_a_finding_says_where_it_parts_and_how_far() -> None:

@@ -276,6 +276,7 @@ def test_an_interrupted_run_leaves_a_whole_journal_and_no_process(
         assert isinstance(end, RunFinished)
         assert end.outcome == "interrupted"
         assert end.exit_code == 130
+        assert not [reason for reason in end.why if "nothing was checked" in reason]
 
 
 def test_a_case_file_that_cannot_be_used_is_refused(tmp_path: Path, run_subject: Run) -> None:

@@ -112,6 +112,19 @@ def test_features_exercised_and_not() -> None:
     assert "world-2" in implementation.covered.not_exercised
 
 
+def test_what_an_interrupted_run_did_not_check_is_no_reason() -> None:
+    """The cases that were not run may have had it. What is wrong in those that ran stays."""
+    unchecked = case(0, clip="not exercised")
+    bad = [case(1, "zero2", "violated", gradient="violated"), finding()]
+    end = RunFinished(outcome="interrupted", exit_code=130, seconds=1.0)
+    assert why(tally([started(), unchecked, finished(1)])) != ()
+    assert why(tally([started(), unchecked, end])) == ()
+    assert why(tally([started(), end])) == ()
+    assert why(tally([started(), unchecked, *bad, end])) == (
+        "zero2: 1 violated of 2 cases (1 finding)",
+    )
+
+
 def test_an_interrupted_run_is_not_complete() -> None:
     assert not tally([started(), case()]).complete
     end = RunFinished(outcome="interrupted", exit_code=130, seconds=1.0)

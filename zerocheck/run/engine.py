@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from ..case.schema import Case
 from ..catalogue import is_built_in
 from ..errors import RanksLost, UsageError
@@ -337,14 +339,12 @@ class _Run:
             code = INTERRUPTED
         elif outcome == "lost" and not tallied.findings:
             code = LOST
-        self.bus.handle(
-            RunFinished(
-                outcome=outcome,
-                exit_code=code,
-                seconds=time.perf_counter() - self.started,
-                why=(*why(tallied), *self._left_out(), *more),
-            )
+        finished = RunFinished(
+            outcome=outcome, exit_code=code, seconds=time.perf_counter() - self.started
         )
+        reasons = why(tally([*self.records, finished]))
+        reasons = (*reasons, *self._left_out(), *more)
+        self.bus.handle(msgspec.structs.replace(finished, why=reasons))
         return code
 
     def _left_out(self) -> list[str]:

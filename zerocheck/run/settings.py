@@ -120,7 +120,7 @@ SETTINGS: dict[str, Setting] = {
             kind="whole number",
             metavar="N",
             default="0",
-            help="Another seed, other cases.",
+            help="What cases are drawn from: another number, other cases.",
         ),
         Setting(
             name="max_cases",

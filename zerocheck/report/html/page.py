@@ -97,7 +97,7 @@ def _verdict(counted: Tally, failing: tuple[str, ...]) -> tuple[str, str]:
         count = len(counted.findings)
         return "bad", f"{count} finding{'s' if count != 1 else ''}" if count else "The run fails"
     if not counted.complete:
-        return "known", "Not finished"
+        return "known", f"Not finished: {counted.cases} of {counted.planned} cases"
     said = all_hold(counted)
     return ("known" if counted.known else "good"), f"{said[0].upper()}{said[1:]}"
 
