@@ -15,6 +15,7 @@ from zerocheck.judge.diagnose.loss import causes as causes_of_losses
 from zerocheck.judge.diagnose.ownership import Tiling, of_nothing, of_shapes, of_tiling
 from zerocheck.judge.flat import NOBODY, flat_buffers
 from zerocheck.judge.layout import Layout
+from zerocheck.judge.verdict import said
 from zerocheck.models.network import build_model
 
 USED_BY_SOME = msgspec.structs.replace(
@@ -265,3 +266,10 @@ def test_nan_in_a_step_that_overflows_is_not_blamed_on_memory(observe: Callable)
     (violation,) = observed.judge().violations
     assert violation.obligation == "gradient"
     assert "uninitialised memory" not in violation.causes
+
+
+def test_causes_that_are_not_told_apart_stand_with_or() -> None:
+    sentences = {"lost": "it is 0", "older": "it is that of an earlier step"}
+    assert said(("lost", "older"), sentences) == "; it is 0; or it is that of an earlier step"
+    assert said(("lost", "of no sentence"), sentences) == "; it is 0"
+    assert said((), sentences) == said(("of no sentence",), sentences) == ""

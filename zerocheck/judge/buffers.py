@@ -8,7 +8,7 @@ import torch
 
 from ..contract.semantics import Semantics
 from .diagnose.buffers import SENTENCES, causes
-from .verdict import Violation
+from .verdict import Violation, said
 
 Buffers = Mapping[str, torch.Tensor]
 
@@ -51,7 +51,7 @@ def check(
             [rank[name] for rank in before],
             None if local is None else [rank[name] for rank in local()],
         )
-        words = "".join(f"; {SENTENCES[cause]}" for cause in names if cause in SENTENCES)
+        words = said(names, SENTENCES)
         return Violation(
             obligation="buffers",
             step=step,

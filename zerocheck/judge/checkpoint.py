@@ -15,7 +15,7 @@ from .diagnose.resume import SENTENCES, Known, Wrong, causes, data_causes, rando
 from .layout import Layout
 from .ownership import MOMENTS
 from .state import State
-from .verdict import Violation
+from .verdict import Violation, said
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def _state_violation(
     steps = [(loaded.steps[n], saved.state.steps[n]) for n in wrong_steps]
     known = Known(saved.state, saved.others, saved.step, layout, case)
     names = causes(wrong, steps, known)
-    words = "".join(f"; {SENTENCES[name]}" for name in names if name in SENTENCES)
+    words = said(names, SENTENCES)
     text = f"after the load, {_listed(what)} {'is' if len(what) == 1 else 'are'} not what was saved"
     if not wrong:
         place = layout.places[wrong_steps[0]]

@@ -18,7 +18,7 @@ from .layout import Layout
 from .ownership import MOMENTS
 from .pieces import split
 from .state import State
-from .verdict import Violation
+from .verdict import Violation, said
 
 
 def check(
@@ -78,7 +78,7 @@ def _copies(
     place, index = layout.at(position)
     tensors = layout.names_of(changed, changed.to(torch.float64))
     names = names or ("copies differ",)
-    words = "".join(f"; {SENTENCES[name]}" for name in names if name in SENTENCES)
+    words = said(names, SENTENCES)
     if mastered:
         text = "parameters are not their fp32 masters, rounded; they must be, bit for bit"
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, get_args
 
 import msgspec
@@ -138,6 +138,12 @@ class Weighed(msgspec.Struct, frozen=True, kw_only=True):
     elements: int
     stage: int | None = None
     told: bool = False
+
+
+def said(names: Sequence[str], sentences: Mapping[str, str]) -> str:
+    """`"; it is 0; or it is that of an earlier step"`: causes, of which any one explains it all."""
+    told = [sentences[name] for name in names if name in sentences]
+    return f"; {'; or '.join(told)}" if told else ""
 
 
 def statuses_of(
