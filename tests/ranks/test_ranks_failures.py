@@ -99,7 +99,7 @@ def test_hang(ask: Ask) -> None:
     assert [stood.state for stood in result.stood] == ["waiting", "finished", "waiting"]
     assert "skip_one" in result.stood[2].stack
     text = result.summary()
-    place = r"in skip_one \(.*ranks_targets\.py:\d+\)"
+    place = r"in _reduce \(.*ranks_targets\.py:\d+\)"
     said = f"rank 0 waited at step 2, forward, {place}, last collective all_reduce #1"
     assert re.search(said, text)
     assert "stack of ranks 0, 2" in text or text.count("stack of rank") == 2
