@@ -195,6 +195,12 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(page: Path, dark: bool) -> 
         assert wide <= 390
         back = driver.execute_script("return getComputedStyle(document.body).backgroundColor")
         assert (back == "rgb(20, 23, 26)") == dark
+        sizes = driver.execute_script(
+            "return [...document.querySelectorAll('figure:not([hidden]) svg text')]"
+            ".filter(text => text.getBoundingClientRect().width)"
+            ".map(text => parseFloat(getComputedStyle(text).fontSize) * text.getScreenCTM().a)"
+        )
+        assert sizes and min(sizes) >= 9, sizes  # pixels: legible
 
 
 def contrast(one: str, other: str) -> float:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from zerocheck.case.schema import Block
-from zerocheck.report import json_report, markdown
+from zerocheck.report import html, json_report, markdown
 from zerocheck.report.progress import Progress
 from zerocheck.run.journal import encode
 from zerocheck.run.pace import Kind, Pace
@@ -129,3 +129,11 @@ def test_where_nothing_was_timed_nothing_is_said_and_journals_stay_small() -> No
 def test_patterns_are_no_verdict() -> None:
     data = json.loads(json_report.render(tally(records())))
     assert data["exit_code"] == 0 and data["implementations"]["fsdp2"]["cases"]["holds"] == 6
+
+
+def test_names_in_the_words_are_code_on_the_page() -> None:
+    """Backticks are of Markdown, and none is shown by a browser."""
+    page = html.render(tally(records()))
+    assert "<code>overlap</code> is the share of the time" in page
+    shown = page.partition("<main")[2].partition("<script")[0]
+    assert "`" not in shown
