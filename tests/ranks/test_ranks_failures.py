@@ -93,7 +93,7 @@ def test_all_raise_alike_and_the_team_is_kept(ask: Ask, what: str) -> None:
 def test_hang(ask: Ask) -> None:
     began = time.monotonic()
     result = ask(3, "skip_one")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30  # seen, and not waited for: a collective has minutes
     assert result.outcome == "hung"
     assert result.first_failed is None
     assert [stood.state for stood in result.stood] == ["waiting", "finished", "waiting"]
