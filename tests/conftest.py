@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from slices import WHOLE
+
+if TYPE_CHECKING:
+    from zerocheck.ranks.pool import Pool
 
 collect_ignore = ["example_project"]  # it has tests of its own
 
@@ -40,6 +45,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]
 
 
+def pytest_collection_finish() -> None:
+    """What was imported by now stays: no collection of garbage needs to go through it again.
+
+    That takes a fifth of a second, for each simulation and for each fork of ranks.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_report_header() -> list[str]:
     """Said before the tests: what is not run is no secret."""
     long = "long tests: " + ("whole" if WHOLE else "a slice; tox -e conformance runs all of them")
@@ -57,3 +71,24 @@ def torch_as_it_was() -> Iterator[None]:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(False)
     torch.utils.deterministic.fill_uninitialized_memory = fill
+
+
+@pytest.fixture(scope="session")
+def session_pool() -> Iterator[Pool]:
+    """Rank processes for the cases of all files, with `borrowed`."""
+    from zerocheck.ranks.pool import Pool
+    from zerocheck.run.trial import TARGET
+
+    with Pool(TARGET) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="session")
+def deepspeed_pool() -> Iterator[Pool]:
+    """The same, with DeepSpeed imported before they are forked."""
+    from zerocheck.catalogue import OF_EXTRAS, modules_of
+    from zerocheck.ranks.pool import Pool
+    from zerocheck.run.trial import TARGET
+
+    with Pool(TARGET, warm=modules_of(OF_EXTRAS)) as ranks:
+        yield ranks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -17,14 +17,12 @@ from zerocheck.case.schema import Case
 from zerocheck.drive.observation import Job, RankSeen
 from zerocheck.ranks.pool import Pool
 from zerocheck.ranks.slot import Slot
-from zerocheck.run.trial import TARGET
 
 
 @pytest.fixture(scope="session")
-def pool() -> Iterator[Pool]:
+def pool(session_pool: Pool) -> Pool:
     """Rank processes for all tests of the judge."""
-    with Pool(TARGET) as running:
-        yield running
+    return session_pool
 
 
 @pytest.fixture(scope="session")
