@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import xml.etree.ElementTree as ET
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -56,21 +55,22 @@ def run(options, handlers):
         for handler in handlers:
             handler.handle(record)
 
-sys.modules["zerocheck.run.engine"] = types.SimpleNamespace(run=run)  # starts without torch
+# They start without torch.
+sys.modules["zerocheck.run.engine"] = types.SimpleNamespace(run=run)
+sys.modules["zerocheck.run.environment"] = types.SimpleNamespace(untested=lambda: "")
 """
 
 
 def session(pytester: pytest.Pytester, *args: str) -> pytest.RunResult:
-    """A pytest session with the plugin, which an installed zerocheck brings by itself."""
-    installed = entry_points(group="pytest11", name="zerocheck")
-    plugin = () if installed else ("-p", "zerocheck.pytest_plugin")
-    return pytester.runpytest_subprocess(*plugin, *args)
+    """A pytest session with the plugin, and with none that happens to be installed here."""
+    return pytester.runpytest_subprocess("-p", "zerocheck.pytest_plugin", *args)
 
 
 @pytest.fixture
 def here(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     monkeypatch.setenv("PYTHONPATH", ":".join(path for path in sys.path if path))
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makepyfile(test_mine=MODULE)
     return pytester
 
@@ -181,6 +181,7 @@ def run(options, handlers):
     assert len(calls) == 1
     raise zerocheck.UsageError("MyFSDP lacks train_step()")
 sys.modules["zerocheck.run.engine"] = types.SimpleNamespace(run=run)
+sys.modules["zerocheck.run.environment"] = types.SimpleNamespace(untested=lambda: "")
 """
     )
     result = session(here)
@@ -210,7 +211,7 @@ def test_workers_share_a_run(
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(here.path / "summary.md"))
     monkeypatch.setenv("GITHUB_WORKSPACE", str(here.path))
-    result = session(here, "-n2", "--dist", dist, "--junitxml=junit.xml")
+    result = session(here, "-p", "xdist", "-n2", "--dist", dist, "--junitxml=junit.xml")
     assert result.parseoutcomes()["failed"] == 1
     assert len(list(here.path.glob("run-gw*"))) == 1
     # The reports are named once, by the session that started the workers.
@@ -262,7 +263,9 @@ def run(options, handlers):
         for handler in handlers:
             handler.handle(record)
 
-sys.modules["zerocheck.run.engine"] = types.SimpleNamespace(run=run)  # starts without torch
+# They start without torch.
+sys.modules["zerocheck.run.engine"] = types.SimpleNamespace(run=run)
+sys.modules["zerocheck.run.environment"] = types.SimpleNamespace(untested=lambda: "")
 """
 
 

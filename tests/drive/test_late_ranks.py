@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from borrowing import borrowed
 from msgspec.structs import replace
 
 from zerocheck.case.schema import Block, Case, Disturbance, Model, Sharding, Training
 from zerocheck.catalogue import BUILT_IN
 from zerocheck.faults.catalogue import FAULTS
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.trial import TARGET, Trial
+from zerocheck.run.trial import Trial
 
 CASE = Case(
     mesh=(3,),
@@ -22,8 +23,8 @@ CASE = Case(
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool(TARGET, patience_s=3.0) as ranks:
+def pool(session_pool: Pool) -> Iterator[Pool]:
+    with borrowed(session_pool, patience_s=3.0) as ranks:
         yield ranks
 
 

@@ -3,6 +3,7 @@ other."""
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -63,6 +64,22 @@ def test_the_census_names_who_holds_a_storage() -> None:
         assert shown(subject)[address(subject.weight)] == Claim(0, "parameter", "w")  # type: ignore[arg-type]
         assert address(subject.view) == address(subject.weight)
         assert address(loose) not in claims
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_what_was_frozen_before_stays_so(frozen: bool) -> None:
+    """Else each later collection in a rank would go through all that it shares with others."""
+    gc.unfreeze()
+    kept = [object]
+    try:
+        if frozen:
+            gc.freeze()
+        with fresh_objects():
+            assert not any(one is kept for one in gc.get_objects())
+        assert (gc.get_freeze_count() > 0) is frozen
+        assert any(one is kept for one in gc.get_objects()) is not frozen
+    finally:
+        gc.freeze()  # as tests/conftest.py has it
 
 
 def test_local_variables_of_running_functions_have_names() -> None:

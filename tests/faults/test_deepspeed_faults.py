@@ -7,15 +7,15 @@ from importlib.util import find_spec
 
 import msgspec
 import pytest
+from borrowing import borrowed
 
 from zerocheck.case.schema import Block, Case, Data, Leg, Model, Precision, Start, Training
-from zerocheck.catalogue import OF_EXTRAS, modules_of
 from zerocheck.faults.catalogue.deepspeed import DEEPSPEED
 from zerocheck.faults.catalogue.fault import Fault
 from zerocheck.judge.verdict import EQUIVALENCE, RESUME
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.findings import independent
-from zerocheck.run.trial import TARGET, Trial
+from zerocheck.run.trial import Trial
 
 pytestmark = pytest.mark.skipif(
     find_spec("deepspeed") is None, reason="the extra `deepspeed` is not installed; tox has it"
@@ -30,8 +30,8 @@ CASE = Case(
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool(TARGET, patience_s=10.0, warm=modules_of(OF_EXTRAS)) as ranks:
+def pool(deepspeed_pool: Pool) -> Iterator[Pool]:
+    with borrowed(deepspeed_pool, patience_s=10.0) as ranks:
         yield ranks
 
 

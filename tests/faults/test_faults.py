@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from borrowing import borrowed
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -25,7 +26,7 @@ from zerocheck.faults.catalogue import FAULTS, Fault
 from zerocheck.judge.verdict import MEMORY, OBLIGATIONS, Violation
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.findings import independent
-from zerocheck.run.trial import TARGET, Outcome, Trial
+from zerocheck.run.trial import Outcome, Trial
 
 AHEAD = 12
 """Trials that are submitted before the oldest is judged."""
@@ -70,8 +71,8 @@ class Shown:
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool(TARGET, patience_s=2.0) as ranks:
+def pool(session_pool: Pool) -> Iterator[Pool]:
+    with borrowed(session_pool, patience_s=2.0) as ranks:
         yield ranks
 
 

@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from borrowing import borrowed
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -15,7 +16,7 @@ from cases import drawn
 
 from zerocheck.case.schema import Case, Training
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.trial import TARGET, Outcome, Trial
+from zerocheck.run.trial import Outcome, Trial
 
 SUBJECTS = Path(__file__).parent.parent / "run" / "subjects.py"
 
@@ -45,8 +46,8 @@ class Coalesced(Plain):
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool(TARGET, patience_s=3.0) as ranks:
+def pool(session_pool: Pool) -> Iterator[Pool]:
+    with borrowed(session_pool, patience_s=3.0) as ranks:
         yield ranks
 
 

@@ -61,13 +61,11 @@ def in_ranks(world_size: int, function: Callable[..., Any], *given: Any) -> list
         # A process group of an earlier test may be garbage. To collect it in a forked rank would
         # wait for its threads, which a fork does not have.
         gc.collect()
-        gc.freeze()
         for rank in range(world_size):
             pid = os.fork()
             if pid == 0:
                 _live(rank, world_size, Path(folder), function, given)
             ranks.append(pid)
-        gc.unfreeze()
         for pid in ranks:
             os.waitpid(pid, 0)
         results = []
@@ -84,6 +82,7 @@ def in_ranks(world_size: int, function: Callable[..., Any], *given: Any) -> list
 
 def _live(rank: int, world_size: int, folder: Path, function: Any, given: Any) -> None:
     """The life of a rank. Never returns."""
+    gc.freeze()  # a collection would copy the pages that the ranks share
     try:
         torch.set_num_threads(1)
         dist.init_process_group(

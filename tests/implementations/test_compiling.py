@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from borrowing import borrowed
 from msgspec.structs import replace
 from slices import sliced
 from torch.distributed.device_mesh import DeviceMesh
@@ -21,7 +22,7 @@ from zerocheck.models.batches import batch
 from zerocheck.models.network import build_model
 from zerocheck.ranks.pool import Pool
 from zerocheck.report.text import failures_of, finding_text
-from zerocheck.run.trial import TARGET, Trial
+from zerocheck.run.trial import Trial
 
 from .driver import in_ranks
 
@@ -39,8 +40,8 @@ def compiled(backend: str, **fields: object) -> Case:
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool(TARGET, patience_s=30.0) as ranks:
+def pool(session_pool: Pool) -> Iterator[Pool]:
+    with borrowed(session_pool, patience_s=30.0) as ranks:
         yield ranks
 
 

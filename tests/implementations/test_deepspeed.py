@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 import msgspec
 import pytest
 import torch
+from borrowing import borrowed
 from slices import WHOLE, sliced
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -29,13 +30,13 @@ from zerocheck.case.schema import (
     Start,
     Training,
 )
-from zerocheck.catalogue import OF_EXTRAS, modules_of
+from zerocheck.catalogue import OF_EXTRAS
 from zerocheck.contract import Implementation, Semantics, loading
 from zerocheck.errors import Unsupported, UsageError
 from zerocheck.judge.verdict import EQUIVALENCE
 from zerocheck.models.network import build_model
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.trial import TARGET, Trial
+from zerocheck.run.trial import Trial
 
 from .deepspeed_cases import CHOSEN, EVERYTHING, KEY, PLAIN, chosen, needs_deepspeed
 from .driver import in_ranks, observe_all
@@ -52,8 +53,8 @@ FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool(TARGET, patience_s=10.0, warm=modules_of(OF_EXTRAS)) as ranks:
+def pool(deepspeed_pool: Pool) -> Iterator[Pool]:
+    with borrowed(deepspeed_pool, patience_s=10.0) as ranks:
         yield ranks
 
 

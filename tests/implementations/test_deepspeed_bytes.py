@@ -6,16 +6,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from borrowing import borrowed
 from msgspec.structs import replace
 from slices import WHOLE, sliced
 
 from zerocheck.case.schema import Case, Model, Optimizer, Precision, Sharding
-from zerocheck.catalogue import OF_EXTRAS, modules_of
+from zerocheck.catalogue import OF_EXTRAS
 from zerocheck.contract import loading
 from zerocheck.judge.verdict import MEMORY
 from zerocheck.models.network import build_model
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.trial import TARGET, Trial
+from zerocheck.run.trial import Trial
 
 from .deepspeed_cases import chosen, needs_deepspeed
 
@@ -90,8 +91,8 @@ def test_what_is_not_told(stage: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool(TARGET, patience_s=10.0, warm=modules_of(OF_EXTRAS)) as ranks:
+def pool(deepspeed_pool: Pool) -> Iterator[Pool]:
+    with borrowed(deepspeed_pool, patience_s=10.0) as ranks:
         yield ranks
 
 

@@ -10,18 +10,19 @@ import msgspec
 import pytest
 import torch
 import torch.distributed as dist
+from borrowing import borrowed
 from slices import WHOLE, sliced
 from torch.distributed.device_mesh import DeviceMesh
 
 from zerocheck.case.schema import Case, Leg, Precision, ReadOutKind, Sharding, Training
-from zerocheck.catalogue import OF_EXTRAS, modules_of
+from zerocheck.catalogue import OF_EXTRAS
 from zerocheck.contract import Implementation, loading
 from zerocheck.drive.checkpoints import Position
 from zerocheck.errors import CheckpointError
 from zerocheck.judge.verdict import Obligation
 from zerocheck.models.network import build_model
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.trial import TARGET, Trial
+from zerocheck.run.trial import Trial
 
 from .deepspeed_cases import EVERYTHING, chosen, needs_deepspeed
 from .driver import in_ranks, step_of
@@ -32,8 +33,8 @@ ALL = ("deepspeed1", "deepspeed2", "deepspeed3")
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool(TARGET, patience_s=10.0, warm=modules_of(OF_EXTRAS)) as ranks:
+def pool(deepspeed_pool: Pool) -> Iterator[Pool]:
+    with borrowed(deepspeed_pool, patience_s=10.0) as ranks:
         yield ranks
 
 

@@ -79,13 +79,14 @@ UNFIT[ZeroRedundancy] = ("tiny_clip", "shapes")  # zero-redundancy-transposed-bu
 def _chosen(kind: type[Implementation], number: int, world_size: int) -> Collection[str]:
     """Names of the cases that run with the sharding of this number, the first being 0.
 
-    Of a slice a kind runs every third of the cases, and the next kind the ones beside them.
+    Of a slice a kind runs every fourth of the cases, on other numbers of ranks every second of the
+    few, and the next kind the ones beside them.
     """
-    if world_size != 3:
-        return sliced(WIDE, SMALLER) if number == 0 else ()
     place = list(SHARDINGS).index(kind)
+    if world_size != 3:
+        return sliced(WIDE, SMALLER[place % 2 :: 2]) if number == 0 else ()
     if number == 0:
-        return sliced(list(CASES), list(CASES)[place % 3 :: 3])
+        return sliced(list(CASES), list(CASES)[place % 4 :: 4])
     own = (place + number) % len(KEY)
     return sliced(KEY if number == 1 else FEW, KEY[own : own + 2] if number == 1 else KEY[own:][:1])
 

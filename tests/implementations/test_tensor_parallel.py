@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from borrowing import borrowed
 from msgspec.structs import replace
 from slices import sliced
 
@@ -22,7 +23,7 @@ from zerocheck.drive.measure import UNTOLD
 from zerocheck.implementations.ddp import Ddp
 from zerocheck.implementations.fsdp2 import Fsdp2
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.trial import TARGET, Trial
+from zerocheck.run.trial import Trial
 
 FAULTS = "zerocheck.faults.tensor_parallel"
 
@@ -57,8 +58,8 @@ def cut(model: Model = MODEL, ranks: int = 4, count: int = 2, **fields: object) 
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool(TARGET, patience_s=60.0) as ranks:
+def pool(session_pool: Pool) -> Iterator[Pool]:
+    with borrowed(session_pool, patience_s=60.0) as ranks:
         yield ranks
 
 

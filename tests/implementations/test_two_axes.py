@@ -7,6 +7,7 @@ from math import prod
 
 import msgspec
 import pytest
+from borrowing import borrowed
 
 from zerocheck.case.schema import Block, Case, Leg, Mesh, Model, Sharding, SyncKind, Training
 from zerocheck.contract.implementation import Implementation
@@ -20,7 +21,7 @@ from zerocheck.implementations.textbook.zero3 import Zero3
 from zerocheck.judge.verdict import EQUIVALENCE, MEMORY, RESUME
 from zerocheck.models.network import build_model
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.trial import TARGET, Trial
+from zerocheck.run.trial import Trial
 
 # stem.weight (4, 3), stem.bias (4,), head.weight (3, 4), head.bias (3,), and 4 of the block's.
 MODEL = Model(inputs=3, width=4, blocks=(Block(kind="mlp", hidden=5),), outputs=3)
@@ -28,8 +29,8 @@ CLIPPED = Training(steps=2, microbatches=2, clip=0.01)
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool(TARGET, patience_s=30.0) as ranks:
+def pool(session_pool: Pool) -> Iterator[Pool]:
+    with borrowed(session_pool, patience_s=30.0) as ranks:
         yield ranks
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -17,31 +17,31 @@ from zerocheck.case.schema import Case
 from zerocheck.drive.observation import Job, RankSeen
 from zerocheck.ranks.pool import Pool
 from zerocheck.ranks.slot import Slot
-from zerocheck.run.trial import TARGET
 
 
 @pytest.fixture(scope="session")
-def pool() -> Iterator[Pool]:
+def pool(session_pool: Pool) -> Pool:
     """Rank processes for all tests of the judge."""
-    with Pool(TARGET) as running:
-        yield running
+    return session_pool
 
 
 @pytest.fixture(scope="session")
-def observe(request: pytest.FixtureRequest) -> Callable[[str, Case], Observed]:
+def observe(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Observed]:
     """observe(implementation, case): run it and copy what was observed.
 
-    With ZEROCHECK_TEST_OBSERVATIONS=DIRECTORY what was observed once is kept there and read again,
-    and ranks are started only if something is missing: for tests/mutants, which changes the judge.
+    What was observed once is kept and read again, for many tests change one thing of the same;
+    anew=True runs it again. With ZEROCHECK_TEST_OBSERVATIONS=DIRECTORY it is kept there, and ranks
+    are started only if something is missing: for tests/mutants, which changes the judge.
     """
-    directory = os.environ.get("ZEROCHECK_TEST_OBSERVATIONS")
+    given = os.environ.get("ZEROCHECK_TEST_OBSERVATIONS")
+    directory = Path(given) if given else tmp_path_factory.mktemp("observations")
 
-    def run(implementation: str, case: Case) -> Observed:
-        if directory is None:
-            return _run(request.getfixturevalue("pool"), implementation, case)
+    def run(implementation: str, case: Case, *, anew: bool = False) -> Observed:
         said = implementation.encode() + msgspec.json.encode(case)
-        kept = Path(directory) / hashlib.sha256(said).hexdigest()
-        if not kept.exists():
+        kept = directory / hashlib.sha256(said).hexdigest()
+        if not kept.exists() or (anew and not given):
             observed = _run(request.getfixturevalue("pool"), implementation, case)
             kept.write_bytes(pickle.dumps((observed.seen, observed.tensors)))
         return Observed(case, *pickle.loads(kept.read_bytes()))

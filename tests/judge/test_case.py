@@ -236,7 +236,7 @@ def test_judging_leaves_the_global_state_alone(observe: Callable) -> None:
 
 
 def test_the_digest_is_that_of_the_bits(observe: Callable) -> None:
-    one, two = observe("fsdp2", CASE), observe("fsdp2", CASE)
+    one, two = observe("fsdp2", CASE), observe("fsdp2", CASE, anew=True)
     for observed in (one, two):
         for _, data in observed.places("parameter", "state", 0, "head.bias"):
             data[0] += 1.0

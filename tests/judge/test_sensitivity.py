@@ -14,8 +14,8 @@ from zerocheck.case.drawing import draw
 from zerocheck.case.schema import Case
 from zerocheck.judge.verdict import Obligation
 
-CASES = sliced(200, 60)
-FACTOR = 2**0.25
+CASES = sliced(200, 40)
+FACTOR = sliced(2**0.25, 2**0.5)
 """Between one size that is tried and the next."""
 
 IMPLEMENTATIONS = ("ddp", "fsdp2", "zero1", "zero2", "zero3")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from slices import sliced
@@ -67,10 +68,13 @@ def test_a_number_that_counts_is_no_difference_and_others_are() -> None:
     assert alike(blocks) == "block 5 differs from block 0 in heads"
 
 
-def timelines(given: Setup) -> list[Timeline]:
+@cache
+def timelines() -> tuple[Timeline, ...]:
+    """Of a few blocks, from which the rest is extrapolated."""
+    given = setup("deep")
     model = source(given.model)
     runs = [simulate(given, model, count) for count in TRIED]
-    return [timeline(one.log, one.blocks) for one in runs]
+    return tuple(timeline(one.log, one.blocks) for one in runs)
 
 
 def changed(line: Timeline, place: int, **new: object) -> Timeline:
@@ -81,7 +85,7 @@ def changed(line: Timeline, place: int, **new: object) -> Timeline:
 
 def test_one_byte_is_seen() -> None:
     """In a block in the middle, at an edge, and outside."""
-    lines = timelines(setup("deep"))
+    lines = timelines()
     extrapolate(lines, "layers", 16)
     most = lines[2].events
     for block in (0, 3, TRIED[2] - 1, -1):
@@ -93,14 +97,14 @@ def test_one_byte_is_seen() -> None:
 
 
 def test_another_operator_is_seen() -> None:
-    lines = timelines(setup("deep"))
+    lines = timelines()
     place = next(n for n, e in enumerate(lines[1].events) if e.block == 2)
     with pytest.raises(NotUniform):
         extrapolate([lines[0], changed(lines[1], place, operator="x"), lines[2]], "layers", 16)
 
 
 def test_events_name_their_block() -> None:
-    lines = timelines(setup("deep"))
+    lines = timelines()
     whole = extrapolate(lines, "layers", 16)
     named = [e for e in whole.events if e.block == 11 and e.module]
     assert named and all(e.module.startswith("layers.11") for e in named)

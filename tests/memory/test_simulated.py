@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import cache
 
 import pytest
 
@@ -16,7 +17,10 @@ from zerocheck.memory.source import source
 
 def report(model: str = "small_models:small", name: str = "fsdp2", **more: object) -> Report:
     options = {"world_size": 4, "precision": "fp32", "batch": 3, "sequence": 29, **more}
-    return analyse(Setup(model=model, implementation=name, **options))  # type: ignore[arg-type]
+    return analysed(Setup(model=model, implementation=name, **options))  # type: ignore[arg-type]
+
+
+analysed = cache(analyse)
 
 
 def sharded_bytes(model: str, ranks: int) -> int:

@@ -89,7 +89,7 @@ def test_a_case_that_asks_for_more_is_unsupported_with_the_reason(
         assert f"training.{field}" in outcome.reason
 
 
-def test_a_missing_average_is_named_and_replayed_bit_for_bit(run_subject: Run) -> None:
+def test_a_missing_average_is_named_and_replayed_bit_for_bit(run_subject: Run, pool: Pool) -> None:
     code, records = run_subject("not_averaged", world_sizes=(1, 2, 3), max_cases=4)
     assert code == 1
     finding = records.of(Finding)[-1]
@@ -108,7 +108,7 @@ def test_a_missing_average_is_named_and_replayed_bit_for_bit(run_subject: Run) -
     assert replayed is not None
     assert replayed.verdict.startswith("reproduced bit for bit: violated again")
     assert replayed.exit_code == 1
-    other = replay(Path(finding.case_file), implementation="fsdp2")
+    other = replay(Path(finding.case_file), implementation="fsdp2", ranks=pool)
     assert other is not None
     assert other.outcome.status == "holds"
 
@@ -318,7 +318,9 @@ def test_a_gradient_that_is_not_shown_is_recovered(run_subject: Run) -> None:
     assert code == 0, records[-1]
     tiers = {r.judgement.tier for r in records.of(CaseFinished) if r.judgement is not None}
     assert tiers == {"state only"}
-    code, records = run_subject("HiddenNotAveraged", world_sizes=(2, 3), max_cases=10)
+    code, records = run_subject(
+        "HiddenNotAveraged", world_sizes=(2, 3), max_cases=sliced(10, 5), shrink=sliced(True, False)
+    )
     assert code == 1
     findings = records.of(Finding)
     assert {finding.obligation for finding in findings} == {"gradient"}

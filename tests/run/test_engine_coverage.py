@@ -7,6 +7,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+from borrowing import borrowed
 from collected import Collect, Run
 
 from zerocheck.case import covering
@@ -18,16 +19,15 @@ from zerocheck.run.engine import run
 from zerocheck.run.options import RunOptions
 from zerocheck.run.records import CaseFinished, Coverage, RunFinished
 from zerocheck.run.tally import tally
-from zerocheck.run.trial import TARGET
 
 SUBJECTS = Path(__file__).with_name("subjects.py")
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
+def pool(session_pool: Pool) -> Iterator[Pool]:
     """Rank processes for all runs of this module."""
-    with Pool(TARGET, patience_s=5.0) as running:
-        yield running
+    with borrowed(session_pool, patience_s=5.0) as ranks:
+        yield ranks
 
 
 @pytest.fixture

@@ -146,7 +146,7 @@ def test_a_finding_of_memory_is_replayed_bit_for_bit(pool: Pool, tmp_path: Path)
         environment=environment(),
         obligations=ASKED,
     )
-    replayed = replay(write(tmp_path, "memory", file), implementation=FAULT)
+    replayed = replay(write(tmp_path, "memory", file), implementation=FAULT, ranks=pool)
     assert replayed is not None and replayed.exit_code == 1
     assert replayed.verdict.startswith("reproduced bit for bit")
 

@@ -117,10 +117,10 @@ def test_a_fault_is_named_shrunk_and_replayed(run: Run) -> None:
     path = Path(finding.case_file)
     with pytest.raises(UsageError, match=f"say so again to let its code run: --model {GPT}"):
         replay(path, implementation=name)
-    replayed = replay(path, implementation=name, model=GPT)
+    replayed = replay(path, implementation=name, model=GPT, ranks=run.pool)
     assert replayed is not None and replayed.exit_code == 1
     assert replayed.verdict.startswith("reproduced bit for bit: violated again")
-    other = replay(path, implementation="fsdp2", model=CONV)
+    other = replay(path, implementation="fsdp2", model=CONV, ranks=run.pool)
     assert other is not None and other.exit_code == 0
     assert other.verdict.endswith("; the model is not that of the file: wte.weight differs")
 

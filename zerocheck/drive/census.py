@@ -46,13 +46,19 @@ Claims = dict[int, Claim]
 
 @contextmanager
 def fresh_objects() -> Iterator[None]:
-    """Within it, `gc.get_objects()` has only what is made within it."""
+    """Within it, `gc.get_objects()` has only what is made within it.
+
+    Where something is frozen already, as in ranks, it stays: each later collection would go through
+    all that they have imported, and copy the pages of it that they share.
+    """
+    frozen = gc.get_freeze_count()
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not frozen:
+            gc.unfreeze()
 
 
 def address(tensor: Any) -> int:

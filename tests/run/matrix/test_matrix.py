@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from borrowing import borrowed
 
 from zerocheck.errors import UsageError
 from zerocheck.faults.catalogue import FAULTS
@@ -17,7 +18,6 @@ from zerocheck.run.matrix.engine import run
 from zerocheck.run.matrix.options import MatrixOptions
 from zerocheck.run.matrix.records import FaultsFinished, FaultsStarted, FaultTried, MatrixRecord
 from zerocheck.run.matrix.summary import Summary
-from zerocheck.run.trial import TARGET
 
 SIZES = (2, 3)
 SUBJECTS = Path(__file__).parent.parent / "subjects.py"
@@ -38,9 +38,9 @@ class Collect(list[MatrixRecord]):
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool(TARGET, patience_s=1.5) as running:
-        yield running
+def pool(session_pool: Pool) -> Iterator[Pool]:
+    with borrowed(session_pool, patience_s=1.5) as ranks:
+        yield ranks
 
 
 def matrix(pool: Pool, *names: str, **given: object) -> tuple[int, Collect]:
