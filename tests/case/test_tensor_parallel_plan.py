@@ -10,10 +10,11 @@ from msgspec.structs import replace
 
 from zerocheck.case.drawing import draw
 from zerocheck.case.fitting import fitting
-from zerocheck.case.legs import estimated, samples_read
+from zerocheck.case.legs import samples_read
 from zerocheck.case.resuming import draw_resumed
 from zerocheck.case.schema import Block, Case, Data, Leg, Model, Sharding, Training
 from zerocheck.case.tensor_parallel import cut_dim, fitted, plan_of
+from zerocheck.case.traits import estimated
 from zerocheck.case.validity import check
 from zerocheck.errors import UsageError
 from zerocheck.models.batches import batch, carried_seed, overflows, weight

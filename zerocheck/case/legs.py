@@ -32,27 +32,6 @@ def legs_of(case: Case) -> list[Case]:
     return legs
 
 
-def lowered(case: Case) -> bool:
-    """Whether anything is computed or reduced in another dtype than fp32."""
-    return case.precision.compute != "fp32" or case.precision.reduce != "fp32"
-
-
-def two_axes(case: Case) -> bool:
-    """Whether the ranks of some leg have a mesh of two axes."""
-    return len(case.mesh) > 1 or any(len(leg.mesh) > 1 for leg in case.resume)
-
-
-def cuts(case: Case) -> bool:
-    """Whether layers are cut over ranks (tensor parallelism)."""
-    return case.sharding.tensor_parallel > 1
-
-
-def estimated(case: Case) -> bool:
-    """Whether kernels differ from those of one device, so that bounds are estimated: the model is
-    compiled, or its layers are cut."""
-    return case.training.compile != "none" or cuts(case)
-
-
 def in_background(case: Case) -> bool:
     """Whether the checkpoint that ends a leg is to be written while training goes on."""
     return bool(case.resume) and case.resume[0].background

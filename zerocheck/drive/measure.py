@@ -10,8 +10,8 @@ from types import FrameType
 
 import torch
 
-from ..case.legs import cuts
 from ..case.schema import Case
+from ..case.traits import cuts
 from ..compat_memory import Allocation, AllocatorLog
 from ..contract.implementation import Implementation, Moment, Step
 from ..contract.layout import Call, Layout, Phase

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from ..case.legs import cuts, lowered, two_axes
 from ..case.schema import Case, Sharding, Training
+from ..case.traits import cuts, lowered, two_axes
 from ..catalogue import INJECTED, apart
 from ..contract import loading
 from ..contract.implementation import EXTRAS, OF_TRAINING, Implementation

@@ -13,9 +13,10 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..case.legs import end_of, estimated
+from ..case.legs import end_of
 from ..case.schema import Case
 from ..case.shapes import unfrozen
+from ..case.traits import estimated
 from ..contract.groups import learning_rates
 from ..contract.implementation import (
     MOMENTS,

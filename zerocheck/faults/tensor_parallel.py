@@ -11,9 +11,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from ..case.legs import cuts
 from ..case.schema import Case
 from ..case.tensor_parallel import plan_of
+from ..case.traits import cuts
 from ..contract import Built, Step, StepReport
 from ..contract.implementation import Moment
 from ..contract.shard import Index

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
 
-from ..case.legs import lowered
 from ..case.schema import Case
+from ..case.traits import lowered
 from ..contract import Semantics
 from ..contract.implementation import Call
 from ..models.blocks import DTYPES

@@ -14,9 +14,9 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from ..case.legs import lowered
 from ..case.schema import Case
 from ..case.shapes import draws_random
+from ..case.traits import lowered
 
 COMPILERS = ("g++", "clang++")
 """Of C++, which inductor looks for where CXX does not name one."""

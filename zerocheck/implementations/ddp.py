@@ -12,9 +12,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from ..case.legs import lowered
 from ..case.schema import Case
 from ..case.shapes import sometimes_used, uncalled
+from ..case.traits import lowered
 from ..contract import Built, BuiltImplementation, Loader, Saving, Semantics, groups
 from ..contract.checkpoint import beside, take_over, whole
 from ..contract.implementation import OF_TRAINING, Call, Stage

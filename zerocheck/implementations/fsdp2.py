@@ -19,9 +19,9 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
-from ..case.legs import cuts
 from ..case.schema import Case
 from ..case.shapes import sometimes_used
+from ..case.traits import cuts
 from ..contract import Built, BuiltImplementation, Loader, Saving, Semantics, groups
 from ..contract.checkpoint import beside, take_over
 from ..contract.implementation import EXTRAS

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable
 import torch
 from torch import nn
 
-from ..case.legs import lowered
 from ..case.schema import Case
 from ..case.shapes import sometimes_used, uncalled
+from ..case.traits import lowered
 from ..contract.layout import Layout, Phase
 from ..models.blocks import DTYPES
 from .account import Account, Tensor, Told, layout_of

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from ..case.legs import lowered, two_axes
 from ..case.schema import Case, WrapKind
 from ..case.shapes import (
     empties,
@@ -16,6 +15,7 @@ from ..case.shapes import (
     scalars,
     transposed,
 )
+from ..case.traits import lowered, two_axes
 
 
 def under_autocast(case: Case) -> str | None:

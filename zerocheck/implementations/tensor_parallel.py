@@ -23,10 +23,10 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from ..case.legs import cuts, lowered
 from ..case.schema import Case
 from ..case.shapes import learning, leaves_a_rank_empty, parameter_dtypes, parameter_shapes
 from ..case.tensor_parallel import Style, cut_dim, plan_of
+from ..case.traits import cuts, lowered
 
 STYLES: dict[Style, Callable[[], ParallelStyle]] = {
     "column": ColwiseParallel,

@@ -12,9 +12,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from ..case.legs import lowered
 from ..case.schema import Case
 from ..case.shapes import learning, parameter_dtypes
+from ..case.traits import lowered
 from ..contract import Built, Loader, groups
 from ..contract.checkpoint import beside, take_over
 from ..contract.layout import Layout

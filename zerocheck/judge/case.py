@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..case.legs import cuts, end_of, estimated
+from ..case.legs import end_of
 from ..case.schema import Case
+from ..case.traits import cuts, estimated
 from ..contract.groups import learning_rates
 from ..contract.semantics import Semantics
 from ..devices import CPU

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..case.legs import cuts
 from ..case.schema import Case
 from ..case.shapes import draws_random, transposed
+from ..case.traits import cuts
 from .checks import Check
 from .sharding import STRATEGIES, grouped
 

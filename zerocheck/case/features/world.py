@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import prod
 
 from ..hosts import counts
-from ..legs import cuts
 from ..schema import Case
 from ..shapes import parameter_shapes, trainable
+from ..traits import cuts
 from .row import table
 
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ...case.legs import lowered
 from ...case.schema import Case
 from ...case.shapes import empties
+from ...case.traits import lowered
 from ...contract.groups import group_of
 from ...contract.layout import Layout, Phase
 from ...models.blocks import DTYPES

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 
-from ...case.legs import lowered
 from ...case.schema import Case
+from ...case.traits import lowered
 from ...contract import Semantics
 from ...models.blocks import DTYPES
 from ..casting import computing, with_cast_inputs

@@ -7,9 +7,9 @@ from functools import lru_cache
 import torch
 from torch import nn
 
-from ...case.legs import two_axes
 from ...case.schema import Case, Model, Sharding
 from ...case.shapes import call_order, sometimes_used, uncalled, unfrozen
+from ...case.traits import two_axes
 from ...compat import size_based_units
 from ...contract.groups import group_of
 from ..compiling import compiles, uncompiled

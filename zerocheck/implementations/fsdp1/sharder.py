@@ -19,8 +19,8 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.fsdp.wrap import CustomPolicy, size_based_auto_wrap_policy
 
-from ...case.legs import lowered
 from ...case.schema import Case
+from ...case.traits import lowered
 from ...compat import Flat, flat_parameters, release
 from ...contract import (
     Built,

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import nn
 
-from ...case.legs import lowered
 from ...case.schema import Case
 from ...case.shapes import uncalled
+from ...case.traits import lowered
 from ...contract.layout import Layout, Phase
 from ...models.blocks import DTYPES
 from ..account import Account, Told, layout_of

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ...case.legs import lowered
 from ...case.schema import Case
+from ...case.traits import lowered
 from ...contract import Semantics
 from ...models.blocks import DTYPES
 from ..casting import computing, with_cast_inputs

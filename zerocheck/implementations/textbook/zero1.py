@@ -17,8 +17,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.hooks import RemovableHandle
 
-from ...case.legs import lowered
 from ...case.schema import Case
+from ...case.traits import lowered
 from ...compat import reduce_scatter_single
 from ...contract import Semantics, Shard, Step, StepReport
 from ...contract.implementation import UNCOMPILED

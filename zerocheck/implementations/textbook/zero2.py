@@ -19,8 +19,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.hooks import RemovableHandle
 
-from ...case.legs import lowered
 from ...case.schema import Case
+from ...case.traits import lowered
 from ...contract import Semantics, Shard, Step, StepReport
 from ...contract.implementation import UNCOMPILED
 from ...contract.layout import Layout

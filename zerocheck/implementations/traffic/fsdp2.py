@@ -11,9 +11,9 @@ from typing import Literal
 
 from torch import nn
 
-from ...case.legs import lowered
 from ...case.schema import Case
 from ...case.shapes import learning, sometimes_used
+from ...case.traits import lowered
 from ...models.blocks import DTYPES
 from ..fsdp2_bytes import waiting
 from ..sync import deferred

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from torch import nn
 
-from ...case.legs import lowered
 from ...case.schema import Case
 from ...case.shapes import unfrozen
+from ...case.traits import lowered
 from ...models.blocks import DTYPES
 from ..textbook.bucket import Named, of_one_dtype
 from ..textbook.partition import Partition, aligned, split

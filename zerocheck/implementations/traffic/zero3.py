@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from ...case.legs import lowered
 from ...case.schema import Case
 from ...case.shapes import unfrozen
+from ...case.traits import lowered
 from ..textbook.bucket import of_one_dtype
 from ..textbook.reduction import DEPTH
 from ..units import unit_modules
