@@ -101,8 +101,14 @@ def test_a_cell_opens_what_is_behind_it(desktop: Any) -> None:
     assert not drill.get_attribute("open")
     one(desktop, "td.bad a[data-obligation='gradient']").click()
     assert drill.get_attribute("open")
-    marked = drill.find_elements(By.CSS_SELECTOR, ".chosen")
+    marked = drill.find_elements(By.CSS_SELECTOR, "[data-of].chosen")
     assert {element.get_attribute("data-of") for element in marked} == {"gradient"}
+    column = one(drill, ".features th.chosen").get_property("cellIndex")
+    cells = drill.find_elements(By.CSS_SELECTOR, ".features td.chosen")
+    assert cells and {cell.get_property("cellIndex") for cell in cells} == {column}
+    names = drill.find_elements(By.CSS_SELECTOR, ".features tbody th")
+    titles = {name.get_property("textContent"): name.get_attribute("title") for name in names}
+    assert titles["world-2"] == "2 ranks" and all(titles.values())
     assert "world-2" in drill.text
     desktop.get(desktop.current_url.split("#")[0] + "#of-1-ddp")
     desktop.refresh()

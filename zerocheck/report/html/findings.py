@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ...judge.verdict import Violation
 from ...run.records import Finding
 from ..text import finding_lines, finding_title, number, one_line, printable, replay_line
 from .matrix import kind_of
@@ -13,8 +15,8 @@ from .matrix import kind_of
 @dataclass(frozen=True)
 class Shown:
     """One finding. facts: (label, text); decades: by how many powers of ten it is beyond its bound,
-    None where there is no such number; replay: the command, or empty; lines: as the console has
-    it."""
+    None where there is no such number; replay: the command, or empty; detail: stacks; lines:
+    as the console has it."""
 
     number: int
     kind: str
@@ -28,24 +30,15 @@ class Shown:
 
 
 def shown(finding: Finding) -> Shown:
-    """One finding of the run, or a known issue that it saw."""
-    violation = finding.violation
+    """One finding of the run, or a known issue that it saw, which has a page for the rest."""
+    known = finding.known is not None
     facts: list[tuple[str, str]] = []
     decades, ratio = None, ""
+    violation = finding.violation
     if violation is not None:
         facts.append(("obligation", violation.obligation))
-        ranks = ", ".join(map(str, violation.ranks)) or "all"
-        step = "before the first step" if violation.step < 0 else f"step {violation.step}"
-        facts.append(("parts at", f"{step}, {violation.role}, ranks: {ranks}"))
-        if violation.tensors:
-            facts.append(("tensors", ", ".join(violation.tensors)))
-        if violation.observed is not None and violation.expected is not None:
-            facts.append(("observed", number(violation.observed)))
-            facts.append(("expected", number(violation.expected)))
-        if violation.bound is not None:
-            facts.append(("bound", number(violation.bound)))
-        if violation.total:
-            facts.append(("wrong", f"{violation.wrong:,} of {violation.total:,} elements"))
+        if not known:
+            facts += _numbers(violation)
         if violation.ratio is not None and math.isfinite(violation.ratio):
             ratio = number(violation.ratio, digits=3)
             decades = max(0.0, math.log10(violation.ratio)) if violation.ratio > 0 else 0.0
@@ -55,7 +48,7 @@ def shown(finding: Finding) -> Shown:
     for label, text in (
         ("extent", finding.extent),
         ("may follow", ", ".join(finding.follows)),
-        ("reason", finding.reason),
+        ("reason", "" if known else finding.reason),
         ("smallest", finding.size),
         ("cases", str(finding.cases)),
         ("fingerprint", finding.fingerprint),
@@ -71,15 +64,30 @@ def shown(finding: Finding) -> Shown:
                 facts.append((label, text))
     return Shown(
         number=finding.number,
-        kind="known" if finding.known is not None else kind_of(finding.status),
+        kind="known" if known else kind_of(finding.status),
         title=finding_title(finding),
         facts=tuple((label, _lines(text)) for label, text in facts),
         decades=decades,
         ratio=ratio,
         replay=replay_line(finding),
-        detail=finding.detail,
+        detail="" if known else finding.detail,
         lines="\n".join(finding_lines(finding)[1:]),
     )
+
+
+def _numbers(violation: Violation) -> Iterator[tuple[str, str]]:
+    ranks = ", ".join(map(str, violation.ranks)) or "all"
+    step = "before the first step" if violation.step < 0 else f"step {violation.step}"
+    yield "parts at", f"{step}, {violation.role}, ranks: {ranks}"
+    if violation.tensors:
+        yield "tensors", ", ".join(violation.tensors)
+    if violation.observed is not None and violation.expected is not None:
+        yield "observed", number(violation.observed)
+        yield "expected", number(violation.expected)
+    if violation.bound is not None:
+        yield "bound", number(violation.bound)
+    if violation.total:
+        yield "wrong", f"{violation.wrong:,} of {violation.total:,} elements"
 
 
 def _lines(text: str) -> str:

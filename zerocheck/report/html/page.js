@@ -10,6 +10,13 @@
     all("[data-of]", drill).forEach((one) =>
       one.classList.toggle("chosen", one.dataset.of === obligation)
     );
+    // Its column has no names in the cells: there are many, and the page stays small.
+    all(".features", drill).forEach((table) => {
+      const names = [...table.tHead.rows[0].cells].map((one) => one.dataset.of);
+      all("td", table).forEach((one) =>
+        one.classList.toggle("chosen", names[one.cellIndex] === obligation)
+      );
+    });
     drill.querySelector("summary").focus();
     drill.scrollIntoView();
   };
@@ -22,6 +29,12 @@
     })
   );
   if (location.hash.startsWith("#of-")) show(location.hash.slice(1));
+
+  // What a feature is stands once, in the coverage.
+  const titles = new Map(
+    all("#coverage .titles tr").map((row) => [...row.cells].slice(0, 2).map((one) => one.textContent))
+  );
+  all(".features tbody th").forEach((one) => (one.title = titles.get(one.textContent) ?? ""));
 
   all("button[data-copy]").forEach((button) =>
     button.addEventListener("click", async () => {
