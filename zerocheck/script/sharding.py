@@ -47,8 +47,8 @@ class Sharding:
     """Text that makes `model` and `optimizer`, without indent.
 
     setup: makes both, wrap: the model alone; sync: "no_sync", "set_requires_gradient_sync" or ""
-    for neither; clip: what is called with the maximum norm; rewrap: makes `model` anew after
-    parameters were unfrozen; first: lines at the top of the script, before everything else.
+    for neither; clip: what is called with the maximum norm; rewrap: unfreezes all
+    parameters and makes `model` anew; first: lines at the top of the script, before everything else.
     """
 
     title: str
@@ -149,7 +149,8 @@ def _ddp(name: str, case: Case) -> Sharding:
         optimizer = [_call("optimizer = ZeroRedundancyOptimizer", arguments)]
     rewrap = ""
     if case.training.unfreeze is not None:
-        rewrap = f"model = DistributedDataParallel({', '.join(['model.module', *given])})"
+        module = "model.module.requires_grad_()"
+        rewrap = f"model = DistributedDataParallel({', '.join([module, *given])})"
     return Sharding(
         title=TITLES[name],
         gather="replicated",
