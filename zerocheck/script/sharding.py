@@ -48,7 +48,7 @@ class Sharding:
 
     setup: makes both, wrap: the model alone; sync: "no_sync", "set_requires_gradient_sync" or ""
     for neither; clip: what is called with the maximum norm; rewrap: unfreezes all
-    parameters and makes `model` anew; first: lines at the top of the script, before everything else.
+    parameters and makes `model` anew; first: lines at the top of the script.
     """
 
     title: str
