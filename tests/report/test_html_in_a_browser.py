@@ -26,8 +26,8 @@ from zerocheck.run.journal import read
 from zerocheck.run.records import CaseFinished, Record
 from zerocheck.run.tally import tally
 
-LONG = Path(__file__).parents[2] / "reports" / "resume" / "seed-0.ndjson.xz"
-"""1,040 resumed cases over nine implementations."""
+LONG = Path(__file__).parents[2] / "reports" / "conformance" / "seed-0.ndjson.xz"
+"""1,075 cases over thirteen implementations."""
 
 
 def measured(number: int, ranks: int) -> CaseFinished:
