@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
@@ -12,7 +11,6 @@ import msgspec
 
 from ..case import engine_options
 from ..case.covering import Pairs, candidates
-from ..case.drawing import draw
 from ..case.features import (
     COMPILED,
     CUT,
@@ -21,8 +19,6 @@ from ..case.features import (
     OF_PRECISION,
     OF_RESUME,
     OF_STEPS,
-    ON_TWO_AXES,
-    features,
 )
 from ..case.legs import legs_of
 from ..case.resuming import Harm, draw_resumed
@@ -32,48 +28,16 @@ from ..drive.observation import Described
 from ..errors import UsageError
 from ..judge.verdict import EQUIVALENCE, MEMORY, RESUME, Obligation
 from .array import Array
+from .draws import Asking, at_random, complete, enough, two_axes_asked
 from .options import RunOptions
 from .profiles import PROFILES
 from .records import Coverage
 
-NEEDED: dict[Obligation, str] = {"clip": "clip", "buffers": "block-batch-norm"}
-"""The feature that a case must have to exercise an obligation, where not every case does."""
-
 HARM_OF: dict[Obligation, Harm] = {"durability": "killed", "damage": "damaged"}
 """What must be done to a checkpoint to exercise an obligation."""
 
-OFTEN_REFUSED = frozenset(
-    (
-        "parameter-0d",
-        "parameter-empty",
-        "transposed",
-        "mixed-dtypes",
-        "sometimes-used",
-        "clip-inf",
-        "tied",
-        "flat-parameters",
-        "optimizer-first",
-        "static-graph",
-        "offload",
-        "compile",
-        "tensor-parallel",
-        "unfreeze",
-        "loss-scale",
-    )
-)
-"""Features that some library does not support: a case without any of them can be run."""
-
-OVERDRAW = 60
-"""How many cases are drawn for one with the features asked for, at most."""
-
-LARGEST_DRAWN = 8
-"""Ranks. Larger world sizes of a profile are left to the covering array: their cases are slow."""
-
-Asking = Callable[[Sequence[Case]], list[str | None]]
-"""asking(cases) -> of each case, why it is not supported, or None."""
-
 Ask = Callable[[str, Sequence[Case]], list[str | None]]
-"""ask(implementation, cases) -> the same."""
+"""ask(implementation, cases) -> of each case, why it is not supported, or None."""
 
 
 @dataclass(frozen=True)
@@ -176,10 +140,10 @@ class Plan:
             model = _model(described)
             self.coverage.append(Coverage(implementation=name, features=OF_RESUME, model=model))
         if set(self._options.obligations) & set(RESUME):
-            cases += self._resumed(name, described)
+            cases += self._resumed(name, described, ask)
         return cases
 
-    def _resumed(self, name: str, described: Described) -> list[Case]:
+    def _resumed(self, name: str, described: Described, ask: Ask) -> list[Case]:
         """Cases with checkpoints; one of an implementation that has none, which says so."""
         options = self._options
         count = PROFILES[options.profile].resumed if described.resumes else 1
@@ -189,8 +153,8 @@ class Plan:
         if not options.world_sizes_given:
             sizes = PROFILES[options.profile].resumed_sizes
         asked = {*options.obligations}.intersection(RESUME)
-        cases = draw_resumed(
-            count,
+        draw_some = partial(
+            draw_resumed,
             seed=options.seed + 1,
             world_sizes=sizes,
             fixed=self._fixed(described),
@@ -199,6 +163,7 @@ class Plan:
             two_axes="two_axes" not in described.lacks,
             harms=[HARM_OF[one] for one in sorted(asked)] if asked <= HARM_OF.keys() else (),
         )
+        cases = enough(draw_some, count, partial(ask, name)) if described.resumes else draw_some(1)
         # Small ones first: they say most for their time.
         return sorted(cases, key=lambda case: sum(leg.world_size for leg in legs_of(case)))
 
@@ -252,11 +217,15 @@ class Plan:
             count = min(count, options.max_cases)
         cut = options.max_cases if count < len(found) else None
         if len(found) < count:  # a few more, since some may be in the array already
-            drawn = _drawn(options, count - len(found) + len(found) // 10, fixed, meshes)
+            drawn = enough(
+                partial(at_random, options, fixed=fixed, meshes=meshes),
+                count - len(found) + len(found) // 10,
+                partial(ask, name),
+            )
             found = list(dict.fromkeys((*found, *drawn)))
         found = found[:count]
         if not profile.covering or cut is not None:  # an array has every feature
-            _complete(found, options, fixed)
+            complete(found, options, fixed)
         if not found:
             wanted = ", ".join(options.features)
             raise UsageError(f"no case for {name} has the features asked for: {wanted}")
@@ -297,7 +266,7 @@ def _meshes(options: RunOptions, described: Described) -> list[Mesh]:
 
     None where the implementation does not handle them, but for who asks for what they are.
     """
-    if "two_axes" in described.lacks and not _two_axes_asked(options):
+    if "two_axes" in described.lacks and not two_axes_asked(options):
         return []
     if not options.world_sizes_given:
         return list(PROFILES[options.profile].meshes)
@@ -307,83 +276,6 @@ def _meshes(options: RunOptions, described: Described) -> list[Mesh]:
         for replicas in range(1, size + 1)
         if size > 1 and size % replicas == 0
     ]
-
-
-def _two_axes_asked(options: RunOptions) -> bool:
-    return not ON_TWO_AXES.isdisjoint(options.features)
-
-
-def _drawn(
-    options: RunOptions, count: int, fixed: Mapping[str, object], meshes: Sequence[Mesh]
-) -> list[Case]:
-    """Cases drawn at random. World sizes take turns, and so do all meshes of two axes together."""
-    if count <= 0:
-        return []
-    sizes = options.world_sizes
-    if not options.world_sizes_given:
-        sizes = tuple(size for size in sizes if size <= LARGEST_DRAWN)
-        meshes = [mesh for mesh in meshes if math.prod(mesh) <= LARGEST_DRAWN]
-    worlds: list[tuple[int | None, Sequence[Mesh]]] = []
-    if not _two_axes_asked(options):
-        worlds += [(size, ()) for size in sizes]
-    if meshes and "mesh" not in fixed:
-        worlds.append((None, meshes))
-    counts = [count // len(worlds)] * len(worlds)
-    for position in range(count - sum(counts)):
-        counts[position] += 1
-    queues = [
-        _with_features(options, size, share, fixed, of_two)
-        for (size, of_two), share in zip(worlds, counts, strict=True)
-        if share
-    ]
-    return [case for turn in zip_longest(*queues) for case in turn if case is not None]
-
-
-def _complete(found: list[Case], options: RunOptions, fixed: Mapping[str, object]) -> None:
-    """Put a case in for every obligation that none of a few cases would exercise for sure.
-
-    A case with something that libraries refuse is not sure. They take the place of the last cases,
-    for want of which nothing goes unchecked.
-    """
-    place = len(found)
-    for obligation, feature in NEEDED.items():
-        if obligation not in options.obligations or place == 0:
-            continue
-        if any(feature in names and not names & OFTEN_REFUSED for names in _features(found)):
-            continue
-        seed = options.seed * 10_007 + 1_000_003
-        drawn = draw(OVERDRAW, seed=seed, world_sizes=options.world_sizes, fixed=fixed)
-        wanted = {feature, *options.features}
-        fitting = [
-            (case, names)
-            for case, names in zip(drawn, _features(drawn), strict=True)
-            if wanted <= names
-        ]
-        if fitting:
-            place -= 1
-            found[place] = min(fitting, key=lambda pair: len(pair[1] & OFTEN_REFUSED))[0]
-
-
-def _features(cases: Iterable[Case]) -> list[set[str]]:
-    return [set(features(case)) for case in cases]
-
-
-def _with_features(
-    options: RunOptions,
-    size: int | None,
-    count: int,
-    fixed: Mapping[str, object],
-    meshes: Sequence[Mesh],
-) -> list[Case]:
-    """size: None for cases of the meshes alone."""
-    wanted = set(options.features)
-    # One seed per world size: adding a world size does not change the cases of the others.
-    seed = options.seed * 10_007 + (size or 0)
-    sizes = () if size is None else (size,)
-    if not wanted:
-        return draw(count, seed=seed, world_sizes=sizes, fixed=fixed, meshes=meshes)
-    drawn = draw(count * OVERDRAW, seed=seed, world_sizes=sizes, fixed=fixed, meshes=meshes)
-    return [case for case in drawn if wanted <= set(features(case))][:count]
 
 
 def _mapping(value: object) -> dict[str, object]:

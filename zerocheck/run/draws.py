@@ -1,0 +1,168 @@
+"""The cases of a run that are drawn at random, so that enough of them can be run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import zip_longest
+
+from ..case.drawing import draw
+from ..case.features import ON_TWO_AXES, features
+from ..case.schema import Case, Mesh
+from ..errors import UsageError
+from ..judge.verdict import Obligation
+from .options import RunOptions
+
+NEEDED: dict[Obligation, str] = {"clip": "clip", "buffers": "block-batch-norm"}
+"""The feature that a case must have to exercise an obligation, where not every case does."""
+
+OFTEN_REFUSED = frozenset(
+    (
+        "parameter-0d",
+        "parameter-empty",
+        "transposed",
+        "mixed-dtypes",
+        "sometimes-used",
+        "clip-inf",
+        "tied",
+        "flat-parameters",
+        "optimizer-first",
+        "static-graph",
+        "offload",
+        "compile",
+        "tensor-parallel",
+        "unfreeze",
+        "loss-scale",
+    )
+)
+"""Features that some library does not support: a case without any of them can be run."""
+
+OVERDRAW = 60
+"""How many cases are drawn for one with the features asked for, at most."""
+
+LARGEST_DRAWN = 8
+"""Ranks. Larger world sizes of a profile are left to the covering array: their cases are slow."""
+
+MOST_DRAWN = 16
+"""How many times as many cases are drawn, at most, for an implementation that refuses most."""
+
+Asking = Callable[[Sequence[Case]], list[str | None]]
+"""asking(cases) -> of each case, why it is not supported, or None."""
+
+
+def at_random(
+    options: RunOptions, count: int, fixed: Mapping[str, object], meshes: Sequence[Mesh]
+) -> list[Case]:
+    """Cases drawn at random. World sizes take turns, and so do all meshes of two axes together.
+
+    More of them begin with the same ones.
+    """
+    if count <= 0:
+        return []
+    sizes = options.world_sizes
+    if not options.world_sizes_given:
+        sizes = tuple(size for size in sizes if size <= LARGEST_DRAWN)
+        meshes = [mesh for mesh in meshes if math.prod(mesh) <= LARGEST_DRAWN]
+    worlds: list[tuple[int | None, Sequence[Mesh]]] = []
+    if not two_axes_asked(options):
+        worlds += [(size, ()) for size in sizes]
+    if meshes and "mesh" not in fixed:
+        worlds.append((None, meshes))
+    counts = [count // len(worlds)] * len(worlds)
+    for position in range(count - sum(counts)):
+        counts[position] += 1
+    queues = [
+        _with_features(options, size, share, fixed, of_two)
+        for (size, of_two), share in zip(worlds, counts, strict=True)
+        if share
+    ]
+    return [case for turn in zip_longest(*queues) for case in turn if case is not None]
+
+
+def enough(draw_some: Callable[[int], list[Case]], count: int, ask: Asking) -> list[Case]:
+    """`draw_some(count)`, if at least half of these are supported.
+
+    Else more are drawn, and all that are supported stay, up to `count`; of those that are not, one
+    for each reason, up to a quarter, so that reports have the reasons. Code that is made for little
+    (one dtype, one way to clip) would be tried on a handful of cases otherwise.
+    """
+    cases = draw_some(count)
+    if 2 * ask(cases).count(None) >= len(cases):
+        return cases
+    kept, times = cases, 1
+    while times < MOST_DRAWN:
+        times *= 4
+        try:
+            more = draw_some(count * times)
+        except UsageError:  # the fixed fields leave no more
+            break
+        if len(more) == len(cases):
+            break
+        cases, kept = more, _worth(more, ask(more), count)
+        if len(kept) == count:
+            break
+    return kept
+
+
+def _worth(cases: Sequence[Case], reasons: Sequence[str | None], count: int) -> list[Case]:
+    """The first `count` of those that can be run, and of the first refused ones."""
+    kept: list[Case] = []
+    told: set[str] = set()
+    for case, reason in zip(cases, reasons, strict=True):
+        if reason is None:
+            kept.append(case)
+        elif reason not in told and len(told) < max(1, count // 4):
+            told.add(reason)
+            kept.append(case)
+    return kept[:count]
+
+
+def complete(found: list[Case], options: RunOptions, fixed: Mapping[str, object]) -> None:
+    """Put a case in for every obligation that none of a few cases would exercise for sure.
+
+    A case with something that libraries refuse is not sure. They take the place of the last cases,
+    for want of which nothing goes unchecked.
+    """
+    place = len(found)
+    for obligation, feature in NEEDED.items():
+        if obligation not in options.obligations or place == 0:
+            continue
+        if any(feature in names and not names & OFTEN_REFUSED for names in _features(found)):
+            continue
+        seed = options.seed * 10_007 + 1_000_003
+        drawn = draw(OVERDRAW, seed=seed, world_sizes=options.world_sizes, fixed=fixed)
+        wanted = {feature, *options.features}
+        fitting = [
+            (case, names)
+            for case, names in zip(drawn, _features(drawn), strict=True)
+            if wanted <= names
+        ]
+        if fitting:
+            place -= 1
+            found[place] = min(fitting, key=lambda pair: len(pair[1] & OFTEN_REFUSED))[0]
+
+
+def _features(cases: Iterable[Case]) -> list[set[str]]:
+    return [set(features(case)) for case in cases]
+
+
+def _with_features(
+    options: RunOptions,
+    size: int | None,
+    count: int,
+    fixed: Mapping[str, object],
+    meshes: Sequence[Mesh],
+) -> list[Case]:
+    """size: None for cases of the meshes alone."""
+    wanted = set(options.features)
+    # One seed per world size: adding a world size does not change the cases of the others.
+    seed = options.seed * 10_007 + (size or 0)
+    sizes = () if size is None else (size,)
+    if not wanted:
+        return draw(count, seed=seed, world_sizes=sizes, fixed=fixed, meshes=meshes)
+    drawn = draw(count * OVERDRAW, seed=seed, world_sizes=sizes, fixed=fixed, meshes=meshes)
+    return [case for case in drawn if wanted <= set(features(case))][:count]
+
+
+def two_axes_asked(options: RunOptions) -> bool:
+    return not ON_TWO_AXES.isdisjoint(options.features)
