@@ -146,6 +146,13 @@ class Observation:
             for seen in self.seen
         ]
 
+    def left(self, index: int, *, apart: bool) -> list[tuple[str, ...]]:
+        """Per rank, hashes of the random states that the forwards of step `index` left behind.
+
+        Empty where ranks are not apart: those that compute one thing together leave the same.
+        """
+        return [seen.left for seen in self.steps(index)] if apart else []
+
     def left_elsewhere(self, index: int) -> set[str]:
         """Hashes of the random states that the forwards of all steps but this one left behind."""
         steps = [

@@ -7,7 +7,7 @@ the enclosure. So errors never compound, and the first wrong step is known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -28,20 +28,19 @@ from . import loss as loss_
 from .assemble import Fetch, Held, Observation
 from .compare import all_finite
 from .diagnose.tensor_parallel import order_of_pieces
-from .digest import digest_of
-from .estimate import Off
+from .estimate import NOT_OFF
 from .flat import FlatBuffer, flat_buffers
 from .layout import Layout
 from .local import LocalRunner, Passes, as_on_a_rank
+from .noted import Noted
 from .ownership import Ownership
 from .pieces import Enclosing, in_pieces, split
 from .precision import Computing, begun_in
-from .ran_on import check_repeats, own_states, ran_on
+from .ran_on import own_states, ran_on
 from .replayed import Replayed
 from .state import Start, State
 from .update import Recipe, Update, UpdateJudge
-from .vacuity import Vacuity
-from .verdict import Judgement, Obligation, Tier, Violation, statuses_of
+from .verdict import Judgement, Obligation
 
 
 def judge(case: Case, seen: Sequence[RankSeen], fetch: Fetch, *, digest: bool = False) -> Judgement:
@@ -83,39 +82,26 @@ class CaseJudge:
         masters = self.semantics.master != "none"
         self.ownership = Ownership(self.observation, case.hosts, masters=masters)
         self.updates = UpdateJudge(self.layout, Recipe.of(case))
-        self.exercised: set[Obligation] = set()
-        self.vacuity = Vacuity(seen)
-        self.shares: dict[Obligation, float] = {}
-        self.violations: dict[Obligation, Violation] = {}
-        self.tier: Tier = "full"
+        self.noted = Noted(seen)
         self.passes: Passes | None = None
         self.estimates = estimated(case)
-        self._off: Off | None = None
-        self._taken: tuple[Passes, Callable[[], Passes]] | None = None
+        self._off = NOT_OFF
         self.used_before = [False] * len(self.layout.places)
 
     def judgement(self, *, digest: bool) -> Judgement:
         """The verdict on every obligation of a step."""
         if self._owned(self.first - 1, "state"):
             self._induction()
-        statuses = statuses_of(self.violations, self.exercised)
-        first = sorted(self.violations.values(), key=lambda v: v.step)
-        return Judgement(
-            statuses=statuses,
-            share=self.shares,
-            violations=tuple(first),
-            tier=self.tier,
-            digest=digest_of(self.observation) if digest or self.violations else "",
-            semantics=self.observation.seen[0].semantics,
-            estimated=tuple(one for one in _LOCAL if one in statuses) if self.estimates else (),
-            vacuous=self.vacuity.among(o for o, status in statuses.items() if status == "holds"),
-        )
+        estimated = _LOCAL if self.estimates else ()
+        return self.noted.judgement(self.observation, estimated=estimated, digest=digest)
 
     def _induction(self) -> None:
         before = State.observed(self.observation, self.first - 1)
         self._base(before)
         del self.start  # as large as the state
-        self._note("publish", 0.0, publish.check(self.observation, before, step=self.first - 1))
+        self.noted.note(
+            "publish", 0.0, publish.check(self.observation, before, step=self.first - 1)
+        )
         earlier: list[torch.Tensor] | None = None
         for step in range(self.first, self.end + 1):
             gradient = self._forward(step, before, earlier)
@@ -123,9 +109,9 @@ class CaseJudge:
             if step == self.end or not (self._agreed(step) and self._owned(step, "state")):
                 return
             after = State.observed(self.observation, step)
-            self.vacuity.moved(before, after)
+            self.noted.vacuity.moved(before, after)
             self._update(step, before, after, gradient)
-            self._note(
+            self.noted.note(
                 "publish", 0.0, publish.check(self.observation, after, step=step, before=before)
             )
             if self.passes is not None:
@@ -145,7 +131,7 @@ class CaseJudge:
         if cuts(self.case):
             seen, wanted = before.parameter, self.start[0]
             violation = order_of_pieces(violation, seen, wanted, self.layout, self.case)
-        self._note("publish", 0.0, violation)
+        self.noted.note("publish", 0.0, violation)
 
     def _forward(
         self, step: int, before: State, earlier: Sequence[torch.Tensor] | None
@@ -154,43 +140,43 @@ class CaseJudge:
 
         earlier: what each rank computed with in the step before.
         """
-        seen = self.observation.steps(step)
-        losses = [rank.losses for rank in seen]
-        self.passes, self._off = None, None
+        losses = [rank.losses for rank in self.observation.steps(step)]
+        self.passes, self._off = None, NOT_OFF
         random = own_states(self.observation.random_states(step), self.device)
         apart = self.case.sharding.tensor_parallel
-        self._note("loss", 0.0, loss_.check_random(random, step=step, together=apart))
+        self.noted.note("loss", 0.0, loss_.check_random(random, step=step, together=apart))
         passes = self.replayed.passes(step, before)
         if self.device.type != CPU:
-            self._taken = passes, lambda: self.replayed.passes(step, before)
+            self.noted.taken(passes, lambda: self.replayed.passes(step, before))
         if self.estimates:
             self._off = self.replayed.off(step, before, passes)
-        slack = 0.0 if self._off is None else self._off.loss
         violation = loss_.check(
             losses,
             passes.losses,
-            off=slack,
+            off=self._off.loss,
             step=step,
             evaluated=lambda: self.replayed.evaluated(step, before),
-            left=self._left(step),
+            left=self.observation.left(step, apart=not cuts(self.case)),
             left_elsewhere=self.observation.left_elsewhere(step),
         )
         if violation is not None and earlier is not None:
             stale = self.replayed.passes(step, before, own=earlier)
-            if loss_.same(losses, stale.losses, slack):
-                self._note("publish", 0.0, publish.stale(step, violation))
+            if loss_.same(losses, stale.losses, self._off.loss):
+                self.noted.note("publish", 0.0, publish.stale(step, violation))
                 return self._reduced(step)
-        if violation is not None and not violation.causes and "loss" not in self.violations:
+        if violation is not None and not violation.causes and "loss" not in self.noted.violations:
             buffers = self._flat_buffers()
             violation = self.replayed.of_other_parameters(step, before, violation, buffers)
             if cuts(self.case):
-                violation = self.replayed.of_repeated_biases(step, before, violation, slack)
-        self._note("loss", 0.0, violation)
+                violation = self.replayed.of_repeated_biases(
+                    step, before, violation, self._off.loss
+                )
+        self.noted.note("loss", 0.0, violation)
         if violation is not None:
             # The forward was another one, so its gradient is too: one bug, one finding.
             return self._reduced(step)
         self.passes = passes
-        self.vacuity.losses(passes.losses)
+        self.noted.vacuity.losses(passes.losses)
         self._buffers(step, before, passes)
         held = self._reduced(step)
         if held is not None:
@@ -203,20 +189,15 @@ class CaseJudge:
     def _expected(self, step: int, passes: Passes) -> gradient_.Expected:
         scales = self.observation.loss_scales(step)
         return gradient_.expected(
-            passes, self.layout, self.case, self.semantics, scales=scales, noise=self._noise
+            passes, self.layout, self.case, self.semantics, scales=scales, noise=self._off.gradient
         )
-
-    @property
-    def _noise(self) -> torch.Tensor | float:
-        """How far the sum of local gradients can be off, where that is estimated."""
-        return 0.0 if self._off is None else self._off.gradient
 
     def _hidden(self, step: int, before: State, after: State, shown: Held | None) -> None:
         """Judge a step whose gradient, or whose clipped gradient, was not shown.
 
         What the optimizer was given is recovered from exp_avg. shown: the reduced gradient.
         """
-        if "exp_avg" not in after.present or "ownership" in self.violations:
+        if "exp_avg" not in after.present or "ownership" in self.noted.violations:
             return
         recovered = hidden.recover(before, after, self.layout, self.case, step=step)
         if shown is not None:
@@ -226,7 +207,7 @@ class CaseJudge:
             enclosing = wanted.of.wider(recovered.error)
             if self.case.training.clip is not None:
                 enclosing = self._hidden_clip(step, recovered, wanted.of, seen=False)
-            if "clip" not in self.violations:
+            if "clip" not in self.noted.violations:
                 wanted = wanted._replace(of=enclosing)
                 self._gradient(step, before, self.passes, recovered.held, wanted)
         self._applied(step, before, after, recovered.held, error=recovered.error)
@@ -236,8 +217,10 @@ class CaseJudge:
     ) -> Enclosing:
         """Judge clipping; returns the enclosure of the clipped gradient."""
         wanted = hidden.clipping(gradient, recovered.error, self.layout, self.case, self.semantics)
-        self.vacuity.clipped(zip(gradient.exact(), wanted.clipped.exact(), strict=True))
-        self._note("clip", *hidden.check_clip(recovered, wanted, self.layout, step=step, seen=seen))
+        self.noted.vacuity.clipped(zip(gradient.exact(), wanted.clipped.exact(), strict=True))
+        self.noted.note(
+            "clip", *hidden.check_clip(recovered, wanted, self.layout, step=step, seen=seen)
+        )
         return wanted.clipped
 
     def _gradient(
@@ -248,8 +231,8 @@ class CaseJudge:
         held: Held,
         wanted: gradient_.Expected,
     ) -> None:
-        self.vacuity.gradient(wanted.of.exact())
-        if "gradient" in self.violations:
+        self.noted.vacuity.gradient(wanted.of.exact())
+        if "gradient" in self.noted.violations:
             return  # the first one counts, and its diagnosis takes time
         share, violation = gradient_.check(
             held,
@@ -266,10 +249,10 @@ class CaseJudge:
             used_before=self.used_before,
             loss_scale=self.observation.loss_scales(step)[0],
             buffers=self._flat_buffers,
-            left=self._left(step),
-            noise=self._noise,
+            left=self.observation.left(step, apart=not cuts(self.case)),
+            noise=self._off.gradient,
         )
-        self._note("gradient", share, violation)
+        self.noted.note("gradient", share, violation)
 
     def _previous(self, step: int, point: Point) -> torch.Tensor | None:
         """The gradient of the step before, 0 where there was none."""
@@ -279,12 +262,6 @@ class CaseJudge:
         held = self.observation.held(step - 1, at, "gradient")
         return None if held is None else vectors.copy(held.whole).nan_to_num_(nan=0.0)
 
-    def _left(self, step: int) -> list[tuple[str, ...]]:
-        """What forwards left of random numbers, where no two ranks should leave the same."""
-        if cuts(self.case):
-            return []
-        return [rank.left for rank in self.observation.steps(step)]
-
     def _flat_buffers(self) -> list[FlatBuffer]:
         return flat_buffers(self.observation.seen, self.layout)
 
@@ -293,14 +270,14 @@ class CaseJudge:
             return None
         held = self.observation.held(step, "reduced", "gradient")
         if held is None:
-            self.tier = "state only"
+            self.noted.tier = "state only"
         return held
 
     def _buffers(self, step: int, before: State, passes: Passes) -> None:
         if not self.layout.buffers or step == self.end:
             return
         sent = self.semantics.buffers != "local"
-        self.vacuity.buffers(self.observation.buffers(step - 1), passes.buffers)
+        self.noted.vacuity.buffers(self.observation.buffers(step - 1), passes.buffers)
         violation = buffers_.check(
             self.observation.buffers(step),
             passes.buffers,
@@ -310,9 +287,9 @@ class CaseJudge:
             local=(lambda: self.replayed.passes(step, before, local=True).buffers)
             if sent
             else None,
-            off=None if self._off is None else self._off.buffers,
+            off=self._off.buffers,
         )
-        self._note("buffers", 0.0, violation)
+        self.noted.note("buffers", 0.0, violation)
 
     def _update(self, step: int, before: State, after: State, gradient: Held | None) -> None:
         if self._skipped(step, before, after, gradient):
@@ -327,7 +304,7 @@ class CaseJudge:
         """Whether the ranks took one and the same step. Else there is no one state after it."""
         violation = skip.check_reports(self.observation.steps(step), step=step)
         if violation is not None:
-            self._note("update", 0.0, violation)
+            self.noted.note("update", 0.0, violation)
         return violation is None
 
     def _skipped(self, step: int, before: State, after: State, gradient: Held | None) -> bool:
@@ -338,7 +315,7 @@ class CaseJudge:
             before, after, self.layout, self.case, seen, finite=finite, step=step
         )
         if over:
-            self._note("update", 0.0, violation)
+            self.noted.note("update", 0.0, violation)
         return over
 
     def _finite(self, step: int, gradient: Held | None) -> bool | None:
@@ -374,7 +351,7 @@ class CaseJudge:
             ),
             step=step,
         )
-        self._note("update", share, violation)
+        self.noted.note("update", share, violation)
 
     def _clip(self, step: int, gradient: Held) -> Held | None:
         """Judge norm and clipping; returns the gradient that the optimizer was given."""
@@ -384,10 +361,10 @@ class CaseJudge:
             return None
         clipped = self.observation.held(step, "clipped", "gradient")
         if clipped is None:
-            self.tier = "state only"
+            self.noted.tier = "state only"
         norms = [rank.grad_norm for rank in self.observation.steps(step)]
         if any(norm is not None for norm in norms):
-            self._note(
+            self.noted.note(
                 "clip",
                 *clip_.check_norm(
                     norms,
@@ -404,10 +381,10 @@ class CaseJudge:
                 ),
             )
         if clipped is not None:
-            self.vacuity.clipped(
+            self.noted.vacuity.clipped(
                 (gradient.whole[here], clipped.whole[here]) for here in split(self.layout.size)
             )
-            self._note(
+            self.noted.note(
                 "clip",
                 *clip_.check_clipped(
                     clipped, gradient, norms, self.layout, self.case, self.semantics, step=step
@@ -417,16 +394,7 @@ class CaseJudge:
 
     def _owned(self, step: int, point: str) -> bool:
         """Whether the shards tile their tensors here. Without that nothing can be put together."""
-        if "ownership" in self.violations:
+        if "ownership" in self.noted.violations:
             return False
-        self._note("ownership", 0.0, self.ownership.check(step, point))  # type: ignore[arg-type]
-        return "ownership" not in self.violations
-
-    def _note(self, obligation: Obligation, share: float, violation: Violation | None) -> None:
-        self.exercised.add(obligation)
-        if violation is not None and self._taken is not None:
-            check_repeats(*self._taken)
-        if violation is not None:
-            self.violations.setdefault(obligation, violation)
-        else:
-            self.shares[obligation] = max(self.shares.get(obligation, 0.0), share)
+        self.noted.note("ownership", 0.0, self.ownership.check(step, point))  # type: ignore[arg-type]
+        return "ownership" not in self.noted.violations

@@ -36,8 +36,12 @@ class Off(NamedTuple):
     """
 
     loss: float
-    gradient: torch.Tensor
-    buffers: Mapping[str, float]
+    gradient: torch.Tensor | float
+    buffers: Mapping[str, float] | None
+
+
+NOT_OFF = Off(0.0, 0.0, None)
+"""Where kernels are those of one device: bits must agree."""
 
 
 def off(passes: Passes, twins: Sequence[Passes], layout: Layout) -> Off:

@@ -90,7 +90,7 @@ def judge_legs(
                 moved |= {"continuation"} if number else {"export", "roundtrip"}
             if not leg.resume:
                 break
-            if "ownership" in judge.violations:
+            if "ownership" in judge.noted.violations:
                 break
             checkpoint = judge.saved(samples_before(case, number), samples_before(case, number + 1))
         statuses: dict[Obligation, Status] = dict(judgements[0].statuses)
@@ -150,10 +150,10 @@ class _LegJudge(CaseJudge):
 
     def judgement(self, *, digest: bool) -> Judgement:
         judgement = super().judgement(digest=digest)
-        if self.loaded is not None and "ownership" in self.violations:
+        if self.loaded is not None and "ownership" in self.noted.violations:
             # Nothing can be put together, so nothing is compared: the load left it so.
             self.exercised_here.add("roundtrip")
-        if self.case.resume and "ownership" not in self.violations:
+        if self.case.resume and "ownership" not in self.noted.violations:
             before = self.case.training.first - 1
             if self.observation.held(before, "saved", "parameter") is not None:  # the older one
                 self._check_saved(before)
