@@ -62,15 +62,9 @@ ALLOWED: dict[str, set[str]] = {
     "shared_run": {"report", "run", "errors"},
     "pytest_plugin": {"shared_run", "report", "run", "errors"},
     "testing": {"pytest_plugin", "shared_run", "report", "run", "judge", "errors"},
-    "cli_errors": {"errors", "launched", "zerocheck"},
-    "cli_journal": {"cli_errors", "launched", "report", "run", "devices", "errors"},
-    "cli_checkpoint": {"checkpoint", "errors"},
-    "cli_list": {"report", "run", "judge", "faults", "case", "catalogue"},
-    "cli_memory": {"memory", "report", "run", "catalogue", "errors"},
     "cli": {
-        "attached", "cli_checkpoint", "cli_errors", "cli_journal", "cli_list", "cli_memory",
-        "report", "script", "run", "case", "catalogue", "importing", "errors", "zerocheck",
-        "devices",
+        "attached", "checkpoint", "memory", "report", "script", "run", "judge", "faults", "case",
+        "catalogue", "importing", "launched", "devices", "errors", "zerocheck",
     },
     "__main__": {"cli"},
 }  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from .errors import UsageError
+from ..errors import UsageError
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -92,13 +92,13 @@ def memory(
 
     Exits with 0, 1 if it does not fit into --device-memory, 2 for wrong usage.
     """
-    from .memory.setup import Setup
-    from .memory.sizes import parse
+    from ..memory.setup import Setup
+    from ..memory.sizes import parse
 
     if tables:
         if model is not None:
             raise UsageError(f"--tables takes no MODEL, got {model!r}")
-        from .memory.tables import render_tables
+        from ..memory.tables import render_tables
 
         click.echo(render_tables(), nl=False)
         return 0
@@ -107,7 +107,7 @@ def memory(
             raise UsageError(f"--peaks takes no MODEL, got {model!r}")
         return _peaks(peaks)
     if model is None:
-        from .memory.presets import PRESETS
+        from ..memory.presets import PRESETS
 
         raise UsageError(
             f"MODEL is missing: {', '.join(PRESETS)}, package.module:factory or "
@@ -120,9 +120,9 @@ def memory(
 
 
 def _peaks(directory: Path) -> int:
-    from .report.peaks import markdown, picture
-    from .report.write import write_texts
-    from .run.peaks import buckets, pool, stages, windows
+    from ..report.peaks import markdown, picture
+    from ..report.write import write_texts
+    from ..run.peaks import buckets, pool, stages, windows
 
     with pool() as ranks:
         of_windows, of_buckets = list(windows(ranks)), list(buckets(ranks))
@@ -136,9 +136,9 @@ def _peaks(directory: Path) -> int:
 def _simulate(setup: Any, *, exact: bool, limit: int | None, json_file: Path | None) -> int:
     import msgspec
 
-    from .catalogue import check_spelling
-    from .memory.analyse import analyse
-    from .memory.text import render
+    from ..catalogue import check_spelling
+    from ..memory.analyse import analyse
+    from ..memory.text import render
 
     check_spelling(setup.implementation)
     report = analyse(setup, exact=exact, limit=limit)

@@ -9,8 +9,8 @@ import click
 
 def list_faults() -> int:
     """Every fault with its source; the exit code."""
-    from .catalogue import FAULTY_OF_EXTRAS, missing
-    from .faults.catalogue import FAULTS, OF_EXTRAS
+    from ..catalogue import FAULTY_OF_EXTRAS, missing
+    from ..faults.catalogue import FAULTS, OF_EXTRAS
 
     _section(
         "faults",
@@ -33,12 +33,12 @@ def list_() -> None:
 
     Implementations, obligations, features, profiles and known issues.
     """
-    from .case.features import FEATURES
-    from .catalogue import BUILT_IN, OF_EXTRAS, extra_of
-    from .judge.verdict import TITLES
-    from .report.known import listed_lines
-    from .run.known_issues import ours
-    from .run.profiles import PROFILES
+    from ..case.features import FEATURES
+    from ..catalogue import BUILT_IN, OF_EXTRAS, extra_of
+    from ..judge.verdict import TITLES
+    from ..report.known import listed_lines
+    from ..run.known_issues import ours
+    from ..run.profiles import PROFILES
 
     _section("implementations", BUILT_IN)
     added = {name: f"{where} (extra {extra_of(name)})" for name, where in OF_EXTRAS.items()}

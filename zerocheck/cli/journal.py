@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import launched
-from .cli_errors import INTERRUPTED
-from .devices import CPU
-from .errors import UsageError
+from .. import launched
+from ..devices import CPU
+from ..errors import UsageError
+from .program import INTERRUPTED
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from .run.matrix.options import MatrixOptions
-    from .run.options import RunOptions
-    from .run.tally import Tally
-    from .run.trial import Ranks
+    from ..run.matrix.options import MatrixOptions
+    from ..run.options import RunOptions
+    from ..run.tally import Tally
+    from ..run.trial import Ranks
 
 
 def start_run(options: RunOptions) -> int:
@@ -28,7 +28,7 @@ def start_run(options: RunOptions) -> int:
     if options.ranks != "torchrun":
         _note_sharing(options.device, options.world_sizes)
         return _run_recorded(options, None)
-    from .run.launch import with_ranks
+    from ..run.launch import with_ranks
 
     # The other ranks are let go when the reports are written: see launched.py.
     return with_ranks(
@@ -41,10 +41,10 @@ def start_run(options: RunOptions) -> int:
 
 
 def _run_recorded(options: RunOptions, ranks: Ranks | None) -> int:
-    from .report.progress import Progress
+    from ..report.progress import Progress
 
     def start(*handlers: Any) -> int:
-        from .run import engine
+        from ..run import engine
 
         note_untested()
         return engine.run(options, handlers, ranks=ranks)
@@ -69,9 +69,9 @@ def show_replay(
     from rich.console import Console
     from rich.text import Text
 
-    from .report.progress import print_finding
-    from .report.text import failures_of, printable
-    from .run import replay as replaying
+    from ..report.progress import print_finding
+    from ..report.text import failures_of, printable
+    from ..run import replay as replaying
 
     replayed = replaying.replay(
         case,
@@ -93,7 +93,7 @@ def _recorded(
     path: Path, progress: Any, start: Callable[..., int], write: Callable[[Path], Path]
 ) -> int:
     """Run with a journal and progress as handlers; `write` makes the reports of the journal."""
-    from .run.journal import Journal
+    from ..run.journal import Journal
 
     journal = Journal(path)
     try:
@@ -115,7 +115,7 @@ def _recorded(
 
 def note_untested() -> None:
     """Once for a launch: rank 0 says it."""
-    from .run.environment import untested
+    from ..run.environment import untested
 
     if untested() and launched.is_rank_0():
         note(untested())
@@ -125,7 +125,7 @@ def _note_sharing(device: str, world_sizes: Sequence[int]) -> None:
     """That ranks share GPUs, if they will. Raises UsageError for a device that is not there."""
     if device == CPU:
         return
-    from .run.launch import sharing
+    from ..run.launch import sharing
 
     said = sharing(device, max(world_sizes))
     if said:
@@ -133,10 +133,10 @@ def _note_sharing(device: str, world_sizes: Sequence[int]) -> None:
 
 
 def _write_run(journal: Path) -> Path:
-    from .report import github
-    from .report.write import write_reports
-    from .run.journal import read
-    from .run.tally import tally
+    from ..report import github
+    from ..report.write import write_reports
+    from ..run.journal import read
+    from ..run.tally import tally
 
     records = read(journal, note=note)
     write_reports(records, journal.parent)
@@ -169,10 +169,10 @@ def report_run(journal: Path, directory: Path, against: Path | None) -> int:
     comparison with an earlier run."""
     from rich.console import Console
 
-    from .report.progress import print_findings, print_outcome
-    from .report.write import write_reports
-    from .run.journal import read
-    from .run.tally import run_exit_code, tally
+    from ..report.progress import print_findings, print_outcome
+    from ..report.write import write_reports
+    from ..run.journal import read
+    from ..run.tally import run_exit_code, tally
 
     records = read(journal, note=note)
     counted = tally(records)
@@ -189,10 +189,10 @@ def report_run(journal: Path, directory: Path, against: Path | None) -> int:
 
 
 def _compare(console: Console, counted: Tally, directory: Path, against: Path) -> int:
-    from .report import against_text, github
-    from .report.against import compare, read_report, report_of
-    from .report.progress import print_finding
-    from .report.write import write_changes
+    from ..report import against_text, github
+    from ..report.against import compare, read_report, report_of
+    from ..report.progress import print_finding
+    from ..report.write import write_changes
 
     changes = compare(report_of(counted), read_report(against))
     new = {row.now for row in changes.newly_violated}
@@ -215,8 +215,8 @@ def note(text: str) -> None:
 
 def start_faults(options: MatrixOptions) -> int:
     """Hunt the planted faults and write the kill matrix; the exit code."""
-    from .report.faults_progress import FaultsProgress
-    from .run.matrix import engine
+    from ..report.faults_progress import FaultsProgress
+    from ..run.matrix import engine
 
     def start(*handlers: Any) -> int:
         note_untested()
@@ -227,8 +227,8 @@ def start_faults(options: MatrixOptions) -> int:
 
 
 def _write_faults(journal: Path) -> Path:
-    from .report.write import write_matrix
-    from .run.journal import read_matrix
+    from ..report.write import write_matrix
+    from ..run.journal import read_matrix
 
     write_matrix(read_matrix(journal, note=note), journal.parent)
     return journal.parent / "faults.md"
@@ -236,10 +236,10 @@ def _write_faults(journal: Path) -> Path:
 
 def report_matrix(journal: Path, directory: Path) -> int:
     """Write the kill matrix of a journal again; the exit code of its run."""
-    from .report.faults_progress import FaultsProgress
-    from .report.write import write_matrix
-    from .run.journal import read_matrix
-    from .run.matrix.summary import Summary
+    from ..report.faults_progress import FaultsProgress
+    from ..report.write import write_matrix
+    from ..run.journal import read_matrix
+    from ..run.matrix.summary import Summary
 
     records = read_matrix(journal, note=note)
     summary = Summary(records)

@@ -349,6 +349,6 @@ def test_a_closed_pipe_is_no_failure_of_ours(monkeypatch: pytest.MonkeyPatch) ->
     def closed(*_: object, **__: object) -> None:
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr("zerocheck.cli_list._section", closed)
+    monkeypatch.setattr("zerocheck.cli.list._section", closed)
     result = invoke("list")
     assert result.exit_code == 1 and "zerocheck itself failed" not in result.output

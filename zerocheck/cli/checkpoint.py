@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from .errors import UsageError
+from ..errors import UsageError
 
 _PATH = click.Path(path_type=Path)
 
@@ -36,9 +36,9 @@ def checkpoint(directory: Path, other: Path | None, json_file: Path | None) -> i
     """
     import msgspec
 
-    from .checkpoint.compare import compare
-    from .checkpoint.examine import examine
-    from .checkpoint.text import render
+    from ..checkpoint.compare import compare
+    from ..checkpoint.examine import examine
+    from ..checkpoint.text import render
 
     report = examine(directory) if other is None else compare(directory, other)
     click.echo(render(report), nl=False)

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 import click
 
-from . import __version__, launched
-from .errors import HarnessError, RanksLost, UsageError, unknown
+from .. import __version__, launched
+from ..errors import HarnessError, RanksLost, UsageError, unknown
 
 USAGE, HARNESS, INTERRUPTED = 2, 3, 130
 LINGER_S = 10.0

@@ -1,0 +1,29 @@
+"""The command line. Imports no torch before a command needs it, so that help comes at once."""
+
+from __future__ import annotations
+
+import click
+
+from .. import __version__
+from .checkpoint import checkpoint
+from .faults import faults
+from .list import list_
+from .memory import memory
+from .program import Program
+from .replay import replay
+from .report import report
+from .run import run
+
+
+@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="zerocheck")
+def main() -> None:
+    """Check sharded training code step by step against single-device AdamW.
+
+    Exit codes: 0 all obligations hold; 1 a finding, or nothing was checked; 2 wrong usage;
+    3 zerocheck itself failed, or ranks of a launcher were lost; 130 interrupted.
+    """
+
+
+for _command in (run, replay, report, faults, checkpoint, list_, memory):
+    main.add_command(_command)

@@ -1,0 +1,107 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from ..run.settings import SETTINGS
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DIRECTORY = click.Path(file_okay=False, path_type=Path)
+report_dir = click.option(
+    "--report-dir",
+    metavar="DIR",
+    type=DIRECTORY,
+    default=Path("zerocheck-report"),
+    show_default=True,
+    help="Where the journal, the reports and the cases to replay are written.",
+)
+world_sizes = click.option(
+    "--world-sizes", metavar="1,2,3", help="Numbers of ranks.  [default: the profile's]"
+)
+seed = click.option(
+    "--seed",
+    type=int,
+    metavar="N",
+    default=0,
+    show_default=True,
+    help="What cases are drawn from: another number, other cases.",
+)
+
+
+def obligations(default: str) -> Callable[[F], F]:
+    """The option, with what is checked if it is not given."""
+    return click.option(
+        "--obligations",
+        metavar="NAMES",
+        default=default,
+        show_default=True,
+        help="What to check, with commas between: equivalence (every step), resume (checkpoints), "
+        "memory (bytes and collectives), or single ones.",
+    )
+
+
+def settings(command: F) -> F:
+    """The options of SETTINGS; those that are not given are None, or empty."""
+    for setting in reversed(SETTINGS.values()):
+        kind: dict[str, Any] = {"metavar": setting.metavar}
+        names = [f"--{setting.option}"]
+        match setting.kind:
+            case "whole number":
+                kind |= {"type": int}
+            case "folder":
+                kind |= {"type": DIRECTORY}
+            case "files":
+                kind |= {"multiple": True}
+            case "switch":
+                names, kind = [f"--{setting.option}/--no-{setting.option}"], {"default": None}
+        command = click.option(*names, help=setting.description, **kind)(command)
+    return command
+
+
+def given_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that stand on the command line."""
+    return {
+        name: SETTINGS[name].of_text(value) if isinstance(value, str) else value
+        for name, value in values.items()
+        if value not in (None, ())
+    }
+
+
+ranks = click.option(
+    "--ranks",
+    metavar="KIND",
+    help="processes: started here; torchrun: given by the launcher.  [default: torchrun "
+    "where its environment is there, else processes]",
+)
+timeout = click.option(
+    "--timeout",
+    type=float,
+    metavar="SECONDS",
+    default=60.0,
+    show_default=True,
+    help="torchrun: how long a collective may wait before its ranks count as hung.",
+)
+
+
+def device(default: str) -> Callable[[F], F]:
+    """The option, with where ranks are if it is not given."""
+    return click.option(
+        "--device",
+        metavar="NAME",
+        help="cpu, cuda (a GPU for each rank where there are enough, else ranks share them), or "
+        f"cuda:N.  [default: {default}]",
+    )
+
+
+backend = click.option(
+    "--backend",
+    metavar="NAME",
+    help="Of the process group on GPUs: nccl or gloo.  [default: nccl where each rank has a GPU of "
+    "its own]",
+)

@@ -1,0 +1,108 @@
+"""`zerocheck replay`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ..devices import CPU, CUDA
+from ..errors import UsageError
+from . import options as option
+from .journal import note_untested, show_replay
+
+
+@click.command()
+@click.argument("case", type=click.Path(path_type=Path), metavar="CASE.json")
+@click.option(
+    "--implementation",
+    metavar="NAME",
+    help="Run the case on this implementation. Needed where the case was found in code of yours: a "
+    "case file alone starts none.",
+)
+@click.option(
+    "--model",
+    metavar="NAME",
+    help="Your own model, path/to/file.py:factory. Needed where the case was found with one.",
+)
+@click.option(
+    "--script",
+    type=click.Path(dir_okay=False, path_type=Path, allow_dash=True),
+    metavar="FILE",
+    help="Write a script that shows the fault with torch alone, and run nothing; - prints it.",
+)
+@option.ranks
+@option.timeout
+@option.device("where the case was found")
+@option.backend
+def replay(
+    case: Path,
+    implementation: str | None,
+    model: str | None,
+    script: Path | None,
+    ranks: str | None,
+    timeout: float,
+    device: str | None,
+    backend: str | None,
+) -> int:
+    """Run one case again.
+
+    CASE.json is one of the files in zerocheck-report/findings, or a bundle of zerocheck.attach. The
+    report and the console print the whole command beside each finding.
+
+    Exits with 0 if the case holds now, 1 if it fails again, 2 for wrong usage.
+    """
+    from ..catalogue import check_factory, check_spelling
+    from ..devices import check_device
+    from ..run.options import check_backend, check_timeout, choose_ranks
+
+    if implementation is not None:
+        check_spelling(implementation)
+    if model is not None:
+        check_factory(model)
+    kind = choose_ranks(ranks)
+    check_device(device or CPU)
+    check_backend(backend, device or CUDA)
+    check_timeout(timeout)
+    if case.name == "bundle.json" or (case / "bundle.json").is_file():
+        from ..attached.replay import replay as again
+        from ..report.text import printable
+
+        attached = again(case, model, device)
+        click.echo(printable(attached.text))
+        return attached.exit_code
+    if kind == "processes" and not case.is_file():  # under torchrun rank 0 needs it, on its host
+        raise UsageError(f"there is no file {str(case)!r}")
+    if script is not None:
+        return _write_script(case, implementation, script)
+    note_untested()
+    if kind == "processes":
+        return show_replay(case, implementation, model, None, device=device, backend=backend)
+    from ..run.launch import with_ranks
+
+    return with_ranks(
+        kind,
+        lambda opened: show_replay(case, implementation, model, opened),
+        device=device or CPU,
+        backend=backend,
+        timeout_s=timeout,
+    )
+
+
+def _write_script(case: Path, implementation: str | None, script: Path) -> int:
+    from ..run.casefile import read
+    from ..run.replay import not_without_asking
+    from ..script import script_of, write_script
+
+    file = read(case)
+    if implementation is None:
+        not_without_asking(case, file.implementation)
+    text = script_of(file, implementation=implementation)
+    if str(script) == "-":
+        click.echo(text, nl=False)
+        return 0
+    write_script(script, text)
+    click.echo(
+        f"{script}: {len(text.splitlines())} lines; it exits with 1 while the fault is there"
+    )
+    return 0

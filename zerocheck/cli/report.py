@@ -1,0 +1,49 @@
+"""`zerocheck report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ..errors import UsageError
+from . import options as option
+from .journal import journal_in, report_matrix, report_run
+
+
+@click.command()
+@click.argument("journal", type=click.Path(path_type=Path), metavar="JOURNAL")
+@click.option(
+    "--report-dir",
+    metavar="DIR",
+    type=option.DIRECTORY,
+    help="Where the reports are written.  [default: beside the journal]",
+)
+@click.option(
+    "--against",
+    type=click.Path(path_type=Path),
+    metavar="OLD",
+    help="An earlier run to compare with: a journal, a report.json, or their directory.",
+)
+def report(journal: Path, report_dir: Path | None, against: Path | None) -> int:
+    """Write the reports of a journal again, and exit as its run did.
+
+    JOURNAL is a journal.ndjson or, of a kill matrix, a faults.ndjson; or the directory that it lies
+    in.
+
+    A journal without its end, of a run that was interrupted or killed, gives a report of what it
+    holds, and exit code 130.
+
+    With --against: what is newly violated, fixed, newly unsupported or not exercised since an
+    earlier run, with another torch for example, and what moved. Exits with 1 only if something is
+    newly violated, or an obligation is no longer checked.
+    """
+    from ..run.journal import is_matrix
+
+    journal = journal_in(journal)
+    directory = report_dir or journal.parent
+    if is_matrix(journal):
+        if against is not None:
+            raise UsageError("--against compares runs; this is the journal of a kill matrix")
+        return report_matrix(journal, directory)
+    return report_run(journal, directory, against)

@@ -1,0 +1,72 @@
+"""`zerocheck run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..devices import CPU
+from ..run.settings import as_options, project_settings
+from . import options as option
+from .journal import start_run
+
+
+@click.command()
+@click.argument("implementations", metavar="[IMPLEMENTATION]...", nargs=-1)
+@option.settings
+@click.option(
+    "--model",
+    metavar="NAME",
+    help="Your own model in every case: path/to/file.py:factory, a function that returns (model, "
+    "batch) or (model, batch, loss).",
+)
+@click.option(
+    "--feature",
+    "features",
+    metavar="NAME",
+    multiple=True,
+    help="Only cases that have this feature. May be given several times.",
+)
+@option.ranks
+@option.timeout
+@option.device("cpu")
+@option.backend
+def run(
+    implementations: tuple[str, ...],
+    features: tuple[str, ...],
+    model: str | None,
+    ranks: str | None,
+    timeout: float,
+    device: str | None,
+    backend: str | None,
+    **given: Any,
+) -> int:
+    """Check implementations of sharded training.
+
+    IMPLEMENTATION is a built-in name, package.module:Name or path/to/file.py:Name. Without one, all
+    built-in ones are checked but those that need an extra; `zerocheck list` shows them. Options
+    that are left out are those of [tool.zerocheck] in pyproject.toml.
+
+    Exits with 0 if all obligations hold, 1 with findings or if nothing was checked, 2 for wrong
+    usage.
+    """
+    from ..catalogue import BUILT_IN, family
+    from ..importing import check_file
+    from ..run.options import RunOptions, choose_ranks
+
+    settings = {**project_settings(Path.cwd()), **option.given_settings(given)}
+    options = RunOptions(
+        implementations=implementations or tuple(BUILT_IN),
+        features=features,
+        model=model,
+        ranks=choose_ranks(ranks),
+        timeout=timeout,
+        device=device or CPU,
+        backend=backend,
+        **as_options(settings),
+    )
+    for name in (*options.implementations, *filter(None, [options.model])):
+        check_file(family(name)[-1])
+    return start_run(options)

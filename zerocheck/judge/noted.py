@@ -1,0 +1,67 @@
+"""What the judge has found of a case so far, obligation by obligation, and the verdict of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from ..drive.observation import RankSeen
+from .assemble import Observation
+from .digest import digest_of
+from .local import Passes
+from .ran_on import check_repeats
+from .vacuity import Vacuity
+from .verdict import Judgement, Obligation, Tier, Violation, statuses_of
+
+
+class Noted:
+    """Obligations that were exercised, the first violation of each, and the share of its bound.
+
+    tier: "state only" once a gradient was not shown; vacuity: what could have failed.
+    """
+
+    def __init__(self, seen: Sequence[RankSeen]) -> None:
+        """seen: what each rank said of the case."""
+        self.exercised: set[Obligation] = set()
+        self.shares: dict[Obligation, float] = {}
+        self.violations: dict[Obligation, Violation] = {}
+        self.tier: Tier = "full"
+        self.vacuity = Vacuity(seen)
+        self._taken: tuple[Passes, Callable[[], Passes]] | None = None
+
+    def taken(self, passes: Passes, again: Callable[[], Passes]) -> None:
+        """On a device whose kernels may not repeat: what was computed there, and how it is computed
+        again before a violation counts."""
+        self._taken = passes, again
+
+    def note(self, obligation: Obligation, share: float, violation: Violation | None) -> None:
+        """An obligation was checked. share: of the bound that was used.
+
+        Raises what `check_repeats` does, if bits do not repeat.
+        """
+        self.exercised.add(obligation)
+        if violation is not None and self._taken is not None:
+            check_repeats(*self._taken)
+        if violation is not None:
+            self.violations.setdefault(obligation, violation)
+        else:
+            self.shares[obligation] = max(self.shares.get(obligation, 0.0), share)
+
+    def judgement(
+        self, observation: Observation, *, estimated: Collection[Obligation], digest: bool
+    ) -> Judgement:
+        """The verdict on every obligation of a step, violations in the order of steps.
+
+        estimated: obligations whose bound is, where they were exercised. With `digest`, or if
+        anything is violated, the hash of all that was observed is taken.
+        """
+        statuses = statuses_of(self.violations, self.exercised)
+        return Judgement(
+            statuses=statuses,
+            share=self.shares,
+            violations=tuple(sorted(self.violations.values(), key=lambda v: v.step)),
+            tier=self.tier,
+            digest=digest_of(observation) if digest or self.violations else "",
+            semantics=observation.seen[0].semantics,
+            estimated=tuple(one for one in estimated if one in statuses),
+            vacuous=self.vacuity.among(o for o, status in statuses.items() if status == "holds"),
+        )
