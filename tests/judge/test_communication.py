@@ -168,6 +168,18 @@ def test_one_call_rules_a_cause_out() -> None:
     assert violation is not None and violation.causes == ()
 
 
+def test_a_list_of_buckets_is_as_long_as_the_buckets_are_many() -> None:
+    """DDP broadcasts it, as whole numbers, when it makes them anew."""
+    says = (_call("broadcast", 36, "forward", "int32"), *STEP)
+    calls = (
+        _call("broadcast", 64, "forward", "int32"),
+        *[_call("reduce_scatter", size) for size in SIZES],
+        *STEP[2:],
+    )
+    violation = _violation(calls, calls, says=says)
+    assert violation is not None and violation.causes == ("one collective per parameter",)
+
+
 def test_the_width_of_a_dtype() -> None:
     says = tuple(_call("reduce_scatter", size, dtype="bfloat16") for size in (24, 30))
     violation = _violation(tuple(map(_twice, says)), tuple(map(_twice, says)), says=says)

@@ -97,6 +97,8 @@ class SentInFp32(Zero1):
             if work is not None:
                 work.wait()
             mine.copy_(part.div_(self.world_size))
+        both = zip(self.buckets, self.gradients, strict=True)
+        self.replicas.average(self._own(bucket, gradients) for bucket, gradients in both)
         self.reduced = True
 
 

@@ -25,7 +25,8 @@ The rivals look at the case that caught the fault, and go {steps} steps from its
 curve is the mean loss of each step over ranks and microbatches, compared at a relative tolerance of
 {rtol}. The parameters after the last step are compared by `torch.testing.assert_close` with its
 defaults, as parity tests of FSDP do, on what each rank holds. Both are compared with the reference
-trainer, free-running on one device.
+trainer, free-running on one device. Faults of memory, of collectives and of checkpoints are left
+out: in such a run they do nothing.
 
 They are given what they would have to find for themselves: a case in which the fault acts, the same
 weights, samples and dropout masks, the meaning of a step that the code declares, memory that is

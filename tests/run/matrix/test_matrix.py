@@ -115,6 +115,16 @@ def test_the_control_is_the_parent_on_the_same_case(few: tuple[int, Collect]) ->
         assert control.loss_deviation < 1e-3 and control.deviation < 1.0
 
 
+def test_the_rivals_are_not_asked_of_a_fault_of_memory(pool: Pool) -> None:
+    """Its free run is as it should be: to be quiet there is no failing of theirs, nor of ours."""
+    _, found = matrix(
+        pool, "barrier-in-each-step", world_sizes=(2,), obligations=("communication",)
+    )
+    row = found.row("barrier-in-each-step")
+    assert row.caught_by == "communication"
+    assert row.rivals is None and row.usual_rivals is None and row.control is None
+
+
 def test_what_nobody_looks_for_escapes(pool: Pool) -> None:
     code, records = matrix(pool, "decay-twice", obligations=("ownership",), max_cases=4)
     row = records.row("decay-twice")

@@ -113,8 +113,15 @@ def _elements(sent: Sent) -> Counter[tuple[str, float]]:
 
 
 def _per_parameter(case: Case, calls: Sequence[Call], says: Sequence[Call]) -> bool:
-    """Whether each call, of the kinds of which there are other calls, is of one parameter."""
-    seen, told = _sent(calls), _sent(says)
+    """Whether each call, of the kinds of which there are other calls, is of one parameter.
+
+    Calls of whole numbers do not count: what they list of parameters or buckets is as long as these
+    are many.
+    """
+    seen, told = (
+        Counter({one: count for one, count in _sent(some).items() if one[2] in SIZES})
+        for some in (calls, says)
+    )
     more, less = seen - told, told - seen
     sorts = {(kind, dtype) for kind, _, dtype in more}
     if not sorts or any((kind, dtype) not in sorts for kind, _, dtype in less):

@@ -74,8 +74,9 @@ class Hunt:
     def search(self) -> Search[Answer]:
         """Ask for cases until the row is whole."""
         yield from self._catch()
-        # The rivals compare runs without checkpoints, where such a fault does nothing.
-        if self.row.case is not None and not self.row.case.resume:
+        # The rivals compare parameters, in runs without checkpoints.
+        compares = self.fault.obligation not in MEMORY
+        if self.row.case is not None and not self.row.case.resume and compares:
             where, parent = self.fault.where, self.fault.parent
             case = freely(self.row.case, self._fixed())
             usual = usually(case, self._fixed())
