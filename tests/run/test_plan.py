@@ -295,3 +295,32 @@ def test_the_array_has_each_pair_of_a_mesh_of_two_axes() -> None:
     covered = [item.case for item in plan(world_sizes=(4,)).cases]
     assert ("two-axes", "clip") in pairs_of(covered)
     assert ("two-axes", "sync-shards") in pairs_of(covered)
+
+
+APART = ("compile", "compile-aot", "tensor-parallel")
+HANDLED = {
+    (name, size) for name in APART for size in (2, 3) if (name, size) != ("tensor-parallel", 3)
+}
+
+
+def apart(cases: Sequence[Case]) -> set[tuple[str, int]]:
+    return {(name, case.world_size) for case in cases for name in features(case) if name in APART}
+
+
+def test_what_stands_in_no_array_has_a_case_on_each_world_size() -> None:
+    """Else code that is wrong where it is compiled passes `--profile ci`."""
+    assert apart([one.case for one in plan().cases]) >= HANDLED
+
+
+def test_nor_is_there_one_that_is_refused_or_not_handled() -> None:
+    def refuses(case: Case) -> str | None:
+        return "no aot" if case.training.compile == "aot_eager" else None
+
+    described = Described(restores=True, lacks=("tensor_parallel",))
+    found = apart([one.case for one in plan(refuses, described=described).cases])
+    assert found & HANDLED == {("compile", 2), ("compile", 3)}
+
+
+def test_who_asks_for_features_gets_these_alone() -> None:
+    cases = [one.case for one in plan(features=("clip",)).cases]
+    assert all("clip" in features(case) for case in cases)

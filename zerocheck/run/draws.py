@@ -46,6 +46,20 @@ LARGEST_DRAWN = 8
 MOST_DRAWN = 16
 """How many times as many cases are drawn, at most, for an implementation that refuses most."""
 
+APART: dict[str, tuple[str, object]] = {
+    "compile": ("training.compile", "eager"),
+    "compile-aot": ("training.compile", "aot_eager"),
+    "tensor-parallel": ("sharding.tensor_parallel", 2),
+}
+"""Features that stand in no covering array, since such cases are slow, and the field and value that
+give each. Inductor takes a minute or more, and is for those who ask."""
+
+LARGEST_APART = 4
+"""Ranks of a case with a feature of APART."""
+
+OFFERED_APART = 8
+"""Cases drawn for one with a feature of APART."""
+
 Asking = Callable[[Sequence[Case]], list[str | None]]
 """asking(cases) -> of each case, why it is not supported, or None."""
 
@@ -117,6 +131,35 @@ def _worth(cases: Sequence[Case], reasons: Sequence[str | None], count: int) -> 
     return kept[:count]
 
 
+def apart(
+    found: Iterable[Case], options: RunOptions, fixed: Mapping[str, object], ask: Asking
+) -> list[Case]:
+    """One case for each feature of APART on each world size, of those that can be run.
+
+    None for a feature that the fixed fields rule out, or that cases `found` on this size have.
+    """
+    sizes = [size for size in options.world_sizes if size <= LARGEST_APART]
+    there = {(name, case.world_size) for case in found for name in features(case)}
+    taken = []
+    for name, (field, value) in APART.items():
+        section, _, attribute = field.partition(".")
+        own = mapping(fixed.get(section))
+        if attribute in own:
+            continue
+        having = {**fixed, section: {**own, attribute: value}}
+        for size in sizes or [min(options.world_sizes)]:
+            if (name, size) in there:
+                continue
+            seed = options.seed * 10_007 + size
+            try:
+                offered = draw(OFFERED_APART, seed=seed, world_sizes=(size,), fixed=having)
+            except UsageError:  # three ranks are not cut in two
+                continue
+            reasons = ask(offered)
+            taken += [c for c, reason in zip(offered, reasons, strict=True) if reason is None][:1]
+    return taken
+
+
 def complete(found: list[Case], options: RunOptions, fixed: Mapping[str, object]) -> None:
     """Put a case in for every obligation that none of a few cases would exercise for sure.
 
@@ -166,3 +209,8 @@ def _with_features(
 
 def two_axes_asked(options: RunOptions) -> bool:
     return not ON_TWO_AXES.isdisjoint(options.features)
+
+
+def mapping(value: object) -> dict[str, object]:
+    """A section of fixed fields, or nothing."""
+    return dict(value) if isinstance(value, Mapping) else {}

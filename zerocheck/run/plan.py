@@ -28,7 +28,7 @@ from ..drive.observation import Described
 from ..errors import UsageError
 from ..judge.verdict import EQUIVALENCE, MEMORY, RESUME, Obligation
 from .array import Array
-from .draws import Asking, at_random, complete, enough, two_axes_asked
+from .draws import Asking, apart, at_random, complete, enough, mapping, two_axes_asked
 from .options import RunOptions
 from .profiles import PROFILES
 from .records import Coverage
@@ -172,31 +172,31 @@ class Plan:
         fixed: dict[str, object] = dict(described.fixed)
         unknown = engine_options.plain(described.options)
         if unknown:
-            fixed["sharding"] = {**unknown, **_mapping(fixed.get("sharding"))}
+            fixed["sharding"] = {**unknown, **mapping(fixed.get("sharding"))}
         if self._options.hosts is not None:
             fixed["hosts"] = self._options.hosts
         if "compile-inductor" in self._options.features:  # it is not drawn: see COMPILES
-            fixed["training"] = {"compile": "inductor", **_mapping(fixed.get("training"))}
+            fixed["training"] = {"compile": "inductor", **mapping(fixed.get("training"))}
         if "compute-fp16" in self._options.features:  # it is not drawn: see case/precision.py
-            own = _mapping(fixed.get("precision"))
+            own = mapping(fixed.get("precision"))
             fixed["precision"] = {"compute": "fp16", "reduce": "fp32", **own}
         if not described.restores:
-            fixed["start"] = {**_mapping(fixed.get("start")), "step": 0, "moments": "zero"}
+            fixed["start"] = {**mapping(fixed.get("start")), "step": 0, "moments": "zero"}
         if "precision" in described.lacks and OF_PRECISION.isdisjoint(self._options.features):
-            own = _mapping(fixed.get("precision"))
+            own = mapping(fixed.get("precision"))
             fixed["precision"] = {"compute": "fp32", "reduce": "fp32", **own}
         if "compile" in described.lacks and COMPILED.isdisjoint(self._options.features):
-            fixed["training"] = {"compile": "none", **_mapping(fixed.get("training"))}
+            fixed["training"] = {"compile": "none", **mapping(fixed.get("training"))}
         if "tensor_parallel" in described.lacks and CUT.isdisjoint(self._options.features):
-            fixed["sharding"] = {"tensor_parallel": 1, **_mapping(fixed.get("sharding"))}
+            fixed["sharding"] = {"tensor_parallel": 1, **mapping(fixed.get("sharding"))}
         if described.lacks and not self._options.features:  # who asks for them is told why not
-            apart = ("two_axes", "precision", "compile", "tensor_parallel")
+            others = ("two_axes", "precision", "compile", "tensor_parallel")
             without: dict[str, object] = dict.fromkeys(
-                name for name in described.lacks if name not in apart
+                name for name in described.lacks if name not in others
             )
             if "loss_scale" in without:
                 without["overflow"] = None
-            fixed["training"] = {**without, **_mapping(fixed.get("training"))}
+            fixed["training"] = {**without, **mapping(fixed.get("training"))}
         return fixed
 
     def _steps(self, name: str, described: Described, ask: Ask) -> list[Case]:
@@ -212,6 +212,8 @@ class Plan:
             self._arrays[name] = array
             # Where all are refused, one case says so.
             found = array.cases or list(pool)[:1]
+            if array.cases and not options.features:
+                found = [*found, *apart(found, options, fixed, partial(ask, name))]
             count = max(count if array.cases else 1, len(found))
         if options.max_cases is not None:
             count = min(count, options.max_cases)
@@ -246,7 +248,7 @@ class Plan:
 
 def _model(described: Described) -> str:
     """The user's own model that every case has, or an empty text."""
-    user = _mapping(_mapping(described.fixed.get("model")).get("user"))
+    user = mapping(mapping(described.fixed.get("model")).get("user"))
     return str(user.get("factory", ""))
 
 
@@ -276,7 +278,3 @@ def _meshes(options: RunOptions, described: Described) -> list[Mesh]:
         for replicas in range(1, size + 1)
         if size > 1 and size % replicas == 0
     ]
-
-
-def _mapping(value: object) -> dict[str, object]:
-    return dict(value) if isinstance(value, Mapping) else {}
