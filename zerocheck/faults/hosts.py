@@ -59,11 +59,10 @@ class ReducedWithinHost(Zero1):
         super().__init__(model, case, mesh)
         hosts = [0] * self.world_size
         dist.all_gather_object(hosts, _number("GROUP_RANK"), group=self.group)
-        for host in dict.fromkeys(hosts):
-            ranks = [rank for rank, its in enumerate(hosts) if its == host]
-            group = dist.new_group(ranks)  # all ranks take part in making each
-            if self.group.rank() in ranks:
-                self.within = group
+        own = [rank for rank, host in enumerate(hosts) if host == _number("GROUP_RANK")]
+        self.within = dist.new_group(
+            [dist.get_global_rank(self.group, rank) for rank in own], use_local_synchronization=True
+        )
 
     def _reduce(self) -> None:
         for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
