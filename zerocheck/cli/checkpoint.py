@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ..errors import UsageError
+from .written import shown
 
 _PATH = click.Path(path_type=Path)
 
@@ -34,17 +34,9 @@ def checkpoint(directory: Path, other: Path | None, json_file: Path | None) -> i
 
     Exits with 0 if nothing is wrong or both are equal, 1 with findings, 2 for wrong usage.
     """
-    import msgspec
-
     from ..checkpoint.compare import compare
     from ..checkpoint.examine import examine
     from ..checkpoint.text import render
 
     report = examine(directory) if other is None else compare(directory, other)
-    click.echo(render(report), nl=False)
-    if json_file is not None:
-        try:
-            json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
-        except OSError as error:
-            raise UsageError(f"{str(json_file)!r} cannot be written: {error.strerror}") from error
-    return report.exit_code
+    return shown(report, render(report), json_file)

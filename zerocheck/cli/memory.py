@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ..errors import UsageError
+from .written import shown
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -134,18 +135,10 @@ def _peaks(directory: Path) -> int:
 
 
 def _simulate(setup: Any, *, exact: bool, limit: int | None, json_file: Path | None) -> int:
-    import msgspec
-
     from ..catalogue import check_spelling
     from ..memory.analyse import analyse
     from ..memory.text import render
 
     check_spelling(setup.implementation)
     report = analyse(setup, exact=exact, limit=limit)
-    click.echo(render(report), nl=False)
-    if json_file is not None:
-        try:
-            json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
-        except OSError as error:
-            raise UsageError(f"{str(json_file)!r} cannot be written: {error.strerror}") from error
-    return report.exit_code
+    return shown(report, render(report), json_file)
