@@ -54,6 +54,13 @@ def test_a_run_that_holds(terminal: bool) -> None:
     assert "2 hold" in text and "all obligations hold in 2 cases" in text
 
 
+def test_what_is_unsupported_does_not_hold() -> None:
+    refused = [case(number, "zero2", "unsupported", reason="no dtype") for number in (2, 3)]
+    records = [started(planned=4), case(0), case(1), *refused, finished()]
+    said = "all obligations hold in 2 cases; 2 others are unsupported"
+    assert said in shown(records, terminal=False)
+
+
 def test_plain_lines_in_between() -> None:
     text = shown(held(3), terminal=False, plain_seconds=0.0)
     assert text.startswith("3 cases of zero2 on 2, 3 ranks\n")

@@ -11,7 +11,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
+from zerocheck import Built, groups
+from zerocheck.case.schema import Case
 from zerocheck.contract import Loader, Saving, Shard
 from zerocheck.implementations.ddp import Ddp
 
@@ -264,3 +269,11 @@ class NeverLoads(Keeping):
         if dist.get_rank() == 1:
             raise ValueError("nothing of mine in the checkpoint")
         dist.barrier()
+
+
+def wrapped(model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
+    """A function of a user, who has said nothing of checkpoints."""
+    for block in model.blocks:  # type: ignore[union-attr]
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return Built(model, torch.optim.AdamW(groups(model, case)))

@@ -324,3 +324,28 @@ def test_nor_is_there_one_that_is_refused_or_not_handled() -> None:
 def test_who_asks_for_features_gets_these_alone() -> None:
     cases = [one.case for one in plan(features=("clip",)).cases]
     assert all("clip" in features(case) for case in cases)
+
+
+@pytest.mark.parametrize("obligations", [("gradient",), ("roundtrip",)])
+def test_a_quick_run_goes_on_where_most_cases_cannot_be_built(obligations: tuple[str, ...]) -> None:
+    def narrow(case: Case) -> bool:
+        return case.training.clip is None or case.training.microbatches > 1
+
+    described = Described(restores=True, resumes=True)
+    planned = plan(described=described, profile="quick", obligations=obligations)
+    first = len(planned.cases)
+    done = 0
+    while done < len(planned.cases) or planned.more():
+        item = planned.cases[done]
+        done += 1
+        planned.note(item, refused=narrow(item.case))
+    able = sum(not narrow(item.case) for item in planned.cases)
+    assert done > first and able >= first // 2
+    assert len({item.case for item in planned.cases}) == done
+
+
+def test_a_quick_run_has_no_more_cases_than_asked_for() -> None:
+    planned = plan(described=Described(restores=True), profile="quick", max_cases=6)
+    for item in planned.cases:
+        planned.note(item, refused=True)
+    assert len(planned.cases) == 6 and not planned.more()

@@ -8,7 +8,7 @@ import pytest
 from collected import Collect
 
 from zerocheck.case.resuming import draw_resumed
-from zerocheck.case.schema import Case, Leg, Training
+from zerocheck.case.schema import Block, Case, Leg, Model, Training
 from zerocheck.judge.verdict import RESUME, Load, Obligation, Violation
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.engine import run
@@ -221,3 +221,21 @@ def test_a_bug_of_many_ranks_keeps_them_when_shrunk(tmp_path: Path, pool: Pool) 
     finding = found_in("PositionOfOneRank", tmp_path, pool)
     assert "data position of one rank" in finding.causes
     assert finding.size.startswith("2 ranks then")
+
+
+OF_TORCH = {
+    "a step for a state that was asked for": Case(resume=(Leg(over=True),)),
+    "the same in the background": Case(resume=(Leg(over=True, background=True),)),
+    "buffers of several ranks": Case(
+        mesh=(3,), model=Model(blocks=(Block(kind="batch_norm"),)), resume=(Leg(mesh=(2,)),)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_TORCH)
+def test_a_user_who_has_no_save_is_not_blamed_for_that_of_torch(pool: Pool, name: str) -> None:
+    case = OF_TORCH[name]
+    assert Trial(pool, "fsdp2", case).outcome().status == "violated"
+    outcome = Trial(pool, f"{SUBJECTS}:wrapped", case).outcome()
+    assert (outcome.status, violations([outcome])) == ("holds", [])
+    assert told_of(outcome, "export") and told_of(outcome, "continuation")

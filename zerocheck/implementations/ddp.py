@@ -59,6 +59,7 @@ class Ddp(BuiltImplementation):
         "checkpoint",
     )
     handles = (*OF_TRAINING, "precision")
+    mended = False
 
     @classmethod
     def supports(cls, case: Case) -> str | None:

@@ -100,6 +100,7 @@ class Fsdp2(BuiltImplementation):
         "tensor_parallel",
     )
     handles = EXTRAS
+    mended = False
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         self._group_of: list[int] = []  # of the case, for each of the optimizer's, if they differ

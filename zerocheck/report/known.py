@@ -24,14 +24,19 @@ def stale_lines(stale: StaleIssue) -> list[str]:
 
 def all_hold(counted: Tally) -> str:
     """What is said of a run that nothing fails."""
+    of = [one.cases for one in counted.implementations.values()]
+    refused = sum(cases["unsupported"] for cases in of)
+    ran = counted.cases - refused
+    others = "another is" if refused == 1 else f"{refused} others are"
+    besides = f"; {others} unsupported" if refused else ""
     issues = len(counted.known)
     if not issues:
-        return f"all obligations hold in {counted.cases} cases"
-    known = sum(one.cases["known"] for one in counted.implementations.values())
+        return f"all obligations hold in {ran} cases{besides}"
+    known = sum(cases["known"] for cases in of)
     plural = "s" if issues > 1 else ""
     return (
         f"all obligations hold, but for {issues} known issue{plural} in {known} of "
-        f"{counted.cases} cases"
+        f"{ran} cases{besides}"
     )
 
 

@@ -1,9 +1,9 @@
-"""The cases of a run that are drawn at random, so that enough of them can be run."""
+"""The cases of a run that are drawn, and not chosen for their pairs of features."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 
 from ..case.drawing import draw
@@ -12,6 +12,7 @@ from ..case.schema import Case, Mesh
 from ..errors import UsageError
 from ..judge.verdict import Obligation
 from .options import RunOptions
+from .streams import Asking
 
 NEEDED: dict[Obligation, str] = {"clip": "clip", "buffers": "block-batch-norm"}
 """The feature that a case must have to exercise an obligation, where not every case does."""
@@ -43,9 +44,6 @@ OVERDRAW = 60
 LARGEST_DRAWN = 8
 """Ranks. Larger world sizes of a profile are left to the covering array: their cases are slow."""
 
-MOST_DRAWN = 16
-"""How many times as many cases are drawn, at most, for an implementation that refuses most."""
-
 APART: dict[str, tuple[str, object]] = {
     "compile": ("training.compile", "eager"),
     "compile-aot": ("training.compile", "aot_eager"),
@@ -59,9 +57,6 @@ LARGEST_APART = 4
 
 OFFERED_APART = 8
 """Cases drawn for one with a feature of APART."""
-
-Asking = Callable[[Sequence[Case]], list[str | None]]
-"""asking(cases) -> of each case, why it is not supported, or None."""
 
 
 def at_random(
@@ -91,44 +86,6 @@ def at_random(
         if share
     ]
     return [case for turn in zip_longest(*queues) for case in turn if case is not None]
-
-
-def enough(draw_some: Callable[[int], list[Case]], count: int, ask: Asking) -> list[Case]:
-    """`draw_some(count)`, if at least half of these are supported.
-
-    Else more are drawn, and all that are supported stay, up to `count`; of those that are not, one
-    for each reason, up to a quarter, so that reports have the reasons. Code that is made for little
-    (one dtype, one way to clip) would be tried on a handful of cases otherwise.
-    """
-    cases = draw_some(count)
-    if 2 * ask(cases).count(None) >= len(cases):
-        return cases
-    kept, times = cases, 1
-    while times < MOST_DRAWN:
-        times *= 4
-        try:
-            more = draw_some(count * times)
-        except UsageError:  # the fixed fields leave no more
-            break
-        if len(more) == len(cases):
-            break
-        cases, kept = more, _worth(more, ask(more), count)
-        if len(kept) == count:
-            break
-    return kept
-
-
-def _worth(cases: Sequence[Case], reasons: Sequence[str | None], count: int) -> list[Case]:
-    """The first `count` of those that can be run, and of the first refused ones."""
-    kept: list[Case] = []
-    told: set[str] = set()
-    for case, reason in zip(cases, reasons, strict=True):
-        if reason is None:
-            kept.append(case)
-        elif reason not in told and len(told) < max(1, count // 4):
-            told.add(reason)
-            kept.append(case)
-    return kept[:count]
 
 
 def apart(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,10 +29,11 @@ from ..drive.observation import Described
 from ..errors import UsageError
 from ..judge.verdict import EQUIVALENCE, MEMORY, RESUME, Obligation
 from .array import Array
-from .draws import Asking, apart, at_random, complete, enough, mapping, two_axes_asked
+from .draws import apart, at_random, complete, mapping, two_axes_asked
 from .options import RunOptions
 from .profiles import PROFILES
 from .records import Coverage
+from .streams import Asking, Stream
 
 HARM_OF: dict[Obligation, Harm] = {"durability": "killed", "damage": "damaged"}
 """What must be done to a checkpoint to exercise an obligation."""
@@ -107,6 +109,7 @@ class Plan:
         self._options = options
         self._drawn = Drawn() if drawn is None else drawn
         self._arrays: dict[str, Array] = {}
+        self._streams: defaultdict[str, list[Stream]] = defaultdict(list)
         self.coverage: list[Coverage] = []
         """What is to be exercised on each implementation."""
         queues = [
@@ -117,20 +120,34 @@ class Plan:
 
     def note(self, done: Planned, *, refused: bool) -> None:
         """A case was judged, or refused while it was built."""
+        for stream in self._streams[done.implementation] if refused else ():
+            stream.note(done.case)
         if done.implementation in self._arrays and not done.case.resume:
             self._arrays[done.implementation].note(done.case, refused=refused)
 
     def more(self) -> bool:
-        """Put cases at the end of `cases` for pairs that only refused ones had; whether it did."""
+        """Put cases at the end of `cases` for pairs that only refused ones had, and where few cases
+        could be built; whether it did."""
         added = False
-        for name, array in self._arrays.items():
-            there = [item.case for item in self.cases if item.implementation == name]
-            cases = [case for case in array.more() if case not in there]
+        for name in self._options.implementations:
+            sources: list[Array | Stream] = [*self._streams[name]]
+            if name in self._arrays:
+                sources.insert(0, self._arrays[name])
+            there = {item.case for item in self.cases if item.implementation == name}
+            cases = [case for source in sources for case in source.more() if case not in there]
             if self._options.max_cases is not None:
                 del cases[max(0, self._options.max_cases - len(there)) :]
             self.cases += [Planned(name, case) for case in cases]
             added = added or bool(cases)
         return added
+
+    def _stream(
+        self, name: str, draw_some: Callable[[int], list[Case]], count: int, ask: Ask
+    ) -> list[Case]:
+        """The first cases of a stream that goes on where most of them are refused."""
+        stream = Stream(draw_some, count, partial(ask, name))
+        self._streams[name].append(stream)
+        return stream.cases
 
     def _cases(self, name: str, described: Described, ask: Ask) -> list[Case]:
         cases = []
@@ -163,7 +180,7 @@ class Plan:
             two_axes="two_axes" not in described.lacks,
             harms=[HARM_OF[one] for one in sorted(asked)] if asked <= HARM_OF.keys() else (),
         )
-        cases = enough(draw_some, count, partial(ask, name)) if described.resumes else draw_some(1)
+        cases = self._stream(name, draw_some, count, ask) if described.resumes else draw_some(1)
         # Small ones first: they say most for their time.
         return sorted(cases, key=lambda case: sum(leg.world_size for leg in legs_of(case)))
 
@@ -219,11 +236,8 @@ class Plan:
             count = min(count, options.max_cases)
         cut = options.max_cases if count < len(found) else None
         if len(found) < count:  # a few more, since some may be in the array already
-            drawn = enough(
-                partial(at_random, options, fixed=fixed, meshes=meshes),
-                count - len(found) + len(found) // 10,
-                partial(ask, name),
-            )
+            draw_some = partial(at_random, options, fixed=fixed, meshes=meshes)
+            drawn = self._stream(name, draw_some, count - len(found) + len(found) // 10, ask)
             found = list(dict.fromkeys((*found, *drawn)))
         found = found[:count]
         if not profile.covering or cut is not None:  # an array has every feature

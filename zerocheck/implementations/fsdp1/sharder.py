@@ -123,6 +123,7 @@ class Fsdp1(BuiltImplementation):
         "offload",
     )
     handles = UNCUT
+    mended = False
 
     @classmethod
     def supports(cls, case: Case) -> str | None:
