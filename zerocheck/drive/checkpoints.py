@@ -177,3 +177,13 @@ def _whole(exported: Mapping[tuple[str, str], torch.Tensor]) -> list[Shard]:
             raise unknown("role in what export() gave", role, sorted(EXPORTED_ROLES))
         shards.append(Shard(name, role, tensor.detach(), tuple(tensor.shape)))  # type: ignore[arg-type]
     return shards
+
+
+def gist(error: BaseException) -> str:
+    """Type and message, 500 characters at most. Of an error that quotes the tracebacks of ranks, as
+    that of dcp does: what it says before them, and the error that the first one ends with."""
+    said, quotes, rest = str(error).partition("Traceback (most recent call last)")
+    if quotes:
+        ends = (line for line in rest.splitlines()[1:] if line and not line.startswith(" "))
+        said = ": ".join(filter(None, (said.strip(), next(ends, ""))))
+    return f"{type(error).__name__}: {said}"[:500]

@@ -31,7 +31,7 @@ from ..errors import UsageError, unknown
 from ..models.batches import batch, loss_of, overflows, weight
 from ..models.network import build_model
 from ..models.start import initial_state
-from .checkpoints import Checkpoints, exports, kept
+from .checkpoints import Checkpoints, exports, gist, kept
 from .delays import Delays
 from .fidelity import ForwardProbe
 from .given_state import GivenState
@@ -146,7 +146,7 @@ class Driver:
             try:
                 self.checkpoints.load(subject)
             except (Exception, CheckpointException) as error:  # that of dcp is no Exception
-                return RankSeen(refused=f"{type(error).__name__}: {error}"[:500])
+                return RankSeen(refused=gist(error))
             first = self.case.training.first
             recorder.take(first - 1, "state", subject.shards(), STATE_ROLES)
             subject.close()
