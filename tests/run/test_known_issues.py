@@ -15,7 +15,7 @@ from zerocheck.errors import UsageError
 from zerocheck.judge.verdict import EQUIVALENCE, RESUME, Obligation, Violation
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.casefile import read as read_case
-from zerocheck.run.engine import HANGS, run
+from zerocheck.run.engine import run
 from zerocheck.run.known_issues import OURS, KnownIssue, load, ours, read
 from zerocheck.run.ledger import Ledger
 from zerocheck.run.options import RunOptions
@@ -464,7 +464,8 @@ def test_cases_of_a_known_hang_are_left_out_but_for_its_own(run_listed: Run) -> 
     (start,) = records.of(RunStarted)
     (left,) = start.left_out
     cases = records.of(CaseFinished)
-    assert left.count > HANGS and left.count + len(cases) == 16 + 1
+    assert left.count + len(cases) == 16 + 1
+    assert len(cases) > 8  # most of the first 16 are covered: others are drawn in their place
     assert [r.status for r in cases].count("hung") == 1
     assert cases[-1].status == "hung" and cases[-1].known == ("gradient", "update")
     assert all(r.case.training.microbatches == 1 for r in cases[:-1])
