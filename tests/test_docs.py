@@ -116,6 +116,9 @@ ELSEWHERE = {
     ON_HOSTS: "needs two hosts: tests/ranks/test_two_hosts.py makes them",
     f"{OWN} --device cuda": GPU,
     f"torchrun --nproc-per-node 4 -m {OWN} --device cuda": GPU,
+    "zerocheck run titan.py:recipe titan.py:mixed --model titan_model.py:small --world-sizes 2,3": (
+        "needs torchtitan and triton (200 MB): tried by hand; test_divided_losses.py has its semantics"
+    ),
     "zerocheck faults --implementation my_sharding.py:my_fsdp": "takes minutes: "
     "tests/faults/test_injected.py runs each of them",
     "zerocheck memory --peaks peaks": "takes minutes: tests/run/test_curves.py measures few",

@@ -15,6 +15,7 @@ from zerocheck.contract import Semantics, Shard, groups, implementation
 from zerocheck.contract.groups import group_of, learning_rates
 from zerocheck.contract.loading import load
 from zerocheck.contract.names import unwrapped
+from zerocheck.contract.refusals import advise
 from zerocheck.errors import UsageError
 
 
@@ -123,3 +124,12 @@ def test_a_module_that_is_a_file_here_is_named(
         load("my_own_sharding:my_fsdp")
     with pytest.raises(UsageError, match=r"No module named 'no_sharding'$"):
         load("no_sharding:my_fsdp")
+
+
+def test_an_error_that_is_known_says_what_to_call() -> None:
+    known = RuntimeError("Cannot use ReduceOp.PREMUL_SUM with Gloo")
+    other = ValueError("Cannot use ReduceOp.PREMUL_SUM with Gloo")
+    for error in (known, other):
+        advise(error)
+    assert "set_force_sum_reduction_for_comms(True)" in known.__notes__[0]
+    assert not hasattr(other, "__notes__")

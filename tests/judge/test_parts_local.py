@@ -92,6 +92,15 @@ def test_gradients_of_scaled_losses_are_divided_in_float64() -> None:
     assert torch.equal(ones.gradients, plain)
 
 
+def test_gradients_of_divided_losses_are_multiplied_in_float64() -> None:
+    runner, parameters, buffers = _normed()
+    seen = [StepSeen(losses=())] * 2
+    divided = runner.run(0, parameters, buffers, seen, loss_divisor=6.0).gradients
+    assert divided.dtype == torch.float32 and bool(divided.any())
+    whole = runner.run(0, parameters, buffers, seen, loss_divisor=6.0, ranks=3).gradients
+    assert whole.dtype == torch.float64 and torch.equal(whole, 3 * divided.double())
+
+
 A, B = [1.0] * 8, [2.0] * 8
 
 

@@ -41,6 +41,7 @@ def _semantics(local: str, summed: str, reduce: str, **more: str) -> Semantics:
         (_semantics("fp32", "fp32", "bf16"), ((3, FP32), (4 + 1, BF16))),
         (_semantics("bf16", "bf16", "bf16", average="sum"), ((3, BF16), (2, BF16))),
         (_semantics("bf16", "bf16", "bf16", divide="gradient"), ((3, BF16), (4, BF16))),
+        (_semantics("bf16", "fp32", "fp32", divided="loss"), ((3, FP32), (2, FP32))),
         # Reduced first, then cast and summed.
         (_semantics("bf16", "fp32", "bf16", accumulate="reduce_each"), ((4, BF16), (3, FP32))),
         # Divided in the format of local gradients, and cast, before the reduction.

@@ -9,13 +9,14 @@ import msgspec
 import pytest
 import torch
 from own_models import Gpt
+from torch import nn
 
 from zerocheck.case.schema import Case, Data, Model, Start, UserModel
 from zerocheck.errors import UsageError
 from zerocheck.models import build_model, initial_state
 from zerocheck.models.batches import batch, loss_of
 from zerocheck.models.looking import look
-from zerocheck.models.parts import block_list
+from zerocheck.models.parts import block_list, show_blocks
 from zerocheck.models.scramble import scramble
 
 MODELS = Path(__file__).parents[1] / "own_models.py"
@@ -111,6 +112,22 @@ def test_blocks_and_experts_are_shown_to_whoever_makes_units() -> None:
     assert moe.experts[0].conditional and not hasattr(moe.stem, "conditional")
     assert [name for name, _ in gpt.named_parameters()] == [n for n, _ in Gpt().named_parameters()]
     assert block_list(moe) is None
+
+
+class _ByNumber(nn.Module):
+    """Its blocks are in a ModuleDict, as those of torchtitan, and beside them is a small list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList([nn.Linear(2, 2)])
+        self.layers = nn.ModuleDict({str(number): nn.Linear(4, 4) for number in range(3)})
+        self.named = nn.ModuleDict({"wide": nn.Linear(40, 40)})
+
+
+def test_blocks_of_a_dict_of_numbers_are_shown() -> None:
+    model = _ByNumber()
+    show_blocks(model)
+    assert model.blocks == list(model.layers.values())
 
 
 Change = Callable[[UserModel], UserModel]

@@ -106,11 +106,11 @@ def enclosure(total: Total, tensor: Tensor, seen: Seen, semantics: Semantics) ->
     Roundings as where each microbatch is reduced, the most that there can be, and two for a loss
     scale that is no power of two; then what the local gradients can be off.
     """
-    divisor = seen.loss_scale * (seen.world_size if semantics.average == "mean" else 1)
+    divisor = seen.loss_scale * (seen.world_size if semantics.reduction == "mean" else 1)
     roundings = 2 + bounds.gradient_roundings(
         world_size=seen.world_size,
         microbatches=max(1, seen.forwards),
-        average=semantics.average,
+        average=semantics.reduction,
         divide="loss",
         accumulate="reduce_each",
     )

@@ -128,8 +128,9 @@ class BuiltImplementation(Implementation):
         """What the backward starts from: the loss by its weight, its share, and scaled."""
         if self.semantics.weight == "token" and weight != 1.0:
             loss = loss * weight
-        if count > 1:
-            loss = loss / count
+        divisor = count * (self.case.readers if self.semantics.in_losses else 1)
+        if divisor > 1:
+            loss = loss / divisor
         return loss if self.built.scaler is None else self.built.scaler.scale(loss)
 
     def unfreeze(self, names: Collection[str]) -> None:

@@ -60,6 +60,24 @@ def refused_on(device: torch.device, error: Exception) -> str | None:
     return None
 
 
+ADVICE = (
+    (
+        # FSDP2's set_gradient_divide_factor; torch/csrc/distributed/c10d/ProcessGroupGloo.cpp
+        Refusal(RuntimeError, r"Cannot use ReduceOp.PREMUL_SUM with Gloo"),
+        "zerocheck: on Gloo a divide factor needs set_force_sum_reduction_for_comms(True) "
+        "on each FSDPModule; it computes the same",
+    ),
+)
+"""What torch says of a backend of tests, and what to do about it."""
+
+
+def advise(error: Exception) -> None:
+    """Note on an error of torch what it asks of the user's code, where that is known."""
+    for refusal, advice in ADVICE:
+        if isinstance(error, refusal.kind) and re.search(refusal.message, str(error)):
+            error.add_note(advice)
+
+
 @contextmanager
 def torch_refusals() -> Iterator[None]:
     """Raises Unsupported with torch's own words for what is listed in REFUSALS."""

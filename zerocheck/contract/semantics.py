@@ -42,9 +42,10 @@ class Semantics:
     reduce      dtype in which gradients are divided and reduced over ranks: "own" (that in which
                 they were summed), "fp32", "bf16" or "fp16". Where it is declared, `reduce_each`
                 reduces each microbatch once: the sum is not reduced again.
-    divided     where gradients are divided by the number of ranks: in the "reduce" (in its dtype),
-                or before it in their "own" (that of local gradients), which `reduce_each` and
-                `local` know.
+    divided     where the mean over ranks is divided by their number: in the "reduce" (in its
+                dtype), before it in the gradients' "own" (that of local gradients), which
+                `reduce_each` and `local` know, or in the "loss": each is divided once, by ranks
+                times microbatches (by ranks where `divide` is "gradient"), and the reduction sums.
     master      "none": the optimizer updates the parameters; "fp32": it updates copies of them, of
                 the role `master`, and each parameter is its master cast to the parameter's dtype.
     begins      what masters are before the first step, if no state was restored: "given" (the
@@ -65,7 +66,7 @@ class Semantics:
     inputs: Literal["kept", "cast"] = "kept"
     summed: Literal["own", "fp32", "bf16", "fp16"] = "own"
     reduce: Literal["own", "fp32", "bf16", "fp16"] = "own"
-    divided: Literal["reduce", "own"] = "reduce"
+    divided: Literal["reduce", "own", "loss"] = "reduce"
     master: Literal["none", "fp32"] = "none"
     begins: Literal["given", "rounded"] = "given"
 
@@ -75,6 +76,16 @@ class Semantics:
             given = getattr(self, name)
             if given not in words:
                 raise unknown(f"Semantics.{name}", str(given), words)
+
+    @property
+    def in_losses(self) -> bool:
+        """Whether the mean over ranks is taken by dividing losses."""
+        return self.average == "mean" and self.divided == "loss"
+
+    @property
+    def reduction(self) -> Literal["mean", "sum"]:
+        """What the reduction over ranks computes: the sum where losses are divided."""
+        return "sum" if self.in_losses else self.average
 
 
 @cache

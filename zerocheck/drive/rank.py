@@ -17,7 +17,7 @@ from ..case.traits import cuts, lowered, two_axes
 from ..catalogue import INJECTED, apart
 from ..contract import loading
 from ..contract.implementation import EXTRAS, OF_TRAINING, Implementation
-from ..contract.refusals import refused_on
+from ..contract.refusals import advise, refused_on
 from ..devices import CPU
 from ..errors import Unsupported, UsageError, unknown
 from ..models.looking import look
@@ -177,6 +177,7 @@ def _run_case(job: Job, context: Context) -> RankSeen:
     except Exception as error:
         reason = refused_on(device, error)
         if reason is None:
+            advise(error)
             raise
         return RankSeen(unsupported=reason)
 

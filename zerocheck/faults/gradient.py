@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from ..case.schema import Case
@@ -45,6 +47,33 @@ class LossTimesWorld(Fsdp2):
 
     def train_step(self, step: Step) -> StepReport:
         return super().train_step(scaled(step, times=self.case.world_size))
+
+
+class MeanInTheLosses(Fsdp2):
+    """Each loss is divided by W and FSDP2 sums, declared as a mean that the reduction takes.
+
+    A right trainer that declares another one: torchtitan and others normalise so. Flagged: mean in
+    the losses. It needs ranks that are no power of two, since a division by these is exact.
+    """
+
+    def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
+        built = super().build(model, case, mesh)
+        for module in built.model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_force_sum_reduction_for_comms(True)
+                module.set_gradient_divide_factor(1.0)
+        return built
+
+    def train_step(self, step: Step) -> StepReport:
+        return super().train_step(scaled(step, over=self.case.world_size))
+
+
+class DivisionLeftOn(Fsdp2):
+    """Losses are divided by W, as declared, and FSDP2 averages all the same: torchtitan's
+    `disable_fsdp_gradient_division` is left out. Flagged: gradient / W.
+    """
+
+    semantics = replace(Fsdp2.semantics, divided="loss")
 
 
 class OneParameterUnreduced(Ddp):

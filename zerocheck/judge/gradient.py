@@ -40,7 +40,13 @@ class Expected(NamedTuple):
 
 def loss_divisor(case: Case, semantics: Semantics) -> float:
     """What the loss is divided by before the backward."""
-    return float(case.training.microbatches) if semantics.divide == "loss" else 1.0
+    divisor = case.training.microbatches if semantics.divide == "loss" else 1
+    return float(divisor * loss_ranks(case, semantics))
+
+
+def loss_ranks(case: Case, semantics: Semantics) -> int:
+    """How often a rank's gradient is in the mean that losses are divided for; 1: they are not."""
+    return case.readers if semantics.in_losses else 1
 
 
 def expected(
@@ -66,7 +72,7 @@ def expected(
     roundings = bounds.gradient_roundings(
         world_size=world,
         microbatches=count,
-        average=semantics.average,
+        average=semantics.reduction,
         divide=semantics.divide,
         accumulate=semantics.accumulate,
         mesh=case.mesh,

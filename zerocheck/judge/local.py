@@ -43,9 +43,10 @@ Scale = Callable[[torch.Tensor], torch.Tensor]
 class Passes:
     """All forwards and backwards of one step.
 
-    gradients: (ranks, microbatches, size), 0 where there is none; fp32, or, with loss scaling,
-    divided by the scale and float64; arrived: (ranks, microbatches, parameters), whether there was
-    a gradient; losses: [rank][microbatch]; buffers: per rank, after the forwards.
+    gradients: (ranks, microbatches, size), 0 where there is none; fp32, or float64 where losses
+    were scaled or divided by the number of ranks, which is taken back; arrived: (ranks,
+    microbatches, parameters), whether there was a gradient; losses: [rank][microbatch]; buffers:
+    per rank, after the forwards.
     """
 
     gradients: torch.Tensor
@@ -115,6 +116,7 @@ class LocalRunner:
         seen: Sequence[StepSeen],
         *,
         loss_divisor: float,
+        ranks: int = 1,
         weighted: bool = False,
         scales: Sequence[float] = (),
         states: Sequence[Sequence[bytes]] = (),
@@ -124,7 +126,8 @@ class LocalRunner:
         """One step of all ranks.
 
         parameters[r]: the flat vector that rank r computes with; buffers[r]: its buffers before;
-        seen[r]: how it ran the model; weighted: losses are weighted by their tokens; scales[r]:
+        seen[r]: how it ran the model; ranks: what of the divisor of losses is taken back, by an
+        exact product of their gradients; weighted: losses are weighted by their tokens; scales[r]:
         loss scale of rank r; states[r][m]: random state in which it enters a loss, if the case
         carries random numbers on; sent_each: the buffers of rank 0 are sent to all ranks before
         every forward. For counterfactuals: scale, what else is done to each loss
@@ -167,9 +170,12 @@ class LocalRunner:
                     )
                 )
             after.append({n: buffer.to("cpu", copy=True) for n, buffer in self._buffers.items()})
-        if any(one != 1.0 for one in scales):
+        if ranks > 1 or any(one != 1.0 for one in scales):
             gradients = vectors.copy(gradients, torch.float64)
+        if any(one != 1.0 for one in scales):
             gradients /= torch.tensor(scales, dtype=torch.float64).view(-1, 1, 1)
+        if ranks > 1:
+            gradients *= ranks
         return Passes(gradients, arrived, losses, after)
 
     def _pass(

@@ -88,7 +88,7 @@ def path_of(case: Case, semantics: Semantics, *, microbatches: int) -> Path:
     reductions = bounds.gradient_roundings(
         world_size=case.world_size,
         microbatches=1,
-        average=semantics.average,
+        average=semantics.reduction,
         divide="loss",
         accumulate=semantics.accumulate,
         mesh=case.mesh,

@@ -54,6 +54,7 @@ class Replayed:
             buffers if local else buffers_.entering(buffers, self.semantics),
             self.observation.steps(step),
             loss_divisor=gradient_.loss_divisor(self.case, self.semantics),
+            ranks=gradient_.loss_ranks(self.case, self.semantics),
             weighted=(self.semantics.weight == "token") != otherwise,
             scales=self.observation.loss_scales(step)[: len(parameters)],
             states=self.observation.random_states(step),

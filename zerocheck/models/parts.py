@@ -43,13 +43,20 @@ def block_list(model: nn.Module) -> tuple[str, nn.ModuleList] | None:
 def show_blocks(model: nn.Module, otherwise: Iterable[nn.Module] = ()) -> None:
     """Have the model show its repeated blocks as `blocks`, for whoever makes units of them.
 
-    What has a ModuleList of that name is left alone. otherwise: the blocks of a model without any
-    list. Nothing is registered: names and parameters stay as they are.
+    What has a ModuleList of that name is left alone. A ModuleDict whose keys are numbers counts as
+    a list, as torchtitan's `layers`. otherwise: the blocks of a model without any list. Nothing is
+    registered: names and parameters stay as they are.
     """
     if isinstance(getattr(model, "blocks", None), nn.ModuleList):
         return
     found = block_list(model)
+    size = sum(p.numel() for p in found[1].parameters()) if found is not None else 0
     parts = found[1] if found is not None else otherwise
+    for module in model.modules():
+        if isinstance(module, nn.ModuleDict) and module and all(map(str.isdigit, module)):
+            own = sum(p.numel() for p in module.parameters())
+            if own > size:
+                size, parts = own, module.values()
     vars(model)["blocks"] = [part for part in parts if not getattr(part, "conditional", False)]
 
 

@@ -19,6 +19,16 @@ GRADIENT = [
         "the loss is multiplied by W", "HF transformers #45994", "gradient x W", world=3,
     ),
     fault(
+        "gradient:MeanInTheLosses", "fsdp2", "gradient",
+        "losses are divided by W, and nothing declares it", "TT disable_fsdp_gradient_division",
+        "mean in the losses", world=3,
+    ),
+    fault(
+        "gradient:DivisionLeftOn", "fsdp2", "gradient",
+        "losses are divided by W as declared, and FSDP2 averages all the same",
+        "TT disable_fsdp_gradient_division", "gradient / W", world=3,
+    ),
+    fault(
         "gradient:OneParameterUnreduced", "ddp", "gradient",
         "one parameter is left out of the reduction", "PT #47562; MG #599, #1446",
         "local gradient only", world=3,

@@ -57,6 +57,8 @@ def causes(evidence: Evidence) -> Causes:
     if not found:
         found = [c for c in _rescaled_losses(evidence) if explains(c, evidence, wrong)][:1]
     if not found:
+        found = [c for c in _in_losses(evidence) if explains(c, evidence, wrong)][:1]
+    if not found:
         found = [c for c in _weighted_otherwise(evidence) if explains(c, evidence, wrong)]
     if not found:
         found = [c for c in placement.shifted(evidence, wrong) if explains(c, evidence, wrong)]
@@ -209,11 +211,37 @@ def _rescaled_losses(evidence: Evidence) -> Iterator[Candidate]:
         for name, scale in scales:
             terms = evidence.again(scale).gradients
             words = "multiplied" if "x" in name else "divided"
+            if "x" in name and letter == "W" and evidence.semantics.in_losses:
+                words = "not divided"  # as the semantics say that it is
             yield Candidate(
                 name,
                 f"the loss was {words} by {number} (= {'W' if letter == 'W' else 'microbatches'})",
                 [summed(evidence, everything, mean * divide, given=terms)],
             )
+
+
+def _in_losses(evidence: Evidence) -> Iterator[Candidate]:
+    """The mean over ranks is right, and taken elsewhere than the semantics say: in the losses.
+
+    By a power of two that is exact, so it is nothing wrong; by any other number the backward rounds
+    otherwise all the way. What trainers compute: (loss / GA) / W, loss / (GA W), loss * (1 / W).
+    """
+    world = len(evidence.passes.gradients)
+    if evidence.again is None or world == 1 or evidence.semantics.average != "mean":
+        return
+    if evidence.semantics.in_losses:
+        return
+    divide = evidence.divisor / world
+    scales: tuple[Scale, ...] = (lambda loss: loss / world, lambda loss: loss * (1 / world))
+    for scale in scales:
+        terms = evidence.again(scale).gradients
+        yield Candidate(
+            "mean in the losses",
+            "each loss was divided by the number of ranks, and the gradients were summed: the same "
+            "mean with other round-off than the declared semantics have; declare "
+            "Semantics(divided='loss')",
+            [summed(evidence, everything, divide, given=terms)],
+        )
 
 
 def _weighted_otherwise(evidence: Evidence) -> Iterator[Candidate]:
