@@ -117,7 +117,7 @@ ELSEWHERE = {
     f"{OWN} --device cuda": GPU,
     f"torchrun --nproc-per-node 4 -m {OWN} --device cuda": GPU,
     "zerocheck run titan.py:recipe titan.py:mixed --model titan_model.py:small --world-sizes 2,3": (
-        "needs torchtitan and triton (200 MB): tried by hand; test_divided_losses.py has its semantics"
+        "needs torchtitan and triton (200 MB): tried by hand; its semantics: test_divided_losses.py"
     ),
     "zerocheck faults --implementation my_sharding.py:my_fsdp": "takes minutes: "
     "tests/faults/test_injected.py runs each of them",

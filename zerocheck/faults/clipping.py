@@ -61,6 +61,46 @@ class LocalNorm(WithOptimizer):
     kind = _Local
 
 
+class _SumOfLocal(ClipsInParts):
+    def total(self, p: float) -> torch.Tensor:
+        norm = self.local(p)
+        dist.all_reduce(norm, group=self.group)
+        return norm
+
+
+class SumOfLocalNorms(WithOptimizer):
+    """The norms of the shards are added up, not their squares. Flagged: sum of local norms."""
+
+    kind = _SumOfLocal
+
+
+class _MeanOfLocal(_SumOfLocal):
+    def total(self, p: float) -> torch.Tensor:
+        return super().total(p) / self.group.size()
+
+
+class MeanOfLocalNorms(WithOptimizer):
+    """The norms of the shards are averaged, as a logger averages. Flagged: mean of local norms."""
+
+    kind = _MeanOfLocal
+
+
+class _LargestLocal(ClipsInParts):
+    def total(self, p: float) -> torch.Tensor:
+        norm = self.local(p)
+        dist.all_reduce(norm, op=dist.ReduceOp.MAX, group=self.group)
+        return norm
+
+
+class LargestLocalNorm(WithOptimizer):
+    """The largest norm of a shard counts, which is right for the infinity norm alone.
+
+    Flagged: largest local norm.
+    """
+
+    kind = _LargestLocal
+
+
 class _LogsLocal(ClipsInParts):
     def clip(self, max_norm: float, norm_type: float) -> float:
         local = float(self.local(norm_type))

@@ -45,6 +45,21 @@ class DecayTwice(WithOptimizer):
     kind = _Twice
 
 
+class _ByStepSize(AdamWInParts):
+    def update(self, p: torch.Tensor, state: dict[str, torch.Tensor], group: Options) -> None:
+        size = group["weight_decay"] / (1 - self.betas(group)[0] ** (float(state["step"]) + 1))
+        super().update(p, state, {**group, "weight_decay": size})
+
+
+class DecayByStepSize(WithOptimizer):
+    """The parameter decays by lr / (1 - beta1^t), the step size, in place of lr.
+
+    Flagged: weight decay by the corrected step size.
+    """
+
+    kind = _ByStepSize
+
+
 class _None(AdamWInParts):
     def decay(self, p: torch.Tensor, gradient: torch.Tensor, group: Options) -> torch.Tensor:
         return gradient

@@ -146,7 +146,7 @@ def check_norm(
         part = gradient.parts[rank]
         found = norm_causes(
             Norm(
-                norm, exact, elements, part, len(part) == len(elements), len(reported), previous,
+                norm, exact, elements, gradient.parts, rank, len(part) == len(elements), previous,
                 *_norm_bound(elements, formats, case),
                 {str(format.dtype): _of(elements, e) for format, e in formats.parts}, loss_scale,
                 case.replicas,

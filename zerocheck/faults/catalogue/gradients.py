@@ -272,6 +272,21 @@ CLIPPING = [
         features=("clip-tight",),
     ),
     fault(
+        "clipping:SumOfLocalNorms", "zero1", "clip",
+        "the norms of the shards are added up, not their squares", "seen often",
+        "sum of local norms", world=3, features=("clip-tight",),
+    ),
+    fault(
+        "clipping:MeanOfLocalNorms", "zero1", "clip",
+        "the norms of the shards are averaged", "seen often", "mean of local norms",
+        world=3, features=("clip-tight",),
+    ),
+    fault(
+        "clipping:LargestLocalNorm", "zero1", "clip",
+        "the largest norm of a shard is taken, whichever norm is asked for", "seen often",
+        "largest local norm", world=3, features=("clip-tight",),
+    ),
+    fault(
         "clipping:ClippedByLocalNorm", "zero1", "clip",
         "the total norm is reported, that of the own shard clips", "RLinf PR#1542",
         "clipped by the local norm", features=("clip-tight",),

@@ -15,6 +15,11 @@ UPDATE = [
         "weight decay is applied twice", "seen often", "weight decay twice",
     ),
     fault(
+        "update:DecayByStepSize", "zero1", "update",
+        "weight decay takes the step size that is corrected for bias", "seen often",
+        "weight decay by the corrected step size", features=("lr-large",),
+    ),
+    fault(
         "update:DecayMissing", "zero1", "update",
         "there is no weight decay", "seen often", "weight decay missing",
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,24 +18,29 @@ from ..pieces import split
 class Norm(NamedTuple):
     """A reported norm that is wrong on one rank.
 
-    own: the gradient as that rank holds it, its own elements only; complete: whether these are
-    all; previous: the norm reported at the step before; relative, floor: of the bound;
-    by_dtype: the elements of each dtype; loss_scale: that of the step; replicas: ranks on the
-    replicate axis of a mesh of two axes.
+    own: the gradient as each rank holds it, its own elements only; rank: which it is; complete:
+    whether these are all; previous: the norm reported at the step before; relative, floor: of the
+    bound; by_dtype: the elements of each dtype; loss_scale: that of the step; replicas: ranks on
+    the replicate axis of a mesh of two axes.
     """
 
     reported: float
     exact: float
     whole: torch.Tensor
-    own: torch.Tensor
+    own: Sequence[torch.Tensor]
+    rank: int
     complete: bool
-    world_size: int
     previous: float | None
     relative: float
     floor: float
     by_dtype: Mapping[str, torch.Tensor]
     loss_scale: float = 1.0
     replicas: int = 1
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return len(self.own)
 
 
 def norm_causes(norm: Norm, kind: str) -> tuple[str, ...]:
@@ -54,7 +59,11 @@ def _norms(norm: Norm, kind: str) -> Iterator[tuple[str, float]]:
         yield "norm / sqrt(W)", norm.exact / root
         yield "norm x W", norm.exact * norm.world_size
         if not norm.complete:
-            yield "local norm", _norm_of(norm.own, kind)
+            local = [_norm_of(own, kind) for own in norm.own]
+            yield "local norm", local[norm.rank]
+            yield "sum of local norms", sum(local)
+            yield "mean of local norms", sum(local) / norm.world_size
+            yield "largest local norm", max(local)
     yield "another norm", _norm_of(norm.whole, "2" if kind == "inf" else "inf")
     yield "norm without root", norm.exact**2
     yield "norm of nothing", 0.0
@@ -68,8 +77,9 @@ def _norms(norm: Norm, kind: str) -> Iterator[tuple[str, float]]:
 
 
 def _near(norm: Norm, value: float) -> bool:
-    """Within the bound of a norm, and two roundings more of the factor."""
-    return abs(norm.reported - value) <= (norm.relative + 4 * U) * value + norm.floor
+    """Within the bound of a norm, two roundings more of a factor, and those of a sum over ranks."""
+    roundings = 4 + norm.world_size
+    return abs(norm.reported - value) <= (norm.relative + roundings * U) * value + norm.floor
 
 
 def _norm_of(elements: torch.Tensor, kind: str) -> float:
@@ -82,6 +92,10 @@ def _norm_of(elements: torch.Tensor, kind: str) -> float:
 
 SENTENCES = {
     "local norm": "it is the norm of this rank's own shard alone",
+    "sum of local norms": "it is the sum of the norms of the ranks' shards, not the root of the "
+    "sum of their squares",
+    "mean of local norms": "it is the mean of the norms of the ranks' shards",
+    "largest local norm": "it is the largest of the norms of the ranks' shards",
     "norm of another step": "it is the norm of the step before",
     "another norm": "it is the norm for another p",
     "norm before unscaling": "it is that of the gradient before it was divided by the loss scale",

@@ -46,6 +46,8 @@ SENTENCES = {
     "L2 instead of decoupled": "weight decay was added to the gradient (L2), and went through the "
     "moments",
     "weight decay twice": "weight decay was applied twice",
+    "weight decay by the corrected step size": "weight decay was multiplied by lr / (1 - beta1^t), "
+    "the step size, and not by lr",
     "weight decay missing": "weight decay was not applied",
     "weight decay after the update": "weight decay came after the update and not before it",
     "weight decay on excluded parameters": "weight decay was applied to parameters that the case "
@@ -168,6 +170,8 @@ def _of_parameter(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
         yield "weight decay missing", with_(weight_decay=0.0)
         u = segment.format.u
         yield "weight decay twice", _wider(with_(weight_decay=decay * (2 - s.lr * decay)), p, u)
+        by_step = _wider(with_(weight_decay=decay / s.correction1), p, u)
+        yield "weight decay by the corrected step size", by_step
         plain = with_(weight_decay=0.0)
         factor = 1 - s.lr * decay
         right = with_()
