@@ -126,10 +126,19 @@ def test_a_module_that_is_a_file_here_is_named(
         load("no_sharding:my_fsdp")
 
 
-def test_an_error_that_is_known_says_what_to_call() -> None:
-    known = RuntimeError("Cannot use ReduceOp.PREMUL_SUM with Gloo")
-    other = ValueError("Cannot use ReduceOp.PREMUL_SUM with Gloo")
-    for error in (known, other):
-        advise(error)
-    assert "set_force_sum_reduction_for_comms(True)" in known.__notes__[0]
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (
+            RuntimeError("Cannot use ReduceOp.PREMUL_SUM with Gloo"),
+            "set_force_sum_reduction_for_comms(True)",
+        ),
+        (RuntimeError("fullgraph=True found no compiled frames"), '"compile")'),
+    ],
+)
+def test_an_error_that_is_known_says_what_to_do(error: Exception, advice: str) -> None:
+    other = ValueError(str(error))
+    for one in (error, other):
+        advise(one)
+    assert advice in error.__notes__[0]
     assert not hasattr(other, "__notes__")

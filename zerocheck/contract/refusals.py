@@ -67,8 +67,14 @@ ADVICE = (
         "zerocheck: on Gloo a divide factor needs set_force_sum_reduction_for_comms(True) "
         "on each FSDPModule; it computes the same",
     ),
+    (
+        # torch/_dynamo/exc.py, of what `ForwardProbe` hooks into modules
+        Refusal(RuntimeError, r"found no compiled frames|Dynamo does not support"),
+        "zerocheck: compile where the case asks for it (training.compile is the backend, or none), "
+        'and say so: handles = ("unfreeze", "compile"); else hooks of zerocheck are in the modules',
+    ),
 )
-"""What torch says of a backend of tests, and what to do about it."""
+"""What torch says of a backend, or of zerocheck's hooks, and what to do about it."""
 
 
 def advise(error: Exception) -> None:
