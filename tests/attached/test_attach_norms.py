@@ -52,6 +52,9 @@ def test_the_right_norm(ranks: list[Told]) -> None:
     [
         (cut(3.0, 4.0), (0, 1), "local norm"),
         (cut(5.0, 4.0), (1,), "local norm"),
+        (cut(7.0, 7.0), (0, 1), "sum of local norms"),
+        (cut(3.5, 3.5), (0, 1), "mean of local norms"),
+        (cut(4.0, 4.0), (0, 1), "largest local norm"),
         (copied(50**0.5, 50**0.5), (0, 1), "norm x sqrt(W)"),
         (copied(25.0, 25.0), (0, 1), "norm without root"),
         (cut(0.0, 0.0), (0, 1), "norm of nothing"),

@@ -62,7 +62,7 @@ class Norms:
             used = max(abs(clip.norm - exact) for clip in clips)
             return used / bound if bound else 0.0, None
         clip = clips[bad[0]]
-        known = self._norm_causes(clip, bad[0], exact, len(once), relative, floor, once)
+        known = self._norm_causes(clips, bad[0], exact, len(once), relative, floor, once)
         text = f"the reported norm is {clip.norm:.9g}, the norm of the gradient is {exact:.9g}"
         text += "".join(f"; {SENTENCES[one]}" for one in known[:1] if one in SENTENCES)
         finite = bound and math.isfinite(clip.norm)
@@ -103,7 +103,7 @@ class Norms:
 
     def _norm_causes(
         self,
-        clip: Clip,
+        clips: Sequence[Clip],
         rank: int,
         exact: float,
         pieces: int,
@@ -112,17 +112,17 @@ class Norms:
         once: dict[tuple[object, ...], Holder],
     ) -> tuple[str, ...]:
         """One vector of one element has the norm of a whole one; so the sums that ranks told do."""
-        told = self.told[rank]
-        own = [(rank, number) for number in clip.pieces]
-        mine, *_ = self._true(clip.kind, own)
+        told, clip = self.told[rank], clips[rank]
+        held = [[(r, number) for number in one.pieces] for r, one in enumerate(clips)]
+        own = [self._true(clip.kind, pieces)[0] for pieces in held]
         other, *_ = self._true("2" if clip.kind == "inf" else "inf", [*once.values()])
         norm = Norm(
             reported=clip.norm,
             exact=exact,
             whole=torch.tensor([other], dtype=torch.float64),
-            own=torch.tensor([mine], dtype=torch.float64),
-            complete=len(own) == pieces,
-            world_size=len(self.told),
+            own=[torch.tensor([norm], dtype=torch.float64) for norm in own],
+            rank=rank,
+            complete=len(held[rank]) == pieces,
             previous=None,
             relative=relative,
             floor=floor,
