@@ -131,6 +131,24 @@ class BiasCorrectionOffByOne(WithOptimizer):
     kind = _LateCount
 
 
+class _PerMicrobatch(AdamWInParts):
+    microbatches: int
+
+    def count(self, state: dict[str, torch.Tensor]) -> float:
+        return float(state["step"]) * self.microbatches
+
+
+class MicrobatchesCountedAsSteps(WithOptimizer):
+    """The bias corrections count microbatches. Flagged: microbatches counted as steps."""
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        self.optimizer.microbatches = case.training.microbatches
+
+    kind = _PerMicrobatch
+    optimizer: _PerMicrobatch
+
+
 class _Swapped(AdamWInParts):
     def betas(self, group: Options) -> tuple[float, float]:
         beta1, beta2 = group["betas"]

@@ -47,6 +47,7 @@ class Recipe(NamedTuple):
     amsgrad: bool
     maximize: bool
     rates: Sequence[Sequence[float]]
+    microbatches: int = 1
 
     @classmethod
     def of(cls, case: Case) -> Recipe:
@@ -54,7 +55,7 @@ class Recipe(NamedTuple):
         told = case.optimizer
         steps = [learning_rates(case, index) for index in range(end_of(case))]
         rates = [[step[number] for step in steps] for number in range(len(told.groups))]
-        return cls(told.groups, told.amsgrad, told.maximize, rates)
+        return cls(told.groups, told.amsgrad, told.maximize, rates, case.training.microbatches)
 
 
 _ROLES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "parameter")
@@ -372,6 +373,7 @@ class UpdateJudge:
             v=of(after.moment(largest)),
             format=wrong.format,
             since=step + 1,
+            microbatches=self.recipe.microbatches,
             scalars=self._scalars(update, wrong.group, wrong.steps, self.readings[0]),
             step=wrong.steps,
             rates=self.recipe.rates[wrong.group],

@@ -48,6 +48,11 @@ UPDATE = [
         "the bias corrections are those of the next step", "TT #4382", "step off by 1",
     ),
     fault(
+        "update:MicrobatchesCountedAsSteps", "zero1", "update",
+        "the bias corrections count microbatches", "seen often", "microbatches counted as steps",
+        microbatches=3,
+    ),
+    fault(
         "update:BetasSwapped", "zero1", "update",
         "beta1 and beta2 change places", "seen often", "betas swapped",
     ),

@@ -21,7 +21,7 @@ class Segment(NamedTuple):
     role: which is wrong; m, v: new moments as observed (v: the largest, with amsgrad), old_m,
     old_v, p: before; g: the gradient, negated with maximize; unclipped: the same before clipping;
     previous: what it was to be in the step before; rates: learning rates of this group at other
-    steps; since: steps since the case began.
+    steps; since: steps since the case began; microbatches: of each step.
     """
 
     role: str
@@ -39,6 +39,7 @@ class Segment(NamedTuple):
     others: Sequence[tuple[Group, float]]
     format: Format = FP32
     since: int = 0
+    microbatches: int = 1
     previous: torch.Tensor | None = None
 
 
@@ -65,6 +66,7 @@ SENTENCES = {
     "moments of the previous step": "AdamW computed with moments from before this step",
     "steps counted from 0": "the bias corrections count the steps of this run alone, not those "
     "before it began",
+    "microbatches counted as steps": "the bias corrections count microbatches, and not steps",
     "rounded to bf16": "it was rounded to bf16 on its way, or is held in bf16",
 }
 
@@ -194,6 +196,11 @@ def _of_parameter(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
         (segment.step + 2, "step off by 2"),
         (segment.step - 2, "step off by 2"),
         (segment.since, "steps counted from 0"),
+        (segment.step * segment.microbatches, "microbatches counted as steps"),
+        (
+            segment.step + segment.since * (segment.microbatches - 1),
+            "microbatches counted as steps",
+        ),
     ):
         if step > 0 and step != segment.step:
             yield (
