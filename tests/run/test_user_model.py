@@ -84,7 +84,7 @@ def test_experts_and_what_torch_refuses(run: Run) -> None:
     holds(run(("fsdp2", "zero3", "ddp"), model=MOE), "fsdp2", "zero3", "ddp")
     counted = run(("zero2", "fsdp2"), model=ODD)
     holds(counted, "zero2")
-    assert counted.implementations["fsdp2"].cases["unsupported"] == 2
+    assert counted.implementations["fsdp2"].cases == {"unsupported": 1}  # one says why
     holds(run(("zero1",), model=RUNNING), "zero1")
 
 
