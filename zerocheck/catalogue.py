@@ -32,6 +32,11 @@ OF_EXTRAS: dict[str, str] = {
 """Those that need an extra of zerocheck: the library of the same name as the module. They run where
 they are named."""
 
+CONFIG = ".json"
+"""How a name ends that is the path of a DeepSpeed config: it stands for the stage that it says."""
+OF_CONFIG = "zerocheck.implementations.deepspeed.given:of_file"
+"""What makes the implementation of such a name."""
+
 FAULTY_OF_EXTRAS = {"zerocheck.faults.deepspeed": "deepspeed"}
 """Modules of faults planted into such a library, and the extra that each needs."""
 
@@ -83,30 +88,57 @@ def apart(name: str) -> tuple[str, str]:
 
 
 def family(name: str) -> tuple[str, ...]:
-    """The name, and those of the same code with fewer injected faults: known issues are theirs."""
+    """The name, and those of the same code with fewer injected faults: known issues are theirs.
+
+    The code of a DeepSpeed config is that of the stage which it says.
+    """
     parent, fault = apart(name)
-    return (name, *family(parent)) if fault else (name,)
+    if fault:
+        return (name, *family(parent))
+    stage = _stage_of(name) if is_config(name) else None
+    return (name,) if stage is None else (name, f"deepspeed{stage}")
+
+
+def innermost(name: str) -> str:
+    """The name without injected faults."""
+    parent, fault = apart(name)
+    return innermost(parent) if fault else name
+
+
+def is_config(name: str) -> bool:
+    """Whether it is the path of a DeepSpeed config, injected faults aside."""
+    return innermost(name).endswith(CONFIG)
+
+
+def _stage_of(name: str) -> int | None:
+    from .ds_config import stage_of
+
+    return stage_of(name)
 
 
 def is_built_in(name: str) -> bool:
-    """Whether all of its code comes with zerocheck, injected faults aside."""
-    return family(name)[-1] in NAMED
+    """Whether all of it comes with zerocheck, injected faults aside."""
+    return innermost(name) in NAMED
 
 
 def extra_of(name: str) -> str:
-    """The extra that an implementation of OF_EXTRAS needs, which is the library's name too."""
-    return OF_EXTRAS[name].partition(":")[0].rpartition(".")[2]
+    """The extra that an implementation of OF_EXTRAS, or a config, needs: the library's name too."""
+    place = OF_CONFIG.rpartition(".")[0] if is_config(name) else OF_EXTRAS[name].partition(":")[0]
+    return place.rpartition(".")[2]
 
 
 def modules_of(names: Iterable[str]) -> list[str]:
     """The modules of those implementations that need a library beside torch."""
-    places = (OF_EXTRAS.get(name, name).partition(":")[0] for name in map(_innermost, names))
+    places = map(_place, map(innermost, names))
     ours = {place.partition(":")[0] for place in OF_EXTRAS.values()} | FAULTY_OF_EXTRAS.keys()
     return list(dict.fromkeys(place for place in places if place in ours))
 
 
-def _innermost(name: str) -> str:
-    return family(name)[-1]
+def _place(name: str) -> str:
+    """The module of an implementation, if its name says it."""
+    if is_config(name):
+        return OF_CONFIG.rpartition(".")[0]
+    return OF_EXTRAS.get(name, name).partition(":")[0]
 
 
 def missing(extra: str) -> str | None:
@@ -126,17 +158,22 @@ def check_spelling(name: str) -> None:
         if fault not in INJECTED:
             raise unknown(f"fault to inject into {parent},", fault, INJECTED)
         return
+    if is_config(name):
+        return
     if ":" not in name and name not in NAMED:
         if name.endswith(".py"):
             raise UsageError(
                 f"{name!r} names a file; name the class or build function in it too: {name}:NAME"
             )
         error = unknown("implementation", name, NAMED)
-        raise UsageError(f"{error}; or give package.module:Name or path/to/file.py:Name")
+        raise UsageError(
+            f"{error}; or give package.module:Name, path/to/file.py:Name or path/to/ds_config.json"
+        )
     where, colon, attribute = name.rpartition(":")
     if colon and not (where and attribute.isidentifier()):
         raise UsageError(
-            f"{name!r} is not an implementation; give package.module:Name or path/to/file.py:Name"
+            f"{name!r} is not an implementation; give package.module:Name, path/to/file.py:Name or "
+            "path/to/ds_config.json"
         )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from . import ds_config
 from .errors import UsageError, did_you_mean
 
 _stamps: dict[Path, tuple[int, int]] = {}
@@ -25,8 +26,11 @@ def imported(name: str) -> Any:
 
 
 def check_file(name: str) -> None:
-    """Raise UsageError if `path/to/file.py:Name` names a file that is not there: at once, where
-    importing it waits for rank processes. Other names pass; nothing is imported."""
+    """Raise UsageError if `path/to/file.py:Name` names a file that is not there, or for a DeepSpeed
+    config that cannot be used: at once, where importing it waits for rank processes. Other names
+    pass; nothing is imported."""
+    if name.endswith(".json"):
+        ds_config.read(name)
     where = name.rpartition(":")[0]
     if where.endswith(".py"):
         file_of(where)

@@ -155,7 +155,7 @@ class Implementation:
     Subclass it, or give a function `build(model, case, mesh) -> Built` (see contract/build.py) if
     the code looks like torch. Required: `__init__`, `train_step`, `shards`. Optional: `supports`,
     `restore`, `close`, `layout`, `save` with `load`, `export`, and the class attributes
-    `semantics`, `fixed`, `options`, `handles`, `keeps` and `stage`. What an implementation means by
+    `semantics`, `fixed`, `without`, `options`, `handles`, `keeps` and `stage`. What an implementation means by
     a step may depend on the case: `self.semantics` of the instance counts.
     """
 
@@ -176,6 +176,10 @@ class Implementation:
     """What `save` and `load` keep beside the model and the optimizer: "data" (the loader's state),
     "rng" (the random state of each rank, which comes back where the number of ranks is the same).
     What is not named is the affair of the user's loop, and not judged."""
+
+    without: ClassVar[Mapping[str, str]] = {}
+    """Obligations that none of its cases can exercise, such as "clip" where it fixes that nothing
+    is clipped, each with the reason. Reports say it, and the run does not fail for want of them."""
 
     options: ClassVar[tuple[str, ...] | None] = None
     """Fields of `case.sharding` that it obeys, e.g. ("wrap",); None: it does not say. What it does

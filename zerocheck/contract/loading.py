@@ -1,11 +1,20 @@
-"""From a name to an implementation: built in, `package.module:Name` or `path/to/file.py:Name`."""
+"""From a name to an implementation: built in, `package.module:Name`, `path/to/file.py:Name`, or the
+path of a DeepSpeed config."""
 
 from __future__ import annotations
 
 import inspect
 from typing import Any
 
-from ..catalogue import NAMED, OF_EXTRAS, check_spelling, extra_of, missing
+from ..catalogue import (
+    NAMED,
+    OF_CONFIG,
+    OF_EXTRAS,
+    check_spelling,
+    extra_of,
+    is_config,
+    missing,
+)
 from ..errors import UsageError
 from ..importing import imported
 from .build import BuiltImplementation, from_function
@@ -21,8 +30,10 @@ def load(name: str) -> type[Implementation]:
     """
     if name not in _loaded:
         check_spelling(name)
-        if name in OF_EXTRAS:
+        if name in OF_EXTRAS or is_config(name):
             _check_installed(name, extra_of(name))
+        if is_config(name):
+            return imported(OF_CONFIG)(name)  # type: ignore[no-any-return]
         _loaded[name] = _as_class(name, imported(NAMED.get(name, name)))
     return _loaded[name]
 

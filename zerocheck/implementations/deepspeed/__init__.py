@@ -11,6 +11,7 @@ partitioned  what stages 1 to 3 share; stages 1 and 2
 stage3       stage 3
 checkpoint   its checkpoints, native and universal
 read_out     what it gives as the whole state
+given        a class of a config of the user's own
 """
 
 from .partitioned import DeepSpeed1, DeepSpeed2

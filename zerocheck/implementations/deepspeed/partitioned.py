@@ -40,7 +40,11 @@ class Partitioned(DeepSpeed):
         self.rank = mesh.get_local_rank()
         self.partitions = list(self._partitions())
         self.updated = len(self.partitions)
-        self.offloads = case.sharding.offload != "none"
+        self.offloads = self._offloads_states()
+
+    def _offloads_states(self) -> bool:
+        """Whether AdamW runs on the CPU, and is given gradients there."""
+        return self.case.sharding.offload != "none"
 
     def _partitions(self) -> Iterator[Partition]:
         """In the order of the optimizer's groups."""

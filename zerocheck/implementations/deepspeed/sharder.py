@@ -47,7 +47,7 @@ class DeepSpeed(Implementation):
         if mesh.device_type != "cpu":
             raise Unsupported(f"DeepSpeed is run on the CPU only, not on {mesh.device_type}")
         self.case = case
-        self.semantics = precision.semantics_of(type(self).semantics, case, self.zero)
+        self.semantics = self._means(case)
         self.model = model
         self.named: Mapping[str, Any] = dict(model.named_parameters())
         given = groups(model, case)
@@ -63,9 +63,17 @@ class DeepSpeed(Implementation):
         self._step: Step | None = None
         self._clipped: dict[torch.Tensor, torch.Tensor | None] = {}
 
+    def _means(self, case: Case) -> Semantics:
+        """What it means by a step of the case."""
+        return precision.semantics_of(type(self).semantics, case, self.zero)
+
+    def _config(self) -> dict[str, Any]:
+        """What the engine is made of."""
+        return config_of(self.case, self.zero)
+
     def _engine(self, given: list[dict[str, Any]]) -> library.Engine:
         """With these groups."""
-        config = config_of(self.case, self.zero)
+        config = self._config()
         if self.case.sharding.own_optimizer:
             return library.make_engine(self.model, config, model_parameters=given)
         return library.make_engine(self.model, config, optimizer=torch.optim.AdamW(given))

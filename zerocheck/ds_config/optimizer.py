@@ -1,0 +1,94 @@
+"""What a config says of AdamW: whether the engine makes it, and with which options."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .section import Section
+
+KINDS = ("adam", "adamw")
+"""Both are AdamW to DeepSpeed, but for `adam_w_mode` false."""
+
+DROPPED = ("bias_correction", "set_grad_none", "fp32_optimizer_states", "adam_w_mode")
+"""Options of DeepSpeed's own kernels alone."""
+OF_TORCH = ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "foreach", "fused")
+PARAMS = (*OF_TORCH, *DROPPED, "torch_adam")
+
+OUT_OF_SCOPE = (
+    "zerocheck judges steps of AdamW; without `optimizer` in the config it is made outside of the "
+    "engine"
+)
+
+
+class Adam(NamedTuple):
+    """config: what the engine is given as `optimizer`; fixed: fields of `case.optimizer`; named:
+    options of groups that the engine takes from the config."""
+
+    config: dict[str, Any]
+    fixed: dict[str, Any]
+    named: tuple[str, ...]
+
+
+def adam_of(top: Section) -> Adam | None:
+    """What the config says; None where the optimizer is handed to the engine.
+
+    An option that is left out is what DeepSpeed's own kernels have: no weight decay. If all are
+    "auto", nothing is said, and groups with options of their own are drawn. If some are, those
+    have their default in a case.
+    """
+    given = top.part("optimizer")
+    given.check_names(("type", "params", "legacy_fusion"), "it takes type and params")
+    if not given.says("type"):
+        return None
+    kind = given.values["type"]
+    if not isinstance(kind, str) or kind.lower() not in KINDS:
+        raise given.refuse("type", OUT_OF_SCOPE, '"Adam", "AdamW"')
+    params = given.part("params")
+    if "max_grad_norm" in params.values:
+        raise params.refuse(
+            "max_grad_norm", "DeepSpeed refuses it too", "gradient_clipping, beside `optimizer`"
+        )
+    params.check_names(PARAMS, "options of AdamW are " + ", ".join(PARAMS))
+    if kind.lower() == "adam" and not params.flag("adam_w_mode", True):
+        raise params.refuse(
+            "adam_w_mode", "with Adam it means L2 regularization, and no AdamW", "true"
+        )
+    if not params.flag("bias_correction", True):
+        raise params.refuse("bias_correction", "AdamW has it", "true")
+    if not params.flag("fp32_optimizer_states", True):
+        raise params.refuse("fp32_optimizer_states", "moments are then in bf16", "true")
+    fixed: dict[str, Any] = {
+        "amsgrad": params.flag("amsgrad", False),
+        "maximize": params.flag("maximize", False),
+    }
+    of_torch = params.flag("torch_adam", False)
+    written = {name: params.values[name] for name in OF_TORCH if params.says(name)}
+    options = ("lr", "betas", "eps", "weight_decay")
+    if not of_torch and "weight_decay" not in params.values:
+        written["weight_decay"] = 0.0
+    if not all(params.auto(name) for name in options):
+        fixed["groups"] = [_group(params, written, of_torch=of_torch)]
+    config = {"type": kind, "params": {**written, "torch_adam": True}}
+    named = tuple(name for name in options[1:] if name in written)
+    return Adam(config, fixed, named)
+
+
+def _group(params: Section, written: dict[str, Any], *, of_torch: bool) -> dict[str, Any]:
+    """The one group of a case, with all parameters."""
+    betas = written.get("betas", [0.9, 0.999])
+    if not (
+        isinstance(betas, list)
+        and len(betas) == 2
+        and all(isinstance(one, int | float) and 0 <= one < 1 for one in betas)
+    ):
+        raise params.wrong("betas", "two numbers >= 0 and < 1")
+    largest = 1e30
+    decay = 0.01 if of_torch or params.auto("weight_decay") else 0.0
+    return {
+        "pattern": "*",
+        "lr": params.number("lr", 1e-3, below=largest),
+        "beta1": float(betas[0]),
+        "beta2": float(betas[1]),
+        "eps": params.number("eps", 1e-8, below=largest),
+        "weight_decay": params.number("weight_decay", decay, below=largest),
+    }

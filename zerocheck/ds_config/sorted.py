@@ -1,0 +1,60 @@
+"""Keys of one object, sorted by the table of its keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ..errors import UsageError
+from .keys import Key
+from .section import AUTO, Section
+from .text import shown
+
+
+class Sorted(NamedTuple):
+    """passed: key and value of what the engine is given; left_out: keys, and why, of what is worth
+    a word; auto: keys that are left to be filled in."""
+
+    passed: dict[str, Any]
+    left_out: dict[str, str]
+
+
+def sort(given: Section, table: Mapping[str, Key], effect: str) -> Sorted:
+    """What becomes of the keys of a section.
+
+    effect: what DeepSpeed does with a key that it does not know. Raises UsageError for such a key,
+    and for one that is refused.
+    """
+    given.check_names(table, effect)
+    passed: dict[str, Any] = {}
+    left_out: dict[str, str] = {}
+    for name, value in given.values.items():
+        key = table.get(name)
+        if key is None or value is None:
+            continue
+        if key.kind == "removed":
+            raise UsageError(f"{given.source}: {given.prefix}{name}: {key.why}; leave it out")
+        if value == AUTO:
+            continue
+        if key.kind == "refused":
+            _check(given, name, key)
+        elif key.kind == "passed":
+            passed[name] = value
+        elif key.why:
+            left_out[f"{given.prefix}{name}"] = key.why
+    return Sorted(passed, left_out)
+
+
+def _check(given: Section, name: str, key: Key) -> None:
+    """Raise UsageError for another value than those that a refused key may have."""
+    value = given.values[name]
+    if key.off:
+        inside = given.part(name)
+        switch = inside.values.get(key.off, False)
+        if switch in (False, 0, 1) and switch is not True:
+            return
+        raise inside.refuse(key.off, key.why, "false, or left out")
+    if any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in key.allowed):
+        return
+    allowed = ", ".join([*map(shown, key.allowed), "left out"])
+    raise given.refuse(name, key.why, allowed)
