@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,10 @@ from zerocheck.catalogue import (
     apart,
     check_spelling,
     extra_of,
+    family,
+    innermost,
     is_built_in,
+    is_config,
     modules_of,
 )
 from zerocheck.errors import UsageError
@@ -32,6 +36,8 @@ from zerocheck.faults.injected.injection import Injection
         ("a+b/my.py:My+norm-local", ("a+b/my.py:My", "norm-local")),
         ("fsdp2+norm-local+gather-stale", ("fsdp2+norm-local", "gather-stale")),
         ("fsdp2+", ("fsdp2", "+")),
+        ("a+b/ds_config.json", ("a+b/ds_config.json", "")),
+        ("ds_config.json+norm-local", ("ds_config.json", "norm-local")),
     ],
 )
 def test_a_name_comes_apart(name: str, parts: tuple[str, str]) -> None:
@@ -48,6 +54,8 @@ def test_a_name_comes_apart(name: str, parts: tuple[str, str]) -> None:
         ("fsdp3+gather-stale", "unknown implementation 'fsdp3'; did you mean"),
         ("fsdp2+", "unknown fault to inject into fsdp2, '[+]'"),
         ("my.py+gather-stale", "name the class or build function in it too: my.py:NAME"),
+        ("ds_config.json+gather-stael", "fault to inject into ds_config.json, 'gather-stael'"),
+        ("ds_config.jsn", "path/to/file.py:Name or path/to/ds_config.json"),
     ],
 )
 def test_a_wrong_name_is_refused(name: str, said: str) -> None:
@@ -70,6 +78,20 @@ def test_those_of_extras_are_named_and_do_not_run_by_default() -> None:
         "zerocheck.implementations.deepspeed"
     ]
     assert modules_of(BUILT_IN) == []
+
+
+def test_a_deepspeed_config(tmp_path: Path) -> None:
+    """It is of the family of its stage, whose listed issues are known in it, and the user's own."""
+    path = tmp_path / "ds_config.json"
+    name = f"{path}+gather-stale"
+    check_spelling(name)
+    assert is_config(name) and not is_config("my.json:My") and not is_config("deepspeed1")
+    assert innermost(f"{name}+nothing") == str(path) and not is_built_in(str(path))
+    assert modules_of([name, "deepspeed3"]) == ["zerocheck.implementations.deepspeed"]
+    assert extra_of(str(path)) == "deepspeed"
+    assert family(name) == (name, str(path))  # there is no such file
+    path.write_text('{"zero_optimization": {"stage": 2}}')
+    assert family(name) == (name, str(path), "deepspeed2")
 
 
 def test_every_injected_fault_is_there_and_in_the_catalogue_of_faults() -> None:

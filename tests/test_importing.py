@@ -66,3 +66,12 @@ def test_a_file_that_is_not_there_names_the_nearest(folder: Path) -> None:
         assert f"(looked at {folder / 'my_shardign.py'})" in str(refused.value)
     with pytest.raises(UsageError, match="there is no file"):
         check_file("no/such/folder/a.py:build")
+
+
+def test_a_deepspeed_config_is_read_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "ds_config.json"
+    path.write_text('{"gradient_cliping": 1.0}')
+    with pytest.raises(UsageError, match="did you mean 'gradient_clipping'"):
+        check_file(str(path))
+    path.write_text('{"gradient_clipping": 1.0}')
+    check_file(str(path))

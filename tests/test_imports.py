@@ -24,13 +24,14 @@ ALLOWED: dict[str, set[str]] = {
     "launched": {"errors"},
     "compat": {"errors"},
     "compat_memory": {"errors"},
-    "catalogue": {"errors"},
-    "importing": {"errors"},
+    "catalogue": {"ds_config", "errors"},
+    "ds_config": {"errors"},
+    "importing": {"ds_config", "errors"},
     "case": {"catalogue", "errors"},
     "models": {"case", "catalogue", "importing", "devices", "errors"},
     "contract": {"models", "case", "catalogue", "compat", "importing", "devices", "errors"},
     "implementations": {
-        "compat_memory", "contract", "models", "case", "compat", "devices", "errors",
+        "compat_memory", "contract", "ds_config", "models", "case", "compat", "devices", "errors",
     },
     "faults": {"implementations", "contract", "models", "case", "compat", "errors"},
     "drive": {

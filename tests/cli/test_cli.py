@@ -99,6 +99,9 @@ def emitting(records: Sequence[Record], code: int = 0, then: BaseException | Non
         ("run no.py:build", "there is no file 'no.py' (looked at "),
         ("run no.py:build+gather-stale", "there is no file 'no.py' (looked at "),
         ("run --model no.py:tiny", "there is no file 'no.py' (looked at "),
+        ("run no.json", "there is no file 'no.json' (looked at "),
+        ("run fsdp2 no.json+gather-stale", "there is no file 'no.json' (looked at "),
+        ("run no.jsn", "or give package.module:Name, path/to/file.py:Name or path/to/ds_config.j"),
         ("faults gather-stal", "unknown fault 'gather-stal'; did you mean 'gather-stale'?"),
         ("faults --profile cj", "unknown profile 'cj'; did you mean 'ci'?"),
         ("faults --obligations updates", "unknown obligation 'updates'; did you mean 'update'?"),
@@ -131,6 +134,28 @@ def test_help_and_version() -> None:
     assert invoke("run", "--help").exit_code == 0
     assert invoke("--version").stdout == f"zerocheck, version {__version__}\n"
     assert invoke().exit_code == 2
+
+
+def test_a_deepspeed_config_that_cannot_be_used() -> None:
+    """At once, with the nearest spelling: DeepSpeed would ignore the key without a word."""
+    Path("ds_config.json").write_text('{"gradient_cliping": 1.0}')
+    result = invoke("run", "ds_config.json")
+    assert result.exit_code == 2 and result.stderr == (
+        "error: ds_config.json: DeepSpeed has no key 'gradient_cliping'; did you mean "
+        "'gradient_clipping'? (it would ignore it without a word)\n"
+    )
+
+
+def test_what_a_run_makes_of_a_deepspeed_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = with_engine(monkeypatch, emitting(held()))
+    Path("ds_config.json").write_text('{"scheduler": {}, "zero_optimization": {"stage": 2}}')
+    result = invoke("run", "ds_config.json", "ds_config.json+gather-stale", "fsdp2")
+    assert result.exit_code == 0 and len(asked) == 1
+    assert result.stderr.splitlines() == [
+        "note: ds_config.json runs as stage 2 of DeepSpeed, and clips at 1.0, DeepSpeed's default",
+        "note: ds_config.json: left out: scheduler: each case sets the learning rate of each step "
+        "itself",
+    ]
 
 
 def test_list() -> None:

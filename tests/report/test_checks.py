@@ -136,6 +136,17 @@ def test_an_obligation_that_a_model_leaves_no_room_for_is_skipped() -> None:
     assert told(counted, "zero2", "gradient", BASIC).outcome == "passed"
 
 
+def test_what_an_implementation_says_that_no_case_exercises_is_skipped() -> None:
+    """Of it alone, and where no case exercised it all the same."""
+    one = started("zero2", "ddp", without_of={"zero2": {"clip": "it clips nothing"}})
+    records = [one, case(clip="not exercised"), case(1, "ddp", clip="not exercised"), finished(1)]
+    counted = tally(records)
+    assert told(counted, "zero2", "clip", BASIC) == ("skipped", "clip: it clips nothing", "")
+    assert told(counted, "ddp", "clip", BASIC).outcome == "failed"
+    counted = tally([one, case(), case(1, "ddp"), finished()])
+    assert told(counted, "zero2", "clip", BASIC).outcome == "passed"
+
+
 @pytest.mark.parametrize(
     "records",
     [
@@ -146,6 +157,11 @@ def test_an_obligation_that_a_model_leaves_no_room_for_is_skipped() -> None:
         run(cases=[violated()]),
         [*held()[:-1], stale()],
         [started(), case(clip="not exercised"), finished(1)],
+        [
+            started(without_of={"zero2": {"clip": "it clips nothing"}}),
+            case(clip="not exercised"),
+            finished(),
+        ],
         [started(), finished(1)],
         [started(), case(), case(1, status="hung", reason="rank 0 waits"), finished(1)],
     ],

@@ -57,6 +57,17 @@ def test_json() -> None:
     assert data["findings"][0]["replay"].startswith("zerocheck replay ")
 
 
+def test_every_format_says_what_no_case_of_an_implementation_exercises(tmp_path: Path) -> None:
+    given = {"zero2": {"clip": "it clips nothing"}}
+    records = [started(without_of=given), case(clip="not exercised"), finished()]
+    write_reports(records, tmp_path)
+    assert json.loads((tmp_path / "report.json").read_text())["run"]["without_of"] == given
+    for name in ("report.md", "report.html"):
+        text = (tmp_path / name).read_text()
+        assert "clip of zero2" in text and "not checked: it clips nothing" in text
+    assert "<failure" not in (tmp_path / "junit.xml").read_text()
+
+
 def test_json_has_no_number_that_json_cannot_hold() -> None:
     def refuse(constant: str) -> float:
         raise AssertionError(constant)

@@ -9,7 +9,7 @@ from hand_made import case, failed, finding, finished, held, known, stale, start
 
 from zerocheck.judge.verdict import EQUIVALENCE
 from zerocheck.run.records import Record, RunFinished
-from zerocheck.run.tally import exit_code, run_exit_code, tally, why
+from zerocheck.run.tally import exit_code, run_exit_code, tally, unchecked, why
 
 
 def test_all_hold() -> None:
@@ -86,6 +86,20 @@ def test_nothing_checked_exits_1(records: list[Record], said: str) -> None:
     counted = tally([started(), *records])
     assert exit_code(counted) == 1
     assert why(counted) == (f"zero2: {said}",)
+
+
+def test_what_an_implementation_says_that_no_case_exercises() -> None:
+    one = started("zero2", "ddp", without_of={"zero2": {"clip": "it clips nothing"}})
+    counted = tally([one, case(clip="not exercised"), case(1, "ddp")])
+    assert exit_code(counted) == 0
+    assert list(unchecked(counted)) == [("zero2", "clip", "it clips nothing")]
+    assert list(unchecked(tally([one, case(), case(1, "ddp")]))) == []
+    counted = tally([one, case(), case(1, "ddp", clip="not exercised")])
+    (said,) = why(counted)
+    assert "ddp: nothing was checked for clip" in said
+    # Where nothing else was looked at either, the run fails all the same.
+    nothing = case(**dict.fromkeys(EQUIVALENCE, "not exercised"))  # type: ignore[arg-type]
+    assert exit_code(tally([one, nothing, case(1, "ddp")])) == 1
 
 
 def test_only_what_was_asked_for_counts() -> None:

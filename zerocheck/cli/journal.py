@@ -121,6 +121,17 @@ def note_untested() -> None:
         note(untested())
 
 
+def note_configs(names: Sequence[str]) -> None:
+    """Once for a launch: what a run makes of the DeepSpeed configs among the implementations."""
+    from ..catalogue import innermost, is_config
+    from ..ds_config import read
+
+    configs = dict.fromkeys(innermost(name) for name in names if is_config(name))
+    for config in configs if launched.is_rank_0() else ():
+        for text in read(config).notes:
+            note(text)
+
+
 def _note_sharing(device: str, world_sizes: Sequence[int]) -> None:
     """That ranks share GPUs, if they will. Raises UsageError for a device that is not there."""
     if device == CPU:

@@ -10,7 +10,7 @@ import click
 from ..devices import CPU
 from ..run.settings import as_options, project_settings
 from . import options as option
-from .journal import start_run
+from .journal import note_configs, start_run
 
 
 @click.command()
@@ -45,14 +45,15 @@ def run(
 ) -> int:
     """Check implementations of sharded training.
 
-    IMPLEMENTATION is a built-in name, package.module:Name or path/to/file.py:Name. Without one, all
-    built-in ones are checked but those that need an extra; `zerocheck list` shows them. Options
-    that are left out are those of [tool.zerocheck] in pyproject.toml.
+    IMPLEMENTATION is a built-in name, package.module:Name, path/to/file.py:Name, or the path of a
+    DeepSpeed config (ds_config.json). Without one, all built-in ones are checked but those that
+    need an extra; `zerocheck list` shows them. Options that are left out are those of
+    [tool.zerocheck] in pyproject.toml.
 
     Exits with 0 if all obligations hold, 1 with findings or if nothing was checked, 2 for wrong
     usage.
     """
-    from ..catalogue import BUILT_IN, family
+    from ..catalogue import BUILT_IN, innermost
     from ..importing import check_file
     from ..run.options import RunOptions, choose_ranks
 
@@ -68,5 +69,6 @@ def run(
         **as_options(settings),
     )
     for name in (*options.implementations, *filter(None, [options.model])):
-        check_file(family(name)[-1])
+        check_file(innermost(name))
+    note_configs(options.implementations)
     return start_run(options)

@@ -155,8 +155,8 @@ class Implementation:
     Subclass it, or give a function `build(model, case, mesh) -> Built` (see contract/build.py) if
     the code looks like torch. Required: `__init__`, `train_step`, `shards`. Optional: `supports`,
     `restore`, `close`, `layout`, `save` with `load`, `export`, and the class attributes
-    `semantics`, `fixed`, `without`, `options`, `handles`, `keeps` and `stage`. What an implementation means by
-    a step may depend on the case: `self.semantics` of the instance counts.
+    `semantics`, `fixed`, `without`, `options`, `handles`, `keeps` and `stage`. What an
+    implementation means by a step may depend on the case: `self.semantics` of the instance counts.
     """
 
     semantics: Semantics = Semantics()

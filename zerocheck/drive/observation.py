@@ -268,6 +268,8 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     semantics: dict[str, str] = {}
     fixed: dict[str, object] = {}
+    without: dict[str, str] = {}
+    """Obligations that no case of it can exercise, and why."""
     options: tuple[str, ...] | None = None
     """Fields of `case.sharding` that it obeys; None: it does not say."""
     restores: bool = False

@@ -115,6 +115,7 @@ def _describe(job: Job) -> Described:
     return Described(
         semantics=_semantics(implementation),
         fixed=dict(implementation.fixed),
+        without=dict(implementation.without),
         restores=restores(implementation),
         resumes=resumes(implementation),
         options=options,

@@ -55,9 +55,7 @@ def dtypes_of(top: Section, stage: int) -> Dtypes:
     of_bf16 = sort(bf16, BF16, "it refuses the config")
     of_types = sort(top.part("data_types"), DATA_TYPES, "it would ignore it")
     types = top.part("data_types")
-    reduce = top.word(
-        "communication_data_type", None, ("fp32", "bf16"), "fp16 needs a GPU"
-    )
+    reduce = top.word("communication_data_type", None, ("fp32", "bf16"), "fp16 needs a GPU")
     named = types.word("grad_accum_dtype", None, tuple(DTYPES), "fp16 needs a GPU")
     summed = None if named is None else DTYPES[named]
     if bf16.auto("enabled") or fp16.auto("enabled"):

@@ -53,8 +53,11 @@ def _check(given: Section, name: str, key: Key) -> None:
         switch = inside.values.get(key.off, False)
         if switch in (False, 0, 1) and switch is not True:
             return
-        raise inside.refuse(key.off, key.why, "false, or left out")
-    if any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in key.allowed):
+        number = isinstance(switch, int) and not isinstance(switch, bool)
+        raise inside.refuse(key.off, key.why, "1, left out" if number else "false, left out")
+    if any(
+        value == one and isinstance(value, bool) == isinstance(one, bool) for one in key.allowed
+    ):
         return
     allowed = ", ".join([*map(shown, key.allowed), "left out"])
     raise given.refuse(name, key.why, allowed)

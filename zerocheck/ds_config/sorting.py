@@ -110,7 +110,9 @@ def _sorted(top: Section) -> Given:
     if clip.get("clip", CLIP) is None:
         without["clip"] = f"{top.source} clips nothing (gradient_clipping is 0)"
     if dtypes.fixed.get("compute") == "bf16":
-        without["buffers"] = "DeepSpeed casts batch norms to bf16, which torch on the CPU cannot run"
+        without["buffers"] = (
+            "DeepSpeed casts batch norms to bf16, which torch on the CPU cannot run"
+        )
     left_out = {**keys.left_out, **zero.left_out}
     return Given(
         name=top.source,
@@ -195,15 +197,15 @@ def _check_norm(top: Section, zero: Zero, clip: Mapping[str, float | None]) -> N
         )
 
 
-def _notes(
-    top: Section, zero: Zero, left_out: Mapping[str, str], clip_note: str
-) -> list[str]:
+def _notes(top: Section, zero: Zero, left_out: Mapping[str, str], clip_note: str) -> list[str]:
     """What is not as it stands in the file."""
     notes = [f"{top.source} runs as stage {zero.stage} of DeepSpeed{clip_note}"]
     by_reason: dict[str, list[str]] = {}
     for key, why in left_out.items():
         by_reason.setdefault(why, []).append(key)
-    notes += [f"{top.source}: left out: {', '.join(keys)}: {why}" for why, keys in by_reason.items()]
+    notes += [
+        f"{top.source}: left out: {', '.join(keys)}: {why}" for why, keys in by_reason.items()
+    ]
     drawn = list(zero.drawn)
     if top.says("gradient_accumulation_steps") and _accumulation(top) == {}:
         drawn.append("gradient_accumulation_steps")

@@ -41,6 +41,8 @@ def plain(name: str) -> dict[str, Any]:
     given = _parsed(name, text)
     if not isinstance(given, dict):
         raise UsageError(f"{name} is no DeepSpeed config: it holds {shown(given)}, not an object")
+    if {"case", "implementation"} <= given.keys():
+        raise UsageError(f"{name} is a case file; run it with: zerocheck replay {name}")
     return given
 
 
@@ -90,9 +92,7 @@ def _as_hjson(text: str, once: Any) -> Any:
 def _unquoted(value: Any, text: str) -> bool:
     """Whether some string in it stands in the text without quotes, or holds what JSON does not."""
     if isinstance(value, dict):
-        return any(
-            _unquoted(key, text) or _unquoted(one, text) for key, one in value.items()
-        )
+        return any(_unquoted(key, text) or _unquoted(one, text) for key, one in value.items())
     if isinstance(value, list):
         return any(_unquoted(one, text) for one in value)
     return isinstance(value, str) and json.dumps(value, ensure_ascii=False) not in text

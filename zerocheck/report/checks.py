@@ -62,6 +62,8 @@ def told(counted: Tally, name: str, obligation: Obligation, group: str) -> Told:
     cases = sum(cell.counts.values())
     # As on the command line: a case that failed early may have been the one for an obligation.
     failing = any(implementation.cases[status] for status in FAILING)
+    if not cell.checked and obligation in implementation.without:
+        return Told("skipped", f"{obligation}: {implementation.without[obligation]}")
     if group == BASIC and not cell.checked and not failing:
         return Told(
             "failed",

@@ -30,6 +30,7 @@ def as_data(counted: Tally) -> dict[str, Any]:
         "run": {
             "profile": started.profile if started else "",
             "without": dict(started.without) if started else {},
+            "without_of": dict(started.without_of) if started else {},
             "model": started.model if started else "",
             "seed": started.seed if started else 0,
             "world_sizes": started.world_sizes if started else (),

@@ -9,7 +9,7 @@ from tabulate import tabulate
 
 from ..run.loads import Loads
 from ..run.records import Finding
-from ..run.tally import Tally, why
+from ..run.tally import Tally, unchecked, why
 from . import metrics
 from .coverage import feature_rows, pairs_cell, refused_rows, vacuous_rows
 from .known import all_hold, left_out_lines, stale_lines
@@ -268,6 +268,8 @@ def _environment(counted: Tally) -> Iterable[str]:
         rows += [["model", escape(counted.started.model)]]
     for obligation, reason in counted.started.without.items():
         rows += [[f"{obligation}", escape(f"not checked: {reason}")]]
+    for name, obligation, reason in unchecked(counted):
+        rows += [[f"{obligation} of {escape(name)}", escape(f"not checked: {reason}")]]
     yield table(["", ""], rows)
 
 

@@ -12,7 +12,7 @@ from tabulate import tabulate
 
 from ..run.loads import Loads
 from ..run.records import CaseFinished, Finding, Record, RunFinished, RunStarted, StaleIssue
-from ..run.tally import FAILING, Cell, Tally, why
+from ..run.tally import FAILING, Cell, Tally, unchecked, why
 from . import metrics
 from .coverage import coverage_lines
 from .known import all_hold, left_out_lines, stale_lines
@@ -84,6 +84,8 @@ class Progress:
             self._say(f"{self._tally.planned} cases of {names}{model} on {sizes} ranks")
         for obligation, reason in (started.without if started else {}).items():
             self._say(f"{obligation} is not checked: {one_line(reason)}")
+        for name, obligation, reason in unchecked(self._tally):
+            self._say(f"{one_line(name)}: {obligation} is not checked: {one_line(reason)}")
 
     def _case_finished(self) -> None:
         now = time.monotonic()

@@ -129,6 +129,7 @@ class _Run:
                 left_out=left_out,
                 model=options.model or "",
                 without=without,
+                without_of={name: one.without for name, one in described.items() if one.without},
             )
         )
         for coverage in self.plan.coverage:

@@ -40,7 +40,9 @@ def with_models(
             looked[factory] = look(ranks, factory, world_size=size)
         model = to_plain(Case(model=Model(user=looked[factory])))["model"]
         fixed = {**one.fixed, "model": {"user": model["user"]}}
-        found[name] = msgspec.structs.replace(one, fixed=fixed)
+        # What it says of buffers is of the batch norms of drawn models.
+        without = {key: why for key, why in one.without.items() if key != "buffers"}
+        found[name] = msgspec.structs.replace(one, fixed=fixed, without=without)
     return found, _without(options, found, looked)
 
 

@@ -74,6 +74,8 @@ class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag="run started"):
     """The user's own, if every case has it."""
     without: dict[Obligation, str] = {}
     """Obligations that were asked for and that no case can exercise, and why."""
+    without_of: dict[str, dict[str, str]] = {}
+    """The same of each implementation that says so, which others may exercise."""
     format: int = JOURNAL_FORMAT
 
 

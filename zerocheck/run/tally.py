@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -95,6 +95,8 @@ class ImplementationTally:
     """Why cases were unsupported: reason and count."""
     tiers: Counter[str] = field(default_factory=Counter)
     semantics: dict[str, str] = field(default_factory=dict)
+    without: Mapping[str, str] = field(default_factory=dict)
+    """Obligations that no case of it can exercise, and why, as it says."""
     seconds: float = 0.0
     metrics: Metrics = field(default_factory=Metrics)
     _run: list[bytes] = field(default_factory=list)
@@ -188,7 +190,7 @@ class Tally:
                 self.started = record
                 self.obligations = record.obligations or EQUIVALENCE
                 for name in record.implementations:
-                    self._of(name)
+                    self._of(name).without = record.without_of.get(name, {})
             case Coverage():
                 self._of(record.implementation).covered = Covered(record)
             case CaseFinished():
@@ -298,13 +300,22 @@ def why_of(counted: Tally, name: str) -> list[str]:
     if failing:
         return said  # a case that failed early may have been the one for an obligation
     for obligation, cell in implementation.cells.items():
-        if not cell.checked:
+        if not cell.checked and obligation not in implementation.without:
             said.append(
                 f"{name}: nothing was checked for {obligation}: "
                 f"none of {sum(cell.counts.values())} cases exercised it "
                 "(--obligations can leave it out)"
             )
     return said
+
+
+def unchecked(counted: Tally) -> Iterator[tuple[str, Obligation, str]]:
+    """(implementation, obligation, reason) of what an implementation says that no case of it can
+    exercise, and none did."""
+    for name, implementation in counted.implementations.items():
+        for obligation, cell in implementation.cells.items():
+            if obligation in implementation.without and not cell.checked:
+                yield name, obligation, implementation.without[obligation]
 
 
 def why_nothing(implementation: ImplementationTally) -> str:

@@ -13,7 +13,7 @@ import jinja2
 
 from ..case.schema import Case
 from ..case.shapes import sometimes_used, uncalled
-from ..catalogue import BUILT_IN, OF_EXTRAS, apart, extra_of
+from ..catalogue import BUILT_IN, OF_EXTRAS, apart, extra_of, is_config
 from ..contract.groups import learning_rates
 from ..errors import UsageError
 from ..run.records import CaseFile
@@ -94,7 +94,7 @@ def script_of(file: CaseFile, *, implementation: str | None = None) -> str:
 def _sharding(name: str, case: Case) -> Sharding:
     if name in TITLES:
         return sharding_of(name, case)
-    if name in OF_EXTRAS:
+    if name in OF_EXTRAS or is_config(name):
         raise UsageError(
             f"{name} needs {extra_of(name)}, which a script of torch alone cannot have; "
             f"--script takes {', '.join(TITLES)} and path/to/file.py:function"

@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 
 from ...judge.verdict import Status
-from ...run.tally import FAILING, Tally, run_exit_code, why
+from ...run.tally import FAILING, Tally, run_exit_code, unchecked, why
 from .. import drift as drifting
 from .. import metrics, resumed, weights
 from ..coverage import feature_rows, pairs_cell, refused_rows, vacuous_rows
@@ -164,7 +164,11 @@ def _environment_rows(counted: Tally) -> list[tuple[str, str]]:
     ]
     rows += [("profile", started.profile), ("seed", str(started.seed))]
     rows += [("model", started.model)] if started.model else []
-    return rows + [(str(o), f"not checked: {reason}") for o, reason in started.without.items()]
+    rows += [(str(o), f"not checked: {reason}") for o, reason in started.without.items()]
+    return rows + [
+        (f"{obligation} of {name}", f"not checked: {reason}")
+        for name, obligation, reason in unchecked(counted)
+    ]
 
 
 @cache
