@@ -7,6 +7,7 @@ table fails the test, and so does a row that no page shows any more.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -47,6 +48,7 @@ FEW = "--world-sizes 1,2 --max-cases 2 --obligations gradient,update"
 RESUMED = "--world-sizes 1,2 --max-cases 12 --obligations roundtrip,continuation"
 ALL_HOLD = "all obligations hold in"
 OWN = "zerocheck run my_sharding.py:my_fsdp"
+CONFIG = "zerocheck run ds_config.json"
 LEFT_OUT = Row("--world-sizes 1,2 --max-cases 6", code=1, said="pairs of features were left out")
 """A covering array that is cut short fails the run, and says so."""
 
@@ -78,6 +80,17 @@ RUN = {
     f"{OWN} --obligations memory": Row("--world-sizes 2 --max-cases 2"),
     f"{OWN} --obligations resume": Row(RESUMED, code=1, said="changed by saving"),
     f"{OWN} --obligations equivalence,resume": Row(RESUMED, code=1, said="changed by saving"),
+    CONFIG: Row(
+        "--world-sizes 1,2 --max-cases 4 --obligations gradient,update",
+        said=ALL_HOLD,
+        whole=False,
+    ),
+    f"{CONFIG} --model my_model.py:tiny --obligations equivalence,resume": Row(
+        "--world-sizes 1,2 --max-cases 12 --obligations gradient,roundtrip", said=ALL_HOLD
+    ),
+    f"{CONFIG}+gather-stale": Row(
+        "--world-sizes 2,3 --max-cases 4 --no-shrink", code=1, said="VIOLATED"
+    ),
     "zerocheck run fsdp2 zero3 --obligations resume": Row(RESUMED, said="all obligations hold"),
     "zerocheck run fsdp2 --profile ci": LEFT_OUT,
     f"{OWN} --report-dir before": Row(FEW, said=ALL_HOLD),
@@ -124,6 +137,8 @@ ELSEWHERE = {
     "zerocheck memory --peaks peaks": "takes minutes: tests/run/test_curves.py measures few",
     "zerocheck replay zerocheck-report/findings/FINDING.json --implementation "
     "my_sharding.py:my_fsdp": "any finding: tests/newcomer.py replays one",
+    "zerocheck replay zerocheck-report/findings/FINDING.json --implementation "
+    "ds_config.json": "any finding: tests/run/test_given_config.py replays one",
     "zerocheck replay zerocheck-report/findings/fsdp2-update-parameter-never-updated.json "
     "--script show.py": "that finding is not here: tests/script runs such scripts",
 }
@@ -145,6 +160,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("reader")
     for name in ("my_sharding.py", "my_model.py", "my_zero.py", "test_my_sharding.py", "train.py"):
         (path / name).write_text(example(name))
+    (path / "ds_config.json").write_text(example("ds_config.json"))
     model = torch.nn.Linear(3, 2)
     for name in ("checkpoints", "other"):
         with warnings.catch_warnings():
@@ -179,6 +195,8 @@ def typed(command: str, folder: Path) -> tuple[int, str]:
 @pytest.mark.parametrize("command", [c for c, row in RUN.items() if WHOLE or not row.whole])
 def test_commands_run(command: str, folder: Path) -> None:
     row = RUN[command]
+    if CONFIG in command:
+        pytest.importorskip("deepspeed")
     if "report now" in command:
         for of in ("before", "now"):
             typed(f"{OWN} --report-dir {of} {FEW}", folder)
@@ -224,11 +242,14 @@ def test_a_wrong_option_is_seen(wrong: str) -> None:
 
 
 def test_every_block_is_of_a_kind_that_is_tried() -> None:
-    """Python and TOML parse, and files have a name; the rest is output, or has a test of its own:
-    yaml in test_ci_docs.py, bash in test_readme.py."""
+    """Python, TOML and JSON parse, and files have a name; the rest is output, or has a test of its
+    own: yaml in test_ci_docs.py, bash in test_readme.py."""
     for page in PAGES:
         for language, text in blocks(page):
-            assert language in ("python", "toml", "text", "yaml", "bash"), (page.name, text)
+            kinds = ("python", "toml", "json", "text", "yaml", "bash")
+            assert language in kinds, (page.name, text)
+            if language == "json":
+                json.loads(text)
             if language == "toml":
                 tomllib.loads(text)
             if language == "python" and not any(one in text for one in FRAGMENTS):

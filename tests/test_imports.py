@@ -47,7 +47,7 @@ ALLOWED: dict[str, set[str]] = {
         "judge", "ranks", "drive", "contract", "models", "case", "catalogue", "compat", "errors",
         "faults", "launched", "zerocheck", "devices", "host",
     },
-    "report": {"run", "judge", "contract", "case", "errors"},
+    "report": {"run", "judge", "contract", "case", "catalogue", "errors"},
     "script": {
         "run", "judge", "implementations", "contract", "case", "catalogue", "errors",
     },
@@ -62,10 +62,12 @@ ALLOWED: dict[str, set[str]] = {
     },
     "shared_run": {"report", "run", "errors"},
     "pytest_plugin": {"shared_run", "report", "run", "errors"},
-    "testing": {"pytest_plugin", "shared_run", "report", "run", "judge", "errors"},
+    "testing": {
+        "pytest_plugin", "shared_run", "report", "run", "judge", "catalogue", "errors",
+    },
     "cli": {
         "attached", "checkpoint", "memory", "report", "script", "run", "judge", "faults", "case",
-        "catalogue", "importing", "launched", "devices", "errors", "zerocheck",
+        "catalogue", "ds_config", "importing", "launched", "devices", "errors", "zerocheck",
     },
     "__main__": {"cli"},
 }  # fmt: skip

@@ -403,6 +403,13 @@ def ids(**given: Any) -> list[str]:
     return [str(parameter.id) for parameter in mark.args[1]]
 
 
+def test_a_deepspeed_config_is_called_by_its_file() -> None:
+    mark = parametrize_with_checks(["conf/ds_config.json", "conf/ds_config.json+gather-stale"])
+    found = [str(parameter.id) for parameter in mark.args[1]]
+    assert found[0].startswith("ds_config.json-ownership-")
+    assert found[-1] == "ds_config.json+gather-stale-coverage"
+
+
 def test_a_test_for_each_obligation_and_group() -> None:
     found = ids()
     assert len(found) == len(set(found)) == COUNT + SKIPPED

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from . import pytest_plugin
+from .catalogue import is_config
 from .errors import UsageError
 from .judge.verdict import Obligation
 from .report.checks import Told, groups_of, told, told_of_coverage
@@ -135,7 +136,8 @@ def parametrize_with_checks(
     checks: list[Check] = []
     for one in implementations:
         name = one if isinstance(one, str) else importable_name(one)
-        run = SharedRun(name.rpartition(":")[2], {**options, "implementations": (name,)})
+        label = Path(name).name if is_config(name) else name.rpartition(":")[2]
+        run = SharedRun(label, {**options, "implementations": (name,)})
         for obligation in run.obligations:
             checks += [Check(run, obligation, group) for group in groups_of(obligation)]
         checks.append(CoverageCheck(run))

@@ -90,6 +90,8 @@ def test_a_hang_says_where_each_rank_stood() -> None:
 def test_the_replay_line_names_code_of_the_user_again() -> None:
     line = replay_line(finding(implementation="my dir/a.py:My", case_file="a b.json"))
     assert line == "zerocheck replay 'a b.json' --implementation 'my dir/a.py:My'"
+    line = replay_line(finding(implementation="ds_config.json+norm-local", case_file="a.json"))
+    assert line == "zerocheck replay a.json --implementation ds_config.json+norm-local"
     assert replay_line(finding(case_file="")) == ""
 
 

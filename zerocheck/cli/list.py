@@ -43,6 +43,8 @@ def list_() -> None:
     _section("implementations", BUILT_IN)
     added = {name: f"{where} (extra {extra_of(name)})" for name, where in OF_EXTRAS.items()}
     _section("implementations that need an extra, and run where they are named", added)
+    config = {"path/to/ds_config.json": f"the stage that it says (extra {extra_of('a.json')})"}
+    _section("a DeepSpeed config of your own", config)
     _section("obligations", TITLES)
     _section("features", {f.name: f"{f.title} ({f.dimension})" for f in FEATURES.values()})
     _section(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from ..catalogue import is_config
 from ..judge.verdict import ESTIMATED, TITLES, Status, Violation
 from ..run.findings import Findings
 from ..run.records import CaseFinished, Finding, Known
@@ -114,7 +115,7 @@ def replay_line(finding: Finding) -> str:
     if not finding.case_file:
         return ""
     command = ["zerocheck", "replay", finding.case_file]
-    if ":" in finding.implementation:
+    if ":" in finding.implementation or is_config(finding.implementation):
         command += ["--implementation", finding.implementation]
     if finding.model:
         command += ["--model", finding.model]

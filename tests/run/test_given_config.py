@@ -1,0 +1,73 @@
+"""A run of a DeepSpeed config: its findings name it, and are replayed with it alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from borrowing import borrowed
+
+from zerocheck.errors import UsageError
+from zerocheck.ranks.pool import Pool
+from zerocheck.report.text import replay_line
+from zerocheck.run import engine
+from zerocheck.run.casefile import read
+from zerocheck.run.options import RunOptions
+from zerocheck.run.replay import replay
+from zerocheck.run.tally import Tally, tally
+from zerocheck.script import script_of
+
+pytest.importorskip("deepspeed")
+
+
+@pytest.fixture(scope="module")
+def ranks(deepspeed_pool: Pool) -> Iterator[Pool]:
+    with borrowed(deepspeed_pool, patience_s=20.0) as pool:
+        yield pool
+
+
+def run(ranks: Pool, folder: Path, name: str, **given: Any) -> Tally:
+    records: list[Any] = []
+
+    class Handler:
+        def handle(self, record: Any) -> None:
+            records.append(record)
+
+    options = RunOptions(
+        implementations=(name,), shrink=False, report_dir=folder / "report", **given
+    )
+    engine.run(options, (Handler(),), ranks=ranks)
+    return tally(records)
+
+
+def test_a_finding_names_its_config_and_is_replayed_with_it(ranks: Pool, tmp_path: Path) -> None:
+    """On 2 ranks a stage 3 that divides by 2 beforehand never multiplies by it again."""
+    name, other = (str(tmp_path / file) for file in ("ds_config.json", "other.json"))
+    given = {
+        "gradient_predivide_factor": 2,
+        "gradient_clipping": 0,
+        "zero_optimization": {"stage": 3, "reduce_scatter": False},
+    }
+    Path(name).write_text(json.dumps(given))
+    counted = run(
+        ranks, tmp_path, name, world_sizes=(2,), max_cases=2,
+        obligations=("gradient", "clip"),
+    )  # fmt: skip
+    (found,) = counted.findings
+    assert found.fingerprint == f"{name} / gradient / gradient / W"
+    assert replay_line(found).endswith(f" --implementation {name}")
+    assert list(counted.implementations[name].without) == ["clip"]
+    path = Path(found.case_file)
+    with pytest.raises(UsageError, match=r"say so again .*: --implementation .*ds_config\.json"):
+        replay(path, ranks=ranks)
+    again = replay(path, implementation=name, ranks=ranks)
+    assert again.exit_code == 1 and "reproduced" in again.verdict
+    with pytest.raises(UsageError, match=r"ds_config\.json needs deepspeed"):
+        script_of(read(path), implementation=name)
+    Path(other).write_text(json.dumps({**given, "gradient_clipping": 0.5}))
+    again = replay(path, implementation=other, ranks=ranks)
+    assert again.outcome.status == "unsupported"
+    assert "other.json fixes training.clip as 0.5" in again.finished.reason
