@@ -80,11 +80,7 @@ RUN = {
     f"{OWN} --obligations memory": Row("--world-sizes 2 --max-cases 2"),
     f"{OWN} --obligations resume": Row(RESUMED, code=1, said="changed by saving"),
     f"{OWN} --obligations equivalence,resume": Row(RESUMED, code=1, said="changed by saving"),
-    CONFIG: Row(
-        "--world-sizes 1,2 --max-cases 4 --obligations gradient,update",
-        said=ALL_HOLD,
-        whole=False,
-    ),
+    CONFIG: Row("--world-sizes 1,2 --max-cases 4 --obligations gradient,update", said=ALL_HOLD),
     f"{CONFIG} --model my_model.py:tiny --obligations equivalence,resume": Row(
         "--world-sizes 1,2 --max-cases 12 --obligations gradient,roundtrip", said=ALL_HOLD
     ),
