@@ -135,10 +135,16 @@ def _peaks(directory: Path) -> int:
 
 
 def _simulate(setup: Any, *, exact: bool, limit: int | None, json_file: Path | None) -> int:
-    from ..catalogue import check_spelling
+    from ..catalogue import check_spelling, modules_of
     from ..memory.analyse import analyse
     from ..memory.text import render
 
     check_spelling(setup.implementation)
+    if modules_of([setup.implementation]):
+        raise UsageError(
+            f"{setup.implementation} cannot be simulated: DeepSpeed needs tensors with data; "
+            f"what its ranks hold is measured with: zerocheck run {setup.implementation} "
+            "--obligations memory"
+        )
     report = analyse(setup, exact=exact, limit=limit)
     return shown(report, render(report), json_file)
