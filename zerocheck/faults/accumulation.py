@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..case.schema import Case
 from ..contract import Built, Step, StepReport
+from ..contract.implementation import Moment
 from ..implementations.ddp import Ddp
 from ..implementations.fsdp2 import Fsdp2
 from ..implementations.textbook.reduction import Reduction
@@ -136,6 +140,26 @@ class NeverZeroed(Fsdp2):
         built = super().build(model, case, mesh)
         built.optimizer.zero_grad = lambda set_to_none=True: None  # type: ignore[method-assign]
         return built
+
+
+class UnclippedKept(Zero2):
+    """What was reduced in the step before, and not clipped yet, is in the sum, as in DeepSpeed's
+    stage 3 for a parameter that the first microbatch did not use.
+
+    Flagged: gradient of the previous step kept.
+    """
+
+    kept: Sequence[torch.Tensor] = ()
+
+    def train_step(self, step: Step) -> StepReport:
+        return super().train_step(replace(step, reached=partial(self._reached, step.reached)))
+
+    def _reached(self, tell: Callable[[Moment], None], moment: Moment) -> None:
+        if moment == "reduced":
+            for number, kept in enumerate(self.kept):  # none before the first step
+                self.gradients[number].shard.add_(kept)
+            self.kept = [gradient.shard.clone() for gradient in self.gradients]
+        tell(moment)
 
 
 class AccumulateGated(Zero1):

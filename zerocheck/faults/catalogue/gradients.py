@@ -209,6 +209,11 @@ ACCUMULATION = [
         "gradients are not cleared between steps", "seen often",
         "gradient of the previous step kept",
     ),
+    fault(
+        "accumulation:UnclippedKept", "zero2", "gradient",
+        "the sum begins with what was reduced in the step before", "reports/findings",
+        "gradient of the previous step kept", features=("clip-tight", "several-steps"),
+    ),
 ]  # fmt: skip
 
 SCALING = [

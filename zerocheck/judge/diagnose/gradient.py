@@ -117,14 +117,13 @@ def _candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
             )
     # Of one microbatch too: what is done to it is told from other causes in cases that have more.
     yield from _microbatches(evidence, mean * divide)
-    if evidence.previous is not None:
-        yield Candidate(
-            "gradient of the previous step kept",
-            "the gradient of the step before was not cleared: it is in the sum",
-            [_kept(evidence, evidence.previous, 2 * (count + world))],
-        )
     for before in (evidence.previous, evidence.unclipped_before):
         if before is not None:
+            yield Candidate(
+                "gradient of the previous step kept",
+                "the gradient of the step before was not cleared: it is in the sum",
+                [_kept(evidence, before, 2 * (count + world))],
+            )
             # Nothing is computed with it: it is there bit for bit.
             yield Candidate(
                 "gradient of the previous step",
