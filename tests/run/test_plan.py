@@ -297,19 +297,40 @@ def test_the_array_has_each_pair_of_a_mesh_of_two_axes() -> None:
     assert ("two-axes", "sync-shards") in pairs_of(covered)
 
 
-APART = ("compile", "compile-aot", "tensor-parallel")
+COMPILED_OR_CUT = ("compile", "compile-aot", "tensor-parallel")
 HANDLED = {
-    (name, size) for name in APART for size in (2, 3) if (name, size) != ("tensor-parallel", 3)
+    (name, size)
+    for name in COMPILED_OR_CUT
+    for size in (2, 3)
+    if (name, size) != ("tensor-parallel", 3)
 }
+RACES = {"delays", "microbatches", "bucket-small"}
 
 
 def apart(cases: Sequence[Case]) -> set[tuple[str, int]]:
-    return {(name, case.world_size) for case in cases for name in features(case) if name in APART}
+    return {
+        (name, case.world_size)
+        for case in cases
+        for name in features(case)
+        if name in COMPILED_OR_CUT
+    }
+
+
+def races(cases: Sequence[Case]) -> Counter[int]:
+    return Counter(case.world_size for case in cases if set(features(case)) >= RACES)
 
 
 def test_what_stands_in_no_array_has_a_case_on_each_world_size() -> None:
     """Else code that is wrong where it is compiled passes `--profile ci`."""
     assert apart([one.case for one in plan().cases]) >= HANDLED
+
+
+def test_races_have_several_cases_on_each_world_size() -> None:
+    """Else it is luck whether a buffer that is filled while it is sent is seen."""
+    found = races([one.case for one in plan().cases])
+    assert found[2] >= 3 and found[3] >= 3
+    fixed = Described(restores=True, fixed={"sharding": {"bucket": 1 << 20}})
+    assert not races([one.case for one in plan(described=fixed).cases])
 
 
 def test_nor_is_there_one_that_is_refused_or_not_handled() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 
 from ..case.drawing import draw
@@ -44,19 +45,37 @@ OVERDRAW = 60
 LARGEST_DRAWN = 8
 """Ranks. Larger world sizes of a profile are left to the covering array: their cases are slow."""
 
-APART: dict[str, tuple[str, object]] = {
-    "compile": ("training.compile", "eager"),
-    "compile-aot": ("training.compile", "aot_eager"),
-    "tensor-parallel": ("sharding.tensor_parallel", 2),
-}
-"""Features that stand in no covering array, since such cases are slow, and the field and value that
-give each. Inductor takes a minute or more, and is for those who ask."""
+
+@dataclass(frozen=True)
+class Apart:
+    """What no covering array gives for sure, and a run must have tried: cases with all of these
+    features, `count` on each world size from `least` to LARGEST_APART. fields: what gives them."""
+
+    features: frozenset[str]
+    fields: Mapping[str, object]
+    count: int = 1
+    least: int = 1
+
+
+APART = (
+    # In no pair, since such cases are slow. Inductor takes a minute or more: for those who ask.
+    Apart(frozenset(("compile",)), {"training.compile": "eager"}),
+    Apart(frozenset(("compile-aot",)), {"training.compile": "aot_eager"}),
+    Apart(frozenset(("tensor-parallel",)), {"sharding.tensor_parallel": 2}),
+    # A race shows where all three meet, and then in a third of the runs (faults/catalogue/races).
+    Apart(
+        frozenset(("delays", "microbatches", "bucket-small")),
+        {"disturbance.delay": 2.0, "training.microbatches": 3, "sharding.bucket": 64},
+        count=3,
+        least=2,
+    ),
+)
 
 LARGEST_APART = 4
-"""Ranks of a case with a feature of APART."""
+"""Ranks of a case of APART."""
 
 OFFERED_APART = 8
-"""Cases drawn for one with a feature of APART."""
+"""Cases drawn for one of APART."""
 
 
 def at_random(
@@ -91,30 +110,38 @@ def at_random(
 def apart(
     found: Iterable[Case], options: RunOptions, fixed: Mapping[str, object], ask: Asking
 ) -> list[Case]:
-    """One case for each feature of APART on each world size, of those that can be run.
-
-    None for a feature that the fixed fields rule out, or that cases `found` on this size have.
-    """
-    sizes = [size for size in options.world_sizes if size <= LARGEST_APART]
-    there = {(name, case.world_size) for case in found for name in features(case)}
+    """The cases of APART that can be run, beside those that are among `found`."""
+    there = [(case.world_size, set(features(case))) for case in found]
+    smallest = min(options.world_sizes)
     taken = []
-    for name, (field, value) in APART.items():
-        section, _, attribute = field.partition(".")
-        own = mapping(fixed.get(section))
-        if attribute in own:
-            continue
-        having = {**fixed, section: {**own, attribute: value}}
-        for size in sizes or [min(options.world_sizes)]:
-            if (name, size) in there:
+    for one in APART:
+        having = _with(fixed, one.fields)
+        for size in options.world_sizes:
+            if not one.least <= size <= max(smallest, LARGEST_APART):
+                continue
+            short = one.count - sum(its == size and one.features <= has for its, has in there)
+            if short <= 0:
                 continue
             seed = options.seed * 10_007 + size
+            count = OFFERED_APART * one.count
             try:
-                offered = draw(OFFERED_APART, seed=seed, world_sizes=(size,), fixed=having)
+                offered = draw(count, seed=seed, world_sizes=(size,), fixed=having)
             except UsageError:  # three ranks are not cut in two
                 continue
+            offered = [case for case in offered if one.features <= set(features(case))]
             reasons = ask(offered)
-            taken += [c for c, reason in zip(offered, reasons, strict=True) if reason is None][:1]
+            able = [case for case, reason in zip(offered, reasons, strict=True) if reason is None]
+            taken += able[:short]
     return taken
+
+
+def _with(fixed: Mapping[str, object], fields: Mapping[str, object]) -> dict[str, object]:
+    """The fixed fields, and the others where they leave these open."""
+    both = dict(fixed)
+    for field, value in fields.items():
+        section, _, attribute = field.partition(".")
+        both[section] = {attribute: value, **mapping(both.get(section))}
+    return both
 
 
 def complete(found: list[Case], options: RunOptions, fixed: Mapping[str, object]) -> None:
