@@ -118,7 +118,11 @@ def test_the_control_is_the_parent_on_the_same_case(few: tuple[int, Collect]) ->
 def test_the_rivals_are_not_asked_of_a_fault_of_memory(pool: Pool) -> None:
     """Its free run is as it should be: to be quiet there is no failing of theirs, nor of ours."""
     _, found = matrix(
-        pool, "barrier-in-each-step", world_sizes=(2,), obligations=("communication",)
+        pool,
+        "barrier-in-each-step",
+        world_sizes=(2,),
+        obligations=("communication",),
+        max_cases=3,
     )
     row = found.row("barrier-in-each-step")
     assert row.caught_by == "communication"
