@@ -123,8 +123,7 @@ def is_built_in(name: str) -> bool:
 
 def extra_of(name: str) -> str:
     """The extra that an implementation of OF_EXTRAS, or a config, needs: the library's name too."""
-    place = OF_CONFIG.rpartition(".")[0] if is_config(name) else OF_EXTRAS[name].partition(":")[0]
-    return place.rpartition(".")[2]
+    return _place(name).rpartition(".")[2]
 
 
 def modules_of(names: Iterable[str]) -> list[str]:

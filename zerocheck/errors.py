@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class ZerocheckError(Exception):
@@ -90,3 +91,13 @@ def unknown(what: str, given: str, allowed: Iterable[str]) -> UsageError:
     return UsageError(
         f"unknown {what} {given!r}{did_you_mean(given, names)} (allowed: {', '.join(names)})"
     )
+
+
+def file_of(name: str) -> Path:
+    """The file of that name. Raises UsageError, with the nearest one of its kind in its folder, if
+    it is not there."""
+    path = Path(name).resolve()
+    if path.is_file():
+        return path
+    beside = did_you_mean(path.name, [one.name for one in path.parent.glob(f"*{path.suffix}")])
+    raise UsageError(f"there is no file {name!r}{beside} (looked at {path})")

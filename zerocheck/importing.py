@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from . import ds_config
-from .errors import UsageError, did_you_mean
+from .errors import UsageError, did_you_mean, file_of
 
 _stamps: dict[Path, tuple[int, int]] = {}
 """When each file was changed last, as it was imported."""
@@ -34,15 +34,6 @@ def check_file(name: str) -> None:
     where = name.rpartition(":")[0]
     if where.endswith(".py"):
         file_of(where)
-
-
-def file_of(where: str) -> Path:
-    """The file. Raises UsageError, with the nearest name in its folder, if it is not there."""
-    path = Path(where).resolve()
-    if path.is_file():
-        return path
-    beside = did_you_mean(path.name, [one.name for one in path.parent.glob("*.py")])
-    raise UsageError(f"there is no file {where!r}{beside} (looked at {path})")
 
 
 def _module(where: str, attribute: str) -> ModuleType:

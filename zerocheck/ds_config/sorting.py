@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import UsageError
+from ..errors import UsageError, file_of
 from .keys import CHECKPOINT, TOP
 from .optimizer import Adam, adam_of
 from .precision import dtypes_of
 from .section import Section
 from .sorted import sort
-from .text import file_of, plain
+from .text import plain
 from .zero import Zero, zero_of
 
 CLIP = 1.0

@@ -5,22 +5,12 @@ from __future__ import annotations
 import json
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError, did_you_mean
+from ..errors import UsageError, file_of
 
 LARGEST = 1 << 20
 """Bytes; a configuration is a few kilobytes."""
-
-
-def file_of(name: str) -> Path:
-    """The file. Raises UsageError, with the nearest name in its folder, if it is not there."""
-    path = Path(name).resolve()
-    if path.is_file():
-        return path
-    beside = did_you_mean(path.name, [one.name for one in path.parent.glob("*.json")])
-    raise UsageError(f"there is no file {name!r}{beside} (looked at {path})")
 
 
 def plain(name: str) -> dict[str, Any]:

@@ -201,7 +201,7 @@ def check(
             otherwise,
             loss_scale,
             buffers(),
-            unclipped_before(),
+            None if case.training.clip is None else unclipped_before(),
             seeded_alike(left),
             noise,
         )
