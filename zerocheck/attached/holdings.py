@@ -15,10 +15,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ..compat import flat_parameters, local_index
-from ..contract.build import MOMENT_ROLES
 from ..contract.flat import cut, optimized
 from ..contract.names import unwrapped
-from ..contract.shard import Role, Shard
+from ..contract.shard import MOMENT_ROLES, Role, Shard
 from ..devices import CPU, placed
 from ..errors import UsageError
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
@@ -15,15 +16,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..case.legs import in_background
 from ..case.schema import Case
-from ..compat import local_index, reduces_unused
+from ..compat import Flat, flat_parameters, local_index, reduces_unused, release
 from ..errors import Unsupported, UsageError
-from . import checkpoint
-from .implementation import Call, Implementation, Kept, Loader, Saving, Step, StepReport
-from .names import unwrapped
+from . import checkpoint, flat
+from .adamw import template_of
+from .groups import case_group, check_options, group_of, optimized
+from .implementation import Call, Hidden, Implementation, Kept, Loader, Saving, Step, StepReport
+from .names import named_buffers, named_parameters, register, unwrapped
+from .opaque import Opaque, changed, gradients_of
+from .optimizers import Optimizers, set_learning_rate
 from .refusals import check_built, torch_refusals
-from .shard import Index, Role, Shard
-
-MOMENT_ROLES: tuple[Role, ...] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+from .shard import Index, Shard
+from .states import Full, States
 
 
 @dataclass(frozen=True, kw_only=False)
@@ -31,26 +35,31 @@ class Built:
     """What `build(model, case, mesh)` returns.
 
     model       the wrapped model that is called in training
-    optimizer   a torch optimizer over its parameters, with the groups of `zerocheck.groups`
+    optimizer   an optimizer over its parameters, or a list of several: of torch, with the groups of
+                `zerocheck.groups`; a wrapper around one; or an object of your own with `step()`
     accumulate  accumulate(last: bool) -> context for the forward and backward of a microbatch;
                 default: no_sync() or set_requires_gradient_sync(False) until the last one
     clip        clip(max_norm, norm_type) -> total norm; default: torch's clip_grad_norm_
-    states      states() -> mapping of parameter to its optimizer state; default: optimizer.state
-    names       names(wrapped name) -> name in the unwrapped model; default: wrapper prefixes cut
+    states      states() -> dict of parameter to its optimizer state, read and restored there;
+                default: the state of the torch optimizers that are found in `optimizer`
+    names       names(wrapped name) -> name in the unwrapped model; default: found by the modules
     scaler      scales the losses if the case asks for it (`training.loss_scale`): used as
                 torch.amp.GradScaler is; say so in `handles`, or no such case is drawn
-    rewrap      rewrap() -> the model wrapped anew, called after parameters were unfrozen; needed
+    rewrap      rewrap() -> the model wrapped again, called after parameters were unfrozen; needed
                 for DDP, which reduces only what was trainable when it was made
+    roles       key in an optimizer's state of each role that has another name there, such as
+                {"exp_avg": "state1", "exp_avg_sq": "state2"}; also "step"
     """
 
     model: nn.Module
-    optimizer: torch.optim.Optimizer
+    optimizer: Any
     accumulate: Callable[[bool], AbstractContextManager[Any]] | None = None
     clip: Callable[[float, float], torch.Tensor | float] | None = None
     states: Callable[[], Mapping[torch.Tensor, Mapping[str, Any]]] | None = None
     names: Callable[[str], str] | None = None
     scaler: torch.amp.GradScaler | None = None
     rewrap: Callable[[], nn.Module] | None = None
+    roles: Mapping[str, str] = field(default_factory=dict)
 
 
 class BuiltImplementation(Implementation):
@@ -77,6 +86,7 @@ class BuiltImplementation(Implementation):
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         self.names = frozenset(name for name, _ in model.named_parameters())
+        register(model)
         with torch_refusals():
             built = self.build(model, case, mesh)
         if not isinstance(built, Built):
@@ -89,15 +99,25 @@ class BuiltImplementation(Implementation):
         _refuse_extras(built, case)
         self.case = case
         self.built = built
+        self.flats: list[Flat] = flat_parameters(built.model)
+        self.optimizers = Optimizers(built.optimizer, built.model.parameters())
+        inner = {type(one): template_of(one, built.roles) for one in self.optimizers.inner}
+        templates = {kind: state for kind, state in inner.items() if state is not None}
+        self.states = States(self.optimizers, built.states, built.roles, templates)
+        self._group_of = {id(p): group_of(case, name) for name, p in optimized(built.model, case)}
+        self._opaque = Opaque.of(self.optimizers, self.states, built, case, mesh)
+        check_options(self.optimizers.groups(), self._group_of, case)
+        if self._opaque.hides:
+            self.hides: Collection[Hidden] = ("states",)
         self._places: dict[str, tuple[tuple[int, ...], Index | None]] = {}
 
     def train_step(self, step: Step) -> StepReport:
         if step.unfreeze:
             self.unfreeze(step.unfreeze)
-        optimizer, scaler = self.built.optimizer, self.built.scaler
+        optimizers, scaler = self.optimizers, self.built.scaler
         training = self.case.training
         scale = 1.0 if scaler is None else scaler.get_scale()
-        optimizer.zero_grad(set_to_none=training.set_to_none)
+        optimizers.zero_grad(self.built.model, set_to_none=training.set_to_none)
         self.set_learning_rates(step.lr)
         count = len(step.microbatches)
         for index, microbatch in enumerate(step.microbatches):
@@ -105,19 +125,31 @@ class BuiltImplementation(Implementation):
                 loss = microbatch.loss(self.called)
                 if loss.requires_grad:  # else everything is frozen
                     self._objective(loss, microbatch.weight, count).backward()  # type: ignore[no-untyped-call]
+        if self._opaque.reduces:
+            return self._step_that_reduces(step)
         if scaler is not None:
-            scaler.unscale_(optimizer)
+            for one in optimizers.given:
+                scaler.unscale_(one)
         step.reached("reduced")
         norm: float | None = None
         if training.clip is not None:
             norm = self.clip(training.clip, float(training.norm))
             step.reached("clipped")
         if scaler is None:
-            optimizer.step()
+            optimizers.step()
             return StepReport(grad_norm=norm)
-        scaler.step(optimizer)
+        for one in optimizers.given:
+            scaler.step(one)
         scaler.update()
         return StepReport(grad_norm=norm, skipped=scaler.get_scale() < scale, loss_scale=scale)
+
+    def _step_that_reduces(self, step: Step) -> StepReport:
+        """Update by a `step()` that may reduce gradients too: they are looked at after it."""
+        before = gradients_of(self.built.model)
+        self.optimizers.step()
+        reduced = changed(before, gradients_of(self.built.model))
+        step.reached("reduced")
+        return StepReport(reduced=reduced)
 
     @property
     def called(self) -> Call:
@@ -135,52 +167,48 @@ class BuiltImplementation(Implementation):
 
     def unfreeze(self, names: Collection[str]) -> None:
         """Let parameters train from now on; names of the unwrapped model."""
-        rename = self.built.names or unwrapped
-        for wrapped, parameter in self.built.model.named_parameters():
-            if rename(wrapped) in names:
+        for name, parameter in named_parameters(self.built.model, self.built.names):
+            if name in names:
                 parameter.requires_grad_(True)
         if self.built.rewrap is not None:
             self.built = replace(self.built, model=self.built.rewrap())
 
     def shards(self) -> Iterator[Shard]:
-        rename = self.built.names or unwrapped
-        states = self.built.states() if self.built.states else self.built.optimizer.state
-        for wrapped, parameter in self.built.model.named_parameters():
-            name = rename(wrapped)
+        for one in self.flats:
+            yield from flat.shards_of(one, self.states)
+        for name, parameter in self._parameters():
             shape, index = self._place(name, parameter)
             yield Shard(name, "parameter", _local(parameter), shape, index)
             if not parameter.requires_grad:
                 continue
             grad = parameter.grad
             yield Shard(name, "gradient", None if grad is None else _local(grad), shape, index)
-            state = states.get(parameter)
-            if not state:
-                continue
-            for role in MOMENT_ROLES:
-                if role in state:
-                    yield Shard(name, role, _local(state[role]), shape, index)
-            if "step" in state:
-                yield Shard(name, "step", _local(torch.as_tensor(state["step"])), ())
-        for wrapped, buffer in self.built.model.named_buffers():
-            yield Shard(rename(wrapped), "buffer", _local(buffer), tuple(buffer.shape))
+            for role, tensor in self.states.moments(parameter):
+                yield Shard(name, role, _local(tensor), shape, index)
+            count = self.states.count(parameter)
+            if count is not None:
+                yield Shard(name, "step", _local(count), ())
+        for name, buffer in named_buffers(self.built.model, self.built.names):
+            yield Shard(name, "buffer", _local(buffer), tuple(buffer.shape))
 
-    def restore(self, full: Mapping[tuple[str, str], torch.Tensor]) -> None:
-        rename = self.built.names or unwrapped
-        state = self.built.optimizer.state
+    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """(name in the unwrapped model, parameter) of all that is in no flat parameter."""
+        held = {id(one.tensor) for one in self.flats}
+        held |= {id(p) for one in self.flats for p in (one.originals or {}).values()}
+        for name, parameter in named_parameters(self.built.model, self.built.names):
+            if id(parameter) not in held:
+                yield name, parameter
+
+    def restore(self, full: Full) -> None:
+        self._opaque.check_restores()
         with torch.no_grad():
-            for wrapped, parameter in self.built.model.named_parameters():
-                name = rename(wrapped)
+            for one in self.flats:
+                flat.restore(one, full, self.states)
+            for name, parameter in self._parameters():
                 index = self._place(name, parameter)[1]
                 _local(parameter).copy_(_part(full[name, "parameter"], index))
-                if not parameter.requires_grad:
-                    continue
-                entry = state[parameter]
-                entry["step"] = beside_parameter(full[name, "step"], parameter)
-                for role in MOMENT_ROLES:
-                    if (name, role) in full:
-                        moment = torch.zeros_like(parameter)
-                        _local(moment).copy_(_part(full[name, role], index))
-                        entry[role] = moment
+                if parameter.requires_grad:
+                    self.states.restore(parameter, full, name, partial(_put, full, name, index))
 
     def save(self, directory: str, loader: Loader) -> Saving | None:
         """`dcp.save` of `get_state_dict`; `dcp.async_save` where the next leg wants it."""
@@ -189,7 +217,7 @@ class BuiltImplementation(Implementation):
         with torch_refusals():
             return checkpoint.save(
                 built.model,
-                built.optimizer,
+                self.optimizers.inner,
                 states,
                 directory,
                 background=in_background(self.case),
@@ -199,7 +227,7 @@ class BuiltImplementation(Implementation):
     def load(self, directory: str, loader: Loader) -> None:
         built = self._checkpointed()
         states = checkpoint.beside(loader, built.scaler)
-        checkpoint.load(built.model, built.optimizer, states, directory)
+        checkpoint.load(built.model, self.optimizers.inner, states, directory)
         checkpoint.take_over(states, loader, built.scaler)
 
     def export(self) -> Mapping[tuple[str, str], torch.Tensor]:
@@ -207,7 +235,7 @@ class BuiltImplementation(Implementation):
         built = self._checkpointed()
         rename = built.names or unwrapped
         return checkpoint.export(
-            built.model, built.optimizer, self.names, rename, mended=self.mended
+            built.model, self.optimizers.inner, self.names, rename, mended=self.mended
         )
 
     def _checkpointed(self) -> Built:
@@ -217,11 +245,15 @@ class BuiltImplementation(Implementation):
                 "torch's get_state_dict does not see the states of Built.states; save(), load() "
                 "and export() of its own are needed"
             )
+        self._opaque.check_checkpointed()
         return self.built
 
     def close(self) -> None:
+        for one in self.flats:
+            release(one)
+        self.flats.clear()
         self._places.clear()
-        del self.built
+        del self.built, self.optimizers, self.states
 
     def _place(self, name: str, parameter: torch.Tensor) -> tuple[tuple[int, ...], Index | None]:
         if not isinstance(parameter, DTensor):
@@ -263,16 +295,12 @@ class BuiltImplementation(Implementation):
     def set_learning_rates(self, rates: Sequence[float]) -> None:
         """Give each parameter group its learning rate of this step.
 
-        Raises UsageError if the optimizer has other groups than the case.
+        Raises UsageError for a group with parameters that the case gives different rates.
         """
-        own = self.built.optimizer.param_groups
-        if len(own) != len(rates):
-            raise UsageError(
-                f"the optimizer has {len(own)} parameter groups, the case has {len(rates)}; "
-                "build it with zerocheck.groups(model, case)"
-            )
-        for group, rate in zip(own, rates, strict=True):
-            group["lr"] = rate
+        for group in self.optimizers.groups():
+            number = case_group(group, self._group_of, rates)
+            if number is not None:
+                set_learning_rate(group, rates[number])
 
 
 def from_function(
@@ -280,11 +308,11 @@ def from_function(
 ) -> type[BuiltImplementation]:
     """The class for a bare `build` function.
 
-    Attributes `semantics`, `fixed`, `options`, `handles` and `supports` of the function become
-    those of the class.
+    Attributes `semantics`, `fixed`, `options`, `handles`, `stage` and `supports` of the function
+    become those of the class.
     """
     members: dict[str, Any] = {"build": lambda self, *given: build(*given)}
-    for name in ("semantics", "fixed", "options", "handles"):
+    for name in ("semantics", "fixed", "options", "handles", "stage"):
         if hasattr(build, name):
             members[name] = getattr(build, name)
     if hasattr(build, "supports"):
@@ -310,10 +338,8 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach()
 
 
-def beside_parameter(step: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """A copy of a step count of the start state. One that is not on the CPU is of a kernel that
-    wants it where its parameter is, which may be offloaded."""
-    return step.clone() if step.device.type == "cpu" else step.to(parameter.device, copy=True)
+def _put(full: Full, name: str, index: Index | None, into: torch.Tensor, role: str) -> None:
+    _local(into).copy_(_part(full[name, role], index))
 
 
 def _part(whole: torch.Tensor, index: Index | None) -> torch.Tensor:

@@ -10,7 +10,7 @@ dcp-buffers-of-several-ranks). `mended` does what their pages say to do.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -33,7 +33,7 @@ from .implementation import Loader, Saving
 # A directory that holds an older checkpoint is what the contract allows.
 warnings.filterwarnings("ignore", message="Detected an existing checkpoint in")
 
-Optimizer = torch.optim.Optimizer
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 Full = dict[tuple[str, str], torch.Tensor]
 Beside = dict[str, Any]
 """What a checkpoint holds beside `model` and `optimizer`."""
@@ -77,7 +77,7 @@ def _device() -> torch.device:
 
 def save(
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizers: Optimizers,
     states: Beside,
     directory: str,
     *,
@@ -85,7 +85,7 @@ def save(
     mended: bool = False,
 ) -> Saving | None:
     """`dcp.save` of model, optimizer and `states`; `dcp.async_save` in the background."""
-    held, moments = _state_dict(model, optimizer, mended=mended)
+    held, moments = _state_dict(model, optimizers, mended=mended)
     planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True) if mended else None
     whole: dict[str, Any] = {"model": held, "optimizer": moments, **states}
     return write(whole, directory, background=background, planner=planner)
@@ -93,16 +93,18 @@ def save(
 
 def _state_dict(
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizers: Optimizers,
     options: StateDictOptions | None = None,
     *,
     mended: bool,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """`get_state_dict` of model and optimizer."""
-    unborn = not optimizer.state
-    held, moments = get_state_dict(model, optimizer, options=options)
-    if mended and unborn:  # it has made states, with a step that nobody took
-        optimizer.state.clear()
+    every = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
+    unborn = [one for one in every if not one.state]
+    held, moments = get_state_dict(model, every, options=options)
+    if mended and len(unborn) == len(every):  # it has made states, with a step that nobody took
+        for one in unborn:
+            one.state.clear()
         return held, {**moments, "state": {}}
     return held, cast(dict[str, Any], moments)
 
@@ -127,7 +129,7 @@ def write(
     return None
 
 
-def load(model: nn.Module, optimizer: Optimizer, states: Beside, directory: str) -> None:
+def load(model: nn.Module, optimizers: Optimizers, states: Beside, directory: str) -> None:
     """`dcp.load` into model, optimizer and `states`, which must be what `beside` gives here.
 
     torch's optimizers make the state of a parameter at its first gradient, so that a checkpoint has
@@ -137,7 +139,7 @@ def load(model: nn.Module, optimizer: Optimizer, states: Beside, directory: str)
     """
     reader = FileSystemReader(directory)
     kept = reader.read_metadata().state_dict_metadata
-    held, moments = get_state_dict(model, optimizer)
+    held, moments = get_state_dict(model, optimizers)
     moments = cast(Any, moments)
     stateless = [
         name
@@ -152,7 +154,7 @@ def load(model: nn.Module, optimizer: Optimizer, states: Beside, directory: str)
     set_model_state_dict(model, read["model"])
     set_optimizer_state_dict(
         model,
-        optimizer,
+        optimizers,
         read["optimizer"],
         options=StateDictOptions(strict=not stateless),
     )
@@ -170,7 +172,7 @@ def fit_rng(states: Beside, kept: Collection[str]) -> None:
 
 def export(
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizers: Optimizers,
     names: Collection[str],
     rename: Callable[[str], str],
     *,
@@ -185,7 +187,7 @@ def export(
     on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
     offload = not (on_cpu and FullyShardedDataParallel.fsdp_modules(model))
     options = StateDictOptions(full_state_dict=True, cpu_offload=offload)
-    held, moments = _state_dict(model, optimizer, options, mended=mended)
+    held, moments = _state_dict(model, optimizers, options, mended=mended)
     return whole(held, moments.get("state", {}), names, buffers, rename)
 
 

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from functools import partial
 
 import torch
 
 from ..compat import Flat, FlatPiece
-from .build import MOMENT_ROLES, beside_parameter
 from .memory_order import boxes, in_memory_order, order_of
 from .names import unwrapped
 from .shard import Role, Shard
-
-States = Mapping[torch.Tensor, Mapping[str, Any]]
+from .states import Full, States
 
 
 def shards_of(flat: Flat, states: States) -> Iterator[Shard]:
     """Parameters, gradients, moments, steps and padding of one flat parameter on this rank.
 
-    states: the optimizer's, by the parameter that it sees: an original one, whose local view is
-    1-D, or the flat one.
+    The optimizer has states of what it sees: of an original parameter, whose local view is 1-D, or
+    of the flat one.
     """
     for piece in flat.pieces:
         held = optimized(flat, piece)
@@ -31,37 +29,30 @@ def shards_of(flat: Flat, states: States) -> Iterator[Shard]:
             yield Shard(unwrapped(piece.name), "gradient", None, piece.shape)
         else:
             yield from cut(flat, piece, "gradient", held.grad)
-        state = states.get(held)
-        if not state:
-            continue
-        for role in MOMENT_ROLES:
-            if role in state:
-                yield from cut(flat, piece, role, state[role])
-        if "step" in state:
-            step = torch.as_tensor(state["step"]).detach()
-            yield Shard(unwrapped(piece.name), "step", step, ())
+        for role, tensor in states.moments(held):
+            yield from cut(flat, piece, role, tensor)
+        count = states.count(held)
+        if count is not None:
+            yield Shard(unwrapped(piece.name), "step", count.detach(), ())
     held_flat = flat.tensor.detach()
     for gap in flat.padding:
         yield Shard("", "padding", held_flat[gap], tuple(held_flat.shape), gap)
 
 
-def restore(
-    flat: Flat, full: Mapping[tuple[str, str], torch.Tensor], states: dict[Any, Any]
-) -> None:
-    """Put whole tensors {(name, role): tensor} into the local shard and the optimizer's states."""
+def restore(flat: Flat, full: Full, states: States) -> None:
+    """Put whole tensors into the local shard and into the states."""
     for piece in flat.pieces:
         held = optimized(flat, piece)
         name = unwrapped(piece.name)
         _write(flat, piece, held.detach(), full[name, "parameter"])
-        if not held.requires_grad:
-            continue
-        entry = states[held]
-        entry["step"] = beside_parameter(full[name, "step"], held)
-        for role in MOMENT_ROLES:
-            if (name, role) in full:
-                if role not in entry:
-                    entry[role] = torch.zeros_like(held)
-                _write(flat, piece, entry[role], full[name, role])
+        if held.requires_grad:
+            states.restore(held, full, name, partial(_put, flat, piece, full, name))
+
+
+def _put(
+    flat: Flat, piece: FlatPiece, full: Full, name: str, into: torch.Tensor, role: str
+) -> None:
+    _write(flat, piece, into, full[name, role])
 
 
 def optimized(flat: Flat, piece: FlatPiece) -> torch.nn.Parameter:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -11,8 +11,9 @@ from torch import nn
 
 from ..case.schema import Case
 from ..case.shapes import unfrozen
-from ..errors import UsageError
-from .names import unwrapped
+from ..compat import flat_parameters
+from ..errors import Unsupported, UsageError
+from .names import named_parameters, unwrapped
 
 
 def group_of(case: Case, name: str) -> int:
@@ -58,11 +59,79 @@ def groups(model: nn.Module, case: Case) -> list[dict[str, Any]]:
     """Parameter groups of the trainable parameters of a model, wrapped or not.
 
     Those that the case unfreezes later are in them from the start: torch's optimizers skip a
-    parameter without a gradient.
+    parameter without a gradient. A flat parameter of FSDP1 (`use_orig_params=False`) is in the
+    group of the parameters in it; Unsupported if these are of several groups.
+    """
+    return grouped(case, optimized(model, case))
+
+
+def optimized(model: nn.Module, case: Case) -> Iterator[tuple[str, nn.Parameter]]:
+    """(name in the unwrapped model, parameter) of what an optimizer of the case is given.
+
+    A flat parameter that the optimizer sees goes by the name of the first parameter in it.
     """
     later = set(unfrozen(case))
-    named = ((unwrapped(name), p) for name, p in model.named_parameters())
-    return grouped(case, ((name, p) for name, p in named if p.requires_grad or name in later))
+    flats = {id(f.tensor): f for f in flat_parameters(model) if f.originals is None}
+    for name, parameter in named_parameters(model):
+        flat = flats.get(id(parameter))
+        if flat is not None:
+            names = [unwrapped(one) for one in flat.names]
+            name = names[0]
+            if parameter.requires_grad and len({group_of(case, one) for one in names}) > 1:
+                raise Unsupported(
+                    "the parameter groups of the case split a flat parameter "
+                    "(use_orig_params is false)"
+                )
+        if parameter.requires_grad or name in later:
+            yield name, parameter
+
+
+def case_group(
+    group: Mapping[str, Any], group_of: Mapping[int, int], rates: Sequence[float]
+) -> int | None:
+    """Index of the case's group that a parameter group of an optimizer is; None for an empty one.
+
+    group_of: the case's group of each parameter of the model, by id. Raises UsageError for a group
+    with parameters that the case gives different rates.
+    """
+    numbers = sorted({group_of[id(p)] for p in group["params"] if id(p) in group_of})
+    if len({rates[number] for number in numbers}) > 1:
+        raise UsageError(
+            f"a parameter group of the optimizer has parameters of groups {numbers} of the case, "
+            "which have different learning rates; build it with zerocheck.groups(model, case)"
+        )
+    return numbers[0] if numbers else None
+
+
+def check_options(
+    groups: Iterable[Mapping[str, Any]], group_of: Mapping[int, int], case: Case
+) -> None:
+    """Raise UsageError if no group of an optimizer has the options of the case, but its own.
+
+    Where some have them, what is wrong of the others is for the judge to say.
+    """
+    own: list[str] = []
+    for group in groups:
+        for number in sorted({group_of[id(p)] for p in group["params"] if id(p) in group_of}):
+            wanted = case.optimizer.groups[number]
+            beta1, beta2 = group.get("betas", (wanted.beta1, wanted.beta2))
+            given = {
+                "lr": float(group.get("lr", wanted.lr)),
+                "beta1": beta1,
+                "beta2": beta2,
+                "eps": group.get("eps", wanted.eps),
+                "weight_decay": group.get("weight_decay", wanted.weight_decay),
+            }
+            if all(math.isclose(v, getattr(wanted, k), rel_tol=1e-6) for k, v in given.items()):
+                return
+            told = ", ".join(f'"{name}": {value:g}' for name, value in given.items())
+            own.append(f'{{"pattern": "*", {told}}}')
+    if own:
+        raise UsageError(
+            "the optimizer has options of its own and not those of the case: build it with "
+            "zerocheck.groups(model, case), or say which it has: build.fixed = "
+            f'{{"optimizer": {{"groups": [{own[0]}]}}}}'
+        )
 
 
 def learning_rates(case: Case, index: int) -> list[float]:

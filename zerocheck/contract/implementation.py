@@ -30,6 +30,7 @@ UNCUT: tuple[Extra, ...] = tuple(one for one in EXTRAS if one != "tensor_paralle
 UNCOMPILED: tuple[Extra, ...] = tuple(one for one in EXTRAS if one not in ESTIMATED)
 """All whose kernels are those of one device."""
 Stage = Literal[0, 1, 2, 3]
+Hidden = Literal["states"]
 Call = Callable[..., torch.Tensor]
 
 
@@ -142,11 +143,15 @@ class StepReport:
     grad_norm: total norm of the reduced gradient before clipping, or None if it computes none;
     skipped: no update was made, since the gradient is not finite; loss_scale: what the losses of
     this step were multiplied by, 1.0 without scaling. Both are the same on every rank.
+
+    reduced: False if the gradient in `shards()` at "reduced" may be the rank's own, not reduced
+    yet. Where ranks hold different ones, it then counts as not shown.
     """
 
     grad_norm: float | None = None
     skipped: bool = False
     loss_scale: float = 1.0
+    reduced: bool = True
 
 
 class Implementation:
@@ -184,6 +189,10 @@ class Implementation:
     options: ClassVar[tuple[str, ...] | None] = None
     """Fields of `case.sharding` that it obeys, e.g. ("wrap",); None: it does not say. What it does
     not obey counts as ignored in the coverage, not as exercised."""
+
+    hides: Collection[Hidden] = ()
+    """What `shards()` never shows: "states", where the optimizer keeps its moments and step count
+    to itself. It is then judged by its parameters, from a start at step 0; of the instance."""
 
     stage: ClassVar[Stage | None] = None
     """What is cut over the ranks between steps, as a stage of the ZeRO paper: 0 nothing, 1

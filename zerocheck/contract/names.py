@@ -2,13 +2,78 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from typing import Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
 WRAPPERS = (
     "module.",
     "_fsdp_wrapped_module.",
     "_checkpoint_wrapped_module.",
     "_orig_mod.",
+    "_forward_module.",
 )
-"""Prefixes that DDP, FSDP1, activation checkpointing and torch.compile put into names."""
+"""Prefixes that DDP, FSDP1, activation checkpointing, torch.compile and Lightning's Fabric put into
+names. Needed only where modules are unknown: in a checkpoint, or after a deep copy."""
+
+Rename = Callable[[str], str]
+
+_names: WeakKeyDictionary[nn.Module, Mapping[str, str]] = WeakKeyDictionary()
+"""Per module of a model that was registered: {name within the module: name in the model}."""
+
+
+def register(model: nn.Module) -> None:
+    """Remember the names of a model that is about to be wrapped.
+
+    Wrappers keep the modules inside them, so a parameter or buffer is recognised by its module and
+    its name there. A tied parameter goes by its first name.
+    """
+    first: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        first.setdefault(id(parameter), name)
+    for path, module in model.named_modules():
+        own = {name: first[id(p)] for name, p in module._parameters.items() if p is not None}
+        own.update((name, f"{path}.{name}".lstrip(".")) for name in module._buffers)
+        _names[module] = own
+
+
+def name_of(module: nn.Module, own: str, path: str) -> str:
+    """Name in the registered model of what `module` calls `own`; path: its name in the wrapped
+    model, from which prefixes are stripped if the module is unknown."""
+    return _names.get(module, {}).get(own) or unwrapped(path)
+
+
+def named_parameters(
+    model: nn.Module, rename: Rename | None = None
+) -> Iterator[tuple[str, nn.Parameter]]:
+    """(name in the unwrapped model, parameter) of a wrapped model, each parameter once.
+
+    rename: from the name in the wrapped model; default: by the registered modules.
+    """
+    yield from _named(model, "_parameters", rename)  # type: ignore[misc]
+
+
+def named_buffers(
+    model: nn.Module, rename: Rename | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name in the unwrapped model, buffer) of a wrapped model, each buffer once."""
+    yield from _named(model, "_buffers", rename)
+
+
+def _named(
+    model: nn.Module, kind: Literal["_parameters", "_buffers"], rename: Rename | None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        for own, tensor in getattr(module, kind).items():
+            if tensor is None or id(tensor) in seen:
+                continue
+            seen.add(id(tensor))
+            whole = f"{path}.{own}".lstrip(".")
+            yield rename(whole) if rename else name_of(module, own, whole), tensor
 
 
 def unwrapped(name: str) -> str:

@@ -19,7 +19,7 @@ from ..case.schema import Case
 from ..case.shapes import leaves_a_rank_empty, sometimes_used, unfrozen
 from ..compat import reduces_unused
 from ..errors import Unsupported
-from .names import unwrapped
+from .names import named_parameters
 
 
 class Refusal(NamedTuple):
@@ -35,7 +35,7 @@ REFUSALS = (
     Refusal(NotImplementedError, r"FSDP does not support non-contiguous parameters"),
     Refusal(AssertionError, r"FSDP expects uniform original parameter dtype"),
     # torch/distributed/fsdp/_flat_param.py
-    Refusal(ValueError, r"FSDP doesn't support salar parameters"),
+    Refusal(ValueError, r"FSDP doesn't support sc?alar parameters"),
     Refusal(ValueError, r"Must flatten tensors with uniform"),
     # torch/distributed/_shard/sharded_tensor/api.py
     Refusal(ValueError, r"Only torch.contiguous_format memory_format is currently supported"),
@@ -104,7 +104,7 @@ def check_built(model: nn.Module, case: Case, *, own_clip: bool) -> None:
     """
     sharded = [
         (name, parameter)
-        for name, parameter in model.named_parameters()
+        for name, parameter in named_parameters(model)
         if isinstance(parameter, DTensor)
     ]
     for name, parameter in sharded:
@@ -115,7 +115,7 @@ def check_built(model: nn.Module, case: Case, *, own_clip: bool) -> None:
     if by_inf and not own_clip:
         later = unfrozen(case)
         for name, parameter in sharded:
-            if parameter.requires_grad or unwrapped(name) in later:
+            if parameter.requires_grad or name in later:
                 _check_inf_norm(parameter)
     if sometimes_used(case.model) and reduces_unused(model) is False:
         raise Unsupported(

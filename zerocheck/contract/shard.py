@@ -19,6 +19,9 @@ Role = Literal[
     "padding",
 ]
 
+MOMENT_ROLES: tuple[Role, ...] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+"""States of AdamW that have the shape of their parameter."""
+
 Index = tuple[slice, ...] | slice
 """`full[index]`, or, for one slice, `full.reshape(-1)[index]` in row-major order."""
 

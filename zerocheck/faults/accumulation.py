@@ -138,7 +138,7 @@ class NeverZeroed(Fsdp2):
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         built = super().build(model, case, mesh)
-        built.optimizer.zero_grad = lambda set_to_none=True: None  # type: ignore[method-assign]
+        built.optimizer.zero_grad = lambda set_to_none=True: None
         return built
 
 

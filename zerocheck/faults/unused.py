@@ -24,7 +24,7 @@ class NoneBecomesZero(Ddp):
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         built = super().build(model, case, mesh)
-        built.optimizer.zero_grad = lambda set_to_none=True: _zero(model)  # type: ignore[method-assign]
+        built.optimizer.zero_grad = lambda set_to_none=True: _zero(model)
         return built
 
 

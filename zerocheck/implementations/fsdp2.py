@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -103,7 +103,6 @@ class Fsdp2(BuiltImplementation):
     mended = False
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        self._group_of: list[int] = []  # of the case, for each of the optimizer's, if they differ
         super().__init__(model, case, mesh)
         self.semantics = of_fsdp2(synchronized(self.semantics, case), case)
 
@@ -164,11 +163,8 @@ class Fsdp2(BuiltImplementation):
     def _optimizer(self, model: nn.Module, case: Case) -> torch.optim.Optimizer:
         own = groups(model, case)
         if cuts(case):
-            own, self._group_of = split_groups(own)
+            own = split_groups(own)
         return torch.optim.AdamW(own)
-
-    def set_learning_rates(self, rates: Sequence[float]) -> None:
-        super().set_learning_rates([rates[n] for n in self._group_of] if self._group_of else rates)
 
     def save(self, directory: str, loader: Loader) -> Saving | None:
         if self.case.sharding.checkpoint != "full":

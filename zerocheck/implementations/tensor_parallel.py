@@ -95,15 +95,11 @@ def by_mesh(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
     return list(found.values())
 
 
-def split_groups(groups: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[int]]:
-    """Parameter groups with one mesh each, and the number of the given group that each is of."""
-    split: list[dict[str, Any]] = []
-    origin: list[int] = []
-    for number, group in enumerate(groups):
-        for own in by_mesh(group["params"]) or [[]]:
-            split.append({**group, "params": own})
-            origin.append(number)
-    return split, origin
+def split_groups(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Parameter groups with one mesh each."""
+    return [
+        {**group, "params": own} for group in groups for own in by_mesh(group["params"]) or [[]]
+    ]
 
 
 def clip(model: nn.Module, max_norm: float, norm_type: float) -> float:

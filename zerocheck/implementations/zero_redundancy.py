@@ -82,18 +82,9 @@ class ZeroRedundancy(Ddp):
             wrapped,
             optimizer,
             accumulate=accumulation(case),
-            states=lambda: optimizer.optim.state,
             scaler=scaler_of(case, mesh),
             rewrap=wrap,
         )
-
-    def restore(self, full: Mapping[tuple[str, str], torch.Tensor]) -> None:
-        """Every rank restores the parameters, and the moments of those that it updates."""
-        super().restore(full)
-        local = self._optimizer.optim
-        own = {p for group in local.param_groups for p in group["params"]}
-        local.state.update((p, s) for p, s in self._optimizer.state.items() if p in own)
-        self._optimizer.state.clear()
 
     def save(self, directory: str, loader: Loader) -> None:
         file.write(directory, self._whole_states(), beside(loader, self.built.scaler))

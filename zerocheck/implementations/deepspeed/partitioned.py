@@ -11,9 +11,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ...case.schema import Case
 from ...contract import Semantics, Shard
-from ...contract.build import MOMENT_ROLES
 from ...contract.implementation import Stage
 from ...contract.layout import Layout
+from ...contract.shard import MOMENT_ROLES
 from .bytes import flat_layout
 from .partition import Full, Partition, Piece, gaps, lying_in
 from .precision import keeps_whole_gradients

@@ -14,7 +14,7 @@ from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoin
 from torch import nn
 
 from ...case.schema import ReadOutKind
-from ...contract.build import MOMENT_ROLES
+from ...contract.shard import MOMENT_ROLES
 from .library import Engine, silent
 
 Whole = dict[tuple[str, str], torch.Tensor]

@@ -11,9 +11,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ...case.schema import Case
 from ...contract import Implementation, Loader, Semantics, Shard, Step, StepReport, groups
-from ...contract.build import MOMENT_ROLES
 from ...contract.implementation import KEPT
 from ...contract.layout import Layout
+from ...contract.shard import MOMENT_ROLES
 from ...errors import Unsupported
 from . import checkpoint, library, precision, read_out
 from .bytes import stage0_layout

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -21,22 +21,17 @@ from torch.distributed.fsdp.wrap import CustomPolicy, size_based_auto_wrap_polic
 
 from ...case.schema import Case
 from ...case.traits import lowered
-from ...compat import Flat, flat_parameters, release
 from ...contract import (
     Built,
     BuiltImplementation,
     Loader,
     Saving,
     Semantics,
-    Shard,
-    grouped,
     groups,
 )
 from ...contract.checkpoint import beside, take_over
-from ...contract.flat import restore, shards_of
 from ...contract.implementation import OF_TRAINING, UNCUT, Stage
 from ...contract.layout import Layout
-from ...contract.names import unwrapped
 from ...contract.refusals import torch_refusals
 from ...devices import placed
 from ..casting import fsdp1_policy, of_fsdp1
@@ -145,7 +140,6 @@ class Fsdp1(BuiltImplementation):
         self.semantics = of_fsdp1(synchronized(self.semantics, case), case)
         if unused_become_zero(case):
             self.semantics = replace(self.semantics, unused="zero")
-        self.flats: list[Flat] = flat_parameters(self.built.model)
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         """Wrap the model by the units of the case."""
@@ -178,7 +172,7 @@ class Fsdp1(BuiltImplementation):
             cpu_offload=CPUOffload(offload_params=sharding.offload != "none"),
         )
         compiled([wrapped], case)
-        optimizer = first or torch.optim.AdamW(_groups(wrapped, case))
+        optimizer = first or torch.optim.AdamW(groups(wrapped, case))
         return Built(
             wrapped,
             optimizer,
@@ -187,18 +181,6 @@ class Fsdp1(BuiltImplementation):
             clip=wrapped.clip_grad_norm_,
             scaler=sharded_scaler_of(case, mesh),
         )
-
-    def shards(self) -> Iterator[Shard]:
-        states = self.built.optimizer.state
-        for flat in self.flats:
-            yield from shards_of(flat, states)
-        for wrapped, buffer in self.built.model.named_buffers():
-            yield Shard(unwrapped(wrapped), "buffer", buffer.detach(), tuple(buffer.shape))
-
-    def restore(self, full: Mapping[tuple[str, str], torch.Tensor]) -> None:
-        with torch.no_grad():
-            for flat in self.flats:
-                restore(flat, full, self.built.optimizer.state)
 
     def save(self, directory: str, loader: Loader) -> Saving | None:
         kind = self.case.sharding.checkpoint
@@ -228,9 +210,6 @@ class Fsdp1(BuiltImplementation):
 
     def close(self) -> None:
         forget(self.case)
-        for flat in self.flats:
-            release(flat)
-        self.flats.clear()
         super().close()
 
 
@@ -253,13 +232,3 @@ class Fsdp1NoShard(Fsdp1):
     def supports(cls, case: Case) -> str | None:
         """None, or the reason why this case cannot be run."""
         return one_axis_fp32(case) or super().supports(case)
-
-
-def _groups(wrapped: nn.Module, case: Case) -> list[dict[str, Any]]:
-    """The groups of the case over what the optimizer sees; a flat parameter is all of one group."""
-    if case.sharding.use_orig_params:
-        return groups(wrapped, case)
-    flats = flat_parameters(wrapped)
-    return grouped(
-        case, ((unwrapped(f.names[0]), f.tensor) for f in flats if f.tensor.requires_grad)
-    )

@@ -1,0 +1,144 @@
+"""The torch optimizers behind what trains a model: inside wrappers, in lists, in a user's class."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import UsageError
+
+DEPTH = 4
+"""Wrappers around wrappers that are looked into."""
+
+
+class Optimizers:
+    """What `Built.optimizer` gives: one optimizer or several, each a torch optimizer, a wrapper of
+    one (accelerate, fairscale, Fabric, ZeroRedundancyOptimizer), or an object of the user's own.
+
+    given: what is stepped, in order. inner: the torch optimizers that hold states, innermost ones,
+    on this rank; empty where nothing of them is seen. Raises UsageError for an object without
+    `step()`.
+    """
+
+    def __init__(self, given: object, parameters: Iterable[torch.Tensor]) -> None:
+        """parameters: those of the wrapped model, as its optimizer may have them."""
+        self.given: tuple[Any, ...] = tuple(given) if isinstance(given, list | tuple) else (given,)
+        for one in self.given:
+            if not callable(getattr(one, "step", None)):
+                raise UsageError(
+                    f"Built.optimizer is of type {type(one).__name__}, which has no step(); needed "
+                    "is an optimizer, or a list of them"
+                )
+        if not self.given:
+            raise UsageError("Built.optimizer is an empty list; needed is at least one optimizer")
+        known = {id(parameter) for parameter in parameters}
+        found = (inner for one in self.given for inner in _innermost(one, known))
+        self.inner: tuple[torch.optim.Optimizer, ...] = tuple(dict.fromkeys(found))
+        self.grouped = tuple(one for one in self.given if _groups(one) is not None)
+        """Those whose parameter groups say how they update."""
+
+    @property
+    def opaque(self) -> bool:
+        """Whether one of them is a class of the user's own, which may do anything in `step()`."""
+        return len(self.grouped) < len(self.given)
+
+    def groups(self) -> Iterator[dict[str, Any]]:
+        """Every parameter group that can be seen, of wrappers and of what they wrap, once."""
+        seen: set[int] = set()
+        for one in (*self.grouped, *self.inner):
+            for group in _groups(one) or ():
+                if id(group) not in seen:
+                    seen.add(id(group))
+                    yield group
+
+    def state_of(self, parameter: torch.Tensor) -> Mapping[str, Any]:
+        """The state that this rank holds of a parameter, empty if none is seen."""
+        for one in self.inner:
+            state = one.state.get(parameter)
+            if state:
+                return state  # type: ignore[no-any-return]
+        return {}
+
+    def holder_of(self, parameter: torch.Tensor) -> torch.optim.Optimizer | None:
+        """The optimizer that updates a parameter on this rank."""
+        for one in self.inner:
+            if any(parameter is p for group in one.param_groups for p in group["params"]):
+                return one
+        return None
+
+    def zero_grad(self, model: torch.nn.Module, *, set_to_none: bool) -> None:
+        """Clear the gradients as each optimizer does; for one that cannot, those of the model."""
+        for one in self.given:
+            clear = getattr(one, "zero_grad", None)
+            if clear is None:
+                model.zero_grad(set_to_none)
+            elif takes(clear, "set_to_none"):
+                clear(set_to_none=set_to_none)
+            else:
+                clear()
+
+    def step(self) -> None:
+        """Update, one optimizer after the other."""
+        for one in self.given:
+            one.step()
+
+
+def takes(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function has an argument of this name."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+    every = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    return every or name in parameters
+
+
+def set_learning_rate(group: dict[str, Any], rate: float) -> None:
+    """Set the learning rate of a parameter group. A rate that is a tensor stays one."""
+    if isinstance(group["lr"], torch.Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate
+
+
+def _groups(optimizer: object) -> Sequence[dict[str, Any]] | None:
+    """Parameter groups as torch has them, or None."""
+    groups = getattr(optimizer, "param_groups", None)
+    if not isinstance(groups, list | tuple) or not groups:
+        return None
+    return groups if all(isinstance(g, dict) and "params" in g for g in groups) else None
+
+
+def _innermost(given: object, known: set[int], depth: int = DEPTH) -> list[torch.optim.Optimizer]:
+    """The torch optimizers inside an object over parameters of the model, or it itself.
+
+    known: ids of these parameters. A wrapper holds another optimizer in an attribute, or several in
+    a list, tuple or dict.
+    """
+    found: list[torch.optim.Optimizer] = []
+    for value in vars(given).values() if depth and hasattr(given, "__dict__") else ():
+        held: Iterable[object] = (value,)
+        if isinstance(value, dict):
+            held = value.values()
+        elif isinstance(value, list | tuple):
+            held = value
+        for one in held:
+            if one is not given and _optimizes(one, known):
+                found += _innermost(one, known, depth - 1)
+    if found:
+        return found
+    return [given] if isinstance(given, torch.optim.Optimizer) else []
+
+
+def _optimizes(value: object, known: set[int]) -> bool:
+    """Whether a value is an optimizer whose parameters are all ones of the model."""
+    if isinstance(value, torch.Tensor) or not callable(getattr(value, "step", None)):
+        return False
+    groups = _groups(value)
+    if groups is None:
+        return False
+    held = [parameter for group in groups for parameter in group["params"]]
+    return bool(held) and all(id(parameter) in known for parameter in held)

@@ -1,0 +1,130 @@
+"""The states of AdamW by role, read from and written into the optimizers that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..errors import Unsupported
+from .optimizers import Optimizers
+from .shard import MOMENT_ROLES, Role
+
+Full = Mapping[tuple[str, str], torch.Tensor]
+"""{(name, role): whole tensor}."""
+Put = Callable[[torch.Tensor, str], None]
+
+
+@dataclass(frozen=True)
+class States:
+    """Where the state of each parameter is: the one place from which it is read and restored.
+
+    declared: `Built.states`, which comes before what the optimizers hold; keys: `Built.roles`, the
+    key of each role in a state where it is not the name of the role; templates: per class of
+    optimizer other than torch's, a state as it makes it.
+    """
+
+    optimizers: Optimizers
+    declared: Callable[[], Mapping[torch.Tensor, Mapping[str, Any]]] | None = None
+    keys: Mapping[str, str] = field(default_factory=dict)
+    templates: Mapping[type, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def hidden(self) -> bool:
+        """Whether nothing of a state can be seen on this rank."""
+        return self.declared is None and not self.optimizers.inner
+
+    def of(self, parameter: torch.Tensor) -> Mapping[str, Any]:
+        """The state of a parameter on this rank, empty if it has none yet."""
+        if self.declared is not None:
+            return self.declared().get(parameter) or {}
+        return self.optimizers.state_of(parameter)
+
+    def moments(self, parameter: torch.Tensor) -> Iterator[tuple[Role, torch.Tensor]]:
+        """(role, tensor) of each moment that the state has."""
+        state = self.of(parameter)
+        for role in MOMENT_ROLES:
+            tensor = state.get(self.keys.get(role, role))
+            if isinstance(tensor, torch.Tensor):
+                yield role, tensor
+
+    def count(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        """Steps that were counted for a parameter, 0-d; in its state, or in its group."""
+        key = self.keys.get("step", "step")
+        state = self.of(parameter)
+        if key in state:
+            return torch.as_tensor(state[key])
+        if not state:
+            return None
+        for group in self.optimizers.groups():
+            if key in group and any(parameter is p for p in group["params"]):
+                return torch.as_tensor(group[key])
+        return None
+
+    def restore(self, parameter: torch.Tensor, full: Full, name: str, into: Put) -> None:
+        """Take over the moments and the step count of a parameter.
+
+        into(tensor, role): write the local part of a role into a tensor of the parameter's layout.
+        Raises Unsupported for a state that cannot be written.
+        """
+        entry = self._entry(parameter)
+        if entry is None:
+            return  # another rank has it
+        for role in MOMENT_ROLES:
+            if (name, role) in full:
+                # A flat parameter has one state for many names.
+                key = self.keys.get(role, role)
+                moment = entry.setdefault(key, torch.zeros_like(parameter))
+                into(moment, role)
+        self._set_count(entry, parameter, full[name, "step"])
+
+    def _entry(self, parameter: torch.Tensor) -> dict[str, Any] | None:
+        """The state of a parameter to write into, None if this rank has none of it."""
+        if self.declared is not None:
+            states = self.declared()
+            if not isinstance(states, MutableMapping):
+                raise Unsupported(
+                    "it cannot start in mid-training: Built.states() returns a "
+                    f"{type(states).__name__}, and not the dict that the optimizer reads"
+                )
+            return states.setdefault(parameter, {})  # type: ignore[no-any-return]
+        holder = self.optimizers.holder_of(parameter)
+        if holder is None:
+            return None
+        entry: dict[str, Any] = holder.state[parameter]
+        template = self.templates.get(type(holder))
+        if template is not None:
+            known = {self.keys.get(role, role) for role in (*MOMENT_ROLES, "step")}
+            more = sorted(set(template) - known)
+            if more:
+                raise Unsupported(
+                    f"it cannot start in mid-training: the state of {type(holder).__name__} has "
+                    f"{', '.join(map(repr, more))} too, which no case has"
+                )
+        return entry
+
+    def _set_count(
+        self, entry: dict[str, Any], parameter: torch.Tensor, count: torch.Tensor
+    ) -> None:
+        """Write a step count where, and in the type in which, the optimizer has it."""
+        key = self.keys.get("step", "step")
+        holder = self.optimizers.holder_of(parameter)
+        template = self.templates.get(type(holder), {key: count})
+        if key not in template:
+            for group in self.optimizers.groups():
+                if key in group and any(parameter is p for p in group["params"]):
+                    group[key] = type(group[key])(count) if _number(group[key]) else count.clone()
+            return
+        entry[key] = int(count) if _number(template[key]) else on_device_of(count, parameter)
+
+
+def on_device_of(step: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """A copy of a step count of the start state. One that is not on the CPU is of a kernel that
+    wants it where its parameter is, which may be offloaded."""
+    return step.clone() if step.device.type == "cpu" else step.to(parameter.device, copy=True)
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float)
