@@ -42,7 +42,7 @@ def template_of(optimizer: torch.optim.Optimizer, keys: Mapping[str, str]) -> di
     if isinstance(optimizer, torch.optim.Adam):  # AdamW is a subclass of it
         return None
     name = kind.__name__
-    if kind.__module__.startswith("torch.optim."):
+    if f"{kind.__module__}.".startswith("torch.optim."):
         raise UsageError(f"Built.optimizer is {name}; {OTHERS}")
     tried = _tried(cast(Any, kind), frozenset(optimizer.defaults))
     if tried is None:

@@ -62,6 +62,9 @@ class Built:
     roles: Mapping[str, str] = field(default_factory=dict)
 
 
+_STATES: tuple[Hidden, ...] = ("states",)
+
+
 class BuiltImplementation(Implementation):
     """An Implementation made from `build`; those that torch brings are made this way too.
 
@@ -105,10 +108,11 @@ class BuiltImplementation(Implementation):
         templates = {kind: state for kind, state in inner.items() if state is not None}
         self.states = States(self.optimizers, built.states, built.roles, templates)
         self._group_of = {id(p): group_of(case, name) for name, p in optimized(built.model, case)}
-        self._opaque = Opaque.of(self.optimizers, self.states, built, case, mesh)
+        self._opaque = Opaque.of(self.optimizers, self.states, built, mesh)
         check_options(self.optimizers.groups(), self._group_of, case)
+        self._opaque.check(case)
         if self._opaque.hides:
-            self.hides: Collection[Hidden] = ("states",)
+            self.hides = _STATES
         self._places: dict[str, tuple[tuple[int, ...], Index | None]] = {}
 
     def train_step(self, step: Step) -> StepReport:

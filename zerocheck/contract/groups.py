@@ -110,28 +110,43 @@ def check_options(
 
     Where some have them, what is wrong of the others is for the judge to say.
     """
-    own: list[str] = []
+    own: dict[str, Any] | None = None
     for group in groups:
         for number in sorted({group_of[id(p)] for p in group["params"] if id(p) in group_of}):
-            wanted = case.optimizer.groups[number]
-            beta1, beta2 = group.get("betas", (wanted.beta1, wanted.beta2))
-            given = {
-                "lr": float(group.get("lr", wanted.lr)),
-                "beta1": beta1,
-                "beta2": beta2,
-                "eps": group.get("eps", wanted.eps),
-                "weight_decay": group.get("weight_decay", wanted.weight_decay),
-            }
-            if all(math.isclose(v, getattr(wanted, k), rel_tol=1e-6) for k, v in given.items()):
+            wanted, given = _options(case, number), _given(group)
+            if all(math.isclose(given[name], wanted[name], rel_tol=1e-6) for name in given):
                 return
-            told = ", ".join(f'"{name}": {value:g}' for name, value in given.items())
-            own.append(f'{{"pattern": "*", {told}}}')
-    if own:
+            own = own or {**wanted, **given}
+    if own is not None:
+        every = {name: bool(own.pop(name)) for name in ("amsgrad", "maximize")}
+        fixed = {"optimizer": {"groups": [{"pattern": "*", **own}], **every}}
         raise UsageError(
             "the optimizer has options of its own and not those of the case: build it with "
-            "zerocheck.groups(model, case), or say which it has: build.fixed = "
-            f'{{"optimizer": {{"groups": [{own[0]}]}}}}'
+            f"zerocheck.groups(model, case), or say which it has: build.fixed = {fixed}"
         )
+
+
+def _options(case: Case, number: int) -> dict[str, float]:
+    """Options of a group of the case."""
+    group = case.optimizer.groups[number]
+    return {
+        "lr": group.lr,
+        "beta1": group.beta1,
+        "beta2": group.beta2,
+        "eps": group.eps,
+        "weight_decay": group.weight_decay,
+        "amsgrad": case.optimizer.amsgrad,
+        "maximize": case.optimizer.maximize,
+    }
+
+
+def _given(group: Mapping[str, Any]) -> dict[str, float]:
+    """The options of AdamW that a parameter group has."""
+    given = {name: group[name] for name in ("lr", "eps", "weight_decay") if name in group}
+    given |= {name: group[name] for name in ("amsgrad", "maximize") if name in group}
+    if "betas" in group:
+        given["beta1"], given["beta2"] = group["betas"]
+    return {name: float(value) for name, value in given.items()}
 
 
 def learning_rates(case: Case, index: int) -> list[float]:

@@ -190,7 +190,7 @@ class Implementation:
     """Fields of `case.sharding` that it obeys, e.g. ("wrap",); None: it does not say. What it does
     not obey counts as ignored in the coverage, not as exercised."""
 
-    hides: Collection[Hidden] = ()
+    hides: tuple[Hidden, ...] = ()
     """What `shards()` never shows: "states", where the optimizer keeps its moments and step count
     to itself. It is then judged by its parameters, from a start at step 0; of the instance."""
 

@@ -35,13 +35,8 @@ class Opaque:
     reduces: bool = False
 
     @classmethod
-    def of(
-        cls, optimizers: Optimizers, states: States, built: Any, case: Case, mesh: DeviceMesh
-    ) -> Opaque:
-        """Look into what `build` gave. Every rank calls this, and comes to the same answer.
-
-        Raises Unsupported for a case that such an optimizer cannot obey.
-        """
+    def of(cls, optimizers: Optimizers, states: States, built: Any, mesh: DeviceMesh) -> Opaque:
+        """Look into what `build` gave. Every rank calls this, and comes to the same answer."""
         if not optimizers.opaque:
             held = {
                 id(p) for one in optimizers.inner for g in one.param_groups for p in g["params"]
@@ -51,12 +46,12 @@ class Opaque:
         name = next(type(one).__name__ for one in optimizers.given if one not in optimizers.grouped)
         hides = not _somewhere(not states.hidden, mesh)
         wrapped = built.clip is not None or built.accumulate is not None or _reduced(built.model)
-        found = cls(name, hides, parts=True, reduces=not wrapped)
-        found._check(case)
-        return found
+        return cls(name, hides, parts=True, reduces=not wrapped)
 
-    def _check(self, case: Case) -> None:
+    def check(self, case: Case) -> None:
         """Raise Unsupported for what the case asks of an optimizer that cannot be told."""
+        if not self.name:
+            return
         training = case.training
         reason = ""
         if self.reduces and training.clip is not None:

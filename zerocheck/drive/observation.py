@@ -44,6 +44,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Take the steps bare, and tell what they hold and send: see `Measured`."""
     time: bool = False
     """Take the steps bare, and tell how they passed: see `Timed`."""
+    build: bool = False
+    """Build the implementation for the case and close it; take no step."""
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -117,6 +119,8 @@ class StepSeen(msgspec.Struct, frozen=True, array_like=True):
     left: tuple[str, ...] = ()
     cast: tuple[str, ...] = ()
     restrided: tuple[str, ...] = ()
+    reduced: bool = True
+    """False if the gradient that was shown may be the rank's own: see StepReport.reduced."""
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -248,6 +252,8 @@ class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
     """What loading took."""
     timed: Timed | None = None
     """Of a job with `time`."""
+    hides: tuple[str, ...] = ()
+    """What the implementation never shows: see Implementation.hides."""
     device: str = "cpu"
     """On which the rank ran: "cuda:0"."""
     processor: str = ""

@@ -164,6 +164,8 @@ def _run_case(job: Job, context: Context) -> RankSeen:
             stack.enter_context(driver.delays.everywhere())
             if job.trace:  # within the delays, so that it notes a collective where it is called
                 stack.enter_context(CollectiveTrace(context.progress.collective))
+            if job.build:
+                return driver.built()
             if job.time:
                 return driver.timed()
             if job.measure:

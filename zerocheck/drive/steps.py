@@ -94,6 +94,11 @@ class Driver:
         subject.close()
         return RankSeen()
 
+    def built(self) -> RankSeen:
+        """Nothing but the implementation built, and closed again."""
+        self._built()[0].close()
+        return RankSeen()
+
     def observed(self, recorder: Recorder) -> RankSeen:
         """All steps, then one more forward and backward without an update, everything recorded."""
         with ExitStack() as stack:
@@ -117,9 +122,11 @@ class Driver:
             self.checkpoints.finish()
             self.progress.at("close()")
             semantics = self._semantics(subject)
+            hides = tuple(subject.hides)
             subject.close()
         return RankSeen(
             semantics=semantics,
+            hides=hides,
             manifests=recorder.manifests,
             records=tuple(recorder.records),
             steps=tuple(steps),
@@ -265,6 +272,7 @@ class Driver:
             cast=tuple(sorted(probe.cast)),
             random=self._random.taken(),
             left=self._left.taken(),
+            reduced=bool(report.reduced),
         )
 
     def measured(self) -> RankSeen:

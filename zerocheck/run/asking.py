@@ -54,6 +54,21 @@ def describe(ranks: Ranks, implementation: str, *, world_size: int = 1) -> Descr
     return described
 
 
+def check_builds(ranks: Ranks, implementation: str, case: Case) -> None:
+    """Build an implementation for a case in its ranks, before anything is judged.
+
+    Raises UsageError for what the implementation gives and zerocheck cannot judge. Whatever else
+    goes wrong is for the cases to show.
+    """
+    job = Job(implementation=implementation, case=case, build=True)
+    pending = ranks.submit(case.world_size, msgspec.msgpack.encode(job), hosts=case.hosts)
+    result = ranks.wait(pending)
+    result.release()
+    for stood in result.stood:
+        if stood.type_name == f"{UsageError.__module__}.{UsageError.__qualname__}":
+            raise UsageError(f"{implementation}: {stood.text.strip()}")
+
+
 def refusals(
     ranks: Ranks, implementation: str, candidates: Sequence[Case], *, world_size: int = 1
 ) -> list[str | None]:

@@ -11,14 +11,14 @@ from typing import Literal
 
 import msgspec
 
-from ..case.schema import Case
+from ..case.schema import Case, Optimizer
 from ..catalogue import is_built_in
 from ..errors import RanksLost, UsageError
 from ..judge.local import as_on_a_rank
 from ..judge.verdict import RESUME
 from ..ranks.limits import check_world_size
 from ..ranks.torchrun import TorchrunPool
-from .asking import describe, refusals
+from .asking import check_builds, describe, refusals
 from .casefile import clear, write
 from .confirmation import TRIES, confirm
 from .drifting import Drifting
@@ -115,6 +115,7 @@ class _Run:
         self.plan = Plan(options, described, self._refusals)
         self.plan.cases, left_out = self.ledger.arrange(self.plan.cases)
         check_room(planned.case for planned in self.plan.cases)
+        self._check_builds()
         self.started = time.perf_counter()
         self.bus.handle(
             RunStarted(
@@ -146,6 +147,17 @@ class _Run:
         except RanksLost as lost:
             return self._finish("lost", f"{lost}{self._under_way()}")
         return self._finish("done")
+
+    def _check_builds(self) -> None:
+        """Raise UsageError for a user's implementation that cannot be judged, before any case."""
+        tried: dict[str, list[Optimizer]] = {}
+        for planned in self.plan.cases:
+            name, case = planned.implementation, planned.case
+            known = tried.setdefault(name, [])
+            # Two cases: options that an optimizer has by itself may be those of one of them.
+            if len(known) < 2 and case.optimizer not in known and not is_built_in(name):
+                known.append(case.optimizer)
+                check_builds(self.ranks, name, case)
 
     def _under_way(self) -> str:
         """Write down the case that ran when ranks were lost: it may be what killed them."""
