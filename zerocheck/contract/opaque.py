@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ..case.schema import Case
+from ..case.shapes import parameter_dtypes
 from ..devices import placed
 from ..errors import Unsupported
 from .optimizers import Optimizers
@@ -26,13 +27,15 @@ class Opaque:
 
     name: of its class, empty for one of torch. hides: no rank can see states of it, so that it is
     judged by its parameters. parts: each rank has states of some parameters only. reduces: its
-    `step()` may reduce gradients, so that they are looked at after it.
+    `step()` may reduce gradients, so that they are looked at after it. rewraps: `Built.rewrap` is
+    given.
     """
 
     name: str = ""
     hides: bool = False
     parts: bool = False
     reduces: bool = False
+    rewraps: bool = False
 
     @classmethod
     def of(cls, optimizers: Optimizers, states: States, built: Any, mesh: DeviceMesh) -> Opaque:
@@ -46,7 +49,8 @@ class Opaque:
         name = next(type(one).__name__ for one in optimizers.given if one not in optimizers.grouped)
         hides = not _somewhere(not states.hidden, mesh)
         wrapped = built.clip is not None or built.accumulate is not None or _reduced(built.model)
-        return cls(name, hides, parts=True, reduces=not wrapped)
+        rewraps = built.rewrap is not None
+        return cls(name, hides, parts=True, reduces=not wrapped, rewraps=rewraps)
 
     def check(self, case: Case) -> None:
         """Raise Unsupported for what the case asks of an optimizer that cannot be told."""
@@ -63,6 +67,13 @@ class Opaque:
             reason = f"{self.name} has no param_groups, so its learning rate cannot be set"
         elif self.hides and case.optimizer.amsgrad:
             reason = f"{self.name} shows no states, so amsgrad cannot be judged"
+        elif training.unfreeze is not None and not self.rewraps:
+            reason = (
+                f"{self.name} may know only what was trainable when it was made: give "
+                "Built.rewrap, which is called after parameters were unfrozen"
+            )
+        elif self.hides and set(parameter_dtypes(case.model).values()) != {"fp32"}:
+            reason = f"{self.name} shows no states, so only parameters of fp32 can be judged"
         elif training.loss_scale is not None:
             reason = f"{self.name} has no param_groups, which torch.amp.GradScaler needs"
         if reason:

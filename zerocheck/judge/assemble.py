@@ -101,6 +101,14 @@ class Held:
         return mask
 
     @property
+    def agree(self) -> bool:
+        """Whether all copies of each element have the same bits."""
+        return all(
+            same_bits(part, plan.gather(self.whole))
+            for part, plan in zip(self.parts, self.plans, strict=True)
+        )
+
+    @property
     def whole_everywhere(self) -> bool:
         """Every rank holds every element, in order."""
         return all(plan.index is None for plan in self.plans)
@@ -138,6 +146,16 @@ class Observation:
     def steps(self, index: int) -> list[StepSeen]:
         """What each rank saw of step `index`."""
         return [seen.steps[index - self.first] for seen in self.seen]
+
+    def own_gradients(self, index: int) -> bool:
+        """Whether the gradients of step `index` may be each rank's own: see StepReport.reduced.
+
+        The last forward has no report of its own, so those of all steps count for it.
+        """
+        steps = self.steps(index)
+        if not any(step.reported for step in steps):
+            steps = [step for seen in self.seen for step in seen.steps]
+        return any(step.reported and not step.reduced for step in steps)
 
     def random_states(self, index: int) -> list[list[bytes]]:
         """Per rank, the random state in which each loss of step `index` was entered."""

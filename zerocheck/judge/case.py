@@ -30,6 +30,7 @@ from .compare import all_finite
 from .diagnose.tensor_parallel import order_of_pieces
 from .estimate import NOT_OFF
 from .flat import FlatBuffer, flat_buffers
+from .hidden_states import HiddenStates, HiddenUpdate, wrong_gradients
 from .layout import Layout
 from .local import LocalRunner, Passes, as_on_a_rank
 from .noted import Noted
@@ -83,6 +84,10 @@ class CaseJudge:
         self.ownership = Ownership(self.observation, case.hosts, masters=masters)
         self.updates = UpdateJudge(self.layout, Recipe.of(case))
         self.noted = Noted(seen)
+        self.states: HiddenStates | None = None
+        if "states" in seen[0].hides:
+            self.states = HiddenStates(self.layout, self.updates.recipe)
+            self.noted.tier = "parameters only"
         self.passes: Passes | None = None
         self.estimates = estimated(case)
         self._off = NOT_OFF
@@ -110,7 +115,7 @@ class CaseJudge:
                 return
             after = State.observed(self.observation, step)
             self.noted.vacuity.moved(before, after)
-            self._update(step, before, after, gradient)
+            after = self._update(step, before, after, gradient)
             self.noted.note(
                 "publish", 0.0, publish.check(self.observation, after, step=step, before=before)
             )
@@ -269,8 +274,10 @@ class CaseJudge:
         if not self._owned(step, "reduced"):
             return None
         held = self.observation.held(step, "reduced", "gradient")
+        if held is not None and self.observation.own_gradients(step) and not held.agree:
+            held = None
         if held is None:
-            self.noted.tier = "state only"
+            self.noted.hidden_gradient()
         return held
 
     def _buffers(self, step: int, before: State, passes: Passes) -> None:
@@ -291,14 +298,48 @@ class CaseJudge:
         )
         self.noted.note("buffers", 0.0, violation)
 
-    def _update(self, step: int, before: State, after: State, gradient: Held | None) -> None:
+    def _update(self, step: int, before: State, after: State, gradient: Held | None) -> State:
+        """Judge the update; returns the state after it, with the right one of unequal copies."""
         if self._skipped(step, before, after, gradient):
-            return
+            return after
         applied = None if gradient is None else self._clip(step, gradient)
+        if "states" in self.observation.seen[0].hides:
+            return self._by_parameters(step, before, after, applied)
         if applied is None:
             self._hidden(step, before, after, gradient)
         else:
             self._applied(step, before, after, applied, unclipped=gradient)
+        return after
+
+    def _by_parameters(self, step: int, before: State, after: State, applied: Held | None) -> State:
+        """Judge the update of an optimizer that hides its states.
+
+        applied: the gradient that it was given, None if that was not shown either.
+        """
+        if applied is not None:
+            gradient = hidden.as_shown(applied)
+            has = [place.name in applied.present for place in self.layout.places]
+        elif self.passes is not None and self.case.training.clip is None:
+            wanted = self._expected(step, self.passes)
+            zero = self.semantics.unused == "zero"
+            gradient, has = wanted.of, [zero or used for used in wanted.used]
+        else:
+            self.states = None  # what the moments are from now on is not known
+        if self.states is None:
+            return after
+        rates = learning_rates(self.case, step)
+        passes = self.passes
+        update = HiddenUpdate(
+            before,
+            after,
+            gradient,
+            has,
+            rates,
+            lambda: wrong_gradients(passes, self.semantics),
+        )
+        share, violation, after = self.states.check(update, step=step)
+        self.noted.note("update", share, violation)
+        return after
 
     def _agreed(self, step: int) -> bool:
         """Whether the ranks took one and the same step. Else there is no one state after it."""
@@ -361,7 +402,7 @@ class CaseJudge:
             return None
         clipped = self.observation.held(step, "clipped", "gradient")
         if clipped is None:
-            self.noted.tier = "state only"
+            self.noted.hidden_gradient()
         norms = [rank.grad_norm for rank in self.observation.steps(step)]
         if any(norm is not None for norm in norms):
             self.noted.note(

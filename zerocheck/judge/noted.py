@@ -33,6 +33,11 @@ class Noted:
         again before a violation counts."""
         self._taken = passes, again
 
+    def hidden_gradient(self) -> None:
+        """A gradient was not shown."""
+        if self.tier == "full":
+            self.tier = "state only"
+
     def note(self, obligation: Obligation, share: float, violation: Violation | None) -> None:
         """An obligation was checked. share: of the bound that was used.
 

@@ -21,7 +21,8 @@ class Segment(NamedTuple):
     role: which is wrong; m, v: new moments as observed (v: the largest, with amsgrad), old_m,
     old_v, p: before; g: the gradient, negated with maximize; unclipped: the same before clipping;
     previous: what it was to be in the step before; rates: learning rates of this group at other
-    steps; since: steps since the case began; microbatches: of each step.
+    steps; since: steps since the case began; microbatches: of each step; wider: what is not known
+    of each result, where moments are hidden.
     """
 
     role: str
@@ -41,6 +42,7 @@ class Segment(NamedTuple):
     since: int = 0
     microbatches: int = 1
     previous: torch.Tensor | None = None
+    wider: torch.Tensor | float = 0.0
 
 
 SENTENCES = {
@@ -81,7 +83,8 @@ def causes(segments: Iterable[Segment]) -> tuple[str, ...]:
             # A name may be that of several candidates: it is the same one that must explain all.
             yielded[name] += 1
             key = name, yielded[name]
-            if (left is None or key in left) and compare(segment.observed, enclosure)[1] is None:
+            wide = Enclosure(enclosure.exact, enclosure.bound + segment.wider)
+            if (left is None or key in left) and compare(segment.observed, wide)[1] is None:
                 found[key] = None
         left = found
         if not left:
