@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..case.schema import Case
+from ..models.user import call_with
 from .layout import Layout
 from .semantics import Semantics
 from .shard import Shard
@@ -55,7 +56,8 @@ def _accelerated() -> bool:
 class Microbatch:
     """One microbatch of one rank: its samples, the loss, and the seed of its random numbers.
 
-    inputs: positional arguments of the model; target: what the loss compares with; seed: set
+    inputs: arguments of the model, of which the last ones are keyword arguments, by the names in
+    `keywords`; target: what the loss compares with; seed: set
     before the forward, so that dropout is replayable, or None where each rank carries its random
     numbers on; loss_of(outputs, target): 0-d fp32 tensor; entered(), seen(loss): the harness notes
     the random state and the loss there.
@@ -73,9 +75,10 @@ class Microbatch:
     seen: Callable[[torch.Tensor], None] | None = None
     entered: Callable[[], None] | None = None
     weight: float = 1.0
+    keywords: tuple[str, ...] = ()
 
     def loss(self, call: Call) -> torch.Tensor:
-        """Run `call(*inputs)` and return the mean loss, 0-d fp32.
+        """Run `call` with the inputs and return the mean loss, 0-d fp32.
 
         It is divided neither by the world size nor by the number of microbatches, and not
         weighted.
@@ -84,7 +87,7 @@ class Microbatch:
             seed_all(self.seed)
         if self.entered is not None:
             self.entered()
-        loss = self.loss_of(call(*self.inputs), self.target)
+        loss = self.loss_of(call_with(call, self.inputs, self.keywords), self.target)
         if self.seen is not None:
             self.seen(loss.detach())
         return loss
@@ -194,10 +197,10 @@ class Implementation:
     """What `shards()` never shows: "states", where the optimizer keeps its moments and step count
     to itself. It is then judged by its parameters, from a start at step 0; of the instance."""
 
-    stage: ClassVar[Stage | None] = None
-    """What is cut over the ranks between steps, as a stage of the ZeRO paper: 0 nothing, 1
-    optimizer states, 2 gradients too, 3 parameters too; None: it does not say. Reports set the
-    bytes that are held beside it."""
+    stage: Stage | None = None
+    """What is sharded over the ranks between steps, as a stage of the ZeRO paper: 0 nothing, 1
+    optimizer states, 2 gradients too, 3 parameters too; None: it does not say. Ownership demands
+    it, and reports compare the bytes that are held with it."""
 
     @classmethod
     def supports(cls, case: Case) -> str | None:

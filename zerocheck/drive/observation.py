@@ -252,6 +252,8 @@ class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
     """What loading took."""
     timed: Timed | None = None
     """Of a job with `time`."""
+    stage: int | None = None
+    """What the implementation declares that it shards: see Implementation.stage."""
     hides: tuple[str, ...] = ()
     """What the implementation never shows: see Implementation.hides."""
     device: str = "cpu"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from importlib import import_module
 from typing import Protocol
@@ -115,12 +115,20 @@ def _describe(job: Job) -> Described:
     return Described(
         semantics=_semantics(implementation),
         fixed=dict(implementation.fixed),
-        without=dict(implementation.without),
+        without=_without(implementation),
         restores=restores(implementation),
         resumes=resumes(implementation),
         options=options,
         lacks=tuple(extra for extra in EXTRAS if extra not in implementation.handles),
     )
+
+
+def _without(implementation: type[Implementation]) -> dict[str, str]:
+    """Obligations that no case of it can exercise, with the reason."""
+    training = implementation.fixed.get("training", {})
+    unclipped = isinstance(training, Mapping) and training.get("clip", 1.0) is None
+    fixed = {"clip": "fixed has training.clip None"} if unclipped else {}
+    return {**fixed, **implementation.without}
 
 
 def _options(name: str, implementation: type[Implementation]) -> tuple[str, ...] | None:

@@ -122,11 +122,12 @@ class Driver:
             self.checkpoints.finish()
             self.progress.at("close()")
             semantics = self._semantics(subject)
-            hides = tuple(subject.hides)
+            hides, stage = tuple(subject.hides), subject.stage
             subject.close()
         return RankSeen(
             semantics=semantics,
             hides=hides,
+            stage=stage,
             manifests=recorder.manifests,
             records=tuple(recorder.records),
             steps=tuple(steps),
@@ -361,6 +362,7 @@ class Driver:
 
         return Microbatch(
             inputs=drawn.inputs,
+            keywords=drawn.keywords,
             target=drawn.target,
             seed=None if self._random.on else drawn.seed,
             loss_of=loss_of,

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..case.schema import Case
 from ..contract import Shard
+from ..implementations.ddp import Ddp
 from ..implementations.fsdp2 import Fsdp2
 from ..implementations.textbook.bucket import Bucket
 from ..implementations.textbook.partition import Piece
@@ -124,3 +125,10 @@ class Untied(Zero1):
                 requires_grad=model.get_parameter("head.weight").requires_grad,
             )
         super().__init__(model, case, mesh)
+
+
+class NothingSharded(Ddp):
+    """Says that it is FSDP, and is DDP, as accelerate's FSDP plugins are on the CPU. Flagged: not
+    sharded."""
+
+    stage = 3

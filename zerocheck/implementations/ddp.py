@@ -48,7 +48,7 @@ class Ddp(BuiltImplementation):
     """
 
     semantics = Semantics(accumulate="local", unused="skip", buffers="rank0", weight="token")
-    stage: ClassVar[Stage | None] = 0
+    stage: Stage | None = 0
     options: ClassVar[tuple[str, ...] | None] = (
         "bucket",
         "sync",

@@ -198,6 +198,10 @@ class Observation:
             for seen, records in zip(self.seen, found, strict=True)
         ]
 
+    def last(self, point: Point, role: str) -> int | None:
+        """The last step at which a role was shown at a point, or None."""
+        return max((s for s, p, r in self._found if (p, r) == (point, role)), default=None)
+
     def manifests(self, step: int, point: Point, role: str) -> tuple[tuple[int, ...], ...]:
         """Per rank, the numbers of the manifests that say so: equal ones have equal entries."""
         found = self._found.get((step, point, role), [()] * len(self.seen))

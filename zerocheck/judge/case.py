@@ -23,7 +23,7 @@ from ..models.network import build_model
 from . import buffers as buffers_
 from . import clip as clip_
 from . import gradient as gradient_
-from . import hidden, publish, skip, vectors
+from . import hidden, publish, shares, skip, vectors
 from . import loss as loss_
 from .assemble import Fetch, Held, Observation
 from .compare import all_finite
@@ -97,6 +97,9 @@ class CaseJudge:
         """The verdict on every obligation of a step."""
         if self._owned(self.first - 1, "state"):
             self._induction()
+        if "ownership" not in self.noted.violations:
+            stage = self.observation.seen[0].stage
+            self.noted.note("ownership", 0.0, shares.check(self.observation, self.case, stage))
         estimated = _LOCAL if self.estimates else ()
         return self.noted.judgement(self.observation, estimated=estimated, digest=digest)
 

@@ -23,6 +23,7 @@ from ..devices import CPU, random_state, seed_device, set_random_state
 from ..models.batches import batch, carried_seed, loss_of, overflows, weight
 from ..models.network import build_model
 from ..models.start import initial_state
+from ..models.user import call_with
 from .local import as_on_a_rank
 
 
@@ -169,7 +170,7 @@ class _Free:
                 set_random_state(self._random[rank], self._device)
             else:
                 seed_device(drawn.seed, self._device)
-            value = self._loss_of(model(*drawn.inputs), drawn.target)
+            value = self._loss_of(call_with(model, drawn.inputs, drawn.keywords), drawn.target)
             if carried:
                 self._random[rank] = random_state(self._device)
             if overflows(self.case, **where):

@@ -30,7 +30,8 @@ from ..drive.fidelity import (
 from ..drive.kernels import kept
 from ..drive.observation import StepSeen
 from ..drive.poison import deterministic
-from ..models.batches import batch, loss_of, overflows, weight
+from ..models.batches import Batch, batch, loss_of, overflows, weight
+from ..models.user import call_with
 from . import vectors
 from .layout import Layout
 from .moving import rounding_otherwise
@@ -196,7 +197,7 @@ class LocalRunner:
 
         def loss(model: nn.Module) -> torch.Tensor:
             self._randomise(drawn.seed, rank, number)
-            value = self._loss_of(self._outputs(model, drawn.inputs), drawn.target)
+            value = self._loss_of(self._outputs(model, drawn), drawn.target)
             value = value * math.inf if infinite else value
             return value if self._scale is None else self._scale(value)
 
@@ -226,14 +227,14 @@ class LocalRunner:
                 into[place_.start : place_.stop] = gradient.reshape(-1)
         return float(result.loss)
 
-    def _outputs(self, model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    def _outputs(self, model: nn.Module, drawn: Batch) -> torch.Tensor:
         """The model's outputs, computed as the semantics declare."""
-        dtype = self._computing.dtype
+        dtype, inputs = self._computing.dtype, drawn.inputs
         if dtype is not None and self._computing.inputs:
             inputs = cast_inputs(dtype, None, inputs)
         outputs: torch.Tensor
         with torch.autocast(self._device.type, dtype, enabled=self._computing.autocast):
-            outputs = model(*inputs)
+            outputs = call_with(model, inputs, drawn.keywords)
         return outputs
 
     def _randomise(self, seed: int, rank: int, number: int) -> None:

@@ -9,6 +9,7 @@ from .assemble import Observation
 from .digest import digest_of
 from .local import Passes
 from .ran_on import check_repeats
+from .shares import shares
 from .vacuity import Vacuity
 from .verdict import Judgement, Obligation, Tier, Violation, statuses_of
 
@@ -68,5 +69,7 @@ class Noted:
             digest=digest_of(observation) if digest or self.violations else "",
             semantics=observation.seen[0].semantics,
             estimated=tuple(one for one in estimated if one in statuses),
+            shares=shares(observation),
+            stage=observation.seen[0].stage,
             vacuous=self.vacuity.among(o for o, status in statuses.items() if status == "holds"),
         )

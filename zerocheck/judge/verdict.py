@@ -174,6 +174,11 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     """Obligations that hold since nothing could fail in this case: see VACUOUS."""
     estimated: tuple[Obligation, ...] = ()
     """Obligations whose bound is estimated, and not derived."""
+    shares: dict[str, float] = {}
+    """Of parameters, gradients and optimizer states, the largest part that one rank holds; empty on
+    one rank. See judge/shares.py."""
+    stage: int | None = None
+    """What the implementation declares that it shards; None: it does not say."""
     unjudged: dict[Obligation, str] = {}
     """Obligations that were asked for and could not be judged, with the reason."""
     loads: tuple[Load, ...] = ()

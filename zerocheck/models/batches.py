@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional as F
@@ -30,19 +30,20 @@ class Batch:
             and (batch, length, SIDE_INPUTS) fp32 where there is a second input
     target: (batch, length, outputs) fp32, or (batch, length) int64 class ids, IGNORED where masked
     seed:   for `torch.manual_seed` before the forward, so that dropout can be replayed
+    keywords: names by which the model gets the last inputs, which are keyword arguments
     """
 
     inputs: tuple[torch.Tensor, ...]
     target: torch.Tensor
     seed: int
+    keywords: tuple[str, ...] = ()
 
     def on(self, device: torch.device) -> Batch:
         """The same samples on a device; they are drawn on the CPU."""
         if device.type == "cpu":
             return self
-        return Batch(
-            tuple(one.to(device) for one in self.inputs), self.target.to(device), self.seed
-        )
+        inputs = tuple(one.to(device) for one in self.inputs)
+        return replace(self, inputs=inputs, target=self.target.to(device))
 
 
 def batch(case: Case, *, step: int, rank: int, microbatch: int) -> Batch:
@@ -57,7 +58,8 @@ def batch(case: Case, *, step: int, rank: int, microbatch: int) -> Batch:
     generator = generator_of(case.seed, DATA, step=step, rank=rank, microbatch=microbatch)
     seed = seed_of(case.seed, DROPOUT, step=step, rank=rank, microbatch=microbatch)
     if case.model.user is not None:
-        return Batch(*parts_of(case.model.user).drawn(generator), seed)
+        drawn = parts_of(case.model.user).drawn(generator)
+        return Batch(drawn.inputs, drawn.target, seed, drawn.keywords)
     side = _side(case, step=step, rank=rank, microbatch=microbatch)
     shape = (case.data.batch, case.data.length)
     model = case.model

@@ -20,7 +20,7 @@ from ..catalogue import check_factory
 from ..devices import CPU, forked, random_state, seed_device
 from ..errors import UsageError
 from .seeds import DATA, DROPOUT, WEIGHTS, generator_of, seed_of
-from .user import described, made
+from .user import call_with, described, made
 
 SAMPLES = 8
 """Microbatches that are tried, to see which parameters are used always, sometimes or never."""
@@ -203,8 +203,9 @@ class _Look:
     def _batch(self, number: int) -> tuple[torch.Tensor, ...]:
         generator = generator_of(0, DATA, microbatch=number)
         with said(f"the batch of {self.name}"):
-            inputs, target = self.parts.drawn(generator)
-        return (*inputs, target)
+            drawn = self.parts.drawn(generator)
+        self.keywords = drawn.keywords
+        return (*drawn.inputs, drawn.target)
 
     def _pass(
         self, model: nn.Module, number: int, *, counted: bool = False
@@ -216,7 +217,7 @@ class _Look:
         seed_device(seed_of(0, DROPOUT, microbatch=number), self.device)
         before = random_state(self.device)
         with said(f"the forward of {self.name}"), self._counting() if counted else nullcontext():
-            loss = self.parts.loss_of(model(*inputs), target)
+            loss = self.parts.loss_of(call_with(model, tuple(inputs), self.keywords), target)
         random = before != random_state(self.device)
         if not bool(torch.isfinite(loss)):
             raise UsageError(

@@ -2,23 +2,24 @@
 
 The factory takes no arguments and returns one of
 
-    (model, batch)          batch(generator) -> the positional arguments of the model, which returns
-                            the loss
+    (model, batch)          batch(generator) -> the arguments of the model, which returns the loss,
+                            or an object or mapping with the loss under `loss`
     (model, batch, loss)    batch(generator) -> (inputs, target), of which the loss is
                             loss(model(*inputs), target)
 
 `batch` draws one microbatch of one rank with the torch.Generator that it is given, and nothing
-else; inputs are a tensor or a tuple of tensors, the target is a tensor. The loss is a 0-d tensor,
-the mean over the microbatch. The harness seeds torch before it calls the factory, so that every
-rank and the judge build the same model; which one follows from the seed of the case.
+else; inputs are a tensor, a tuple of tensors, or a dict of tensors, which the model gets as keyword
+arguments; the target is a tensor. The loss is a 0-d tensor, the mean over the microbatch. The
+harness seeds torch before it calls the factory, so that every rank and the judge build the same
+model; which one follows from the seed of the case.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -37,6 +38,14 @@ Draw = Callable[[torch.Generator], Any]
 Loss = Callable[[Any, Any], Any]
 
 
+class Drawn(NamedTuple):
+    """What `batch` draws: the arguments of the model, the last of them keywords by these names."""
+
+    inputs: tuple[torch.Tensor, ...]
+    target: torch.Tensor
+    keywords: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Parts:
     """What goes with a model: how its batches are drawn, and its loss; None: it returns that."""
@@ -45,8 +54,8 @@ class Parts:
     draw: Draw
     loss: Loss | None
 
-    def drawn(self, generator: torch.Generator) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-        """(inputs, target) of one microbatch; the target is empty where the model has it.
+    def drawn(self, generator: torch.Generator) -> Drawn:
+        """One microbatch; the target is empty where the model has it.
 
         Raises UsageError, with what is needed, for anything else that `batch` returns.
         """
@@ -58,17 +67,20 @@ class Parts:
             given, target = given
             if not isinstance(target, torch.Tensor):
                 raise self._wrong(target, "as the target; needed is a tensor")
+        keywords: tuple[str, ...] = ()
         inputs = (given,) if isinstance(given, torch.Tensor) else given
+        if isinstance(given, Mapping):
+            keywords, inputs = tuple(map(str, given)), tuple(given.values())
         if not isinstance(inputs, tuple | list):
-            raise self._wrong(given, "needed is a tensor, or a tuple of tensors")
+            raise self._wrong(given, "needed is a tensor, a tuple of tensors, or a dict of tensors")
         for value in inputs:
             if not isinstance(value, torch.Tensor):
                 raise self._wrong(value, "among the inputs; needed are tensors")
-        return tuple(inputs), target
+        return Drawn(tuple(inputs), target, keywords)
 
     def loss_of(self, outputs: Any, target: torch.Tensor) -> torch.Tensor:
         """The loss, 0-d fp32. Raises UsageError, with what is needed, for anything else."""
-        loss = outputs if self.loss is None else self.loss(outputs, target)
+        loss = _loss_in(outputs) if self.loss is None else self.loss(outputs, target)
         if isinstance(loss, torch.Tensor) and loss.dim() == 0 and loss.is_floating_point():
             return loss.float()
         if isinstance(loss, torch.Tensor):
@@ -78,8 +90,9 @@ class Parts:
         if self.loss is not None:
             raise UsageError(f"the loss of {self.name} is {what}; needed is a 0-d float tensor")
         raise UsageError(
-            f"the model of {self.name} returns {what}; needed is the loss, a 0-d float tensor, or "
-            "a third function: return model, batch, loss with loss(outputs, target)"
+            f"the model of {self.name} returns {what}; needed is the loss, a 0-d float tensor, an "
+            "object with it as .loss, or a third function: return model, batch, loss with "
+            "loss(outputs, target)"
         )
 
     def _wrong(self, given: Any, needed: str) -> UsageError:
@@ -87,6 +100,23 @@ class Parts:
         if isinstance(given, tuple | list):
             what += f" of {len(given)}"
         return UsageError(f"the batch function of {self.name} returns {what}; {needed}")
+
+
+def _loss_in(outputs: Any) -> Any:
+    """The loss that a model returns: by itself, or as `loss` of an object or a mapping."""
+    if isinstance(outputs, torch.Tensor):
+        return outputs
+    if isinstance(outputs, Mapping):
+        return outputs.get("loss", outputs)
+    return getattr(outputs, "loss", outputs)
+
+
+def call_with(
+    call: Callable[..., Any], inputs: tuple[torch.Tensor, ...], keywords: tuple[str, ...]
+) -> Any:
+    """Call a model with inputs of which the last ones are keyword arguments by these names."""
+    count = len(inputs) - len(keywords)
+    return call(*inputs[:count], **dict(zip(keywords, inputs[count:], strict=True)))
 
 
 _factories: dict[str, Callable[[], Any]] = {}

@@ -41,7 +41,7 @@ def run(target: Target, spawn: Spawn, rank: int, sock: socket.socket, zygote: in
     """Serve jobs until the parent closes the socket. Runs right after the fork."""
     _bind_to(zygote)
     _redirect(spawn.directory, rank)
-    os.environ.update(launched(rank, spawn.world_size, spawn.hosts))
+    os.environ.update(launcher_environment(rank, spawn.world_size, spawn.hosts))
     torch.set_num_threads(1)
     gc.enable()
     board = Board(spawn.board, spawn.world_size)
@@ -147,8 +147,12 @@ def _own_bytes() -> int:
     return 0
 
 
-def launched(rank: int, world_size: int, hosts: tuple[int, ...]) -> dict[str, str]:
-    """What torchrun sets in the environment of a rank, but for the address of its rendezvous."""
+def launcher_environment(rank: int, world_size: int, hosts: tuple[int, ...]) -> dict[str, str]:
+    """Environment variables that torchrun sets in a rank (torch.distributed.elastic's agent).
+
+    Nobody listens at the address: the ranks have their process group already, so that who asks for
+    the address (accelerate, Lightning) never connects.
+    """
     place = places(hosts, world_size)[rank]
     values = {
         "RANK": rank,
@@ -157,6 +161,16 @@ def launched(rank: int, world_size: int, hosts: tuple[int, ...]) -> dict[str, st
         "LOCAL_WORLD_SIZE": place.local_world_size,
         "GROUP_RANK": place.host,
         "GROUP_WORLD_SIZE": len(counts(hosts, world_size)),
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": world_size,
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": 29500,
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_USE_AGENT_STORE": False,
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": 1,
     }
     return {name: str(value) for name, value in values.items()}
 

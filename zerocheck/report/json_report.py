@@ -11,6 +11,7 @@ from ..run.journal import encode
 from ..run.records import Finding
 from ..run.tally import ImplementationTally, Tally, run_exit_code, why
 from . import coverage, drift, metrics, resumed, weights
+from .observed import placement
 from .text import replay_line
 
 REPORT_FORMAT = 1
@@ -82,6 +83,7 @@ def _implementation(implementation: ImplementationTally) -> dict[str, Any]:
         "metrics": metrics.as_data(implementation.metrics),
         "unsupported": dict(implementation.refused),
         "tiers": dict(implementation.tiers),
+        "placement": placement(implementation),
         "semantics": implementation.semantics,
         "seconds": implementation.seconds,
     }

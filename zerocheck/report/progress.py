@@ -16,6 +16,7 @@ from ..run.tally import FAILING, Cell, Tally, unchecked, why
 from . import metrics
 from .coverage import coverage_lines
 from .known import all_hold, left_out_lines, stale_lines
+from .observed import observed_lines
 from .resumed import TITLE, headers, rows, tried_lines
 from .text import cell_text, finding_lines, finding_title, one_line
 from .weights import TITLE as WEIGHED
@@ -208,15 +209,8 @@ def print_outcome(console: Console, counted: Tally) -> None:
     console.print()
     _print_loads(console, counted.loads)
     _print_weights(console, counted)
-    for implementation in counted.implementations.values():
-        if implementation.tiers["state only"]:
-            console.print(
-                Text(
-                    f"{one_line(implementation.name)}: gradients were not shown in "
-                    f"{implementation.tiers['state only']} cases (step.reached was not called), so "
-                    "they were recovered from exp_avg"
-                )
-            )
+    for line in observed_lines(counted):
+        console.print(Text(line))
     for line in metrics.lines(counted.implementations):
         console.print(Text(one_line(line)))
     for line in left_out_lines(counted):

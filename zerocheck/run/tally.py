@@ -94,6 +94,10 @@ class ImplementationTally:
     refused: Counter[str] = field(default_factory=Counter)
     """Why cases were unsupported: reason and count."""
     tiers: Counter[str] = field(default_factory=Counter)
+    placement: dict[int, dict[str, list[float]]] = field(default_factory=dict)
+    """By world size and kind of state, the largest part that a rank holds in each case."""
+    stage: int | None = None
+    """Declared by the implementation: see Implementation.stage."""
     semantics: dict[str, str] = field(default_factory=dict)
     without: Mapping[str, str] = field(default_factory=dict)
     """Obligations that no case of it can exercise, and why, as it says."""
@@ -132,6 +136,10 @@ class ImplementationTally:
         elif judgement is not None:
             self.world_sizes[record.case.world_size] += 1
             self.tiers[judgement.tier] += 1
+            self.stage = judgement.stage if judgement.stage is not None else self.stage
+            for kind, share in judgement.shares.items():
+                kinds = self.placement.setdefault(record.case.world_size, {})
+                kinds.setdefault(kind, []).append(share)
             self.semantics = judgement.semantics or self.semantics
             self.refused.update(set(judgement.unjudged.values()))
         says = groups(record.case, self.covered.ignored)

@@ -171,6 +171,10 @@ OWNERSHIP = [
         "the last rank's shards are left out of the state", "DS PR#7585", "rank left out",
     ),
     fault(
+        "ownership:NothingSharded", "ddp", "ownership",
+        "the plugin that shards is ignored on this device", "accelerate on CPU", "not sharded",
+    ),
+    fault(
         "shapes:EmptyNotOwned", "zero3", "ownership",
         "a parameter without elements has no owner", "DS #8279",
         "empty parameter left out", features=("parameter-empty",),

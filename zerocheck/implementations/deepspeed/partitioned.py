@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 import torch
 from torch import nn
@@ -106,7 +105,7 @@ class DeepSpeed1(Partitioned):
     with the last microbatch."""
 
     zero = 1
-    stage: ClassVar[Stage | None] = 1
+    stage: Stage | None = 1
     options = OPTIONS
 
     @classmethod

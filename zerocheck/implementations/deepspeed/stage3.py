@@ -54,6 +54,8 @@ class DeepSpeed3(Partitioned):
         # The first forward gathers what stays gathered, and so does saving before it. Done now, a
         # rank holds the same before and after a checkpoint.
         self.optimizer.checkpoint_event_epilogue()
+        if all(parameter.ds_persist for parameter in self.named.values()):
+            self.stage = 2
 
     def _partitions(self) -> Iterator[Partition]:
         """One for each group: the parts of its parameters, end to end."""

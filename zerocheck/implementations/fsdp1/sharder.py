@@ -105,7 +105,7 @@ class Fsdp1(BuiltImplementation):
     strategy: ClassVar[ShardingStrategy] = ShardingStrategy.FULL_SHARD
     semantics = Semantics(accumulate="local", unused="skip", buffers="local", weight="token")
     """Of a case without gradients that are reduced each, or are 0 in a flat parameter."""
-    stage: ClassVar[Stage | None] = 3
+    stage: Stage | None = 3
     options = (
         "wrap",
         "bucket",

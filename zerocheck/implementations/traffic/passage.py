@@ -16,6 +16,7 @@ from ...compat import Unchanged
 from ...compat_memory import Allocation, AllocatorLog
 from ...models.batches import batch, loss_of
 from ...models.network import build_model
+from ...models.user import call_with
 from .window import NOTHING, Own, owned
 
 What = Literal["enter", "leave", "loss", "output", "inputs", "parameter", "over"]
@@ -194,7 +195,7 @@ def _passage(
     happened: list[str | Allocation] = []
     try:
         with Unchanged():  # ranks are measured under a mode
-            loss = loss_of(case)(model(*drawn.inputs), drawn.target)
+            loss = loss_of(case)(call_with(model, drawn.inputs, drawn.keywords), drawn.target)
             note("loss", learns=loss.requires_grad)
             backward = True
             if loss.requires_grad:

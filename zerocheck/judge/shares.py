@@ -1,0 +1,67 @@
+"""Share of the parameters, gradients and optimizer states that one rank holds: what is sharded?
+
+A wrapper that had no effect trains rightly, and saves no memory: accelerate, for one, ignores its
+FSDP plugin on the CPU. So the largest share is part of every judgement, and reports show it. An
+implementation that declares its `stage` of the ZeRO paper must shard what this stage shards. That
+is violated only where every rank holds all of it: how evenly it is shared out is for `persistent`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ..case.schema import Case
+from ..drive.observation import Point
+from .assemble import Observation
+from .verdict import Violation
+
+Kind = Literal["parameters", "gradients", "optimizer states"]
+
+KINDS: dict[Kind, tuple[Point, str, int]] = {
+    "parameters": ("state", "parameter", 3),
+    "gradients": ("reduced", "gradient", 2),
+    "optimizer states": ("state", "exp_avg", 1),
+}
+"""Where each kind is seen (point and role), and the first stage that shards it."""
+
+
+def shares(observation: Observation) -> dict[str, float]:
+    """Per kind that was shown, the largest part of it that one rank holds: 1.0 where some rank
+    holds all. Empty on one rank, and where the shard axis of the mesh has one."""
+    if observation.world_size == 1 or observation.replica == 1:
+        return {}
+    found = {kind: _held(observation, *KINDS[kind][:2]) for kind in KINDS}
+    return {kind: max(held) / total for kind, (held, total) in found.items() if total}
+
+
+def check(observation: Observation, case: Case, stage: int | None) -> Violation | None:
+    """The violation of `ownership` where a declared stage is not one: see above."""
+    if stage is None or case.shards == 1:
+        return None
+    for kind, (point, role, first) in KINDS.items():
+        held, total = _held(observation, point, role)
+        if stage >= first and total and min(held) == total:
+            return Violation(
+                obligation="ownership",
+                step=observation.first,
+                role=role,
+                tensors=(),
+                ranks=tuple(range(observation.world_size)),
+                explanation=f"every rank holds all {kind}: nothing of them is sharded, though the "
+                f"implementation declares stage {stage}",
+                causes=("not sharded",),
+            )
+    return None
+
+
+def _held(observation: Observation, point: Point, role: str) -> tuple[list[int], int]:
+    """(elements that each rank holds, elements of all that is held) where a role was last shown."""
+    step = observation.last(point, role)
+    if step is None:
+        return [0] * observation.world_size, 0
+    ranks = observation.entries(step, point, role)
+    present = [[entry for entry in held if entry.present] for held in ranks]
+    places = observation.layout.by_name
+    names = {entry.name for held in present for entry in held if entry.name in places}
+    total = sum(places[name].stop - places[name].start for name in names)
+    return [sum(entry.stop - entry.start for entry in held) for held in present], total
