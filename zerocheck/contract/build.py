@@ -28,6 +28,7 @@ from .optimizers import Optimizers, set_learning_rate
 from .refusals import check_built, torch_refusals
 from .shard import Index, Shard
 from .states import Full, States
+from .wrapper_limits import check_torch_faults, check_wrapped, uses_partly
 
 
 @dataclass(frozen=True, kw_only=False)
@@ -103,6 +104,11 @@ class BuiltImplementation(Implementation):
         self.case = case
         self.built = built
         self.flats: list[Flat] = flat_parameters(built.model)
+        check_wrapped(built.model, case, self.flats)
+        if self.mended:
+            check_torch_faults(case, self.flats)
+        if uses_partly(self.flats, case):
+            self.semantics = replace(self.semantics, unused="zero")
         self.optimizers = Optimizers(built.optimizer, built.model.parameters())
         inner = {type(one): template_of(one, built.roles) for one in self.optimizers.inner}
         templates = {kind: state for kind, state in inner.items() if state is not None}

@@ -37,6 +37,8 @@ REFUSALS = (
     # torch/distributed/fsdp/_flat_param.py
     Refusal(ValueError, r"FSDP doesn't support sc?alar parameters"),
     Refusal(ValueError, r"Must flatten tensors with uniform"),
+    # torch/distributed/fsdp/wrap.py
+    Refusal(ValueError, r"has both parameters with requires_grad=True and False"),
     # torch/distributed/_shard/sharded_tensor/api.py
     Refusal(ValueError, r"Only torch.contiguous_format memory_format is currently supported"),
 )

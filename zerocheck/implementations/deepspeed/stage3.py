@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ...case.schema import Case
 from ...contract import Semantics, Shard
+from ...contract.implementation import Stage
 from ...contract.layout import Layout
 from .bytes import part_layout
 from .partition import Full, Partition, Piece, lying_in
@@ -26,7 +27,7 @@ class DeepSpeed3(Partitioned):
 
     semantics = Semantics(accumulate="reduce_each", unused="zero", buffers="local", weight="token")
     zero = 3
-    stage = 3
+    stage: Stage | None = 3
     options = (
         "bucket",
         "overlap_comm",

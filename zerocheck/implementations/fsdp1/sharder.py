@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -44,7 +43,7 @@ from ..traffic import fsdp1 as traffic
 from ..traffic.writing import with_told
 from . import checkpoint
 from .bytes import fsdp1_layout
-from .refusals import refusal, unused_become_zero, wrapped_units
+from .refusals import refusal, wrapped_units
 
 # All of it is what the case asks for.
 for _expected in (
@@ -138,8 +137,6 @@ class Fsdp1(BuiltImplementation):
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
         self.semantics = of_fsdp1(synchronized(self.semantics, case), case)
-        if unused_become_zero(case):
-            self.semantics = replace(self.semantics, unused="zero")
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         """Wrap the model by the units of the case."""

@@ -1,0 +1,48 @@
+"""torch's own wrappers as a user writes them first, with torch's defaults."""
+
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.nn.parallel import DistributedDataParallel
+
+import zerocheck
+
+
+def ddp(model, case, mesh):
+    wrapped = DistributedDataParallel(model, process_group=mesh.get_group())
+    return zerocheck.Built(wrapped, torch.optim.AdamW(zerocheck.groups(wrapped, case)))
+
+
+ddp.semantics = zerocheck.Semantics(buffers="rank0")  # DDP sends those of rank 0
+ddp.stage = 0
+
+
+def _fsdp1(model, case, mesh, use_orig_params):
+    kinds = {type(block) for block in model.blocks}
+    wrapped = FullyShardedDataParallel(
+        model,
+        process_group=mesh.get_group(),
+        auto_wrap_policy=ModuleWrapPolicy(kinds) if kinds else None,
+        use_orig_params=use_orig_params,
+        device_id=torch.device(mesh.device_type),
+    )
+    return zerocheck.Built(
+        wrapped,
+        torch.optim.AdamW(zerocheck.groups(wrapped, case)),
+        clip=wrapped.clip_grad_norm_,
+    )
+
+
+def fsdp1(model, case, mesh):
+    return _fsdp1(model, case, mesh, use_orig_params=True)
+
+
+def fsdp1_flat(model, case, mesh):
+    return _fsdp1(model, case, mesh, use_orig_params=False)
+
+
+def fsdp2(model, case, mesh):
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return zerocheck.Built(model, torch.optim.AdamW(zerocheck.groups(model, case)))
