@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
 from ..case.legs import in_background
 from ..case.schema import Case
@@ -28,7 +27,7 @@ from .optimizers import Optimizers, set_learning_rate
 from .refusals import check_built, torch_refusals
 from .shard import Index, Shard
 from .states import Full, States
-from .wrapper_limits import check_torch_faults, check_wrapped, uses_partly
+from .wrapper_limits import check_torch_faults, check_wrapped, ddp_in, uses_partly
 
 
 @dataclass(frozen=True, kw_only=False)
@@ -334,7 +333,7 @@ def _refuse_extras(built: Built, case: Case) -> None:
     """Raise Unsupported where the case asks for more than `build` gave."""
     if case.training.loss_scale is not None and built.scaler is None:
         raise Unsupported("build gave no Built.scaler, and the case scales its losses")
-    wraps = isinstance(built.model, DistributedDataParallel)
+    wraps = ddp_in(built.model) is not None
     if case.training.unfreeze is not None and wraps and built.rewrap is None:
         raise Unsupported(
             "DDP does not reduce what is unfrozen after it was made, and build gave no Built.rewrap"

@@ -25,18 +25,25 @@ def check_wrapped(model: nn.Module, case: Case, flats: Sequence[Flat]) -> None:
     flats: its flat parameters.
     """
     some = (*uncalled(case.model), *sometimes_used(case.model))
-    if isinstance(model, DistributedDataParallel) and some:
-        if not (model.find_unused_parameters or model.static_graph):
+    ddp = ddp_in(model)
+    if ddp is not None and some:
+        if not (ddp.find_unused_parameters or ddp.static_graph):
             raise Unsupported(
                 "DDP refuses parameters that a forward does not use unless "
                 f"find_unused_parameters=True: {some[0].rstrip('.')}"
             )
-        if model.static_graph and sometimes_used(case.model):
+        if ddp.static_graph and sometimes_used(case.model):
             raise Unsupported("the graph changes from batch to batch, and static_graph is True")
     if flats and empties(case.model):
         raise Unsupported(
             f"FSDP1 cannot flatten a parameter without elements: {empties(case.model)[0]}"
         )
+
+
+def ddp_in(model: nn.Module) -> DistributedDataParallel | None:
+    """The DDP around a model, inside whatever wraps it further; None without one."""
+    kinds = (one for one in model.modules() if isinstance(one, DistributedDataParallel))
+    return next(kinds, None)
 
 
 def check_torch_faults(case: Case, flats: Sequence[Flat]) -> None:
