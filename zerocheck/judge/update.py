@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import msgspec
 import torch
 
 from ..case.legs import end_of
@@ -13,6 +14,7 @@ from ..contract.groups import learning_rates
 from . import bounds, vectors
 from .bounds import Enclosure, Format, Reading, Scalars
 from .compare import Misfit, compare, compare_pieces, describe, different_bits, exactly
+from .diagnose.memory_order import orders_of
 from .diagnose.update import Segment, causes, sentence
 from .layout import Elements, Layout, Part, Place
 from .pieces import Positions, in_pieces, pieces
@@ -103,12 +105,12 @@ class UpdateJudge:
         if violation is not None:
             return 0.0, violation
         keys = self._keys(update)
-        failed: _Wrong | None = None
+        failed: list[_Wrong] = []
         best = 0.0
         kept: list[Reading] = []
         for reading in self.readings:
             share, wrong = self._under(reading, update, keys)
-            if wrong is None:
+            if not wrong:
                 best = share if not kept else min(best, share)
                 kept.append(reading)
                 # The other reading is only asked for when this one fails.
@@ -117,16 +119,21 @@ class UpdateJudge:
         if kept:
             self.readings = self.readings[self.readings.index(kept[0]) :]
             return best, None
-        assert failed is not None
-        text, names = self._words(failed, update, step)
-        return float(failed.misfit.ratio.max()), describe(
-            failed.misfit,
+        violation, *others = (self._violation(one, update, step) for one in failed)
+        if others:
+            violation = msgspec.structs.replace(violation, parts=(violation, *others))
+        return float(failed[0].misfit.ratio.max()), violation
+
+    def _violation(self, wrong: _Wrong, update: Update, step: int) -> Violation:
+        text, names = self._words(wrong, update, step)
+        return describe(
+            wrong.misfit,
             self.layout,
             obligation="update",
             step=step,
-            role=failed.role,
+            role=wrong.role,
             ranks=(),
-            elements=failed.elements,
+            elements=wrong.elements,
             explanation=text,
             causes=names,
         )
@@ -227,8 +234,10 @@ class UpdateJudge:
 
     def _under(
         self, reading: Reading, update: Update, keys: Sequence[int | None]
-    ) -> tuple[float, _Wrong | None]:
+    ) -> tuple[float, list[_Wrong]]:
+        """(share of the bound, what is wrong of each part)"""
         share = 0.0
+        found: list[_Wrong] = []
         for part in self.layout.segments(keys):
             if in_pieces(part.elements, self.layout.size):
                 used, role, misfit = self._by_pieces(reading, update, part)
@@ -237,10 +246,9 @@ class UpdateJudge:
                     self._enclosures(reading, update, part, part.elements)
                 )
             if misfit is not None:
-                wrong = _Wrong(role, misfit, part.elements, part.group, part.key, part.format)
-                return used, wrong
+                found.append(_Wrong(role, misfit, part.elements, part.group, part.key, part.format))
             share = max(share, used)
-        return share, None
+        return share, found
 
     def _by_pieces(
         self, reading: Reading, update: Update, part: Part
@@ -367,6 +375,7 @@ class UpdateJudge:
             g=sign * of(update.gradient),
             unclipped=None if update.unclipped is None else sign * of(update.unclipped),
             previous=None if previous is None else sign * of(previous),
+            in_memory=[sign * of(update.gradient[order]) for order in orders_of(self.layout)],
             old_m=of(before.moment("exp_avg")),
             old_v=of(before.moment("exp_avg_sq")),
             m=of(after.moment("exp_avg")),

@@ -16,7 +16,7 @@ from ..compare import exactly
 from ..local import Scale
 from ..pieces import Enclosing, Positions, some, split
 from ..precision import declared
-from . import hosts, placement, ranks, replicas, rounded, tensor_parallel
+from . import hosts, memory_order, placement, ranks, replicas, rounded, tensor_parallel
 from .evidence import (
     Candidate,
     Evidence,
@@ -40,6 +40,41 @@ class Causes(NamedTuple):
 
     names: tuple[str, ...]
     explanation: str
+
+
+def causes_by_tensor(evidence: Evidence) -> list[tuple[tuple[str, ...], Causes]]:
+    """Wrong tensors by cause, where one cause explains some of them: (names of tensors, causes).
+
+    The last has no causes, if nothing explains a tensor by itself. Empty if nothing explains any.
+    """
+    wrong = wrong_tensors(evidence)
+    places = [p for p in evidence.layout.places if bool(wrong[p.start : p.stop].any())]
+    left = {
+        place.name: evidence.layout.spread([place is one for one in evidence.layout.places])
+        for place in places
+    }
+    found: list[tuple[tuple[str, ...], Causes]] = []
+    explained: list[tuple[Candidate, set[str]]] = []
+    for candidate in _candidates(evidence, wrong):
+        names = {name for name, mask in left.items() if explains(candidate, evidence, mask)}
+        if names:
+            explained.append((candidate, names))
+    while explained:
+        names = max((names for _, names in explained), key=len)
+        together = [one for one, of in explained if of >= names]
+        sentence = "; or ".join(dict.fromkeys(one.sentence for one in together))
+        ordered = tuple(name for name in left if name in names)
+        found.append((ordered, Causes(tuple(dict.fromkeys(c.name for c in together)), sentence)))
+        for name in ordered:
+            del left[name]
+        rest = ((one, of - names) for one, of in explained)
+        explained = [(one, of) for one, of in rest if of]
+    if found and left:
+        found.append((tuple(left), UNEXPLAINED))
+    return found
+
+
+UNEXPLAINED = Causes((), "the reduced gradient is not what the declared semantics say")
 
 
 def causes(evidence: Evidence) -> Causes:
@@ -77,7 +112,7 @@ def causes(evidence: Evidence) -> Causes:
             return Causes(
                 ("gradient scaled",), f"the gradient is {ratio:.6g} times what it must be"
             )
-        return Causes((), "the reduced gradient is not what the declared semantics say")
+        return UNEXPLAINED
     names = dict.fromkeys(c.name for c in found)
     if ranks.could_be_raced(evidence, names):
         names[ranks.NOT_WAITED_FOR] = None
@@ -92,29 +127,12 @@ def _candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
     yield from tensor_parallel.candidates(evidence)
     yield from hosts.candidates(evidence)
     yield from placement.candidates(evidence, wrong)
+    some_terms = [*_local(evidence), *_last_microbatch(evidence)]
+    yield from some_terms
+    yield from memory_order.candidates(evidence, some_terms)
     world, count = evidence.passes.gradients.shape[:2]
     divide = count if evidence.semantics.divide == "gradient" else 1
-    if world > 1:
-        for name, divisor in (("local gradient only", 1), ("local gradient / W", world)):
-            words, more = "", ""
-            if divisor > 1:
-                words = f", divided by W = {world}"
-                more = ", or the reduction was not waited for"
-            yield Candidate(
-                name,
-                f"each rank holds its own local gradient{words}: it was never reduced over ranks"
-                + more,
-                [summed(evidence, itemgetter(rank), divide * divisor) for rank in range(world)],
-            )
     mean = world if evidence.semantics.average == "mean" else 1
-    if count > 1:
-        for name, factor in (("last microbatch only", 1), ("last microbatch only x GA", count)):
-            words = "" if factor == 1 else f", and it is not divided by {count}"
-            yield Candidate(
-                name,
-                f"only the last of {count} microbatches counts{words}",
-                [summed(evidence, lambda terms: terms[:, -1], mean * divide / factor)],
-            )
     # Of one microbatch too: what is done to it is told from other causes in cases that have more.
     yield from _microbatches(evidence, mean * divide)
     for before in (evidence.previous, evidence.unclipped_before):
@@ -134,6 +152,50 @@ def _candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
         evidence, lambda there: exactly(torch.zeros_like(evidence.right.at(there).exact))
     )
     yield Candidate("gradient zero", "the gradient is zero", [zero])
+
+
+def _local(evidence: Evidence) -> Iterator[Candidate]:
+    """The gradient of each rank, which was never reduced."""
+    world, count = evidence.passes.gradients.shape[:2]
+    if world == 1:
+        return
+    divide = count if evidence.semantics.divide == "gradient" else 1
+    for name, divisor in (("local gradient only", 1), ("local gradient / W", world)):
+        words, more = "", ""
+        if divisor > 1:
+            words = f", divided by W = {world}"
+            more = ", or the reduction was not waited for"
+        yield Candidate(
+            name,
+            f"each rank holds its own local gradient{words}: it was never reduced over ranks"
+            + more,
+            [summed(evidence, itemgetter(rank), divide * divisor) for rank in range(world)],
+        )
+    if count > 1:
+        yield Candidate(
+            "last microbatch of the local gradient / W",
+            f"each rank holds its own gradient of the last of {count} microbatches, divided by W",
+            [
+                summed(evidence, lambda terms, rank=rank: terms[rank, -1], divide * world)  # type: ignore[misc]
+                for rank in range(world)
+            ],
+        )
+
+
+def _last_microbatch(evidence: Evidence) -> Iterator[Candidate]:
+    """The last microbatch alone."""
+    world, count = evidence.passes.gradients.shape[:2]
+    if count == 1:
+        return
+    divide = count if evidence.semantics.divide == "gradient" else 1
+    mean = world if evidence.semantics.average == "mean" else 1
+    for name, factor in (("last microbatch only", 1), ("last microbatch only x GA", count)):
+        words = "" if factor == 1 else f", and it is not divided by {count}"
+        yield Candidate(
+            name,
+            f"only the last of {count} microbatches counts{words}",
+            [summed(evidence, lambda terms: terms[:, -1], mean * divide / factor)],
+        )
 
 
 def _kept(evidence: Evidence, previous: torch.Tensor, roundings: int) -> Enclosing:
