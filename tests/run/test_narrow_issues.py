@@ -61,7 +61,7 @@ def planted(
 
 def test_a_wrong_gradient_on_a_shard_axis_of_one_rank_is_found(tmp_path: Path, pool: Pool) -> None:
     """There FSDP1 reduces nothing, which is known; half of each gradient x 3 is not."""
-    found, _ = planted(
+    found, known = planted(
         tmp_path,
         pool,
         "fsdp1",
@@ -72,7 +72,7 @@ def test_a_wrong_gradient_on_a_shard_axis_of_one_rank_is_found(tmp_path: Path, p
         max_cases=4,
         obligations=("gradient",),
     )
-    assert [one for one in found if one.obligation == "gradient" and one.cases >= 3]
+    assert sum(one.cases for one in found) >= 3 and not known
 
 
 def test_a_save_that_deletes_the_older_checkpoint_is_found(tmp_path: Path, pool: Pool) -> None:
@@ -109,8 +109,7 @@ def test_ranks_that_can_load_no_universal_checkpoint_are_found(
             obligations=("roundtrip",),
             shrink=False,
         )
-    wrong = {(one.status, one.cases) for one in found}
-    assert wrong and not known, (found, known)
+    assert found and not known
 
 
 def case_of(issue: KnownIssue) -> Case:

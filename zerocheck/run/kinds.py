@@ -13,6 +13,7 @@ from ..case.schema import Case
 from ..case.shapes import (
     frozen_names,
     learning,
+    matching,
     parameter_bytes,
     parameter_shapes,
     sometimes_used,
@@ -20,8 +21,7 @@ from ..case.shapes import (
     uncalled,
     unfrozen,
 )
-from ..contract.groups import group_of
-from ..errors import UsageError, unknown
+from ..errors import unknown
 
 Names = Callable[[Case], Collection[str]]
 
@@ -80,15 +80,13 @@ def most_bytes(kinds: Iterable[str], case: Case) -> int:
 def ranks_without_elements(case: Case) -> tuple[int, ...]:
     """Ranks that hold nothing but padding of a parameter group, sharded as DeepSpeed's stages 1 and
     2 do: the flat buffer of the group is padded and divided equally."""
-    shapes = parameter_shapes(case.model)
-    try:
-        groups = {name: group_of(case, name) for name in learning(case)}
-    except UsageError:
-        return ()
+    shapes, left = parameter_shapes(case.model), learning(case)
     world = case.world_size
     empty: set[int] = set()
-    for group in set(groups.values()):
-        count = sum(math.prod(shapes[name]) for name, of in groups.items() if of == group)
+    for group in case.optimizer.groups:
+        names = matching(left, (group.pattern,))
+        left = tuple(name for name in left if name not in names)
+        count = sum(math.prod(shapes[name]) for name in names)
         share = -(-count // (ALIGNMENT * world)) * ALIGNMENT
         empty |= {rank for rank in range(world) if rank * share >= count}
     return tuple(sorted(empty))

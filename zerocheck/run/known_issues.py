@@ -149,7 +149,7 @@ class KnownIssue:
             and (not self.elements or violation.role == "step" or violation.wrong <= self.elements)
             and (not self.ranks or ranks_of(self.ranks, case) == violation.ranks)
             and (not self.surplus or extra <= most_bytes(self.surplus, case))
-            and violation.error.startswith(self.error)
+            and self.error in violation.error
         )
 
     def _names(self, violation: Violation, obligation: Obligation) -> bool:

@@ -20,7 +20,10 @@ from ..layout import Layout, Place
 from ..ownership import MOMENTS
 from ..state import State
 
+SHORTENED = "elements moved, others 0"
+
 SENTENCES = {
+    SHORTENED: "its elements are in other places of the tensor, and the rest is 0",
     "not loaded": "it is what the model had before the load",
     "moments lost": "it is 0",
     "optimizer state lost": "exp_avg, exp_avg_sq and the step count are 0",
@@ -170,7 +173,10 @@ def _candidates(wrong: Wrong, known: Known) -> list[tuple[str, Callable[[], torc
         found.append(("moments swapped", lambda: state.moment("exp_avg_sq")))
     if role == "exp_avg_sq":
         found.append(("moments swapped", lambda: state.moment("exp_avg")))
+    if role in MOMENTS[:2] and "max_exp_avg_sq" in state.moments:
+        found.append(("moments swapped", lambda: state.moment("max_exp_avg_sq")))
     if role == "max_exp_avg_sq":
+        found.append(("moments swapped", lambda: state.moment("exp_avg")))
         found.append(("max_exp_avg_sq from exp_avg_sq", lambda: state.moment("exp_avg_sq")))
     found.append(("rounded to bf16", lambda: saved.to(torch.bfloat16).to(saved.dtype)))
     found.append(("replicas summed", lambda: saved * case.world_size))
@@ -201,6 +207,8 @@ def _moved(wrong: Wrong, places: Sequence[Place], layout: Layout) -> list[str]:
         return ["elements shifted"]
     if _permuted(wrong):
         return ["shards in another order"]
+    if all(_shortened(wrong, place) for place in places):
+        return [SHORTENED]
     return []
 
 
@@ -231,6 +239,13 @@ def _rolled(wrong: Wrong, place: Place) -> bool:
     loaded, saved = (v[place.start : place.stop] for v in (wrong.loaded, wrong.saved))
     starts = (saved == loaded[0]).nonzero().reshape(-1).tolist()
     return any(torch.equal(loaded, saved.roll(-start)) for start in starts if start)
+
+
+def _shortened(wrong: Wrong, place: Place) -> bool:
+    """Every element is one of the saved tensor, or 0, and some that was not is 0."""
+    loaded, saved = (v[place.start : place.stop] for v in (wrong.loaded, wrong.saved))
+    kept = (loaded == 0) | torch.isin(loaded, saved)
+    return bool(kept.all()) and bool(((loaded == 0) & (saved != 0)).any())
 
 
 def _permuted(wrong: Wrong) -> bool:
