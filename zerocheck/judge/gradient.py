@@ -15,8 +15,9 @@ from . import bounds
 from .assemble import Held
 from .bounds import Enclosure, Format
 from .compare import all_finite, compare_pieces, describe
+from .diagnose.by_tensor import causes_by_tensor
 from .diagnose.evidence import Evidence
-from .diagnose.gradient import causes, causes_by_tensor
+from .diagnose.gradient import causes
 from .diagnose.loss import seeded_alike
 from .flat import FlatBuffer
 from .layout import Layout

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -13,7 +13,15 @@ from ..case.schema import Case, Group
 from ..contract.groups import learning_rates
 from . import bounds, vectors
 from .bounds import Enclosure, Format, Reading, Scalars
-from .compare import Misfit, compare, compare_pieces, describe, different_bits, exactly
+from .compare import (
+    Misfit,
+    compare,
+    compare_pieces,
+    describe,
+    different_bits,
+    exactly,
+    first_outside,
+)
 from .diagnose.memory_order import orders_of
 from .diagnose.update import Segment, causes, sentence
 from .layout import Elements, Layout, Part, Place
@@ -62,20 +70,6 @@ class Recipe(NamedTuple):
 
 _ROLES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "parameter")
 """In this order: what a wrong one leads to is judged by itself."""
-
-
-def _first_outside(
-    enclosures: Iterable[tuple[str, torch.Tensor, Enclosure]],
-) -> tuple[float, str, Misfit | None]:
-    """(share of the bound at most, role, misfit) of the first that is outside; no misfit if none
-    is."""
-    share = 0.0
-    for role, observed, enclosure in enclosures:
-        used, misfit = compare(observed, enclosure)
-        if misfit is not None:
-            return used, role, misfit
-        share = max(share, used)
-    return share, "", None
 
 
 class _Wrong(NamedTuple):
@@ -242,7 +236,7 @@ class UpdateJudge:
             if in_pieces(part.elements, self.layout.size):
                 used, role, misfit = self._by_pieces(reading, update, part)
             else:
-                used, role, misfit = _first_outside(
+                used, role, misfit = first_outside(
                     self._enclosures(reading, update, part, part.elements)
                 )
             if misfit is not None:
@@ -253,7 +247,7 @@ class UpdateJudge:
     def _by_pieces(
         self, reading: Reading, update: Update, part: Part
     ) -> tuple[float, str, Misfit | None]:
-        """As `_first_outside`, of elements that have several pieces."""
+        """As `first_outside`, of elements that have several pieces."""
         share = 0.0
         outside: list[str] = []
         for _, there in pieces(part.elements, self.layout.size):

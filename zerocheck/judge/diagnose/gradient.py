@@ -42,38 +42,6 @@ class Causes(NamedTuple):
     explanation: str
 
 
-def causes_by_tensor(evidence: Evidence) -> list[tuple[tuple[str, ...], Causes]]:
-    """Wrong tensors by cause, where one cause explains some of them: (names of tensors, causes).
-
-    The last has no causes, if nothing explains a tensor by itself. Empty if nothing explains any.
-    """
-    wrong = wrong_tensors(evidence)
-    places = [p for p in evidence.layout.places if bool(wrong[p.start : p.stop].any())]
-    left = {
-        place.name: evidence.layout.spread([place is one for one in evidence.layout.places])
-        for place in places
-    }
-    found: list[tuple[tuple[str, ...], Causes]] = []
-    explained: list[tuple[Candidate, set[str]]] = []
-    for candidate in _candidates(evidence, wrong):
-        names = {name for name, mask in left.items() if explains(candidate, evidence, mask)}
-        if names:
-            explained.append((candidate, names))
-    while explained:
-        names = max((names for _, names in explained), key=len)
-        together = [one for one, of in explained if of >= names]
-        sentence = "; or ".join(dict.fromkeys(one.sentence for one in together))
-        ordered = tuple(name for name in left if name in names)
-        found.append((ordered, Causes(tuple(dict.fromkeys(c.name for c in together)), sentence)))
-        for name in ordered:
-            del left[name]
-        rest = ((one, of - names) for one, of in explained)
-        explained = [(one, of) for one, of in rest if of]
-    if found and left:
-        found.append((tuple(left), UNEXPLAINED))
-    return found
-
-
 UNEXPLAINED = Causes((), "the reduced gradient is not what the declared semantics say")
 
 
@@ -88,7 +56,7 @@ def causes(evidence: Evidence) -> Causes:
             "the gradient holds NaN: memory that was never written was read "
             "(zerocheck fills such memory with NaN)",
         )
-    found = [c for c in _candidates(evidence, wrong) if explains(c, evidence, wrong)]
+    found = [c for c in candidates(evidence, wrong) if explains(c, evidence, wrong)]
     if not found:
         found = [c for c in _rescaled_losses(evidence) if explains(c, evidence, wrong)][:1]
     if not found:
@@ -119,7 +87,7 @@ def causes(evidence: Evidence) -> Causes:
     return Causes(tuple(names), "; or ".join(dict.fromkeys(c.sentence for c in found)))
 
 
-def _candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
+def candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
     yield from _scaled(evidence)
     yield from _by_loss_scale(evidence)
     yield from ranks.candidates(evidence)
