@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from slices import sliced
 
 from zerocheck.run.known_issues import ours
 
@@ -34,4 +38,51 @@ def test_every_script_has_a_page_and_the_readme_counts_them() -> None:
         assert f"`python {path.name}`" in told
     readme = (FINDINGS.parent.parent / "README.md").read_text(encoding="utf-8")
     (count,) = re.findall(r"found\s+(\d+)\s+faults", readme)
-    assert int(count) == len(PAGES)
+    faults, traps = (re.findall(r"\]\(([\w-]+\.md)\) \|", part) for part in INDEX.split("## Traps"))
+    assert int(count) == len(faults) and "eight traps" in readme and len(traps) == 8
+    assert sorted([*faults, *traps]) == PAGES
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_says_what_upstream_knows(name: str) -> None:
+    text = (FINDINGS / name).read_text(encoding="utf-8")
+    (upstream,) = re.findall(r"\*\*Upstream\.\*\* (.*?)(?:\n\n|\Z)", text, re.DOTALL)
+    assert "was looked for" not in upstream
+    if "NO_SHARD" in text.splitlines()[4]:
+        assert "deprecated" in text
+
+
+SCRIPTS = sorted(path.name for path in FINDINGS.glob("*.py"))
+OF_DEEPSPEED = find_spec("deepspeed") is not None
+TRIED = sliced(
+    SCRIPTS,
+    ["adamw_fused_on_cpu_ignores_strides.py", "fsdp1_accumulation_of_one_element.py"],
+)
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_a_script_ends_with_1_while_its_fault_is_there(name: str) -> None:
+    if name.startswith("deepspeed") and not OF_DEEPSPEED:
+        pytest.skip("needs deepspeed")
+    ended = subprocess.run(
+        [sys.executable, name], cwd=FINDINGS, capture_output=True, text=True, timeout=300
+    )
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_ends_with_2_where_anything_else_fails(name: str) -> None:
+    """By a hook for what nobody catches; a fault is never said by such an exception."""
+    text = (FINDINGS / name).read_text(encoding="utf-8")
+    assert text.count("sys.excepthook = ") == 1 and "os._exit(2)" in text
+    assert re.search(r"sys\.exit\(|os\._exit\(1\)", text)
+
+
+def test_what_nobody_catches_ends_with_2(tmp_path: Path) -> None:
+    (line,) = re.findall(
+        r"^sys\.excepthook = .*$", (FINDINGS / SCRIPTS[0]).read_text(encoding="utf-8"), re.MULTILINE
+    )
+    script = tmp_path / "broken.py"
+    script.write_text(f"import os, sys\n{line}\nassert False\n")
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert ended.returncode == 2 and "AssertionError" in ended.stderr

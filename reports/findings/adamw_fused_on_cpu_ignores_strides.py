@@ -1,8 +1,12 @@
 """torch's fused AdamW on the CPU mixes up elements of a gradient with other strides. torch only."""
 
+import os
 import sys
 
 import torch
+
+# 1 is for the fault; anything else that fails ends with 2.
+sys.excepthook = lambda *error: (sys.__excepthook__(*error), sys.stdout.flush(), os._exit(2))
 
 
 def step(fused: bool) -> torch.Tensor:

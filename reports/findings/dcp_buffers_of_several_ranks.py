@@ -20,6 +20,9 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
+# 1 is for the fault; anything else that fails ends with 2.
+sys.excepthook = lambda *error: (sys.__excepthook__(*error), sys.stdout.flush(), os._exit(2))
+
 WORLD_SIZE = 2
 
 

@@ -19,6 +19,9 @@ import torch.distributed as dist
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from torch import nn
 
+# 1 is for the fault; anything else that fails ends with 2.
+sys.excepthook = lambda *error: (sys.__excepthook__(*error), sys.stdout.flush(), os._exit(2))
+
 
 def engine_of(model: nn.Module, optimizer: torch.optim.Optimizer, zero: dict[str, Any]) -> Any:
     os.environ.setdefault("LOCAL_RANK", str(dist.get_rank()))

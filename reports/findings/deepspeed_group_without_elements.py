@@ -6,6 +6,7 @@ The factors of an adapter of rank 0, in a group of their own, on one rank.
 """
 
 import os
+import sys
 import tempfile
 from typing import Any
 
@@ -15,6 +16,9 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from torch import nn
+
+# 1 is for the fault; anything else that fails ends with 2.
+sys.excepthook = lambda *error: (sys.__excepthook__(*error), sys.stdout.flush(), os._exit(2))
 
 
 def engine_of(model: nn.Module, groups: list[dict[str, Any]], stage: int) -> Any:
@@ -56,9 +60,13 @@ def step(stage: int, apart: bool) -> str:
 
 
 if __name__ == "__main__":
+    wrong = False
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=0, world_size=1)
         for stage in (0, 1, 2):
             for apart in (False, True):
                 where = "in a group of its own" if apart else "among others"
-                print(f"stage {stage}, {where}: {step(stage, apart)}", flush=True)
+                said = step(stage, apart)
+                wrong = wrong or said != "a step"
+                print(f"stage {stage}, {where}: {said}", flush=True)
+    sys.exit(1 if wrong else 0)

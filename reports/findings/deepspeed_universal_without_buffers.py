@@ -21,6 +21,9 @@ import torch.distributed as dist
 from deepspeed.checkpoint import ds_to_universal
 from torch import nn
 
+# 1 is for the fault; anything else that fails ends with 2.
+sys.excepthook = lambda *error: (sys.__excepthook__(*error), sys.stdout.flush(), os._exit(2))
+
 
 def engine_of(
     model: nn.Module,

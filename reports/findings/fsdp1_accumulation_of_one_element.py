@@ -6,6 +6,8 @@ Two backwards outside of no_sync. The gradient should be the sum of both means; 
 divided by the world size once more.
 """
 
+import os
+import sys
 import tempfile
 from datetime import timedelta
 
@@ -14,6 +16,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
+
+# 1 is for the fault; anything else that fails ends with 2.
+sys.excepthook = lambda *error: (sys.__excepthook__(*error), sys.stdout.flush(), os._exit(2))
 
 WORLD_SIZE = 2
 
@@ -34,8 +39,11 @@ def run(rank: int, rendezvous: str) -> None:
         gradient = next(model.parameters()).grad
         assert gradient is not None
         print(f"gradient {gradient.item()}, right is {1.0 + 10.0}", flush=True)
+        if gradient.item() != 1.0 + 10.0:
+            open(f"{rendezvous}-wrong", "w").close()
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(run, args=(f"{folder}/rendezvous",), nprocs=WORLD_SIZE)
+        sys.exit(1 if os.path.exists(f"{folder}/rendezvous-wrong") else 0)

@@ -24,6 +24,9 @@ from torch.distributed.fsdp import (
     StateDictType,
 )
 
+# 1 is for the fault; anything else that fails ends with 2.
+sys.excepthook = lambda *error: (sys.__excepthook__(*error), sys.stdout.flush(), os._exit(2))
+
 warnings.simplefilter("ignore")
 WORLD_SIZE = 2
 

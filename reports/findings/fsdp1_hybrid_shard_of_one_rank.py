@@ -6,6 +6,7 @@ Two replicas of one rank each. The gradient should be the mean over both; each r
 divided by two.
 """
 
+import os
 import sys
 import tempfile
 from datetime import timedelta
@@ -16,6 +17,9 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+# 1 is for the fault; anything else that fails ends with 2.
+sys.excepthook = lambda *error: (sys.__excepthook__(*error), sys.stdout.flush(), os._exit(2))
 
 REPLICAS = 2
 INPUTS = (1.0, 10.0)

@@ -25,6 +25,9 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 
+# 1 is for the fault; anything else that fails ends with 2.
+sys.excepthook = lambda *error: (sys.__excepthook__(*error), sys.stdout.flush(), os._exit(2))
+
 warnings.simplefilter("ignore")
 WORLD_SIZE = 2
 

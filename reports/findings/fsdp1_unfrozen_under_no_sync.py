@@ -18,6 +18,9 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
+# 1 is for the fault; anything else that fails ends with 2.
+sys.excepthook = lambda *error: (sys.__excepthook__(*error), sys.stdout.flush(), os._exit(2))
+
 WORLD_SIZE = 2
 
 

@@ -6,6 +6,8 @@ Three ranks share a bias of two elements: rank 2 holds none of it. With the 2-no
 with the infinity norm rank 2 raises, and the others wait for it until they time out.
 """
 
+import os
+import sys
 import tempfile
 from datetime import timedelta
 
@@ -15,6 +17,9 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+
+# 1 is for the fault; anything else that fails ends with 2.
+sys.excepthook = lambda *error: (sys.__excepthook__(*error), sys.stdout.flush(), os._exit(2))
 
 WORLD_SIZE = 3
 
@@ -37,9 +42,15 @@ def run(rank: int, rendezvous: str, norm_type: float) -> None:
     except Exception as error:
         message = str(error).strip().splitlines()[0]
         print(f"norm type {norm_type}, rank {rank}: {type(error).__name__}: {message}", flush=True)
+        if norm_type == 2.0:
+            raise
+        open(f"{rendezvous}-wrong", "w").close()
 
 
 if __name__ == "__main__":
+    wrong = False
     for norm_type in (2.0, float("inf")):
         with tempfile.TemporaryDirectory() as folder:
             mp.spawn(run, args=(f"{folder}/rendezvous", norm_type), nprocs=WORLD_SIZE)
+            wrong = wrong or os.path.exists(f"{folder}/rendezvous-wrong")
+    sys.exit(1 if wrong else 0)

@@ -6,6 +6,8 @@ ZeroRedundancyOptimizer with parameters_as_bucket_view is made after DDP, as its
 shows it. All ranks have the same batch, so the gradient should be that of one device.
 """
 
+import os
+import sys
 import tempfile
 from datetime import timedelta
 
@@ -15,6 +17,9 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
+
+# 1 is for the fault; anything else that fails ends with 2.
+sys.excepthook = lambda *error: (sys.__excepthook__(*error), sys.stdout.flush(), os._exit(2))
 
 WORLD_SIZE = 2
 
@@ -45,8 +50,11 @@ def run(rank: int, rendezvous: str) -> None:
         error = (layer.weight.grad - expected).abs().max()
         if rank == 0:
             print(f"step {step}: the gradient is off by {error:.6f}", flush=True)
+        if error > 1e-5:
+            open(f"{rendezvous}-wrong", "w").close()
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(run, args=(f"{folder}/rendezvous",), nprocs=WORLD_SIZE)
+        sys.exit(1 if os.path.exists(f"{folder}/rendezvous-wrong") else 0)

@@ -20,7 +20,7 @@ from zerocheck.ds_config import read
 from zerocheck.errors import UsageError
 from zerocheck.judge.verdict import EQUIVALENCE
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.known_issues import ours
+from zerocheck.run.known_issues import matching, ours
 from zerocheck.run.trial import Outcome, Trial
 
 from .deepspeed_cases import chosen, needs_deepspeed
@@ -153,7 +153,7 @@ def test_listed_faults_of_its_stage_are_known(pool: Pool, config: Callable[[obje
     assert outcome.status == "violated" and outcome.judgement is not None
     finished = outcome.record(0, name, case)
     for violation in outcome.judgement.violations:
-        known = [issue for issue in ours() if issue.matches(finished, violation)]
+        known = matching(ours(), finished, violation)
         assert [issue.implementation for issue in known] == ["deepspeed0"]
 
 

@@ -350,6 +350,8 @@ class Choices(Picking):
                 "sharding.tensor_parallel",
                 lambda: drawn_tensor_parallel(seed, mesh[0]) if len(mesh) == 1 else 1,
             ),
+            device_mesh=self.field("sharding.device_mesh", lambda: seed % 5 != 3),
+            export_offload=self.field("sharding.export_offload", lambda: seed % 7 == 4),
             **self.engine_options(seed),
         )
 

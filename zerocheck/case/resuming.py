@@ -83,7 +83,7 @@ def draw_resumed(
             case = fitted(case)
             has = features(case)
             if wanted <= set(has) and case not in found:
-                offered[case] = has
+                offered[case] = [name for name in has if name not in UNCOUNTED]
         del bases[saving][:OFFERED]
         if offered:
             best = max(offered, key=lambda case: sum(seen[name] < ENOUGH for name in offered[case]))
@@ -135,6 +135,9 @@ def _pairs(count: int, sizes: Sequence[int], source: random.Random) -> list[tupl
         found += [pair for _, _, pair in sorted(keyed)]
     return found[:count]
 
+
+UNCOUNTED = frozenset(("export-offload", "without-device-mesh"))
+"""Features drawn by the seed alone: which case is taken does not depend on them."""
 
 _FEATURES: dict[Harm, frozenset[str]] = {
     "killed": frozenset(("resume-killed",)),

@@ -268,6 +268,11 @@ class Sharding(_Data, frozen=True, kw_only=True):
     checkpoint: CheckpointKind = "distributed"
     """How torch's implementations write checkpoints: by torch.distributed.checkpoint and its
     state-dict API, whole by rank 0, or (FSDP1) sharded by FSDP1's own state-dict type."""
+    device_mesh: bool = True
+    """FSDP1 is given a DeviceMesh where it writes by torch.distributed.checkpoint: its state dicts
+    have DTensors then, and else ShardedTensors."""
+    export_offload: bool = False
+    """FSDP1's full state dict of the optimizer is offloaded to the CPU, as its default is."""
     offload: OffloadKind = "none"
     """FSDP1 and FSDP2: parameters, gradients and optimizer states lie on the CPU, in pageable or
     pinned memory, and AdamW runs there."""

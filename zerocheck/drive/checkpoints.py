@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -122,6 +123,15 @@ class Checkpoints:
             if saving is not None:
                 saving.result()
             recorder.take(self.case.training.first - 1, "saved", subject.shards(), STATE_ROLES)
+            if self.job.kill is not None:
+                self._list(Path(directory))
+
+    def _list(self, directory: Path) -> None:
+        """Write down the files of the older checkpoint, where a killed rank leaves them."""
+        names = [str(p.relative_to(directory)) for p in directory.rglob("*") if p.is_file()]
+        beside = listing_of(directory)
+        beside.mkdir(exist_ok=True)
+        (beside / str(self.rank)).write_text("\n".join(names), encoding="utf-8")
 
     def save(self, subject: Implementation, recorder: Recorder) -> None:
         """Write the checkpoint of this leg, or begin to; record what must not change by it."""
@@ -167,6 +177,11 @@ class Checkpoints:
         """Put the loader where it stands before a step."""
         read = samples_read(self.case, step - self.case.training.first)
         self._loader.samples = self.job.samples + read
+
+
+def listing_of(directory: Path) -> Path:
+    """The folder next to a checkpoint in which each rank lists the files of the older one."""
+    return directory.with_name(f"{directory.name}.files")
 
 
 def _whole(exported: Mapping[tuple[str, str], torch.Tensor]) -> list[Shard]:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import torch
 
 from ..case.legs import end_of
 from ..case.schema import Case
 from .assemble import Observation
 from .compare import different_bits, same_bits
-from .diagnose.resume import SENTENCES, Known, Wrong, causes, data_causes, random_causes
+from .diagnose.resume import (
+    SENTENCES,
+    Known,
+    Wrong,
+    causes,
+    causes_by_tensor,
+    data_causes,
+    explained,
+    of_steps,
+    random_causes,
+)
 from .layout import Layout
 from .ownership import MOMENTS
 from .state import State
-from .verdict import Violation, said
+from .verdict import Violation, said, together
 
 
 @dataclass(frozen=True)
@@ -78,19 +89,19 @@ def compare_loaded(
             roles.append(_compared(role, loaded.moment(role), saved.state.moment(role), layout))
     wrong_steps = _wrong_steps(loaded, saved.state, layout)
     wrong = [role for role in roles if bool(role.different.any())]
+    found: list[Violation | None] = []
     if wrong or wrong_steps:
-        return _state_violation(wrong, wrong_steps, saved, loaded, layout, case)
-    return (
-        _buffers(saved, observation, case.training.first - 1)
-        or _loss_scale(saved, observation, case)
-        or _beside(saved, observation)
-    )
+        found.append(_state_violation(wrong, wrong_steps, saved, loaded, layout, case))
+    found.append(_buffers(saved, observation, case.training.first - 1))
+    found.append(_loss_scale(saved, observation, case))
+    found += _beside(saved, observation)
+    return together([one for one in found if one is not None])
 
 
 def compare_saved(observation: Observation, step: int) -> Violation | None:
     """The state after `save` against the state before it: saving changes nothing."""
-    roles = ("parameter", *MOMENTS, "step", "buffer")
-    for role in roles:
+    found: list[Violation] = []
+    for role in ("parameter", *MOMENTS, "step", "buffer"):
         before = observation.by_name(step, "state", role)
         after = observation.by_name(step, "saved", role)
         for rank, (one, other) in enumerate(zip(before, after, strict=True)):
@@ -99,16 +110,29 @@ def compare_saved(observation: Observation, step: int) -> Violation | None:
             ]
             names += [name for name in other if name not in one and bool((other[name] != 0).any())]
             if names:
-                return Violation(
-                    obligation="roundtrip",
-                    step=step,
-                    role=role,
-                    tensors=tuple(names),
-                    ranks=(rank,),
-                    explanation=f"saving, or exporting, changed the {role} that training has",
-                    causes=("changed by saving",),
+                stepped = role == "step" and all(
+                    not bool(one[name].any() if name in one else 0)
+                    and bool((other[name] == 1).all())
+                    for name in names
+                    if name in other
                 )
-    return None
+                found.append(
+                    Violation(
+                        obligation="roundtrip",
+                        step=step,
+                        role=role,
+                        tensors=tuple(names),
+                        ranks=(rank,),
+                        explanation=f"saving, or exporting, changed the {role} that training has",
+                        causes=("changed by saving", STEPPED)
+                        if stepped
+                        else ("changed by saving",),
+                    )
+                )
+    return together(found)
+
+
+STEPPED = "first step counted by saving"
 
 
 def _compared(role: str, loaded: torch.Tensor, saved: torch.Tensor, layout: Layout) -> Wrong:
@@ -141,39 +165,69 @@ def _state_violation(
     steps = [(loaded.steps[n], saved.state.steps[n]) for n in wrong_steps]
     known = Known(saved.state, saved.others, saved.step, layout, case)
     names = causes(wrong, steps, known)
-    words = said(names, SENTENCES)
     text = f"after the load, {_listed(what)} {'is' if len(what) == 1 else 'are'} not what was saved"
-    if not wrong:
-        place = layout.places[wrong_steps[0]]
-        return Violation(
-            obligation="roundtrip",
-            step=saved.step,
-            role="step",
-            tensors=tuple(layout.places[n].name for n in wrong_steps),
-            ranks=(),
-            observed=loaded.steps[wrong_steps[0]],
-            expected=saved.state.steps[wrong_steps[0]],
-            wrong=len(wrong_steps),
-            total=sum(place.trainable for place in layout.places),
-            explanation=f"{text}: {place.name}{words}",
-            causes=names,
-        )
-    first = wrong[0]
-    element = int(first.different.nonzero()[0])
-    place, index = layout.at(element)
+    parts: list[Violation] = []
+    if not explained(names, wrong, steps, known):
+        for one in wrong:
+            for places, found in causes_by_tensor(one, known):
+                inside = layout.spread([place in places for place in layout.places])
+                part = one._replace(different=one.different & inside)
+                of = f"after the load, {one.role} is not what was saved"
+                parts.append(_role_violation(part, saved, layout, of, found))
+        if wrong_steps:
+            parts.append(
+                _step_violation(wrong_steps, saved, loaded, layout, "", of_steps(steps, known))
+            )
+    violation = (
+        _role_violation(wrong[0], saved, layout, text, names)
+        if wrong
+        else _step_violation(wrong_steps, saved, loaded, layout, text, names)
+    )
+    return msgspec.structs.replace(violation, parts=tuple(parts) if len(parts) > 1 else ())
+
+
+def _step_violation(
+    wrong_steps: Sequence[int],
+    saved: Checkpoint,
+    loaded: State,
+    layout: Layout,
+    text: str,
+    names: tuple[str, ...],
+) -> Violation:
+    place = layout.places[wrong_steps[0]]
     return Violation(
         obligation="roundtrip",
         step=saved.step,
-        role=first.role,
-        tensors=layout.names_of(first.different, first.different.double()),
+        role="step",
+        tensors=tuple(layout.places[n].name for n in wrong_steps),
+        ranks=(),
+        observed=loaded.steps[wrong_steps[0]],
+        expected=saved.state.steps[wrong_steps[0]],
+        wrong=len(wrong_steps),
+        total=sum(place.trainable for place in layout.places),
+        explanation=f"{text}: {place.name}{said(names, SENTENCES)}",
+        causes=names,
+    )
+
+
+def _role_violation(
+    wrong: Wrong, saved: Checkpoint, layout: Layout, text: str, names: tuple[str, ...]
+) -> Violation:
+    element = int(wrong.different.nonzero()[0])
+    _, index = layout.at(element)
+    return Violation(
+        obligation="roundtrip",
+        step=saved.step,
+        role=wrong.role,
+        tensors=layout.names_of(wrong.different, wrong.different.double()),
         ranks=(),
         element=index,
-        observed=float(first.loaded[element]),
-        expected=float(first.saved[element]),
+        observed=float(wrong.loaded[element]),
+        expected=float(wrong.saved[element]),
         bound=0.0,
-        wrong=int(torch.count_nonzero(first.different)),
+        wrong=int(torch.count_nonzero(wrong.different)),
         total=layout.size,
-        explanation=f"{text}{words}",
+        explanation=f"{text}{said(names, SENTENCES)}",
         causes=names,
     )
 
@@ -232,7 +286,7 @@ def _same_buffers(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Ten
     return all(name in other and torch.equal(one[name], other[name]) for name in one)
 
 
-def _beside(saved: Checkpoint, observation: Observation) -> Violation | None:
+def _beside(saved: Checkpoint, observation: Observation) -> Iterator[Violation]:
     """The data position, and the random states where there are as many ranks as before."""
     seen = observation.seen
     if "data" in seen[0].keeps:
@@ -243,7 +297,7 @@ def _beside(saved: Checkpoint, observation: Observation) -> Violation | None:
             names = data_causes(given, saved.samples, len(saved.buffers), len(seen))
             off = samples - saved.samples
             text = f"{off} samples are left out" if off > 0 else f"{-off} samples are read again"
-            return Violation(
+            yield Violation(
                 obligation="roundtrip",
                 step=saved.step,
                 role="data",
@@ -259,7 +313,7 @@ def _beside(saved: Checkpoint, observation: Observation) -> Violation | None:
         loaded = [rank.random["loaded"] for rank in seen]
         bad = tuple(r for r, state in enumerate(loaded) if state != saved.random[r])
         if bad:
-            return Violation(
+            yield Violation(
                 obligation="roundtrip",
                 step=saved.step,
                 role="rng",
@@ -268,7 +322,6 @@ def _beside(saved: Checkpoint, observation: Observation) -> Violation | None:
                 explanation="after the load, the random state of the rank is not the saved one",
                 causes=random_causes(loaded, saved.random),
             )
-    return None
 
 
 def _listed(words: Sequence[str]) -> str:

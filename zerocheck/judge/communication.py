@@ -16,21 +16,23 @@ from ..contract.layout import Call, Layout
 from ..drive.observation import Measured
 from .checked import Checked
 from .diagnose.communication import causes
-from .verdict import Violation
+from .verdict import Violation, together
 
 
 def check(case: Case, measured: Sequence[Measured]) -> Checked:
-    """The first step in which ranks call other collectives than each other, or than predicted."""
+    """Steps in which ranks call other collectives than each other, or than predicted."""
     called = any(calls for one in measured for calls in one.calls)
-    violation = None
+    found: dict[tuple[object, ...], Violation] = {}
     for number in range(max((len(one.calls) for one in measured), default=0)):
         step = case.training.first + number
         seen = [one.calls[number] if number < len(one.calls) else () for one in measured]
         violation = _apart(seen, step) or _unlike_layout(case, measured, seen, step)
         if violation is not None:
-            break
+            found.setdefault((violation.role, violation.causes, violation.ranks), violation)
     steps = any(one.steps for one in measured)
-    return Checked(steps, violation, vacuous=case.world_size == 1 or not called)
+    return Checked(
+        steps, together(list(found.values())), vacuous=case.world_size == 1 or not called
+    )
 
 
 def volume(calls: Sequence[Call]) -> float:
@@ -51,9 +53,9 @@ def predicted(layout: Layout, step: int) -> tuple[Call, ...]:
 
 def _apart(seen: Sequence[Sequence[Call]], step: int) -> Violation | None:
     """The first call in which a rank differs from rank 0."""
-    together = [[call for call in calls if call.kind not in ("send", "recv")] for calls in seen]
-    first = together[0]
-    for rank, calls in enumerate(together):
+    moved = [[call for call in calls if call.kind not in ("send", "recv")] for calls in seen]
+    first = moved[0]
+    for rank, calls in enumerate(moved):
         place = _first_difference([_key(one) for one in first], [_key(one) for one in calls])
         if place is None:
             continue

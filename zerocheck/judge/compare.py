@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -49,6 +49,20 @@ def compare(observed: torch.Tensor, enclosure: Enclosure) -> tuple[float, Misfit
         return 1.0, None
     ratio = torch.where(outside, (error / bound).nan_to_num(nan=math.inf, posinf=math.inf), 0.0)
     return float(ratio.max()), Misfit(outside, ratio, observed, exact, bound)
+
+
+def first_outside(
+    enclosures: Iterable[tuple[str, torch.Tensor, Enclosure]],
+) -> tuple[float, str, Misfit | None]:
+    """(share of the bound at most, role, misfit) of the first that is outside; no misfit if none
+    is."""
+    share = 0.0
+    for role, observed, enclosure in enclosures:
+        used, misfit = compare(observed, enclosure)
+        if misfit is not None:
+            return used, role, misfit
+        share = max(share, used)
+    return share, "", None
 
 
 def compare_pieces(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from .assemble import Observation
@@ -10,34 +12,32 @@ from .diagnose.resume import export_causes
 from .layout import Layout, Place
 from .ownership import MOMENTS
 from .state import State
-from .verdict import Violation
+from .verdict import Violation, together
 
 
 def check_export(
     observation: Observation, layout: Layout, state: State, step: int
 ) -> Violation | None:
-    """The first tensor, on the first rank that was given anything, that is not what is held.
+    """Every tensor, on every rank that was given anything, that is not what is held.
 
     state: what all ranks hold. A parameter must be there, frozen or not; of the optimizer what it
     has; nothing that the model does not have. A role that is not exported at all is let pass, but
     for the parameters. A parameter that is given in a narrow dtype is what ranks compute with, and
     else its master.
     """
+    found: list[Violation] = []
     for role in ("parameter", *MOMENTS, "step", "buffer"):
         ranks = observation.by_name(step, "export", role)
         if not any(ranks):
             if role == "parameter":
-                return _violation(step, role, (), (), "export() gives no parameter at all", ())
+                text = "export() gives no parameter at all"
+                found.append(_violation(step, role, (), (), text, ()))
             continue
         narrow = observation.narrow(step, "export", role)
         for rank, given in enumerate(ranks):
             if given:
-                violation = _check(
-                    observation, layout, state, step, role, rank, given, narrow[rank]
-                )
-                if violation is not None:
-                    return violation
-    return None
+                found += _check(observation, layout, state, step, role, rank, given, narrow[rank])
+    return together(found)
 
 
 def _check(
@@ -49,33 +49,34 @@ def _check(
     rank: int,
     given: dict[str, torch.Tensor],
     narrow: frozenset[str],
-) -> Violation | None:
+) -> Iterator[Violation]:
     known = layout.buffers if role == "buffer" else layout.by_name
     for name in given:
         if name not in known:
             text = f"export() gives a {role} of {name!r}, which the model does not have"
-            return _violation(step, role, (name,), (rank,), text, ("unknown name",))
+            yield _violation(step, role, (name,), (rank,), text, ("unknown name",))
     if role == "buffer":
-        return _buffers(observation, step, rank, given)
+        yield from _buffers(observation, step, rank, given)
+        return
     for position, place in enumerate(layout.places):
         held = _held(state, role, position, place, copy=place.name in narrow)
         got = given.get(place.name)
         if got is None:
             if role == "parameter" or bool((held != 0).any()):
                 text = f"export() leaves out the {role} of {place.name}"
-                return _violation(step, role, (place.name,), (rank,), text, ("left out",))
+                yield _violation(step, role, (place.name,), (rank,), text, ("left out",))
             continue
         if got.numel() != held.numel():
             text = (
                 f"export() gives {place.name} a {role} of {got.numel()} elements; "
                 f"it has {held.numel()}"
             )
-            return _violation(step, role, (place.name,), (rank,), text, ("wrong shape",))
+            yield _violation(step, role, (place.name,), (rank,), text, ("wrong shape",))
+            continue
         got = got.to(held.dtype)
         different = different_bits(got, held)
         if bool(different.any()):
-            return _difference(layout, state, step, role, rank, place, got, held, different)
-    return None
+            yield _difference(layout, state, step, role, rank, place, got, held, different)
 
 
 def _held(state: State, role: str, position: int, place: Place, *, copy: bool) -> torch.Tensor:
@@ -119,17 +120,16 @@ def _difference(
 
 def _buffers(
     observation: Observation, step: int, rank: int, given: dict[str, torch.Tensor]
-) -> Violation | None:
+) -> Iterator[Violation]:
     """Each is that of the rank itself, or of one rank."""
     held = observation.buffers(step)
     for name in held[rank]:
         if name not in given:
             text = f"export() leaves out the buffer {name!r}"
-            return _violation(step, "buffer", (name,), (rank,), text, ("left out",))
-        if not any(torch.equal(given[name].reshape(-1), one[name].reshape(-1)) for one in held):
+            yield _violation(step, "buffer", (name,), (rank,), text, ("left out",))
+        elif not any(torch.equal(given[name].reshape(-1), one[name].reshape(-1)) for one in held):
             text = f"export() gives buffer {name!r} values that no rank holds"
-            return _violation(step, "buffer", (name,), (rank,), text, ("buffer of no rank",))
-    return None
+            yield _violation(step, "buffer", (name,), (rank,), text, ("buffer of no rank",))
 
 
 def _violation(

@@ -15,15 +15,16 @@ from . import bounds
 from .assemble import Held
 from .bounds import Enclosure, Format
 from .compare import all_finite, compare_pieces, describe
+from .diagnose.by_tensor import causes_by_tensor
 from .diagnose.evidence import Evidence
 from .diagnose.gradient import causes
 from .diagnose.loss import seeded_alike
 from .flat import FlatBuffer
 from .layout import Layout
 from .local import Passes, Scale
-from .pieces import Enclosing, Positions
+from .pieces import Enclosing, Positions, in_pieces
 from .precision import Path, declared, path_of
-from .verdict import Violation
+from .verdict import Violation, with_parts
 
 
 class Expected(NamedTuple):
@@ -188,25 +189,24 @@ def check(
     if first is None:
         return share, None
     misfit, elements = first
-    found = causes(
-        Evidence(
-            held,
-            passes,
-            wanted.of,
-            layout,
-            case,
-            semantics,
-            again,
-            previous(),
-            otherwise,
-            loss_scale,
-            buffers(),
-            None if case.training.clip is None else unclipped_before(),
-            seeded_alike(left),
-            noise,
-        )
+    evidence = Evidence(
+        held,
+        passes,
+        wanted.of,
+        layout,
+        case,
+        semantics,
+        again,
+        previous(),
+        otherwise,
+        loss_scale,
+        buffers(),
+        None if case.training.clip is None else unclipped_before(),
+        seeded_alike(left),
+        noise,
     )
-    return share, describe(
+    found = causes(evidence)
+    violation = describe(
         misfit,
         layout,
         obligation="gradient",
@@ -217,6 +217,9 @@ def check(
         explanation=found.explanation,
         causes=found.names,
     )
+    if not found.names and not in_pieces(None, layout.size):
+        violation = with_parts(violation, causes_by_tensor(evidence))
+    return share, violation
 
 
 def _existence(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from ..case.schema import Case
 from ..case.shapes import unfrozen
 from ..contract.groups import group_of
+from ..contract.memory_order import in_memory_order, order_of
 from . import vectors
 from .bounds import FP32, Enclosure, Format
 from .pieces import Positions, in_pieces, split
@@ -100,6 +102,8 @@ class Place:
     trainable: bool
     group: int
     format: Format = FP32
+    strides: tuple[int, ...] | None = None
+    """In elements; None: contiguous."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,9 @@ class Layout:
             trains = parameter.requires_grad or name in later
             group = group_of(case, name) if trains else -1
             format = Format.of(parameter.dtype)
-            places.append(Place(name, tuple(parameter.shape), start, stop, trains, group, format))
+            strides = None if parameter.is_contiguous() else parameter.stride()
+            shape = tuple(parameter.shape)
+            places.append(Place(name, shape, start, stop, trains, group, format, strides))
             start = stop
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         return cls.of_places(places, buffers=buffers, aliases=_aliases(model))
@@ -157,6 +163,20 @@ class Layout:
             _formats(places, size),
             aliases or {},
         )
+
+    @cached_property
+    def memory_order(self) -> torch.Tensor | None:
+        """(size,) int64: the places of all elements in the order in which each parameter lies in
+        memory. None where every parameter is contiguous."""
+        if all(place.strides is None for place in self.places):
+            return None
+        order = vectors.ranges([0], [self.size])
+        for place in self.places:
+            if place.strides is not None:
+                own = order[place.start : place.stop].view(place.shape)
+                dims = order_of(place.shape, place.strides)
+                order[place.start : place.stop] = in_memory_order(own, dims).clone()
+        return order
 
     def at(self, element: int) -> tuple[Place, tuple[int, ...]]:
         """The parameter that holds a flat element, and the index within it."""

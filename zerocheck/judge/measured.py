@@ -69,6 +69,7 @@ def merged(parts: Sequence[Judgement]) -> Judgement:
             violations=tuple(
                 sorted((*first.violations, *other.violations), key=lambda one: one.step)
             ),
+            further=(*first.further, *other.further),
             digest=first.digest + other.digest,
             vacuous=(*first.vacuous, *other.vacuous),
             estimated=tuple(dict.fromkeys((*first.estimated, *other.estimated))),

@@ -25,6 +25,8 @@ class Noted:
         self.exercised: set[Obligation] = set()
         self.shares: dict[Obligation, float] = {}
         self.violations: dict[Obligation, Violation] = {}
+        self.further: list[Violation] = []
+        """Violations after the first of their obligation."""
         self.tier: Tier = "full"
         self.vacuity = Vacuity(seen)
         self._taken: tuple[Passes, Callable[[], Passes]] | None = None
@@ -48,7 +50,8 @@ class Noted:
         if violation is not None and self._taken is not None:
             check_repeats(*self._taken)
         if violation is not None:
-            self.violations.setdefault(obligation, violation)
+            if self.violations.setdefault(obligation, violation) is not violation:
+                self.further.append(violation)
         else:
             self.shares[obligation] = max(self.shares.get(obligation, 0.0), share)
 
@@ -65,6 +68,7 @@ class Noted:
             statuses=statuses,
             share=self.shares,
             violations=tuple(sorted(self.violations.values(), key=lambda v: v.step)),
+            further=tuple(self.further),
             tier=self.tier,
             digest=digest_of(observation) if digest or self.violations else "",
             semantics=observation.seen[0].semantics,

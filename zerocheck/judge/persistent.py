@@ -22,7 +22,7 @@ from ..drive.census import HARNESS, LOCAL
 from ..drive.ledger import UNEXPLAINED
 from ..drive.observation import Measured
 from .checked import Checked
-from .verdict import Violation
+from .verdict import Violation, together
 
 COMPARED = tuple(one for one in CATEGORIES if one != "activation")
 """The categories that a layout tells of."""
@@ -135,6 +135,8 @@ class _Expected:
 
 
 def _first(case: Case, held: Sequence[Held], expected: Sequence[_Expected]) -> Violation | None:
+    """The first place of each category and cause."""
+    found: dict[tuple[object, ...], Violation] = {}
     for at in held[0]:
         told = [one.at(at) for one in expected]
         for category in expected[0].compared:
@@ -146,8 +148,9 @@ def _first(case: Case, held: Sequence[Held], expected: Sequence[_Expected]) -> V
                 and held[rank][at].get(category, Counter()).total() != says[category]
             ]
             if wrong:
-                return _violation(case, held, told, at, category, wrong, expected[wrong[0]])
-    return None
+                one = _violation(case, held, told, at, category, wrong, expected[wrong[0]])
+                found.setdefault((category, one.causes), one)
+    return together(list(found.values()))
 
 
 def _violation(
@@ -205,8 +208,9 @@ def _causes(
     expected = says[category]
     unfreeze = case.training.unfreeze
     if unfreeze is not None and unfreeze <= at[0]:
-        frozen = layout.at((unfreeze - 1, at[1]))
-        if frozen is not None and frozen[category] == observed:
+        # Optimizer states are there from the end of the first step on, in every phase.
+        frozen = [layout.at((unfreeze - 1, phase)) for phase in (at[1], "step")]
+        if any(one is not None and one[category] == observed for one in frozen):
             yield "not unfrozen"
             return
     sizes = parameter_bytes(case.model)

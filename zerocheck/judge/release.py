@@ -21,7 +21,7 @@ from ..drive.measure import settled
 from ..drive.observation import Measured
 from .checked import Checked
 from .persistent import At, Held, held_by, words
-from .verdict import Violation
+from .verdict import Violation, together
 
 BY_DATA: tuple[Category, ...] = ("gradient", "optimizer")
 """What depends on the batch, where parameters are used sometimes."""
@@ -30,8 +30,8 @@ BY_DATA: tuple[Category, ...] = ("gradient", "optimizer")
 def check(case: Case, measured: Sequence[Measured]) -> Checked:
     """The first growth, or what is left in the end."""
     held = [held_by(one.lines) for one in measured]
-    violation = _growth(case, held) or _left(held)
-    return Checked(any(held), violation)
+    found = (_growth(case, held), _left(held))
+    return Checked(any(held), together([one for one in found if one is not None]))
 
 
 def _growth(case: Case, held: Sequence[Held]) -> Violation | None:
@@ -64,17 +64,20 @@ def _growth(case: Case, held: Sequence[Held]) -> Violation | None:
 
 
 def _left(held: Sequence[Held]) -> Violation | None:
-    places = {at: None for one in held for at in one if at[1] == "closed"}
-    for at in places:
+    """What is left of each category after close()."""
+    found: list[Violation] = []
+    for at in {at: None for one in held for at in one if at[1] == "closed"}:
         for category in CATEGORIES:
             alive = [rank for rank, one in enumerate(held) if _bytes(one, at, category)]
             if alive:
                 rank = alive[0]
                 count = _bytes(held[rank], at, category)
                 text = f"after close() rank {rank} still holds {count:,} bytes of {category}"
-                names = held[rank][at].get(category, Counter())
-                return _violation(at, category, alive, count, 0, text, "alive after close", names)
-    return None
+                names = sum((held[r][at].get(category, Counter()) for r in alive), Counter())
+                found.append(
+                    _violation(at, category, alive, count, 0, text, "alive after close", names)
+                )
+    return together(found)
 
 
 def _bytes(held: Held, at: At, category: Category) -> int:

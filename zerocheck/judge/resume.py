@@ -35,18 +35,24 @@ from .verdict import (
 
 
 def judge_legs(
-    case: Case, legs: Sequence[Seen], *, done: str = "", digest: bool = False
+    case: Case,
+    legs: Sequence[Seen],
+    *,
+    done: str = "",
+    missing: Sequence[str] = (),
+    digest: bool = False,
 ) -> Judgement:
     """Judge a resumed case from what the ranks of each leg observed, in their order.
 
     A leg that only loads comes twice, first with the checkpoint as it was written. done: what was
-    done to it afterwards, in words.
+    done to it afterwards, in words; missing: files of it that a killed writer did not leave.
 
     The obligations of a step are judged in leg 0. What is wrong in later ones, and was right
     before, is a violation of `continuation`.
     """
     with as_on_a_rank(ran_on(legs[0][0])), torch.no_grad():
         violations: dict[Obligation, Violation] = {}
+        further: list[Violation] = []
         exercised: set[Resume] = set()
         judgements: list[Judgement] = []
         moved: set[Resume] = set()
@@ -61,25 +67,28 @@ def judge_legs(
                 exercised.add(which)
                 loads.append(_load(number, {which} if wrong or spoilt else ()))
                 if wrong is None:
-                    which, gave, wrong = tried(case, leg, legs[number + 1], checkpoint, done)
+                    which, gave, wrong = tried(
+                        case, leg, legs[number + 1], checkpoint, done, missing
+                    )
                     exercised.add(which)
                     loads.append(_load(number, {which} if wrong else (), gave))
                     if gave != "unharmed" and (which, gave) != ("damage", "new"):
                         moved.add(which)
-                if wrong is not None:
-                    violations.setdefault(which, wrong)
+                if wrong is not None and violations.setdefault(which, wrong) is not wrong:
+                    further.append(wrong)
                 break
             judge = _LegJudge(leg, seen, fetch, checkpoint)
             judgement = judge.judgement(digest=digest)
             judgements.append(judgement)
             wrong_here: set[Obligation] = {"roundtrip"} if spoilt else set()
-            for violation in (*judge.found, *judgement.violations):
+            for violation in (*judge.found, *judgement.violations, *judgement.further):
                 of = violation.obligation
                 if number and of not in RESUME:
                     if any(v.obligation == of for v in judgements[0].violations):
                         continue  # it is wrong without a checkpoint
                     violation = _after_load(violation, number, leg.training.first)
-                violations.setdefault(violation.obligation, violation)
+                if violations.setdefault(violation.obligation, violation) is not violation:
+                    further.append(violation)
                 if not any(violation is one for one in judge.spoilt):
                     wrong_here.add(violation.obligation)
             spoilt = bool(judge.spoilt)
@@ -106,6 +115,7 @@ def judge_legs(
             judgements[0],
             statuses=statuses,
             violations=tuple(sorted(violations.values(), key=lambda v: v.step)),
+            further=tuple(further),
             digest="".join(one.digest for one in judgements),
             vacuous=(
                 *judgements[0].vacuous,
@@ -131,6 +141,7 @@ def _after_load(violation: Violation, number: int, first: int) -> Violation:
         violation,
         obligation="roundtrip" if before else "continuation",
         in_step=in_step,
+        parts=tuple(_after_load(one, number, first) for one in violation.parts),
         explanation=f"after load {number}, {violation.obligation}: {violation.explanation}",
     )
 

@@ -12,10 +12,11 @@ from ..drive.observation import RankSeen
 from ..models.network import build_model
 from .assemble import Fetch, Observation
 from .checkpoint import Checkpoint, compare_loaded
+from .compare import different_bits
 from .layout import Layout
-from .ownership import Ownership
+from .ownership import MOMENTS, Ownership
 from .state import State
-from .verdict import Gave, Resume, Violation
+from .verdict import Gave, Resume, Violation, with_parts
 
 Seen = tuple[Sequence[RankSeen], Fetch]
 """What all ranks of one leg observed: see `judge.case.judge`."""
@@ -35,15 +36,24 @@ def control(leg: Case, loaded: Seen, saved: Checkpoint) -> tuple[Resume, Violati
     ranks = tuple(rank for rank, one in enumerate(seen) if one.refused)
     if ranks:
         text = f"the checkpoint is whole, and its load refused it: {seen[ranks[0]].refused}"
-        return "roundtrip", _violation("roundtrip", saved.step, ranks, text, ("refused",))
+        violation = _violation("roundtrip", saved.step, ranks, text, ("refused",))
+        error = _error(seen[ranks[0]].refused)
+        return "roundtrip", msgspec.structs.replace(violation, error=error)
     return "roundtrip", _compared(leg, loaded, saved)
 
 
-def tried(case: Case, leg: Case, loaded: Seen, saved: Checkpoint, done: str) -> Tried:
+def tried(
+    case: Case,
+    leg: Case,
+    loaded: Seen,
+    saved: Checkpoint,
+    done: str,
+    missing: Sequence[str] = (),
+) -> Tried:
     """What the load of a checkpoint gives whose writer was killed, or that was damaged.
 
     leg: the case of the leg; saved: what the checkpoint held, or would have held; done: what was
-    done, in words, or "".
+    done, in words, or ""; missing: files of the older checkpoint that are not there any more.
 
     A load that refuses has done its duty, except where a killed writer was to replace an older
     checkpoint: that one must still load. What is loaded must be one of the checkpoints, whole.
@@ -67,7 +77,11 @@ def tried(case: Case, leg: Case, loaded: Seen, saved: Checkpoint, done: str) -> 
                 "a writer was killed while it replaced a checkpoint, and now neither the new nor "
                 f"the old one loads: {refused[0]}"
             )
-            return Tried(of, "lost", _violation(of, step, (), text, ("older checkpoint lost",)))
+            how = "removed" if missing else "written over"
+            text += f"; its files were {how}"
+            causes = ("older checkpoint lost", f"older checkpoint {how}")
+            violation = _violation(of, step, (), text, causes)
+            return Tried(of, "lost", msgspec.structs.replace(violation, error=_error(refused[0])))
         return Tried(of, "none")
     if not done and of == "damage":
         return Tried(of, "unharmed")  # there was nothing to damage
@@ -79,15 +93,57 @@ def tried(case: Case, leg: Case, loaded: Seen, saved: Checkpoint, done: str) -> 
         return Tried(of, "older")
     if of == "damage":
         text = f"the checkpoint was damaged ({done}), and it was loaded without a word"
-        return Tried(of, "wrong", _violation(of, step, (), text, (last.damage,), wrong))
-    text = "what was loaded after a writer was killed is neither the old nor the new checkpoint"
-    return Tried(of, "wrong", _violation(of, step, (), text, ("part of a checkpoint",), wrong))
+        violation = _violation(of, step, (), text, (last.damage,), wrong)
+        mixes = last.damage == "mix"
+    else:
+        text = "what was loaded after a writer was killed is neither the old nor the new checkpoint"
+        violation = _violation(of, step, (), text, ("part of a checkpoint",), wrong)
+        mixes = True
+    if mixes and not _of_saved_states(leg, loaded, saved):
+        part = (violation.tensors, ((OF_NONE,), f"{text}; some elements are of no state that was"))
+        violation = with_parts(violation, [part])
+    return Tried(of, "wrong", violation)
+
+
+OF_NONE = "elements of no saved state"
+
+
+def _error(refused: str) -> str:
+    """The exception with which a rank refused a checkpoint: its type and its first line."""
+    return refused.splitlines()[0][:150]
+
+
+def _of_saved_states(leg: Case, loaded: Seen, saved: Checkpoint) -> bool:
+    """Whether every element that was loaded is that of a state of the training that saved it."""
+    observation = _observed(leg, loaded)
+    at = leg.training.first - 1
+    if Ownership(observation).check(at, "state") is not None:
+        return False
+    state = State.observed(observation, at)
+    states = [saved.state, *saved.others.values(), *([saved.older.state] if saved.older else [])]
+    for role in ("parameter", *MOMENTS):
+        if role != "parameter" and role not in state.moments:
+            continue
+        vectors = [one.parameter if role == "parameter" else one.moment(role) for one in states]
+        here = state.parameter if role == "parameter" else state.moment(role)
+        different = different_bits(here, vectors[0])
+        for vector in vectors[1:]:
+            different &= different_bits(here, vector)
+        if role != "parameter":
+            different &= observation.layout.trainable
+        if bool(different.any()):
+            return False
+    return True
+
+
+def _observed(leg: Case, loaded: Seen) -> Observation:
+    return Observation(Layout.of(build_model(leg), leg), *loaded, leg.training.first)
 
 
 def _compared(leg: Case, loaded: Seen, saved: Checkpoint) -> Violation | None:
     """What was loaded against a checkpoint."""
-    layout = Layout.of(build_model(leg), leg)
-    observation = Observation(layout, *loaded, leg.training.first)
+    observation = _observed(leg, loaded)
+    layout = observation.layout
     at = leg.training.first - 1
     wrong = Ownership(observation).check(at, "state")
     if wrong is not None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+import msgspec
 import torch
 
 from ..case.legs import end_of
@@ -12,7 +13,16 @@ from ..case.schema import Case, Group
 from ..contract.groups import learning_rates
 from . import bounds, vectors
 from .bounds import Enclosure, Format, Reading, Scalars
-from .compare import Misfit, compare, compare_pieces, describe, different_bits, exactly
+from .compare import (
+    Misfit,
+    compare,
+    compare_pieces,
+    describe,
+    different_bits,
+    exactly,
+    first_outside,
+)
+from .diagnose.memory_order import orders_of
 from .diagnose.update import Segment, causes, sentence
 from .layout import Elements, Layout, Part, Place
 from .pieces import Positions, in_pieces, pieces
@@ -62,20 +72,6 @@ _ROLES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "parameter")
 """In this order: what a wrong one leads to is judged by itself."""
 
 
-def _first_outside(
-    enclosures: Iterable[tuple[str, torch.Tensor, Enclosure]],
-) -> tuple[float, str, Misfit | None]:
-    """(share of the bound at most, role, misfit) of the first that is outside; no misfit if none
-    is."""
-    share = 0.0
-    for role, observed, enclosure in enclosures:
-        used, misfit = compare(observed, enclosure)
-        if misfit is not None:
-            return used, role, misfit
-        share = max(share, used)
-    return share, "", None
-
-
 class _Wrong(NamedTuple):
     role: str
     misfit: Misfit
@@ -103,12 +99,12 @@ class UpdateJudge:
         if violation is not None:
             return 0.0, violation
         keys = self._keys(update)
-        failed: _Wrong | None = None
+        failed: list[_Wrong] = []
         best = 0.0
         kept: list[Reading] = []
         for reading in self.readings:
             share, wrong = self._under(reading, update, keys)
-            if wrong is None:
+            if not wrong:
                 best = share if not kept else min(best, share)
                 kept.append(reading)
                 # The other reading is only asked for when this one fails.
@@ -117,16 +113,21 @@ class UpdateJudge:
         if kept:
             self.readings = self.readings[self.readings.index(kept[0]) :]
             return best, None
-        assert failed is not None
-        text, names = self._words(failed, update, step)
-        return float(failed.misfit.ratio.max()), describe(
-            failed.misfit,
+        violation, *others = (self._violation(one, update, step) for one in failed)
+        if others:
+            violation = msgspec.structs.replace(violation, parts=(violation, *others))
+        return float(failed[0].misfit.ratio.max()), violation
+
+    def _violation(self, wrong: _Wrong, update: Update, step: int) -> Violation:
+        text, names = self._words(wrong, update, step)
+        return describe(
+            wrong.misfit,
             self.layout,
             obligation="update",
             step=step,
-            role=failed.role,
+            role=wrong.role,
             ranks=(),
-            elements=failed.elements,
+            elements=wrong.elements,
             explanation=text,
             causes=names,
         )
@@ -227,25 +228,26 @@ class UpdateJudge:
 
     def _under(
         self, reading: Reading, update: Update, keys: Sequence[int | None]
-    ) -> tuple[float, _Wrong | None]:
+    ) -> tuple[float, list[_Wrong]]:
+        """(share of the bound, what is wrong of each part)"""
         share = 0.0
+        found: list[_Wrong] = []
         for part in self.layout.segments(keys):
             if in_pieces(part.elements, self.layout.size):
                 used, role, misfit = self._by_pieces(reading, update, part)
             else:
-                used, role, misfit = _first_outside(
+                used, role, misfit = first_outside(
                     self._enclosures(reading, update, part, part.elements)
                 )
             if misfit is not None:
-                wrong = _Wrong(role, misfit, part.elements, part.group, part.key, part.format)
-                return used, wrong
+                found.append(_Wrong(role, misfit, part.elements, part.group, part.key, part.format))
             share = max(share, used)
-        return share, None
+        return share, found
 
     def _by_pieces(
         self, reading: Reading, update: Update, part: Part
     ) -> tuple[float, str, Misfit | None]:
-        """As `_first_outside`, of elements that have several pieces."""
+        """As `first_outside`, of elements that have several pieces."""
         share = 0.0
         outside: list[str] = []
         for _, there in pieces(part.elements, self.layout.size):
@@ -367,6 +369,7 @@ class UpdateJudge:
             g=sign * of(update.gradient),
             unclipped=None if update.unclipped is None else sign * of(update.unclipped),
             previous=None if previous is None else sign * of(previous),
+            in_memory=[sign * of(update.gradient[order]) for order in orders_of(self.layout)],
             old_m=of(before.moment("exp_avg")),
             old_v=of(before.moment("exp_avg_sq")),
             m=of(after.moment("exp_avg")),

@@ -118,6 +118,31 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     """Only what is reported is wrong (a logged norm); parameters are right."""
     in_step: Equivalence | None = None
     """Of a violation of `continuation`: the obligation of a step that it violates."""
+    error: str = ""
+    """Type and first line of the exception, where a load refused a checkpoint."""
+    parts: tuple[Violation, ...] = ()
+    """Where no one cause explains every wrong tensor: the tensors that each cause explains, and
+    those that none does. Together they are the violation."""
+
+
+def with_parts(
+    violation: Violation, parts: Sequence[tuple[tuple[str, ...], tuple[tuple[str, ...], str]]]
+) -> Violation:
+    """The violation with its parts: (tensors, (causes, what is wrong)) of each."""
+    replace = msgspec.structs.replace
+    made = tuple(
+        replace(violation, tensors=tensors, causes=causes, explanation=text)
+        for tensors, (causes, text) in parts
+    )
+    return replace(violation, parts=made)
+
+
+def together(violations: Sequence[Violation]) -> Violation | None:
+    """Several violations of one obligation as the first one, with all of them as its parts."""
+    if len(violations) < 2:
+        return violations[0] if violations else None
+    parts = tuple(part for one in violations for part in (one.parts or (one,)))
+    return msgspec.structs.replace(violations[0], parts=parts)
 
 
 class Weighed(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,6 +192,9 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     statuses: dict[Obligation, Status]
     share: dict[Obligation, float] = {}
     violations: tuple[Violation, ...] = ()
+    further: tuple[Violation, ...] = ()
+    """Other violations of those obligations: of a later step, role or rank. They count where the
+    first one is a known issue, which must not hide them."""
     tier: Tier = "full"
     digest: str = ""
     semantics: dict[str, str] = {}

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ..judge.verdict import OBLIGATIONS, RESUME, Obligation, Status, Violation
+from ..judge.verdict import OBLIGATIONS, RESUME, Judgement, Obligation, Status, Violation
 from .known_issues import KnownIssue, joined
 from .records import CaseFinished, Finding
 
@@ -187,8 +187,14 @@ class Findings:
         if finished.judgement is None:
             return []
         new: list[Bug] = []
-        for violation in independent(finished.judgement.violations):
-            new += self._merge(finished, "violated", violation)
+        told: set[object] = set()
+        judgement = finished.judgement
+        for violation in sources_of(judgement, lambda v: self._issue_of(finished, v) is not None):
+            kind = (violation.obligation, violation.role, violation.causes)
+            issue = self._issue_of(finished, violation)
+            if kind not in told and issue not in told:
+                new += self._merge(finished, "violated", violation)
+            told |= {kind} if issue is None else {kind, issue}
         return new
 
     def _merge(
@@ -221,6 +227,17 @@ def independent(violations: Sequence[Violation]) -> list[Violation]:
         if not any(other.obligation in sources and not other.mild for other in kept):
             kept.append(violation)
     return kept
+
+
+def sources_of(judgement: Judgement, listed: Callable[[Violation], bool]) -> list[Violation]:
+    """Violations of a case that do not merely follow from another one.
+
+    Of an obligation whose first violation is a listed known issue, the further ones too: nothing
+    hides behind a known issue.
+    """
+    known = {one.obligation for one in judgement.violations if listed(one)}
+    further = [one for one in judgement.further if one.obligation in known]
+    return independent((*judgement.violations, *further))
 
 
 def _sources(violation: Violation) -> frozenset[Obligation]:

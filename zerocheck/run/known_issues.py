@@ -1,7 +1,8 @@
 """Known issues: faults that a run may show without failing, from a TOML file.
 
 The header of `known_issues.toml` beside this file explains the format. An entry names a finding by
-its fingerprint; `features` and `says` keep it from covering more than it means. Imports no torch.
+its fingerprint; the other fields keep it from covering another fault under the same conditions. A
+violation is a known issue only if each of its parts is. Imports no torch.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import re
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,8 @@ from ..case.schema import Case
 from ..case.validity import check
 from ..catalogue import check_spelling, family
 from ..errors import UsageError, did_you_mean, unknown
-from ..judge.verdict import OBLIGATIONS, RESUME, Obligation, Violation
+from ..judge.verdict import OBLIGATIONS, Obligation, Violation
+from .kinds import check_kinds, is_of, most_bytes, ranks_of
 from .records import CaseFinished, Known
 
 OURS = Path(__file__).with_name("known_issues.toml")
@@ -43,7 +47,13 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     fingerprint: str
     reason: str
     features: list[str] = []
-    says: str = ""
+    roles: list[str] = []
+    tensors: list[str] = []
+    elements: int = 0
+    ranks: str = ""
+    surplus: list[str] = []
+    error: str = ""
+    says: str | list[str] = ""
     torch: str | list[str] = ""
     link: str = ""
     page: str = ""
@@ -63,7 +73,13 @@ class KnownIssue:
     reason: str
     source: str
     features: tuple[str, ...] = ()
-    says: str = ""
+    roles: tuple[str, ...] = ()
+    tensors: tuple[str, ...] = ()
+    elements: int = 0
+    ranks: str = ""
+    surplus: tuple[str, ...] = ()
+    error: str = ""
+    says: tuple[str, ...] = ()
     torch: tuple[SpecifierSet, ...] = (SpecifierSet(),)
     link: str = ""
     page: str = ""
@@ -115,29 +131,48 @@ class KnownIssue:
         if self.implementation not in family(finished.implementation):
             return False
         if violation is None:
-            said = f"{finished.title}\n{finished.reason}\n{finished.detail}"
+            text = f"{finished.title}\n{finished.reason}\n{finished.detail}"
             same = self.fingerprint == joined(self.implementation, finished.status, finished.error)
+            same = same and all(words in text for words in self.says)
         else:
-            said = violation.explanation
             same = self._names(violation, violation.obligation) or (
                 violation.in_step is not None and self._names(violation, violation.in_step)
             )
-        legs = legs_of(finished.case)
-        return same and self.says in said and any(self.covers(leg) for leg in legs)
+            same = same and self._fits(finished.case, violation)
+        return same and any(self.covers(leg) for leg in legs_of(finished.case))
+
+    def _fits(self, case: Case, violation: Violation) -> bool:
+        """Whether tensors, ranks and extent of the violation are those of the issue."""
+        extra = (violation.observed or 0.0) - (violation.expected or 0.0)
+        return (
+            (not self.tensors or all(is_of(self.tensors, case, t) for t in violation.tensors))
+            and (not self.elements or violation.role == "step" or violation.wrong <= self.elements)
+            and (not self.ranks or ranks_of(self.ranks, case) == violation.ranks)
+            and (not self.surplus or extra <= most_bytes(self.surplus, case))
+            and self.error in violation.error
+        )
 
     def _names(self, violation: Violation, obligation: Obligation) -> bool:
-        """The causes named here are among those that explain the violation, or both have none.
-
-        What a checkpoint loses has another role from case to case, so there the cause decides.
-        """
+        """The causes named here are among those that explain the violation, or both have none."""
         role = violation.role
-        if obligation in RESUME and violation.causes:
+        if any(fnmatchcase(role, pattern) for pattern in self.roles):
             role = "".join(self.fingerprint.split(" / ")[2:3])
         start = joined(self.implementation, obligation, role)
         if not violation.causes or self.fingerprint == start:
             return not violation.causes and self.fingerprint == start
         named = self.fingerprint.removeprefix(f"{start} / ")
         return named != self.fingerprint and set(named.split("+")) <= set(violation.causes)
+
+
+def matching(
+    issues: Iterable[KnownIssue], finished: CaseFinished, violation: Violation | None
+) -> list[KnownIssue]:
+    """The issues that a failure of a case is. None where any part of a violation is no issue."""
+    issues = tuple(issues)
+    if violation is None or not violation.parts:
+        return [issue for issue in issues if issue.matches(finished, violation)]
+    parts = [matching(issues, finished, part) for part in violation.parts]
+    return list(dict.fromkeys(chain.from_iterable(parts))) if all(parts) else []
 
 
 def joined(*parts: str) -> str:
@@ -211,12 +246,26 @@ def _issue(raw: dict[str, Any], source: str) -> KnownIssue:
     _check_fingerprint(entry.fingerprint)
     for name in entry.features:
         feature(name)
+    says = (entry.says,) if isinstance(entry.says, str) else tuple(entry.says)
+    says = tuple(words for words in says if words)
+    if says and entry.fingerprint.split(" / ")[1] not in _BROKEN:
+        raise UsageError(
+            "`says` is for crashes and hangs; a violation is told by its cause, and by `tensors`, "
+            "`roles`, `elements`, `ranks`, `surplus` or `error`"
+        )
+    check_kinds((*entry.tensors, *entry.surplus), entry.ranks)
     issue = KnownIssue(
         fingerprint=entry.fingerprint,
         reason=entry.reason,
         source=source,
         features=tuple(entry.features),
-        says=entry.says,
+        roles=tuple(entry.roles),
+        tensors=tuple(entry.tensors),
+        elements=entry.elements,
+        ranks=entry.ranks,
+        surplus=tuple(entry.surplus),
+        error=entry.error,
+        says=says,
         torch=_versions(entry.torch),
         link=entry.link,
         page=entry.page,

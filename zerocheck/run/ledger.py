@@ -11,8 +11,8 @@ from ..case.features import features
 from ..case.legs import legs_of
 from ..catalogue import family
 from ..judge.verdict import EQUIVALENCE, RESUME, Status, Violation
-from .findings import independent
-from .known_issues import KnownIssue
+from .findings import sources_of
+from .known_issues import KnownIssue, matching
 from .options import RunOptions
 from .plan import Planned
 from .records import CaseFinished, LeftOut, StaleIssue
@@ -101,8 +101,7 @@ class Ledger:
         return bool(self._matching(finished, violation))
 
     def _matching(self, finished: CaseFinished, violation: Violation | None) -> list[KnownIssue]:
-        able = (*self.issues, *self._after_loads)
-        return [issue for issue in able if issue.matches(finished, violation)]
+        return matching((*self.issues, *self._after_loads), finished, violation)
 
     def marked(self, finished: CaseFinished) -> CaseFinished:
         """The record of a case with what is known of its failures.
@@ -125,12 +124,15 @@ class Ledger:
             return replace(finished, known=self._options.obligations if known else ())
         if finished.status != "violated" or finished.judgement is None:
             return finished
-        violations = finished.judgement.violations
-        known_ones = [v for v in violations if self.issue_of(finished, v) is not None]
-        sources = independent(violations)
-        listed = [v.obligation for v in sources if v in known_ones]
-        if len(listed) == len(sources):
-            statuses = finished.judgement.statuses
+        judgement = finished.judgement
+        for violation in (*judgement.violations, *judgement.further):
+            for part in (violation, *violation.parts):
+                self.issue_of(finished, part)
+        sources = sources_of(judgement, lambda one: self.listed(finished, one))
+        hidden = {v.obligation for v in sources if not self.listed(finished, v)}
+        listed = list(dict.fromkeys(v.obligation for v in sources if v.obligation not in hidden))
+        if not hidden:
+            statuses = judgement.statuses
             listed = [obligation for obligation, s in statuses.items() if s in FAILING]
         return replace(finished, known=tuple(listed))
 

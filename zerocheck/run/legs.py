@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import shutil
 import tempfile
 from dataclasses import replace
@@ -11,6 +12,7 @@ import msgspec
 
 from ..case.legs import legs_of, only_loads, samples_before
 from ..case.schema import Case, Disturbance
+from ..drive.checkpoints import listing_of
 from ..drive.observation import Job, RankSeen
 from ..ranks.result import JobResult
 from .damaging import damage
@@ -20,12 +22,13 @@ class Legs:
     """What the ranks of each leg are asked, with the directories of their checkpoints.
 
     Each leg saves into a directory of its own, in a temporary one that `remove` removes. done: what
-    was done to a checkpoint, in words.
+    was done to a checkpoint, in words; missing: see `look`.
     """
 
     def __init__(self, implementation: str, case: Case, *, trace: bool = False) -> None:
         self.case = case
         self.done = ""
+        self.missing: tuple[str, ...] = ()
         self._implementation = implementation
         self._trace = trace
         self._cases = legs_of(case)
@@ -81,10 +84,27 @@ class Legs:
         assert share is not None and self._path is not None
         save = self._path / f"{number}-killed"
         shutil.rmtree(save, ignore_errors=True)
+        shutil.rmtree(listing_of(save), ignore_errors=True)
         return msgspec.structs.replace(
             self.job(number),
             save=str(save),
             kill=(self.victim(number), share * saved.save_seconds),
+        )
+
+    def look(self, number: int) -> None:
+        """Note which files of the older checkpoint a killed writer removed.
+
+        Files that it wrote over are still there, or there is a new one whose name begins with
+        theirs. Nothing is noted where no older checkpoint was saved.
+        """
+        assert self._path is not None
+        left = self._path / f"{number}-killed"
+        listings = listing_of(left).glob("*")
+        names = {line for one in listings for line in one.read_text(encoding="utf-8").splitlines()}
+        self.missing = tuple(
+            name
+            for name in sorted(names)
+            if not any((left / name).parent.glob(f"{glob.escape(Path(name).name)}*"))
         )
 
     def victim(self, number: int) -> int:

@@ -53,12 +53,13 @@ class Ranks(Protocol):
 class Results(NamedTuple):
     """What came of each leg of a case, of one if it is not resumed; a leg that only loads comes
     twice, first with the checkpoint as it was written. done: what was done to it, in words;
-    measured, timed: what came of the run that is measured, and of that which is timed, if there was
-    one."""
+    missing: files of a checkpoint that a killed writer did not leave; measured, timed: what came of
+    the run that is measured, and of that which is timed, if there was one."""
 
     legs: tuple[JobResult, ...]
     done: str = ""
     measured: JobResult | None = None
+    missing: tuple[str, ...] = ()
     timed: JobResult | None = None
 
     @property
@@ -176,7 +177,7 @@ class Trial:
         finally:
             self._legs.remove()
         timed = self._timed(measured or results[-1])
-        return Results(tuple(results), self._legs.done, measured, timed)
+        return Results(tuple(results), self._legs.done, measured, self._legs.missing, timed)
 
     def _timed(self, before: JobResult) -> JobResult | None:
         """The run that is timed, if there is to be one and the one before came to its end."""
@@ -201,6 +202,7 @@ class Trial:
             result.release()
             if _ended(result):
                 self._legs.done = f"rank {victim} was killed while it saved"
+                self._legs.look(number)
                 break
         self._legs.damage(number)
 
@@ -241,7 +243,11 @@ def judged(
         parts = []
         try:
             if case.resume and legs:
-                parts.append(judge_legs(case, legs, done=results.done, digest=digest))
+                parts.append(
+                    judge_legs(
+                        case, legs, done=results.done, missing=results.missing, digest=digest
+                    )
+                )
             elif legs:
                 parts.append(judge(case, *legs[0], digest=digest))
         except Unsupported as refusal:
@@ -369,6 +375,7 @@ def _only(judgement: Judgement, obligations: Collection[Obligation]) -> Judgemen
         statuses={o: s for o, s in judgement.statuses.items() if o in obligations},
         share={o: s for o, s in judgement.share.items() if o in obligations},
         violations=tuple(v for v in judgement.violations if v.obligation in obligations),
+        further=tuple(v for v in judgement.further if v.obligation in obligations),
         vacuous=tuple(o for o in judgement.vacuous if o in obligations),
         estimated=tuple(o for o in judgement.estimated if o in obligations),
         loads=tuple(

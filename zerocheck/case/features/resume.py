@@ -52,6 +52,20 @@ RESUME = table(
         "checkpoint",
     ),
     (
+        "export-offload",
+        "FSDP1's full state dict of the optimizer is offloaded",
+        lambda c: bool(c.resume) and c.sharding.export_offload,
+        "export_offload",
+    ),
+    (
+        "without-device-mesh",
+        "FSDP1's distributed checkpoint has ShardedTensors",
+        lambda c: (
+            bool(c.resume) and c.sharding.checkpoint == "distributed" and not c.sharding.device_mesh
+        ),
+        "device_mesh",
+    ),
+    (
         "universal-checkpoint",
         "the checkpoint is converted to DeepSpeed's universal format",
         lambda c: bool(c.resume) and c.sharding.universal,

@@ -4,8 +4,9 @@ full     FULL_STATE_DICT and FSDP.optim_state_dict on rank 0, in one file; every
 sharded  SHARDED_STATE_DICT of ShardedTensors, by torch.distributed.checkpoint; the optimizer's is
          read by load_sharded_optimizer_state_dict
 
-Nothing is offloaded to the CPU, though that is the default for optimizers. On the CPU it makes no
-copy: FSDP1 frees the parameters that it then reads, and gathers exp_avg_sq over exp_avg.
+Parameters are never offloaded to the CPU: there it makes no copy, and FSDP1 frees the parameters
+that it then reads, which kills ranks. The optimizer is offloaded, as is torch's default, where
+`sharding.export_offload` asks for it; on the CPU FSDP1 then gathers exp_avg_sq over exp_avg.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ Optimizer = torch.optim.Optimizer
 
 
 @contextmanager
-def _full(model: nn.Module, *, rank0_only: bool) -> Iterator[None]:
+def _full(model: nn.Module, *, rank0_only: bool, offload: bool = False) -> Iterator[None]:
     with FSDP.state_dict_type(
         model,
         StateDictType.FULL_STATE_DICT,
         FullStateDictConfig(offload_to_cpu=False, rank0_only=rank0_only),
-        FullOptimStateDictConfig(offload_to_cpu=False, rank0_only=rank0_only),
+        FullOptimStateDictConfig(offload_to_cpu=offload, rank0_only=rank0_only),
     ):
         yield
 
@@ -58,9 +59,11 @@ def _sharded(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def save_full(model: nn.Module, optimizer: Optimizer, states: Beside, directory: str) -> None:
+def save_full(
+    model: nn.Module, optimizer: Optimizer, states: Beside, directory: str, *, offload: bool
+) -> None:
     """One file."""
-    file.write(directory, _whole_states(model, optimizer), states)
+    file.write(directory, _whole_states(model, optimizer, offload=offload), states)
 
 
 def load_full(model: nn.Module, optimizer: Optimizer, states: Beside, directory: str) -> None:
@@ -98,18 +101,18 @@ def load_sharded(model: nn.Module, optimizer: Optimizer, states: Beside, directo
 
 
 def export(
-    model: nn.Module, optimizer: Optimizer, names: Collection[str]
+    model: nn.Module, optimizer: Optimizer, names: Collection[str], *, offload: bool
 ) -> Mapping[tuple[str, str], torch.Tensor]:
     """FULL_STATE_DICT on rank 0, {} elsewhere."""
-    states = _whole_states(model, optimizer)
+    states = _whole_states(model, optimizer, offload=offload)
     if not states:
         return {}
     buffers = {unwrapped(name) for name, _ in model.named_buffers()}
     return whole(states["model"], states["optimizer"]["state"], names, buffers, unwrapped)
 
 
-def _whole_states(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+def _whole_states(model: nn.Module, optimizer: Optimizer, *, offload: bool) -> dict[str, Any]:
     """On rank 0; {} elsewhere."""
-    with _full(model, rank0_only=True):
+    with _full(model, rank0_only=True, offload=offload):
         held = {"model": model.state_dict(), "optimizer": FSDP.optim_state_dict(model, optimizer)}
     return held if dist.get_rank() == 0 else {}

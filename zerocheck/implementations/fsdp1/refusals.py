@@ -9,7 +9,6 @@ from torch import nn
 
 from ...case.schema import Case, Model, Sharding
 from ...case.shapes import call_order, sometimes_used, uncalled, unfrozen
-from ...case.traits import two_axes
 from ...compat import size_based_units
 from ...contract.groups import group_of
 from ..compiling import compiles, uncompiled
@@ -93,16 +92,10 @@ def _summed_by_call(case: Case) -> str | None:
 
 
 def _on_two_axes(case: Case) -> str | None:
-    """None, or what HYBRID_SHARD lacks: a reduction over the replicate axis that waits, and moments
-    in sharded state dicts."""
+    """None, or what HYBRID_SHARD lacks: a reduction over the replicate axis that waits."""
     if case.sharding.sync == "shards" and case.training.microbatches > 1:
         return (
             "FSDP1 reduces over both mesh axes at once: it has no deferred reduction over replicas"
-        )
-    if case.sharding.checkpoint == "sharded" and case.resume and two_axes(case):
-        return (
-            "FSDP1's sharded state-dict type gives other moments on a mesh of two axes than were "
-            "saved: take sharding.checkpoint 'distributed' or 'full'"
         )
     return None
 

@@ -114,6 +114,8 @@ class Fsdp1(BuiltImplementation):
         "use_orig_params",
         "optimizer_first",
         "checkpoint",
+        "device_mesh",
+        "export_offload",
         "offload",
     )
     handles = UNCUT
@@ -149,7 +151,7 @@ class Fsdp1(BuiltImplementation):
             chosen = set(wrapped_units(model, sharding))
             policy = CustomPolicy(chosen.__contains__)
         # Given a mesh, its state dicts have DTensors, else ShardedTensors.
-        by_mesh = sharding.checkpoint == "distributed"
+        by_mesh = sharding.checkpoint == "distributed" and sharding.device_mesh
         strategy = self.strategy
         process_groups: Any = shard_group(mesh)
         if mesh.ndim > 1:
@@ -183,10 +185,14 @@ class Fsdp1(BuiltImplementation):
         kind = self.case.sharding.checkpoint
         if kind == "distributed":
             return super().save(directory, loader)
-        write = checkpoint.save_full if kind == "full" else checkpoint.save_sharded
         states = beside(loader, self.built.scaler)
+        model, optimizer = self.built.model, self.built.optimizer
         with torch_refusals():
-            write(self.built.model, self.built.optimizer, states, directory)
+            if kind == "full":
+                offload = self.case.sharding.export_offload
+                checkpoint.save_full(model, optimizer, states, directory, offload=offload)
+            else:
+                checkpoint.save_sharded(model, optimizer, states, directory)
         return None
 
     def load(self, directory: str, loader: Loader) -> None:
@@ -203,7 +209,10 @@ class Fsdp1(BuiltImplementation):
     def export(self) -> Mapping[tuple[str, str], torch.Tensor]:
         if self.case.sharding.checkpoint == "distributed":
             return super().export()
-        return checkpoint.export(self.built.model, self.built.optimizer, self.names)
+        offload = self.case.sharding.export_offload
+        return checkpoint.export(
+            self.built.model, self.built.optimizer, self.names, offload=offload
+        )
 
     def close(self) -> None:
         forget(self.case)

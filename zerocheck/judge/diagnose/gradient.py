@@ -16,7 +16,7 @@ from ..compare import exactly
 from ..local import Scale
 from ..pieces import Enclosing, Positions, some, split
 from ..precision import declared
-from . import hosts, placement, ranks, replicas, rounded, tensor_parallel
+from . import hosts, memory_order, placement, ranks, replicas, rounded, tensor_parallel
 from .evidence import (
     Candidate,
     Evidence,
@@ -42,6 +42,9 @@ class Causes(NamedTuple):
     explanation: str
 
 
+UNEXPLAINED = Causes((), "the reduced gradient is not what the declared semantics say")
+
+
 def causes(evidence: Evidence) -> Causes:
     """All candidates that put every wrong tensor inside the enclosure, on every rank."""
     held = evidence.held
@@ -53,7 +56,7 @@ def causes(evidence: Evidence) -> Causes:
             "the gradient holds NaN: memory that was never written was read "
             "(zerocheck fills such memory with NaN)",
         )
-    found = [c for c in _candidates(evidence, wrong) if explains(c, evidence, wrong)]
+    found = [c for c in candidates(evidence, wrong) if explains(c, evidence, wrong)]
     if not found:
         found = [c for c in _rescaled_losses(evidence) if explains(c, evidence, wrong)][:1]
     if not found:
@@ -77,14 +80,14 @@ def causes(evidence: Evidence) -> Causes:
             return Causes(
                 ("gradient scaled",), f"the gradient is {ratio:.6g} times what it must be"
             )
-        return Causes((), "the reduced gradient is not what the declared semantics say")
+        return UNEXPLAINED
     names = dict.fromkeys(c.name for c in found)
     if ranks.could_be_raced(evidence, names):
         names[ranks.NOT_WAITED_FOR] = None
     return Causes(tuple(names), "; or ".join(dict.fromkeys(c.sentence for c in found)))
 
 
-def _candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
+def candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
     yield from _scaled(evidence)
     yield from _by_loss_scale(evidence)
     yield from ranks.candidates(evidence)
@@ -92,29 +95,12 @@ def _candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
     yield from tensor_parallel.candidates(evidence)
     yield from hosts.candidates(evidence)
     yield from placement.candidates(evidence, wrong)
+    some_terms = [*_local(evidence), *_last_microbatch(evidence)]
+    yield from some_terms
+    yield from memory_order.candidates(evidence, some_terms)
     world, count = evidence.passes.gradients.shape[:2]
     divide = count if evidence.semantics.divide == "gradient" else 1
-    if world > 1:
-        for name, divisor in (("local gradient only", 1), ("local gradient / W", world)):
-            words, more = "", ""
-            if divisor > 1:
-                words = f", divided by W = {world}"
-                more = ", or the reduction was not waited for"
-            yield Candidate(
-                name,
-                f"each rank holds its own local gradient{words}: it was never reduced over ranks"
-                + more,
-                [summed(evidence, itemgetter(rank), divide * divisor) for rank in range(world)],
-            )
     mean = world if evidence.semantics.average == "mean" else 1
-    if count > 1:
-        for name, factor in (("last microbatch only", 1), ("last microbatch only x GA", count)):
-            words = "" if factor == 1 else f", and it is not divided by {count}"
-            yield Candidate(
-                name,
-                f"only the last of {count} microbatches counts{words}",
-                [summed(evidence, lambda terms: terms[:, -1], mean * divide / factor)],
-            )
     # Of one microbatch too: what is done to it is told from other causes in cases that have more.
     yield from _microbatches(evidence, mean * divide)
     for before in (evidence.previous, evidence.unclipped_before):
@@ -134,6 +120,50 @@ def _candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
         evidence, lambda there: exactly(torch.zeros_like(evidence.right.at(there).exact))
     )
     yield Candidate("gradient zero", "the gradient is zero", [zero])
+
+
+def _local(evidence: Evidence) -> Iterator[Candidate]:
+    """The gradient of each rank, which was never reduced."""
+    world, count = evidence.passes.gradients.shape[:2]
+    if world == 1:
+        return
+    divide = count if evidence.semantics.divide == "gradient" else 1
+    for name, divisor in (("local gradient only", 1), ("local gradient / W", world)):
+        words, more = "", ""
+        if divisor > 1:
+            words = f", divided by W = {world}"
+            more = ", or the reduction was not waited for"
+        yield Candidate(
+            name,
+            f"each rank holds its own local gradient{words}: it was never reduced over ranks"
+            + more,
+            [summed(evidence, itemgetter(rank), divide * divisor) for rank in range(world)],
+        )
+    if count > 1:
+        yield Candidate(
+            "last microbatch of the local gradient / W",
+            f"each rank holds its own gradient of the last of {count} microbatches, divided by W",
+            [
+                summed(evidence, lambda terms, rank=rank: terms[rank, -1], divide * world)  # type: ignore[misc]
+                for rank in range(world)
+            ],
+        )
+
+
+def _last_microbatch(evidence: Evidence) -> Iterator[Candidate]:
+    """The last microbatch alone."""
+    world, count = evidence.passes.gradients.shape[:2]
+    if count == 1:
+        return
+    divide = count if evidence.semantics.divide == "gradient" else 1
+    mean = world if evidence.semantics.average == "mean" else 1
+    for name, factor in (("last microbatch only", 1), ("last microbatch only x GA", count)):
+        words = "" if factor == 1 else f", and it is not divided by {count}"
+        yield Candidate(
+            name,
+            f"only the last of {count} microbatches counts{words}",
+            [summed(evidence, lambda terms: terms[:, -1], mean * divide / factor)],
+        )
 
 
 def _kept(evidence: Evidence, previous: torch.Tensor, roundings: int) -> Enclosing:

@@ -20,7 +20,10 @@ from ..layout import Layout, Place
 from ..ownership import MOMENTS
 from ..state import State
 
+SHORTENED = "elements moved, others 0"
+
 SENTENCES = {
+    SHORTENED: "its elements are in other places of the tensor, and the rest is 0",
     "not loaded": "it is what the model had before the load",
     "moments lost": "it is 0",
     "optimizer state lost": "exp_avg, exp_avg_sq and the step count are 0",
@@ -72,7 +75,7 @@ Steps = Sequence[tuple[float | None, float | None]]
 def causes(wrong: Sequence[Wrong], steps: Steps, known: Known) -> tuple[str, ...]:
     """What explains every wrong role; or, if nothing does, the first one."""
     by_role = [_of_role(one, known) for one in wrong]
-    by_step = _of_steps(steps, known)
+    by_step = list(of_steps(steps, known))
     lost: list[str] = []
     gone = "step count lost" in by_step and all("moments lost" in one for one in by_role)
     shown = {role for role in MOMENTS[:2] if bool((known.state.moment(role) != 0).any())}
@@ -87,6 +90,41 @@ def causes(wrong: Sequence[Wrong], steps: Steps, known: Known) -> tuple[str, ...
     found = [*by_role, *([by_step] if steps else [])]
     common = [name for name in found[0] if all(name in one for one in found)]
     return (*lost, *(common or (found[0] if not lost else ())))
+
+
+def explained(names: Sequence[str], wrong: Sequence[Wrong], steps: Steps, known: Known) -> bool:
+    """Whether one of these causes explains every wrong role, and every wrong step count."""
+    if "optimizer state lost" in names:
+        return True
+    found = [_of_role(one, known) for one in wrong]
+    if steps:
+        as_of_tensors = {"step count of an earlier step": "state of an earlier step"}
+        counts = of_steps(steps, known)
+        found.append([*counts, *(as_of_tensors[one] for one in counts if one in as_of_tensors)])
+    return any(all(name in one for one in found) for name in names)
+
+
+def causes_by_tensor(wrong: Wrong, known: Known) -> list[tuple[tuple[Place, ...], tuple[str, ...]]]:
+    """Wrong tensors of a role by cause: (places, causes).
+
+    Those that nothing explains by themselves are explained together, if at all.
+    """
+    layout = known.layout
+    found: dict[tuple[str, ...], list[Place]] = {}
+    left: list[Place] = []
+    for place in layout.places:
+        if bool(wrong.different[place.start : place.stop].any()):
+            names = tuple(_of_role(_within(wrong, [place], layout), known))
+            found.setdefault(names, []).append(place) if names else left.append(place)
+    if left:
+        names = tuple(_of_role(_within(wrong, left, layout), known))
+        found.setdefault(names, []).extend(left)
+    return [(tuple(places), names) for names, places in found.items()]
+
+
+def _within(wrong: Wrong, places: Sequence[Place], layout: Layout) -> Wrong:
+    inside = layout.spread([place in places for place in layout.places])
+    return wrong._replace(different=wrong.different & inside)
 
 
 def _of_role(wrong: Wrong, known: Known) -> list[str]:
@@ -135,7 +173,10 @@ def _candidates(wrong: Wrong, known: Known) -> list[tuple[str, Callable[[], torc
         found.append(("moments swapped", lambda: state.moment("exp_avg_sq")))
     if role == "exp_avg_sq":
         found.append(("moments swapped", lambda: state.moment("exp_avg")))
+    if role in MOMENTS[:2] and "max_exp_avg_sq" in state.moments:
+        found.append(("moments swapped", lambda: state.moment("max_exp_avg_sq")))
     if role == "max_exp_avg_sq":
+        found.append(("moments swapped", lambda: state.moment("exp_avg")))
         found.append(("max_exp_avg_sq from exp_avg_sq", lambda: state.moment("exp_avg_sq")))
     found.append(("rounded to bf16", lambda: saved.to(torch.bfloat16).to(saved.dtype)))
     found.append(("replicas summed", lambda: saved * case.world_size))
@@ -166,6 +207,8 @@ def _moved(wrong: Wrong, places: Sequence[Place], layout: Layout) -> list[str]:
         return ["elements shifted"]
     if _permuted(wrong):
         return ["shards in another order"]
+    if all(_shortened(wrong, place) for place in places):
+        return [SHORTENED]
     return []
 
 
@@ -198,13 +241,21 @@ def _rolled(wrong: Wrong, place: Place) -> bool:
     return any(torch.equal(loaded, saved.roll(-start)) for start in starts if start)
 
 
+def _shortened(wrong: Wrong, place: Place) -> bool:
+    """Every element is one of the saved tensor, or 0, and some that was not is 0."""
+    loaded, saved = (v[place.start : place.stop] for v in (wrong.loaded, wrong.saved))
+    kept = (loaded == 0) | torch.isin(loaded, saved)
+    return bool(kept.all()) and bool(((loaded == 0) & (saved != 0)).any())
+
+
 def _permuted(wrong: Wrong) -> bool:
     """The wrong elements are the saved ones of the same places, in another order."""
     loaded, saved = (vector[wrong.different] for vector in (wrong.loaded, wrong.saved))
     return torch.equal(loaded.sort().values, saved.sort().values)
 
 
-def _of_steps(steps: Steps, known: Known) -> list[str]:
+def of_steps(steps: Steps, known: Known) -> tuple[str, ...]:
+    """What explains every wrong step count."""
     found: list[str] = []
     if all(loaded in (None, 0.0) for loaded, _ in steps):
         found.append("step count lost")
@@ -216,7 +267,7 @@ def _of_steps(steps: Steps, known: Known) -> list[str]:
             found.append("step count of an earlier step")
         if number > known.step and all(loaded in counts for loaded, _ in steps):
             found.append("state of a later step")
-    return list(dict.fromkeys(found))
+    return tuple(dict.fromkeys(found))
 
 
 def data_causes(given: Sequence[int], saved: int, ranks_before: int, ranks: int) -> tuple[str, ...]:
@@ -265,6 +316,10 @@ def export_causes(
     names = [name for name, value in candidates if torch.equal(got, value)]
     if not names and torch.equal(got.sort().values, held.sort().values):
         names = ["elements in another order"]
+    if not names and role != "step" and len(held) > 1:
+        elsewhere = (got == 0) | torch.isin(got, vector)
+        if bool(elsewhere.all()) and bool(got.any()):
+            names = ["elements of other parameters"]
     if bool((got == 0).logical_or(got == held).all()):
         names.append("part of it is 0")  # all of it, where it has one part
     return tuple(dict.fromkeys(names))

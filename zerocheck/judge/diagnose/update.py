@@ -13,6 +13,7 @@ from ...case.schema import Group
 from .. import bounds
 from ..bounds import BF16, ETA, FP32, SECOND_ORDER, Enclosure, Format, Scalars
 from ..compare import compare
+from .memory_order import IN_MEMORY_ORDER
 
 
 class Segment(NamedTuple):
@@ -43,9 +44,14 @@ class Segment(NamedTuple):
     microbatches: int = 1
     previous: torch.Tensor | None = None
     wider: torch.Tensor | float = 0.0
+    in_memory: Sequence[torch.Tensor] = ()
+    """The gradient with the elements of parameters that are not contiguous in the order of memory,
+    and the other way round."""
 
 
 SENTENCES = {
+    IN_MEMORY_ORDER: "AdamW was given the gradient of parameters that are not contiguous in the "
+    "order of memory, or took it so",
     "L2 instead of decoupled": "weight decay was added to the gradient (L2), and went through the "
     "moments",
     "weight decay twice": "weight decay was applied twice",
@@ -139,6 +145,8 @@ def _of_moment(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
         yield "gradient before clipping", formula(old, segment.unclipped, s)
     if segment.previous is not None and bool((segment.previous != segment.g).any()):
         yield "gradient of the previous step", formula(old, segment.previous, s)
+    for gradient in segment.in_memory:
+        yield IN_MEMORY_ORDER, formula(old, gradient, s)
     if s.beta1 != s.beta2:
         swapped = s._replace(beta1=s.beta2, beta2=s.beta1)
         yield "betas swapped", formula(old, segment.g, swapped)

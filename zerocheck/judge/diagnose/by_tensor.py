@@ -1,0 +1,38 @@
+"""Causes of a wrong gradient tensor by tensor, where no one cause explains every wrong tensor."""
+
+from __future__ import annotations
+
+from .evidence import Candidate, Evidence, explains, wrong_tensors
+from .gradient import UNEXPLAINED, Causes, candidates
+
+
+def causes_by_tensor(evidence: Evidence) -> list[tuple[tuple[str, ...], Causes]]:
+    """Wrong tensors by cause, where one cause explains some of them: (names of tensors, causes).
+
+    The last has no causes, if nothing explains a tensor by itself. Empty if nothing explains any.
+    """
+    wrong = wrong_tensors(evidence)
+    places = [p for p in evidence.layout.places if bool(wrong[p.start : p.stop].any())]
+    left = {
+        place.name: evidence.layout.spread([place is one for one in evidence.layout.places])
+        for place in places
+    }
+    found: list[tuple[tuple[str, ...], Causes]] = []
+    explained: list[tuple[Candidate, set[str]]] = []
+    for candidate in candidates(evidence, wrong):
+        names = {name for name, mask in left.items() if explains(candidate, evidence, mask)}
+        if names:
+            explained.append((candidate, names))
+    while explained:
+        names = max((names for _, names in explained), key=len)
+        together = [one for one, of in explained if of >= names]
+        sentence = "; or ".join(dict.fromkeys(one.sentence for one in together))
+        ordered = tuple(name for name in left if name in names)
+        found.append((ordered, Causes(tuple(dict.fromkeys(c.name for c in together)), sentence)))
+        for name in ordered:
+            del left[name]
+        rest = ((one, of - names) for one, of in explained)
+        explained = [(one, of) for one, of in rest if of]
+    if found and left:
+        found.append((tuple(left), UNEXPLAINED))
+    return found
