@@ -306,28 +306,63 @@ def test_adam_without_decay_is_judged(tmp_path: Path) -> None:
     assert check.last is not None and check.last.statuses["update"] == "holds"
 
 
-def test_two_updates_in_one_step(tmp_path: Path) -> None:
+def test_two_updates_in_one_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is reported once, and nothing is checked any more: the training goes on."""
     model, optimizer = parts()
     check = zerocheck.attach(model, optimizer, directory=tmp_path)
-
-    def twice() -> None:
+    for _ in range(3):
         with check.step():
             take(model, optimizer)
             take(model, optimizer)
+    told = capsys.readouterr().err
+    assert told.count("took 2 steps within one checked step") == 1
+    assert told.count("No step is checked from here on; the training goes on") == 1
+    assert check.last is None and check.taken == 3
 
-    with pytest.raises(zerocheck.UsageError, match="took 2 steps within one checked step"):
-        twice()
+
+def closed(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], float]:
+    def closure() -> float:
+        loss = model(torch.randn(4, 5)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        return loss.item()
+
+    return closure
 
 
-def test_a_closure_hides_the_gradient(tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", [False, True])
+def test_a_closure_is_observed(tmp_path: Path, named: bool) -> None:
+    """It runs within `step`; the gradient is that of after it."""
     model, optimizer = parts()
-    check = zerocheck.attach(model, optimizer, directory=tmp_path)
+    check = zerocheck.attach(
+        model,
+        optimizer,
+        reference=lambda: parts()[0],
+        directory=tmp_path,
+        on_violation="warn",
+        quiet=True,
+    )
+    optimizer.wrong = 3
+    for number in range(3):
+        with check.step():
+            closure = closed(model, optimizer)
+            loss = optimizer.step(closure=closure) if named else optimizer.step(closure)
+            assert isinstance(loss, float)
+        assert check.last is not None
+        held = {o for o, status in check.last.statuses.items() if status == "holds"}
+        assert "clip" in held and ({"gradient", "update"} <= held) is (number < 2)
+
+
+def test_an_exception_of_a_closure_is_the_script_s(tmp_path: Path) -> None:
+    model, optimizer = parts()
+    check = zerocheck.attach(model, optimizer, directory=tmp_path, quiet=True)
 
     def closure() -> float:
-        optimizer.zero_grad()
-        loss = model(torch.randn(4, 5)).square().mean()
-        loss.backward()
-        return float(loss)
+        raise FloatingPointError("the user's own")
 
-    with pytest.raises(zerocheck.UsageError, match="cannot see the gradient"), check.step():
+    with pytest.raises(FloatingPointError), check.step():
         optimizer.step(closure)
+    with check.step():
+        optimizer.step(closed(model, optimizer))
+    assert check.last is not None and not check.last.violations

@@ -15,7 +15,8 @@ _TENSOR, _TUPLE = "a tensor", "a tuple"
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """A Forward without its tensors. In trees {"a tensor": n} stands for the n-th of them, and {"a
-    tuple": [...]} for a tuple. random: states that there are; returned: which outputs got one."""
+    tuple": [...]} for a tuple. random: states that there are; returned: which outputs got one;
+    differentiable: numbers of the inputs that need a gradient; other_mode: as in Forward."""
 
     args: Any
     kwargs: Any
@@ -23,6 +24,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     autocast: tuple[str, str] | None
     training: bool
     returned: tuple[bool, ...]
+    differentiable: tuple[int, ...] = ()
+    other_mode: tuple[str, ...] = ()
 
 
 def stored(
@@ -43,6 +46,8 @@ def stored(
                     else (forward.autocast[0], str(forward.autocast[1])),
                     training=forward.training,
                     returned=tuple(one is not None for one in forward.returned),
+                    differentiable=tuple(at for at, one in enumerate(inputs) if one.requires_grad),
+                    other_mode=forward.other_mode,
                 )
             )
             for kind, several in (
@@ -72,7 +77,7 @@ def restored(calls: Sequence[Call], tensors: Mapping[str, torch.Tensor]) -> list
             dtype = getattr(torch, call.autocast[1].removeprefix("torch."))
             autocast = call.autocast[0], dtype
         inputs = {
-            int(name.rpartition("/")[2]): one
+            (at := int(name.rpartition("/")[2])): one.requires_grad_(at in call.differentiable)
             for name, one in tensors.items()
             if name.startswith(f"forward {number}/input/")
         }
@@ -83,6 +88,7 @@ def restored(calls: Sequence[Call], tensors: Mapping[str, torch.Tensor]) -> list
                 tuple(of("random", position) for position in range(call.random)),
                 autocast,
                 call.training,
+                call.other_mode,
                 [
                     of("returned", position) if there else None
                     for position, there in enumerate(call.returned)
