@@ -254,9 +254,9 @@ def test_the_element_is_that_of_the_whole_tensor(tmp_path: Path) -> None:
         ),
         (
             lambda kept: (kept / "bundle.json").write_text(
-                (kept / "bundle.json").read_text().replace('"attached": 1', '"attached": 9')
+                (kept / "bundle.json").read_text().replace('"attached": 2', '"attached": 9')
             ),
-            "bundle format 9; this zerocheck knows format 1",
+            "bundle format 9; this zerocheck knows format 2",
         ),
     ],
 )
@@ -304,6 +304,57 @@ def test_adam_without_decay_is_judged(tmp_path: Path) -> None:
     with check.step():
         take(model, optimizer)
     assert check.last is not None and check.last.statuses["update"] == "holds"
+
+
+class Prefix(nn.Module):
+    """A wrapper whose prefix is on no list."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._forward_module = model
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self._forward_module(x)
+
+
+class Outer:
+    """An optimizer around another, as those of Accelerate and Lightning are."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.optimizer.param_groups
+
+    def step(self, closure: Any = None) -> Any:
+        return self.optimizer.step(closure)
+
+
+def test_wrappers_of_the_model_and_of_the_optimizer(tmp_path: Path) -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(parts()[0], nn.BatchNorm1d(2), nn.Dropout(0.3))
+
+    model = Prefix(nn.ModuleDict({"module": make()})["module"])
+    model._forward_module[2].eval()
+    optimizer = DecaysTwice(model.parameters(), lr=1e-2, weight_decay=0.1)
+    outer = Outer(optimizer)
+    check = zerocheck.attach(
+        model,
+        outer,  # type: ignore[arg-type]
+        reference=make,
+        directory=tmp_path,
+        quiet=True,
+        on_violation="warn",
+    )
+    optimizer.wrong = 3
+    for number in range(3):
+        with check.step():
+            model(torch.randn(4, 5)).square().mean().backward()
+            outer.step()
+            optimizer.zero_grad()
+        assert check.last is not None and check.last.statuses["gradient"] == "holds"
+        assert bool(check.last.violations) is (number == 2)
 
 
 def test_two_updates_in_one_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

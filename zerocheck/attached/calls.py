@@ -15,15 +15,15 @@ _TENSOR, _TUPLE = "a tensor", "a tuple"
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """A Forward without its tensors. In trees {"a tensor": n} stands for the n-th of them, and {"a
-    tuple": [...]} for a tuple. random: states that there are; returned: which outputs got one;
-    differentiable: numbers of the inputs that need a gradient; other_mode: as in Forward."""
+    tuple": [...]} for a tuple. random: states that there are; returned: paths of outputs that got
+    a gradient; differentiable: numbers of the inputs that need one; other_mode: as in Forward."""
 
     args: Any
     kwargs: Any
     random: int
     autocast: tuple[str, str] | None
     training: bool
-    returned: tuple[bool, ...]
+    returned: tuple[str, ...]
     differentiable: tuple[int, ...] = ()
     other_mode: tuple[str, ...] = ()
 
@@ -45,7 +45,7 @@ def stored(
                     if forward.autocast is None
                     else (forward.autocast[0], str(forward.autocast[1])),
                     training=forward.training,
-                    returned=tuple(one is not None for one in forward.returned),
+                    returned=tuple(forward.returned),
                     differentiable=tuple(at for at, one in enumerate(inputs) if one.requires_grad),
                     other_mode=forward.other_mode,
                 )
@@ -53,12 +53,11 @@ def stored(
             for kind, several in (
                 ("input", inputs),
                 ("random", forward.random),
-                ("returned", forward.returned),
+                ("returned", forward.returned.values()),
             ):
                 for position, one in enumerate(several):
-                    if one is not None:
-                        name = f"forward {number}/{kind}/{position}"
-                        tensors[name] = one.detach().cpu().contiguous()
+                    name = f"forward {number}/{kind}/{position}"
+                    tensors[name] = one.detach().cpu().contiguous()
     except TypeError:
         return None, {}
     return tuple(calls), tensors
@@ -89,10 +88,7 @@ def restored(calls: Sequence[Call], tensors: Mapping[str, torch.Tensor]) -> list
                 autocast,
                 call.training,
                 call.other_mode,
-                [
-                    of("returned", position) if there else None
-                    for position, there in enumerate(call.returned)
-                ],
+                {path: of("returned", position) for position, path in enumerate(call.returned)},
             )
         )
     return found

@@ -7,7 +7,7 @@ share of the microbatches) is in the gradient that comes back to them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -28,8 +28,8 @@ class Forward:
 
     random: state of the generator of the CPU, and of the current GPU, as it was entered; autocast:
     (device type, dtype) if it was on; other_mode: modules whose mode was not `training`, by name in
-    the unwrapped model with a dot at its end; returned: for each tensor of the outputs that needs a
-    gradient, in the order of `tensors_in`, the gradient that came from outside the call, or None.
+    the unwrapped model with a dot at its end; returned: gradients that came to the outputs from
+    outside the call, by the path of the output (see `tensors_in`).
     """
 
     args: tuple[Any, ...]
@@ -38,12 +38,12 @@ class Forward:
     autocast: tuple[str, torch.dtype] | None
     training: bool
     other_mode: tuple[str, ...] = ()
-    returned: list[torch.Tensor | None] = field(default_factory=list)
+    returned: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def counts(self) -> bool:
         """Whether a backward came to it."""
-        return any(one is not None for one in self.returned)
+        return bool(self.returned)
 
 
 class Forwards:
@@ -92,7 +92,7 @@ class Forwards:
                     module.training,
                     _other_mode(module),
                 )
-                entry = self.gradients.enter(tensors_in((args, kwargs)))
+                entry = self.gradients.enter(tensors_in((args, kwargs)).values())
                 self._open[-1] = forward, entry
 
     def _after(self, module: nn.Module, args: Any, outputs: Any) -> None:
@@ -100,39 +100,38 @@ class Forwards:
             opened = self._open.pop() if self._open else None
             if opened is not None:
                 forward, entry = opened
-                forward.returned = self.gradients.leave(entry, list(tensors_in(outputs)))
+                forward.returned = self.gradients.leave(entry, tensors_in(outputs))
                 self.seen.append(forward)
 
 
-def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a tree that need a gradient, in a fixed order.
+def tensors_in(tree: Any) -> dict[str, torch.Tensor]:
+    """The tensors of a tree that need a gradient, by their path: `['logits']`, `.hidden[2]`.
 
     Containers are mappings, lists, tuples, dataclasses, and objects that keep their values as
     attributes.
     """
-    return _tensors_in(tree, set())
+    return dict(_tensors_in(tree, "", set()))
 
 
-def _tensors_in(tree: Any, above: set[int]) -> Iterator[torch.Tensor]:
+def _tensors_in(tree: Any, path: str, above: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
     """above: ids of the containers around this one, since an object can hold itself."""
     if isinstance(tree, torch.Tensor):
         if tree.requires_grad:
-            yield tree
-        return
-    inner: Iterable[Any] = ()
+            yield path, tree
+    elif id(tree) not in above:
+        for step, one in _inside_of(tree):
+            yield from _tensors_in(one, f"{path}{step}", above | {id(tree)})
+
+
+def _inside_of(tree: Any) -> list[tuple[str, Any]]:
     if isinstance(tree, Mapping):
-        inner = tree.values()
-    elif isinstance(tree, (list, tuple)):
-        inner = tree
-    elif not isinstance(tree, (type, nn.Module, FunctionType, ModuleType)):
-        if hasattr(tree, "__dataclass_fields__"):
-            inner = [getattr(tree, name, None) for name in tree.__dataclass_fields__]
-        else:
-            inner = getattr(tree, "__dict__", {}).values()
-    if id(tree) in above:
-        return
-    for one in list(inner):
-        yield from _tensors_in(one, above | {id(tree)})
+        return [(f"[{name!r}]", one) for name, one in tree.items()]
+    if isinstance(tree, (list, tuple)):
+        return [(f"[{number}]", one) for number, one in enumerate(tree)]
+    if isinstance(tree, (type, nn.Module, FunctionType, ModuleType)):
+        return []
+    names = getattr(tree, "__dataclass_fields__", None) or getattr(tree, "__dict__", {})
+    return [(f".{name}", getattr(tree, name, None)) for name in list(names)]
 
 
 def mapped(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

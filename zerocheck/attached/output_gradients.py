@@ -31,8 +31,8 @@ UNSEEN = "a backward that was not started by torch.autograd.backward reached the
 CHANGED = "a hook on an output of the model changes its gradient"
 PARTIAL = "backward(inputs=...) goes to some of the parameters only"
 
-Returned = list[torch.Tensor | None]
-"""The gradient of each output of a call, None where none came from outside."""
+Returned = dict[str, torch.Tensor]
+"""The gradients that came to outputs of a call from outside, by the path of the output."""
 
 
 class Edge(NamedTuple):
@@ -55,16 +55,16 @@ class Span(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Place of a gradient: the call, its list of gradients and the position in it."""
+    """Place of a gradient: the call, its gradients and the path of the output."""
 
     span: Span
     returned: Returned
-    position: int
+    path: str
 
     def add(self, gradient: torch.Tensor) -> None:
         """Add a gradient: there can be several consumers, and several backwards."""
-        before, new = self.returned[self.position], gradient.detach()
-        self.returned[self.position] = new.clone() if before is None else before + new
+        before, new = self.returned.get(self.path), gradient.detach()
+        self.returned[self.path] = new.clone() if before is None else before + new
 
 
 class OutputGradients:
@@ -90,22 +90,22 @@ class OutputGradients:
         return _sequence_number(), tuple(_edge(one) for one in inputs)
 
     def leave(
-        self, entry: tuple[int, tuple[Edge, ...]], outputs: Sequence[torch.Tensor]
+        self, entry: tuple[int, tuple[Edge, ...]], outputs: Mapping[str, torch.Tensor]
     ) -> Returned:
-        """Note the end of a call; its list of gradients, which backwards will fill.
+        """Note the end of a call; its gradients, which backwards will fill.
 
-        outputs: tensors that need a gradient.
+        outputs: tensors that need a gradient, by their paths.
         """
         begin, inputs = entry
-        edges = tuple(_edge(one) for one in outputs)
+        edges = tuple(_edge(one) for one in outputs.values())
         span = Span(begin, _sequence_number(), inputs, edges)
         self._spans.append(span)
-        returned: Returned = [None] * len(edges)
-        for position, (edge, tensor) in enumerate(zip(edges, outputs, strict=True)):
+        returned: Returned = {}
+        for edge, (path, tensor) in zip(edges, outputs.items(), strict=True):
             # Of two outputs that are one tensor, the first gets the gradient. What comes to an
             # input that is returned as it is goes past the parameters.
             if edge not in self._targets and edge not in inputs:
-                self._targets[edge] = Target(span, returned, position)
+                self._targets[edge] = Target(span, returned, path)
                 arrival = _Arrival(self, edge.number)
                 self._handles.append(tensor.register_hook(arrival.tensor))  # type: ignore[no-untyped-call]
                 self._handles.append(edge.node.register_prehook(arrival.node))

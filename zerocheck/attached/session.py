@@ -20,7 +20,8 @@ from ..judge.verdict import Judgement
 from . import bundle as bundles
 from .arrivals import Arrivals
 from .exchange import Verdict, judge_step, with_norms
-from .holdings import check_optimizer, computes_on, words_for
+from .holdings import check_parameters, computes_on, words_for
+from .optimizers import check_kind, observed_optimizer
 from .ranks import Alone, Group, Problem, Ranks, Stopped, attempt
 from .reference import Factory
 from .same_model import check_same_model
@@ -128,7 +129,7 @@ class Attached:
                 "arguments that returns the model before it is wrapped)"
             )
         self._reference, self._semantics = reference, semantics
-        self._model, self._optimizer = model, optimizer
+        self._model, self._optimizer = model, observed_optimizer(optimizer)
         self._directory, self._on_violation, self._quiet = directory, on_violation, quiet
         self._group = group
         self._watch: Watch | None = None
@@ -141,13 +142,17 @@ class Attached:
         self._arrivals: Arrivals | None = None
         ranks = self._ranks()
         try:
-            attempt(ranks, lambda: check_optimizer(model, optimizer))
+            attempt(ranks, self._check_optimizer)
         except Stopped as stopped:
             if not stopped.problem.place:
                 raise UsageError(stopped.problem.text) from None
             self._stop(stopped.problem, ranks)
         if dist.is_available() and dist.is_initialized():
             self._compare()
+
+    def _check_optimizer(self) -> None:
+        check_kind(self._optimizer)
+        check_parameters(self._model, self._optimizer)
 
     def step(self) -> _Nothing:
         """The context for one update. One comparison, unless the step is to be checked."""

@@ -34,9 +34,9 @@ from .holdings import (
     holdings,
     local,
     shards_of,
-    states_of,
     words_for,
 )
+from .optimizers import states_of
 from .seen import AFTER, BEFORE, Clip, Key, Observed, Options, Piece, Seen
 
 
