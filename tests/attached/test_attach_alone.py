@@ -331,6 +331,46 @@ class Outer:
         return self.optimizer.step(closure)
 
 
+class Casting(Prefix):
+    """Autocast within the forward of a wrapper, as in Fabric."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return super().forward(x).float()
+
+
+def cast_in_place(model: nn.Module) -> nn.Module:
+    """Autocast within a forward that is put on the module, as by Accelerate."""
+    original = model.forward
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return original(x).float()
+
+    model.forward = forward  # type: ignore[method-assign]
+    return model
+
+
+@pytest.mark.parametrize("wrap", [Casting, cast_in_place])
+def test_autocast_within_a_wrapper(tmp_path: Path, wrap: Callable[..., nn.Module]) -> None:
+    """The reference computes in the same dtype: else it would be far off, and the bound narrow."""
+    model = wrap(nn.Sequential(*parts()[0], nn.Linear(2, 3)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    check = zerocheck.attach(
+        model,
+        optimizer,
+        reference=lambda: nn.Sequential(*parts()[0], nn.Linear(2, 3)),
+        directory=tmp_path,
+        quiet=True,
+    )
+    for _ in range(3):
+        with check.step():
+            optimizer.zero_grad()
+            model(torch.randn(4, 5)).square().mean().backward()
+            optimizer.step()
+        assert check.last is not None and check.last.statuses["gradient"] == "holds"
+
+
 def test_wrappers_of_the_model_and_of_the_optimizer(tmp_path: Path) -> None:
     def make() -> nn.Module:
         return nn.Sequential(parts()[0], nn.BatchNorm1d(2), nn.Dropout(0.3))

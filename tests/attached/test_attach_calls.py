@@ -21,6 +21,7 @@ def forward(**kwargs: object) -> Forward:
         autocast=("cpu", torch.bfloat16),
         training=False,
         other_mode=("head.",),
+        inner_autocast={"": ("cpu", torch.float16), "wrapped.": None},
         returned={".b[1]": torch.full((2,), 0.5)},
     )
 
@@ -34,6 +35,7 @@ def test_there_and_back() -> None:
     assert first.kwargs["mask"]["a"].all() and first.kwargs["name"] == "x"
     assert second.kwargs["flag"] is True and second.autocast == ("cpu", torch.bfloat16)
     assert not second.training and second.other_mode == ("head.",)
+    assert second.inner_autocast == {"": ("cpu", torch.float16), "wrapped.": None}
     assert [*second.returned] == [".b[1]"] and second.returned[".b[1]"].tolist() == [0.5, 0.5]
     assert first.args[0].requires_grad is False and first.kwargs["bias"].requires_grad
 

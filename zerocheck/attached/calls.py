@@ -8,15 +8,18 @@ from typing import Any
 import msgspec
 import torch
 
-from .forwards import Forward
+from .forwards import Autocast, Forward
 
 _TENSOR, _TUPLE = "a tensor", "a tuple"
+
+
+Words = tuple[str, str] | None
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """A Forward without its tensors. In trees {"a tensor": n} stands for the n-th of them, and {"a
     tuple": [...]} for a tuple. random: states that there are; returned: paths of outputs that got
-    a gradient; differentiable: numbers of the inputs that need one; other_mode: as in Forward."""
+    a gradient; differentiable: numbers of the inputs that need one. The rest: as in Forward."""
 
     args: Any
     kwargs: Any
@@ -26,6 +29,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     returned: tuple[str, ...]
     differentiable: tuple[int, ...] = ()
     other_mode: tuple[str, ...] = ()
+    inner_autocast: dict[str, Words] = {}
 
 
 def stored(
@@ -41,9 +45,10 @@ def stored(
                     args=_plain(forward.args, inputs),
                     kwargs=_plain(forward.kwargs, inputs),
                     random=len(forward.random),
-                    autocast=None
-                    if forward.autocast is None
-                    else (forward.autocast[0], str(forward.autocast[1])),
+                    autocast=_words(forward.autocast),
+                    inner_autocast={
+                        name: _words(one) for name, one in forward.inner_autocast.items()
+                    },
                     training=forward.training,
                     returned=tuple(forward.returned),
                     differentiable=tuple(at for at, one in enumerate(inputs) if one.requires_grad),
@@ -71,10 +76,6 @@ def restored(calls: Sequence[Call], tensors: Mapping[str, torch.Tensor]) -> list
         def of(kind: str, position: int, number: int = number) -> torch.Tensor:
             return tensors[f"forward {number}/{kind}/{position}"]
 
-        autocast = None
-        if call.autocast is not None:
-            dtype = getattr(torch, call.autocast[1].removeprefix("torch."))
-            autocast = call.autocast[0], dtype
         inputs = {
             (at := int(name.rpartition("/")[2])): one.requires_grad_(at in call.differentiable)
             for name, one in tensors.items()
@@ -85,13 +86,22 @@ def restored(calls: Sequence[Call], tensors: Mapping[str, torch.Tensor]) -> list
                 _tree(call.args, inputs),
                 _tree(call.kwargs, inputs),
                 tuple(of("random", position) for position in range(call.random)),
-                autocast,
+                _autocast(call.autocast),
                 call.training,
                 call.other_mode,
+                {name: _autocast(one) for name, one in call.inner_autocast.items()},
                 {path: of("returned", position) for position, path in enumerate(call.returned)},
             )
         )
     return found
+
+
+def _words(autocast: Autocast) -> Words:
+    return None if autocast is None else (autocast[0], str(autocast[1]))
+
+
+def _autocast(words: Words) -> Autocast:
+    return None if words is None else (words[0], getattr(torch, words[1].removeprefix("torch.")))
 
 
 def _plain(tree: Any, tensors: list[torch.Tensor]) -> Any:

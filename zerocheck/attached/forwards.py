@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -21,23 +22,27 @@ from ..contract.names import unwrapped
 from .guard import Guard
 from .output_gradients import OutputGradients
 
+Autocast = tuple[str, torch.dtype] | None
+
 
 @dataclass
 class Forward:
     """One call of the model. Trees of tensors and plain values; tensors are copies.
 
     random: state of the generator of the CPU, and of the current GPU, as it was entered; autocast:
-    (device type, dtype) if it was on; other_mode: modules whose mode was not `training`, by name in
-    the unwrapped model with a dot at its end; returned: gradients that came to the outputs from
-    outside the call, by the path of the output (see `tensors_in`).
+    (device type, dtype) if it was on; inner_autocast: that within the wrappers, by the name of the
+    module that is wrapped; other_mode: names of modules whose mode was not `training`; returned:
+    gradients that came to the outputs from outside the call, by the path of the output (see
+    `tensors_in`). Names of modules are those in the unwrapped model, with a dot at their end.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     random: tuple[torch.Tensor, ...]
-    autocast: tuple[str, torch.dtype] | None
+    autocast: Autocast
     training: bool
     other_mode: tuple[str, ...] = ()
+    inner_autocast: dict[str, Autocast] = field(default_factory=dict)
     returned: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
@@ -64,21 +69,20 @@ class Forwards:
         stack.callback(before.remove)
         stack.callback(after.remove)
         stack.callback(self.gradients.close)
-        for module in self._model.modules():
+        for name, module in _wrapped(self._model):
+            inside = partial(self._inside, _dotted(name))
+            stack.callback(module.register_forward_pre_hook(inside).remove)
             # Accelerate's autocast is within a forward that it puts on the module.
             if "forward" in vars(module):
-                for inner in module.modules():
-                    if inner is not module:
-                        inside = inner.register_forward_pre_hook(self._inside)
-                        stack.callback(inside.remove)
-                break
+                for inner in list(module.modules())[1:]:
+                    stack.callback(inner.register_forward_pre_hook(inside).remove)
         return stack
 
-    def _inside(self, *_: Any) -> None:
+    def _inside(self, name: str, module: nn.Module, args: Any) -> None:
         with self._guard():
             opened = self._open[-1] if self._open else None
-            if opened is not None and opened[0].autocast is None:
-                opened[0].autocast = _autocast()
+            if opened is not None and opened[0].inner_autocast.get(name) is None:
+                opened[0].inner_autocast[name] = _autocast()
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._open.append(None)
@@ -180,6 +184,27 @@ def entered(forward: Forward, model: nn.Module, device: torch.device) -> Any:
         return model(*args, **kwargs)
 
 
+def _wrapped(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules that have all parameters of a model, from the model inwards, by name.
+
+    Nothing of a compiled module: it would be compiled again for a hook.
+    """
+    if any(one._compiled_call_impl is not None for one in model.modules()):
+        return
+    path, module, count = "", model, len(list(model.parameters()))
+    while not hasattr(module, "_orig_mod"):
+        yield path, module
+        inner = [
+            (name, one)
+            for name, one in module.named_children()
+            if len(list(one.parameters())) == count
+        ]
+        if not inner:
+            return
+        name, module = inner[0]
+        path = f"{path}.{name}" if path else name
+
+
 def _other_mode(model: nn.Module) -> tuple[str, ...]:
     # A wrapper and what it wraps have one name: the inner one is that of the reference.
     modes = {_dotted(name): module.training for name, module in model.named_modules()}
@@ -201,7 +226,7 @@ def _random() -> tuple[torch.Tensor, ...]:
     return tuple(states)
 
 
-def _autocast() -> tuple[str, torch.dtype] | None:
+def _autocast() -> Autocast:
     for kind in ("cuda", "cpu"):
         if torch.is_autocast_enabled(kind):
             return kind, torch.get_autocast_dtype(kind)

@@ -81,6 +81,15 @@ class Reference:
         if own.keys() == theirs.keys():
             self._parameters = {theirs[bare]: one for bare, one in own.items()}
 
+    def _within_wrappers(self, forward: Forward) -> Forward:
+        """The call of the module that is wrapped, with names of the reference."""
+        inner = [one for name, one in forward.inner_autocast.items() if not self._bare(name)]
+        return replace(
+            forward,
+            autocast=inner[-1] if inner else forward.autocast,
+            other_mode=tuple(map(self._bare, forward.other_mode)),
+        )
+
     def _bare(self, name: str) -> str:
         """A name without parts that no module or tensor of the reference has.
 
@@ -98,9 +107,7 @@ class Reference:
     def local(self, forwards: Sequence[Forward], buffers: Mapping[str, torch.Tensor]) -> Local:
         """The gradients of these calls. buffers: those that the run had before them."""
         buffers = {self._bare(name): one for name, one in buffers.items()}
-        forwards = [
-            replace(one, other_mode=tuple(map(self._bare, one.other_mode))) for one in forwards
-        ]
+        forwards = [self._within_wrappers(one) for one in forwards]
         with _own_random(self.device):
             first = self._run(forwards, buffers)
             noise = dict.fromkeys(self._parameters, 0.0)

@@ -22,6 +22,9 @@ ADVICE = (
     "give every rank the same model"
 )
 
+IN_PIPELINE = "the schedule of a pipeline scales gradients in its own way"
+"""Why no gradient of a stage is judged."""
+
 
 class Signature(msgspec.Struct, frozen=True):
     """What must be equal on all ranks.
@@ -38,8 +41,6 @@ class Signature(msgspec.Struct, frozen=True):
 
 def check_same_model(model: nn.Module, ranks: Ranks) -> None:
     """Raise UsageError, on rank 0, where ranks have other parameters or stages."""
-    if ranks.size == 1:
-        return
     gathered = ranks.gather(msgspec.msgpack.encode(signature(model)))
     every = [msgspec.msgpack.decode(one, type=Signature) for one in gathered]
     for rank, one in enumerate(every):
@@ -63,7 +64,7 @@ def signature(model: nn.Module) -> Signature:
             if isinstance(parameter, DTensor):
                 mesh = parameter.device_mesh
                 meshes[name] = f"{mesh.mesh_dim_names} of sizes {tuple(mesh.shape)}"
-    return Signature(shapes, meshes, _stages(model))
+    return Signature(shapes, meshes, pipeline_stages(model))
 
 
 def _difference(one: Signature, other: Signature) -> str:
@@ -90,7 +91,7 @@ def _list(shape: Shape) -> object:
     return None if shape is None else list(shape)
 
 
-def _stages(model: nn.Module) -> list[int]:
+def pipeline_stages(model: nn.Module) -> list[int]:
     """The stages of torch's pipelines that run this model, or a part of it.
 
     Parameters of two stages can have the same names and shapes, and only the stage tells them

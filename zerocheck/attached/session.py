@@ -24,7 +24,7 @@ from .holdings import check_parameters, computes_on, words_for
 from .optimizers import check_kind, observed_optimizer
 from .ranks import Alone, Group, Problem, Ranks, Stopped, attempt
 from .reference import Factory
-from .same_model import check_same_model
+from .same_model import IN_PIPELINE, check_same_model, pipeline_stages
 from .seen import Observed
 from .text import fingerprint, first_of, holds_line, stopped_text, violated_text
 from .watch import Watch
@@ -135,7 +135,7 @@ class Attached:
         self._watch: Watch | None = None
         self._known: set[str] = set()
         self._checking = _Checking(self)
-        self._compared = self._stopped = False
+        self._compared = self._stopped = self._in_pipeline = False
         self.taken = done
         self.last: Judgement | None = None
         self._next = self._after(done)
@@ -183,6 +183,7 @@ class Attached:
         ranks = self._ranks()
         try:
             attempt(ranks, lambda: check_same_model(self._model, ranks))
+            self._in_pipeline = bool(pipeline_stages(self._model))
         except Stopped as stopped:
             self._stop(stopped.problem, ranks)
 
@@ -211,6 +212,7 @@ class Attached:
             world_size=ranks.size,
             number=self.taken,
             listens=self._reference is not None,
+            unjudged=IN_PIPELINE if self._in_pipeline else "",
         )
         self._watch.start()
         self._copied = time.perf_counter() - self._started

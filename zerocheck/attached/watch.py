@@ -52,8 +52,10 @@ class Watch:
         world_size: int,
         number: int,
         listens: bool = False,
+        unjudged: str = "",
     ) -> None:
-        """listens: notes the calls of the model, for the reference."""
+        """listens: record the calls of the model, for the reference. unjudged: why the gradient
+        cannot be judged in any step."""
         self._model = model
         self._optimizer = optimizer
         self.number = number
@@ -63,7 +65,7 @@ class Watch:
         self._listens = Forwards(model, self._guard) if listens else None
         self._backwards = 0
         self._buffers: dict[str, torch.Tensor] = {}
-        self._unjudged = ""
+        self._unjudged = unjudged
         self._pieces: list[Piece] = []
         self._numbers: dict[Entry, int] = {}
         self._counts: list[list[float | None]] = []
