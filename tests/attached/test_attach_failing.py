@@ -69,3 +69,10 @@ def test_ranks_with_different_models_are_not_checked(ask: Ask, kind: str, said: 
     assert said in answers[0]["said"] and "pipeline parallelism" in answers[0]["said"]
     assert answers[0]["said"].count("zerocheck:") == 1 and not answers[1]["said"]
     assert "update" in held(answers[1]["stage"])
+
+
+def test_other_values_under_the_same_names_are_a_violation(ask: Ask) -> None:
+    """Nothing tells stages of a home-made pipeline from parameters that were never broadcast."""
+    said = ask("different", kind="values")[0]["said"]
+    assert "VIOLATED one process with AdamW: the gradient" in said and "publish" in said
+    assert "as in a pipeline, attach with group=" in " ".join(said.split())

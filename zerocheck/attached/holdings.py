@@ -24,6 +24,9 @@ from ..errors import UsageError
 DTYPES = (torch.float32, torch.bfloat16)
 """Of parameters whose update can be judged."""
 
+UNWRAPPED = "one process"
+"""Word for a model that no sharder of torch wraps."""
+
 Cut = Callable[[Role, torch.Tensor], Iterator[Shard]]
 
 
@@ -119,7 +122,7 @@ def count_of(holding: Holding, states: Mapping[Any, Mapping[str, Any]]) -> float
 def words_for(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     """What is checked, in a word each for the sharder and the optimizer."""
     modules = list(model.modules())
-    kind = "one process"
+    kind = UNWRAPPED
     if any(isinstance(module, FSDPModule) for module in modules):
         kind = "FSDP2"
     elif any(isinstance(module, FullyShardedDataParallel) for module in modules):
