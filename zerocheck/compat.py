@@ -207,6 +207,20 @@ def clip_functions() -> tuple[Any, str, str]:
     return clip_grad, *names
 
 
+def store_of(group: dist.ProcessGroup | None) -> tuple[str, Any]:
+    """(name, store) of a process group, that of all ranks for None. A few backends have no store.
+
+    Keys in it are of this group alone.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return "", None
+    from torch.distributed import distributed_c10d
+
+    known: Any = distributed_c10d
+    group = group or known._get_default_group()
+    return known._get_process_group_name(group), known._get_process_group_store(group)
+
+
 class FlatPiece(NamedTuple):
     """Where an original parameter lies in the flat parameter of a unit of FSDP1.
 

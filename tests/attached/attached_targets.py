@@ -9,6 +9,8 @@ from typing import Any
 
 sys.path.insert(0, os.path.dirname(__file__))
 
+import failing_scenarios
+import output_scenarios
 import scenarios
 import torch
 import train_attached
@@ -27,7 +29,8 @@ def run(payload: bytes, context: RankContext) -> bytes:
         if call == "train":
             told["taken"] = train_attached.train(**given)
         else:
-            told = getattr(scenarios, call)(**given)
+            rooms = (scenarios, output_scenarios, failing_scenarios)
+            told = next(getattr(room, call) for room in rooms if hasattr(room, call))(**given)
     except ZerocheckError as error:
         told = {"raised": type(error).__name__, "said": str(error)}
     return json.dumps(told).encode()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stderr
 from typing import Any
 
 import torch
@@ -70,9 +71,10 @@ WRAPS: dict[str, Wrap] = {
 }
 
 
-def told(check: Attached) -> dict[str, Any]:
+def told(check: Attached, said: str = "") -> dict[str, Any]:
     judgement = check.last
-    assert judgement is not None
+    if judgement is None:
+        return {"last": None, "taken": check.taken, "said": said}
     return {
         "statuses": judgement.statuses,
         "share": judgement.share,
@@ -233,10 +235,11 @@ def referenced(
         directory=directory,
         on_violation="warn",
     )
+    said = io.StringIO()
     for number in range(2):
         if stale:
             model(batch()).sum().backward()
-        with check.step():
+        with redirect_stderr(said), check.step():
             for microbatch in range(2):
                 alone = nullcontext()
                 if fault == "local":
@@ -263,4 +266,4 @@ def referenced(
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-    return told(check)
+    return told(check, said.getvalue())

@@ -254,9 +254,9 @@ def test_the_element_is_that_of_the_whole_tensor(tmp_path: Path) -> None:
         ),
         (
             lambda kept: (kept / "bundle.json").write_text(
-                (kept / "bundle.json").read_text().replace('"attached": 1', '"attached": 9')
+                (kept / "bundle.json").read_text().replace('"attached": 2', '"attached": 9')
             ),
-            "bundle format 9; this zerocheck knows format 1",
+            "bundle format 9; this zerocheck knows format 2",
         ),
     ],
 )
@@ -306,28 +306,154 @@ def test_adam_without_decay_is_judged(tmp_path: Path) -> None:
     assert check.last is not None and check.last.statuses["update"] == "holds"
 
 
-def test_two_updates_in_one_step(tmp_path: Path) -> None:
+class Prefix(nn.Module):
+    """A wrapper whose prefix is on no list."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._forward_module = model
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self._forward_module(x)
+
+
+class Outer:
+    """An optimizer around another, as those of Accelerate and Lightning are."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.optimizer.param_groups
+
+    def step(self, closure: Any = None) -> Any:
+        return self.optimizer.step(closure)
+
+
+class Casting(Prefix):
+    """Autocast within the forward of a wrapper, as in Fabric."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return super().forward(x).float()
+
+
+def cast_in_place(model: nn.Module) -> nn.Module:
+    """Autocast within a forward that is put on the module, as by Accelerate."""
+    original = model.forward
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return original(x).float()
+
+    model.forward = forward  # type: ignore[method-assign]
+    return model
+
+
+@pytest.mark.parametrize("wrap", [Casting, cast_in_place])
+def test_autocast_within_a_wrapper(tmp_path: Path, wrap: Callable[..., nn.Module]) -> None:
+    """The reference computes in the same dtype: else it would be far off, and the bound narrow."""
+    model = wrap(nn.Sequential(*parts()[0], nn.Linear(2, 3)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    check = zerocheck.attach(
+        model,
+        optimizer,
+        reference=lambda: nn.Sequential(*parts()[0], nn.Linear(2, 3)),
+        directory=tmp_path,
+        quiet=True,
+    )
+    for _ in range(3):
+        with check.step():
+            optimizer.zero_grad()
+            model(torch.randn(4, 5)).square().mean().backward()
+            optimizer.step()
+        assert check.last is not None and check.last.statuses["gradient"] == "holds"
+
+
+def test_wrappers_of_the_model_and_of_the_optimizer(tmp_path: Path) -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(parts()[0], nn.BatchNorm1d(2), nn.Dropout(0.3))
+
+    model = Prefix(nn.ModuleDict({"module": make()})["module"])
+    model._forward_module[2].eval()
+    optimizer = DecaysTwice(model.parameters(), lr=1e-2, weight_decay=0.1)
+    outer = Outer(optimizer)
+    check = zerocheck.attach(
+        model,
+        outer,  # type: ignore[arg-type]
+        reference=make,
+        directory=tmp_path,
+        quiet=True,
+        on_violation="warn",
+    )
+    optimizer.wrong = 3
+    for number in range(3):
+        with check.step():
+            model(torch.randn(4, 5)).square().mean().backward()
+            outer.step()
+            optimizer.zero_grad()
+        assert check.last is not None and check.last.statuses["gradient"] == "holds"
+        assert bool(check.last.violations) is (number == 2)
+
+
+def test_two_updates_in_one_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is reported once, and nothing is checked any more: the training goes on."""
     model, optimizer = parts()
     check = zerocheck.attach(model, optimizer, directory=tmp_path)
-
-    def twice() -> None:
+    for _ in range(3):
         with check.step():
             take(model, optimizer)
             take(model, optimizer)
+    told = capsys.readouterr().err
+    assert told.count("took 2 steps within one checked step") == 1
+    assert told.count("No step is checked from here on; the training goes on") == 1
+    assert check.last is None and check.taken == 3
 
-    with pytest.raises(zerocheck.UsageError, match="took 2 steps within one checked step"):
-        twice()
+
+def closed(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], float]:
+    def closure() -> float:
+        loss = model(torch.randn(4, 5)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        return loss.item()
+
+    return closure
 
 
-def test_a_closure_hides_the_gradient(tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", [False, True])
+def test_a_closure_is_observed(tmp_path: Path, named: bool) -> None:
+    """It runs within `step`; the gradient is that of after it."""
     model, optimizer = parts()
-    check = zerocheck.attach(model, optimizer, directory=tmp_path)
+    check = zerocheck.attach(
+        model,
+        optimizer,
+        reference=lambda: parts()[0],
+        directory=tmp_path,
+        on_violation="warn",
+        quiet=True,
+    )
+    optimizer.wrong = 3
+    for number in range(3):
+        with check.step():
+            closure = closed(model, optimizer)
+            loss = optimizer.step(closure=closure) if named else optimizer.step(closure)
+            assert isinstance(loss, float)
+        assert check.last is not None
+        held = {o for o, status in check.last.statuses.items() if status == "holds"}
+        assert "clip" in held and ({"gradient", "update"} <= held) is (number < 2)
+
+
+def test_an_exception_of_a_closure_is_the_script_s(tmp_path: Path) -> None:
+    model, optimizer = parts()
+    check = zerocheck.attach(model, optimizer, directory=tmp_path, quiet=True)
 
     def closure() -> float:
-        optimizer.zero_grad()
-        loss = model(torch.randn(4, 5)).square().mean()
-        loss.backward()
-        return float(loss)
+        raise FloatingPointError("the user's own")
 
-    with pytest.raises(zerocheck.UsageError, match="cannot see the gradient"), check.step():
+    with pytest.raises(FloatingPointError), check.step():
         optimizer.step(closure)
+    with check.step():
+        optimizer.step(closed(model, optimizer))
+    assert check.last is not None and not check.last.violations

@@ -30,7 +30,7 @@ from .calls import Call, restored, stored
 from .ranks import Ranks
 from .seen import Key, Observed, Seen
 
-FORMAT = 1
+FORMAT = 2
 NAME = "bundle.json"
 
 T = TypeVar("T")

@@ -8,21 +8,28 @@ from typing import Any
 import msgspec
 import torch
 
-from .forwards import Forward
+from .forwards import Autocast, Forward
 
 _TENSOR, _TUPLE = "a tensor", "a tuple"
 
 
+Words = tuple[str, str] | None
+
+
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """A Forward without its tensors. In trees {"a tensor": n} stands for the n-th of them, and {"a
-    tuple": [...]} for a tuple. random: states that there are; returned: which outputs got one."""
+    tuple": [...]} for a tuple. random: states that there are; returned: paths of outputs that got
+    a gradient; differentiable: numbers of the inputs that need one. The rest: as in Forward."""
 
     args: Any
     kwargs: Any
     random: int
     autocast: tuple[str, str] | None
     training: bool
-    returned: tuple[bool, ...]
+    returned: tuple[str, ...]
+    differentiable: tuple[int, ...] = ()
+    other_mode: tuple[str, ...] = ()
+    inner_autocast: dict[str, Words] = {}
 
 
 def stored(
@@ -38,22 +45,24 @@ def stored(
                     args=_plain(forward.args, inputs),
                     kwargs=_plain(forward.kwargs, inputs),
                     random=len(forward.random),
-                    autocast=None
-                    if forward.autocast is None
-                    else (forward.autocast[0], str(forward.autocast[1])),
+                    autocast=_words(forward.autocast),
+                    inner_autocast={
+                        name: _words(one) for name, one in forward.inner_autocast.items()
+                    },
                     training=forward.training,
-                    returned=tuple(one is not None for one in forward.returned),
+                    returned=tuple(forward.returned),
+                    differentiable=tuple(at for at, one in enumerate(inputs) if one.requires_grad),
+                    other_mode=forward.other_mode,
                 )
             )
             for kind, several in (
                 ("input", inputs),
                 ("random", forward.random),
-                ("returned", forward.returned),
+                ("returned", forward.returned.values()),
             ):
                 for position, one in enumerate(several):
-                    if one is not None:
-                        name = f"forward {number}/{kind}/{position}"
-                        tensors[name] = one.detach().cpu().contiguous()
+                    name = f"forward {number}/{kind}/{position}"
+                    tensors[name] = one.detach().cpu().contiguous()
     except TypeError:
         return None, {}
     return tuple(calls), tensors
@@ -67,12 +76,8 @@ def restored(calls: Sequence[Call], tensors: Mapping[str, torch.Tensor]) -> list
         def of(kind: str, position: int, number: int = number) -> torch.Tensor:
             return tensors[f"forward {number}/{kind}/{position}"]
 
-        autocast = None
-        if call.autocast is not None:
-            dtype = getattr(torch, call.autocast[1].removeprefix("torch."))
-            autocast = call.autocast[0], dtype
         inputs = {
-            int(name.rpartition("/")[2]): one
+            (at := int(name.rpartition("/")[2])): one.requires_grad_(at in call.differentiable)
             for name, one in tensors.items()
             if name.startswith(f"forward {number}/input/")
         }
@@ -81,15 +86,22 @@ def restored(calls: Sequence[Call], tensors: Mapping[str, torch.Tensor]) -> list
                 _tree(call.args, inputs),
                 _tree(call.kwargs, inputs),
                 tuple(of("random", position) for position in range(call.random)),
-                autocast,
+                _autocast(call.autocast),
                 call.training,
-                [
-                    of("returned", position) if there else None
-                    for position, there in enumerate(call.returned)
-                ],
+                call.other_mode,
+                {name: _autocast(one) for name, one in call.inner_autocast.items()},
+                {path: of("returned", position) for position, path in enumerate(call.returned)},
             )
         )
     return found
+
+
+def _words(autocast: Autocast) -> Words:
+    return None if autocast is None else (autocast[0], str(autocast[1]))
+
+
+def _autocast(words: Words) -> Autocast:
+    return None if words is None else (words[0], getattr(torch, words[1].removeprefix("torch.")))
 
 
 def _plain(tree: Any, tensors: list[torch.Tensor]) -> Any:

@@ -1,20 +1,19 @@
-"""One checked step of a live run: each rank judges its own, rank 0 what they tell."""
+"""One checked step of a live run: each rank judges its own shards, rank 0 what all report."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 import torch
 
 from ..contract.semantics import Semantics
-from ..errors import HarnessError, UsageError
 from ..judge.verdict import Judgement, Status
 from .full import Full, judge_gradient
 from .own import judge_own
 from .ranks import Ranks
 from .reference import Factory
-from .seen import Fetch, Observed, Told
+from .seen import Observed, Told
 from .together import judge_together
 
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16,
@@ -29,71 +28,55 @@ class _Wish(msgspec.Struct, frozen=True):
     number: int = 0
 
 
+class Verdict(msgspec.Struct, frozen=True):
+    """The judgement of a step. updated: the optimizer took a step on every rank."""
+
+    judgement: Judgement
+    updated: bool = True
+
+
 def judge_step(
-    observed: Observed | Exception,
+    observed: Observed,
     ranks: Ranks,
     *,
     reference: Factory | None = None,
     semantics: Semantics | None = None,
-) -> Judgement:
-    """The verdict on a step, on every rank. Every rank calls this.
+) -> Verdict:
+    """Judge a step, with the same verdict on every rank. Every rank calls this, in `attempt`.
 
-    reference: makes the model that is not wrapped, for the gradient. Where a rank could not observe
-    the step, or rank 0 not judge it, all ranks raise what it says: UsageError or HarnessError.
+    reference: makes the model that is not wrapped, for the gradient.
     """
-    semantics = semantics or Semantics()
-    gathered = ranks.gather(_own(observed))
-    replies = [msgspec.msgpack.decode(one, type=_Reply) for one in gathered]
-    bad = next((one for one in replies if one.told is None), _Reply())
-    started = msgspec.msgpack.decode(ranks.broadcast(msgspec.msgpack.encode(bad)), type=_Reply)
-    if started.wrong_usage or started.failed:
-        return _verdict(started)
-    assert isinstance(observed, Observed)
-    told = [one.told for one in replies if one.told is not None]
-    full = Full()
+    gathered = ranks.gather(msgspec.msgpack.encode(judge_own(observed)))
+    told = [msgspec.msgpack.decode(one, type=Told) for one in gathered] if not ranks.rank else []
+    full = None
     if reference is not None:
-        full = judge_gradient(observed, told, reference, semantics, ranks)
+        full = judge_gradient(observed, told, reference, semantics or Semantics(), ranks)
     if ranks.rank:
         _serve(observed, ranks)
-        return _verdict(msgspec.msgpack.decode(ranks.broadcast(b""), type=_Reply))
+        return msgspec.msgpack.decode(ranks.broadcast(b""), type=Verdict)
 
     def fetch(rank: int, what: str, number: int) -> torch.Tensor | None:
         wish = _Wish(rank, what, number)
         ranks.broadcast(msgspec.msgpack.encode(wish))
         return _decoded(ranks.gather(_encoded(observed, wish, ranks.rank))[rank])
 
-    verdict = _judged(told, fetch, full if reference is not None else None)
+    judgement = with_gradient(judge_together(told, fetch), full)
+    verdict = Verdict(judgement, all(one.seen.ran > 0 for one in told))
     ranks.broadcast(msgspec.msgpack.encode(_Wish(-1)))
     ranks.broadcast(msgspec.msgpack.encode(verdict))
-    return _verdict(verdict)
+    return verdict
 
 
-class _Reply(msgspec.Struct, frozen=True):
-    """A rank's share of a step, or a verdict: or the reason why there is none."""
-
-    told: Told | None = None
-    judgement: Judgement | None = None
-    wrong_usage: str = ""
-    failed: str = ""
-
-
-def _own(observed: Observed | Exception) -> bytes:
-    try:
-        if isinstance(observed, Exception):
-            raise observed
-        reply = _Reply(told=judge_own(observed))
-    except UsageError as error:
-        reply = _Reply(wrong_usage=str(error))
-    except Exception as error:
-        reply = _Reply(failed=f"{type(error).__name__}: {error}")
-    return msgspec.msgpack.encode(reply)
-
-
-def _judged(told: Sequence[Told], fetch: Fetch, full: Full | None) -> _Reply:
-    try:
-        return _Reply(judgement=with_gradient(judge_together(told, fetch), full))
-    except Exception as error:
-        return _Reply(failed=f"{type(error).__name__}: {error}")
+def with_norms(observed: Observed, ranks: Ranks) -> Observed:
+    """Reduce the norms that were reported as sharded tensors. Every rank calls this."""
+    counts = ranks.gather(str(len(observed.norms)).encode())
+    same = ranks.broadcast(b"1" if len(set(counts)) == 1 else b"0") == b"1"
+    clips = list(observed.seen.clips)
+    for number, norm in observed.norms.items():
+        value = float(norm.full_tensor() if same else norm.to_local())
+        clips[number] = msgspec.structs.replace(clips[number], norm=value)
+    seen = msgspec.structs.replace(observed.seen, clips=tuple(clips))
+    return replace(observed, seen=seen, norms={})
 
 
 def with_gradient(judgement: Judgement, full: Full | None) -> Judgement:
@@ -114,14 +97,6 @@ def with_gradient(judgement: Judgement, full: Full | None) -> Judgement:
         tier="full",
         estimated=("gradient",),
     )
-
-
-def _verdict(reply: _Reply) -> Judgement:
-    if reply.wrong_usage:
-        raise UsageError(reply.wrong_usage)
-    if reply.judgement is None:
-        raise HarnessError(f"a checked step could not be judged: {reply.failed}")
-    return reply.judgement
 
 
 def _serve(observed: Observed, ranks: Ranks) -> None:

@@ -1,4 +1,4 @@
-"""What goes into the model and comes back to it: inputs, random state, gradients of its outputs.
+"""Calls of a model in a checked step: inputs, random state, gradients that come to the outputs.
 
 With these and its parameters, the model that is not wrapped gives the local gradient: no loss
 function is needed, and no target. Whatever the script does with the outputs (a loss, its scale, its
@@ -7,16 +7,22 @@ share of the microbatches) is in the gradient that comes back to them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
-from .beside import Ways
+from ..contract.names import unwrapped
+from .guard import Guard
+from .output_gradients import OutputGradients
+
+Autocast = tuple[str, torch.dtype] | None
 
 
 @dataclass
@@ -24,92 +30,134 @@ class Forward:
     """One call of the model. Trees of tensors and plain values; tensors are copies.
 
     random: state of the generator of the CPU, and of the current GPU, as it was entered; autocast:
-    (device type, dtype) if it was on; returned: the gradient of each tensor of the outputs that
-    needs one, in the order of `tensors_in`, None where none came back.
+    (device type, dtype) if it was on; inner_autocast: that within the wrappers, by the name of the
+    module that is wrapped; other_mode: names of modules whose mode was not `training`; returned:
+    gradients that came to the outputs from outside the call, by the path of the output (see
+    `tensors_in`). Names of modules are those in the unwrapped model, with a dot at their end.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     random: tuple[torch.Tensor, ...]
-    autocast: tuple[str, torch.dtype] | None
+    autocast: Autocast
     training: bool
-    returned: list[torch.Tensor | None] = field(default_factory=list)
+    other_mode: tuple[str, ...] = ()
+    inner_autocast: dict[str, Autocast] = field(default_factory=dict)
+    returned: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def counts(self) -> bool:
         """Whether a backward came to it."""
-        return any(one is not None for one in self.returned)
+        return bool(self.returned)
 
 
 class Forwards:
-    """Listens to the calls of one module while its hooks are on."""
+    """The calls of one module, recorded while its hooks are on."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, guard: Guard) -> None:
         self._model = model
-        self._open: list[tuple[Forward, int]] = []
+        self._guard = guard
+        self._open: list[tuple[Forward, Any] | None] = []
         self.seen: list[Forward] = []
-        self.ways = Ways(model)
+        self.gradients = OutputGradients(model, guard)
 
     def hooked(self) -> ExitStack:
-        """Closing it takes the hooks off."""
+        """Put the hooks on; closing the stack takes them off."""
         stack = ExitStack()
         before = self._model.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True)
         after = self._model.register_forward_hook(self._after)
         stack.callback(before.remove)
         stack.callback(after.remove)
+        stack.callback(self.gradients.close)
+        for name, module in _wrapped(self._model):
+            inside = partial(self._inside, _dotted(name))
+            stack.callback(module.register_forward_pre_hook(inside).remove)
+            # Accelerate's autocast is within a forward that it puts on the module.
+            if "forward" in vars(module):
+                for inner in list(module.modules())[1:]:
+                    stack.callback(inner.register_forward_pre_hook(inside).remove)
         return stack
 
+    def _inside(self, name: str, module: nn.Module, args: Any) -> None:
+        with self._guard():
+            opened = self._open[-1] if self._open else None
+            if opened is not None and opened[0].inner_autocast.get(name) is None:
+                opened[0].inner_autocast[name] = _autocast()
+
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not torch.is_grad_enabled():
-            return
-        forward = Forward(
-            mapped(args, _copy), mapped(kwargs, _copy), _random(), _autocast(), module.training
-        )
-        self._open.append((forward, self.ways.entered()))
+        self._open.append(None)
+        with self._guard():
+            if torch.is_grad_enabled():
+                forward = Forward(
+                    mapped(args, _copy),
+                    mapped(kwargs, _copy),
+                    _random(),
+                    _autocast(),
+                    module.training,
+                    _other_mode(module),
+                )
+                entry = self.gradients.enter(tensors_in((args, kwargs)).values())
+                self._open[-1] = forward, entry
 
     def _after(self, module: nn.Module, args: Any, outputs: Any) -> None:
-        if not self._open:
-            return
-        forward, begun = self._open.pop()
-        needing = list(tensors_in(outputs))
-        self.ways.left(begun, needing)
-        for number, tensor in enumerate(needing):
-            forward.returned.append(None)
-            tensor.register_hook(partial(_returned, forward, number))  # type: ignore[no-untyped-call]
-        self.seen.append(forward)
+        with self._guard():
+            opened = self._open.pop() if self._open else None
+            if opened is not None:
+                forward, entry = opened
+                forward.returned = self.gradients.leave(entry, tensors_in(outputs))
+                self.seen.append(forward)
 
 
-def _returned(forward: Forward, number: int, gradient: torch.Tensor) -> None:
-    """Of several backwards through one output, the sum."""
-    before = forward.returned[number]
-    new = gradient.detach()
-    forward.returned[number] = new.clone() if before is None else before + new
+def tensors_in(tree: Any) -> dict[str, torch.Tensor]:
+    """The tensors of a tree that need a gradient, by their path: `['logits']`, `.hidden[2]`.
+
+    Containers are mappings, lists, tuples, dataclasses, and objects that keep their values as
+    attributes.
+    """
+    return dict(_tensors_in(tree, "", set()))
 
 
-def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
-    """The tensors that need a gradient, in a fixed order. Dataclasses are entered too."""
+def _tensors_in(tree: Any, path: str, above: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
+    """above: ids of the containers around this one, since an object can hold itself."""
     if isinstance(tree, torch.Tensor):
         if tree.requires_grad:
-            yield tree
-    elif isinstance(tree, Mapping):
-        for one in tree.values():
-            yield from tensors_in(one)
-    elif isinstance(tree, (list, tuple)):
-        for one in tree:
-            yield from tensors_in(one)
-    elif hasattr(tree, "__dataclass_fields__"):
-        for name in tree.__dataclass_fields__:
-            yield from tensors_in(getattr(tree, name))
+            yield path, tree
+    elif id(tree) not in above:
+        for step, one in _inside_of(tree):
+            yield from _tensors_in(one, f"{path}{step}", above | {id(tree)})
+
+
+def _inside_of(tree: Any) -> list[tuple[str, Any]]:
+    if isinstance(tree, Mapping):
+        return [(f"[{name!r}]", one) for name, one in tree.items()]
+    if isinstance(tree, (list, tuple)):
+        return [(f"[{number}]", one) for number, one in enumerate(tree)]
+    if isinstance(tree, (type, nn.Module, FunctionType, ModuleType)):
+        return []
+    names = getattr(tree, "__dataclass_fields__", None) or getattr(tree, "__dict__", {})
+    return [(f".{name}", getattr(tree, name, None)) for name in list(names)]
 
 
 def mapped(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A tree with all its tensors changed; other values are kept as they are."""
+    """A copy of a tree with all its tensors changed; objects of other kinds are not copied."""
     if isinstance(tree, torch.Tensor):
         return change(tree)
-    if type(tree) is dict:
-        return {name: mapped(one, change) for name, one in tree.items()}
-    if type(tree) in (list, tuple):
-        return type(tree)(mapped(one, change) for one in tree)
+    new: Any = None
+    if isinstance(tree, MutableMapping):
+        new = copy(tree)
+        for name, one in tree.items():
+            new[name] = mapped(one, change)
+        return new
+    if isinstance(tree, (list, tuple)):
+        inner = [mapped(one, change) for one in tree]
+        if hasattr(tree, "_make"):  # a NamedTuple
+            return tree._make(inner)
+        return type(tree)(inner) if type(tree) in (list, tuple) else tree
+    if is_dataclass(tree) and not isinstance(tree, type):
+        new = copy(tree)
+        for name in vars(tree).keys() & {one.name for one in fields(tree)}:
+            object.__setattr__(new, name, mapped(getattr(tree, name), change))
+        return new
     return tree
 
 
@@ -118,13 +166,16 @@ def entered(forward: Forward, model: nn.Module, device: torch.device) -> Any:
 
     The caller keeps the random state for itself.
     """
-    model.train(forward.training)
+    for name, module in model.named_modules():
+        module.training = forward.training ^ (_dotted(name) in forward.other_mode)
     torch.set_rng_state(forward.random[0])
     if len(forward.random) > 1 and device.type == "cuda":
         torch.cuda.set_rng_state(forward.random[1], device)
 
     def there(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach().to(device)
+        moved = tensor.detach().to(device, copy=True)
+        # Not a leaf: the model may change it in place.
+        return moved.requires_grad_().clone() if tensor.requires_grad else moved
 
     args, kwargs = mapped(forward.args, there), mapped(forward.kwargs, there)
     with ExitStack() as stack:
@@ -133,8 +184,39 @@ def entered(forward: Forward, model: nn.Module, device: torch.device) -> Any:
         return model(*args, **kwargs)
 
 
+def _wrapped(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules that have all parameters of a model, from the model inwards, by name.
+
+    Nothing of a compiled module: it would be compiled again for a hook.
+    """
+    if any(one._compiled_call_impl is not None for one in model.modules()):
+        return
+    path, module, count = "", model, len(list(model.parameters()))
+    while not hasattr(module, "_orig_mod"):
+        yield path, module
+        inner = [
+            (name, one)
+            for name, one in module.named_children()
+            if len(list(one.parameters())) == count
+        ]
+        if not inner:
+            return
+        name, module = inner[0]
+        path = f"{path}.{name}" if path else name
+
+
+def _other_mode(model: nn.Module) -> tuple[str, ...]:
+    # A wrapper and what it wraps have one name: the inner one is that of the reference.
+    modes = {_dotted(name): module.training for name, module in model.named_modules()}
+    return tuple(name for name, training in modes.items() if training != model.training)
+
+
+def _dotted(name: str) -> str:
+    return unwrapped(f"{name}.") if name else ""
+
+
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone()
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 def _random() -> tuple[torch.Tensor, ...]:
@@ -144,7 +226,7 @@ def _random() -> tuple[torch.Tensor, ...]:
     return tuple(states)
 
 
-def _autocast() -> tuple[str, torch.dtype] | None:
+def _autocast() -> Autocast:
     for kind in ("cuda", "cpu"):
         if torch.is_autocast_enabled(kind):
             return kind, torch.get_autocast_dtype(kind)

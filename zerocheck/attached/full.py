@@ -1,22 +1,22 @@
 """Over the ranks of a live run: parameters to the reference, gradients summed, causes found.
 
-Every rank makes the same calls in the same order. What a rank cannot do, all of them hear of before
-the next call, so that none waits for it.
+Every rank makes the same calls in the same order. Where one has an error, all leave the next of
+them (see ranks.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import msgspec
 import torch
 
 from ..contract.semantics import Semantics
 from ..drive.observation import Entry
-from ..errors import HarnessError, UsageError
+from ..errors import UsageError
 from ..judge.verdict import Violation
-from .ranks import Ranks
+from .ranks import Ranks, place_of
 from .reduced import (
     Exhibit,
     Judged,
@@ -31,8 +31,6 @@ from .reduced import (
 )
 from .reference import Factory, Local, Reference
 from .seen import Observed, Told
-
-T = TypeVar("T")
 
 
 class _Plan(msgspec.Struct, frozen=True):
@@ -67,15 +65,13 @@ def judge_gradient(
         return Full(reason=plan.reason)
     tensors = [Tensor(*one) for one in plan.tensors]
 
-    def made() -> Reference:
+    with _of_reference():
         reference = Reference(factory, torch.device(observed.device))
         reference.check({one.name: tuple(one.shape) for one in tensors})
-        return reference
-
-    reference = _agreed(made, ranks)
     for tensor in tensors:
         reference.load(tensor.name, _whole(observed, tensor, ranks), trains=tensor.trains)
-    local = _agreed(lambda: reference.local(observed.forwards, observed.buffers), ranks)
+    with _of_reference():
+        local = reference.local(observed.forwards, observed.buffers)
     found = Judged(0.0, {}, (), ())
     for tensor in tensors:
         if tensor.trains:
@@ -103,27 +99,18 @@ def joined(one: Judged, other: Judged) -> Judged:
     )
 
 
-def _agreed(make: Callable[[], T], ranks: Ranks) -> T:
-    """What `make` gives, once all ranks have it. Raises what the first rank says that has not."""
-    made: T | None = None
-    wrong = failed = ""
+@contextmanager
+def _of_reference() -> Iterator[None]:
+    """What the model of `reference=` raises is an error of the user's code."""
     try:
-        made = make()
-    except UsageError as error:
-        wrong = str(error)
+        yield
+    except UsageError:
+        raise
     except Exception as error:
-        failed = f"the model of reference= raised {type(error).__name__}: {error}"
-    texts = ranks.gather(msgspec.msgpack.encode((wrong, failed)))
-    first = next((one for one in texts if one != _FINE), _FINE)
-    wrong, failed = msgspec.msgpack.decode(ranks.broadcast(first), type=tuple[str, str])
-    if wrong or failed:
-        raise UsageError(wrong or failed)
-    if made is None:
-        raise HarnessError("a rank lost its reference")
-    return made
-
-
-_FINE = msgspec.msgpack.encode(("", ""))
+        raise UsageError(
+            f"the model of reference= raised {type(error).__name__}: {error} ({place_of(error)}); "
+            "it must take the inputs of the model that was attached, and return its outputs"
+        ) from error
 
 
 def _whole(observed: Observed, tensor: Tensor, ranks: Ranks) -> torch.Tensor:

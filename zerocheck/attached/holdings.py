@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -23,6 +22,9 @@ from ..errors import UsageError
 
 DTYPES = (torch.float32, torch.bfloat16)
 """Of parameters whose update can be judged."""
+
+UNWRAPPED = "one process"
+"""Word for a model that no sharder of torch wraps."""
 
 Cut = Callable[[Role, torch.Tensor], Iterator[Shard]]
 
@@ -97,14 +99,6 @@ def groups_of(optimizer: torch.optim.Optimizer) -> dict[int, int]:
     }
 
 
-def states_of(optimizer: torch.optim.Optimizer) -> Mapping[Any, Mapping[str, Any]]:
-    """The states that this rank holds, by the parameter that the optimizer sees."""
-    if isinstance(optimizer, ZeroRedundancyOptimizer):
-        inner: torch.optim.Optimizer = optimizer.optim
-        return inner.state
-    return optimizer.state
-
-
 def shards_of(
     holding: Holding, states: Mapping[Any, Mapping[str, Any]]
 ) -> Iterator[tuple[str, Shard]]:
@@ -127,7 +121,7 @@ def count_of(holding: Holding, states: Mapping[Any, Mapping[str, Any]]) -> float
 def words_for(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     """What is checked, in a word each for the sharder and the optimizer."""
     modules = list(model.modules())
-    kind = "one process"
+    kind = UNWRAPPED
     if any(isinstance(module, FSDPModule) for module in modules):
         kind = "FSDP2"
     elif any(isinstance(module, FullyShardedDataParallel) for module in modules):
@@ -137,33 +131,8 @@ def words_for(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     return f"{kind} with {type(optimizer).__name__}"
 
 
-def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raise UsageError for an optimizer, or parameters, that cannot be judged."""
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UsageError(f"attach needs a torch optimizer, got {type(optimizer).__name__}")
-    inner = optimizer
-    if isinstance(optimizer, ZeroRedundancyOptimizer):
-        inner = optimizer.optim
-        if vars(optimizer).get("_overlap_with_ddp"):
-            raise UsageError(
-                "ZeroRedundancyOptimizer(overlap_with_ddp=True) updates within the backward, where "
-                "no step can be seen (allowed: overlap_with_ddp=False)"
-            )
-    allowed = "allowed: torch.optim.AdamW, its subclasses, Adam without weight decay, and these in "
-    allowed += "ZeroRedundancyOptimizer"
-    if not isinstance(inner, (torch.optim.AdamW, torch.optim.Adam)):
-        raise UsageError(f"attach judges AdamW, got {type(inner).__name__} ({allowed})")
-    for number, group in enumerate(inner.param_groups):
-        decoupled = group.get("decoupled_weight_decay", isinstance(inner, torch.optim.AdamW))
-        if group["weight_decay"] and not decoupled:
-            raise UsageError(
-                f"attach judges AdamW; parameter group {number} of this {type(inner).__name__} "
-                f"adds its weight decay of {group['weight_decay']:g} to the gradient ({allowed})"
-            )
-    _check_parameters(model, optimizer)
-
-
-def _check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raise UsageError for an optimizer of other parameters, or a dtype that cannot be judged."""
     groups = groups_of(optimizer)
     held = [holding for holding in holdings(model) if id(holding.held) in groups]
     if not held and groups and any(p.numel() for p in model.parameters()):

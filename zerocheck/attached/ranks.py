@@ -1,17 +1,45 @@
-"""All ranks of a live run: what they send each other is bytes and sums, and no pickles."""
+"""Communication between the ranks of a live run: bytes and sums, and no pickles.
+
+An error on one rank must not leave another one waiting. So each operation begins with a meeting of
+all ranks, in which a rank that had an error says so, and all leave the operation together with
+`Stopped`. `attempt` ends with a meeting too, so that an error after the last operation is heard.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol, TypeVar
 
+import msgspec
 import torch
 import torch.distributed as dist
 
+from ..errors import UsageError
 from .reduced import Total
+
+T = TypeVar("T")
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """An error of one rank. place: file and line of it; empty where the user can help it."""
+
+    rank: int
+    text: str
+    place: str = ""
+
+
+class Stopped(Exception):
+    """An attempt that all ranks gave up, since one of them had a problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.text)
+        self.problem = problem
 
 
 class Ranks(Protocol):
-    """All ranks of a run, seen from one of them."""
+    """All ranks of a run, seen from one of them. Every rank calls the same, in the same order."""
 
     rank: int
     size: int
@@ -19,6 +47,31 @@ class Ranks(Protocol):
     def gather(self, data: bytes) -> list[bytes]: ...
     def broadcast(self, data: bytes) -> bytes: ...
     def total(self, share: Total) -> Total: ...
+    def fail(self, problem: Problem) -> Problem: ...
+
+
+def attempt(ranks: Ranks, work: Callable[[], T]) -> T:
+    """Do work with all ranks; where one of them has an error, all raise Stopped."""
+    try:
+        result = work()
+        ranks.gather(b"")
+    except Stopped:
+        raise
+    except Exception as error:
+        raise Stopped(ranks.fail(_problem(error, ranks.rank))) from error
+    return result
+
+
+def _problem(error: Exception, rank: int) -> Problem:
+    if isinstance(error, UsageError):
+        return Problem(rank, str(error))
+    return Problem(rank, f"{type(error).__name__}: {error}", place_of(error))
+
+
+def place_of(error: BaseException) -> str:
+    """File and line where an exception was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown place"
 
 
 class Alone:
@@ -36,9 +89,12 @@ class Alone:
     def total(self, share: Total) -> Total:
         return share
 
+    def fail(self, problem: Problem) -> Problem:
+        return problem
+
 
 class Group:
-    """The ranks of a process group; every rank makes the same calls."""
+    """The ranks of a process group."""
 
     def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
         """device: of the model; where the group takes tensors of GPUs alone, they go through it."""
@@ -49,48 +105,77 @@ class Group:
         on_gpu = "nccl" in backend and "gloo" not in backend
         self._device = device if on_gpu else torch.device("cpu")
         self._first = dist.get_global_rank(group, 0) if group is not None else 0
+        self._in_collective = False
 
     def gather(self, data: bytes) -> list[bytes]:
         """Rank 0 gets what each rank gives, the others nothing."""
-        sizes = torch.zeros(self.size, dtype=torch.int64, device=self._device)
-        mine = torch.tensor([len(data)], dtype=torch.int64, device=self._device)
-        dist.all_gather(list(sizes.chunk(self.size)), mine, group=self._group)
-        longest = int(sizes.max())
+        sizes = self._meet(len(data))
+        longest = max(sizes)
         if not longest:
             return [b""] * self.size
-        into = None
-        if self.rank == 0:
-            into = [
-                torch.empty(longest, dtype=torch.uint8, device=self._device)
-                for _ in range(self.size)
-            ]
-        dist.gather(self._tensor(data, longest), into, dst=self._first, group=self._group)
-        if into is None:
-            return []
-        lengths = sizes.tolist()
-        return [_bytes(one[:n]) for one, n in zip(into, lengths, strict=True)]
+        mine = self._tensor(data, longest)
+        into = self._room(longest) if self.rank == 0 else None
+        self._call(lambda: dist.gather(mine, into, dst=self._first, group=self._group))
+        return [] if into is None else [_bytes(one[:n]) for one, n in zip(into, sizes, strict=True)]
 
     def broadcast(self, data: bytes) -> bytes:
         """Every rank gets what rank 0 gives."""
-        size = torch.tensor([len(data)], dtype=torch.int64, device=self._device)
-        dist.broadcast(size, self._first, group=self._group)
-        length = int(size)
+        length = self._meet(len(data) if self.rank == 0 else 0)[0]
         if not length:
             return b""
         tensor = self._tensor(data if self.rank == 0 else b"", length)
-        dist.broadcast(tensor, self._first, group=self._group)
+        self._call(lambda: dist.broadcast(tensor, self._first, group=self._group))
         return _bytes(tensor)
 
     def total(self, share: Total) -> Total:
         """The sum over all ranks, on every rank."""
         few = torch.tensor([share.noise, share.arrived], dtype=torch.float64)
-        sums = []
-        for one in (share.exact, share.absolute, few):
-            there = one.to(self._device, copy=True)
-            dist.all_reduce(there, group=self._group)
-            sums.append(there.cpu())
-        exact, absolute, few = sums
+        sums = [one.to(self._device, copy=True) for one in (share.exact, share.absolute, few)]
+        self._meet(0)
+        for one in sums:
+            self._call(partial(dist.all_reduce, one, group=self._group))
+        exact, absolute, few = (one.cpu() for one in sums)
         return Total(exact, absolute, float(few[0]), int(few[1]))
+
+    def fail(self, problem: Problem) -> Problem:
+        """Meet the others in their next operation, which all leave; the problem of the first rank
+        that has one."""
+        if self._in_collective:  # the process group itself failed, so nobody can be told
+            return problem
+        try:
+            self._meet(0, problem)
+        except Stopped as stopped:
+            return stopped.problem
+        except Exception:
+            return problem
+        return problem
+
+    def _meet(self, size: int, problem: Problem | None = None) -> list[int]:
+        """The sizes of all ranks. Raises Stopped where a rank has a problem."""
+        data = b"" if problem is None else msgspec.msgpack.encode(problem)
+        size = -len(data) if problem is not None else size
+        all_sizes = torch.zeros(self.size, dtype=torch.int64, device=self._device)
+        mine = torch.tensor([size], dtype=torch.int64, device=self._device)
+        parts = list(all_sizes.chunk(self.size))
+        self._call(lambda: dist.all_gather(parts, mine, group=self._group))
+        sizes: list[int] = all_sizes.tolist()
+        if min(sizes) < 0:
+            texts = self._room(-min(sizes))
+            text = self._tensor(data, -min(sizes))
+            self._call(lambda: dist.all_gather(texts, text, group=self._group))
+            first = next(rank for rank, size in enumerate(sizes) if size < 0)
+            said = _bytes(texts[first][: -sizes[first]])
+            raise Stopped(msgspec.msgpack.decode(said, type=Problem))
+        return sizes
+
+    def _call(self, collective: Callable[[], object]) -> None:
+        self._in_collective = True
+        collective()
+        self._in_collective = False
+
+    def _room(self, length: int) -> list[torch.Tensor]:
+        device = self._device
+        return [torch.empty(length, dtype=torch.uint8, device=device) for _ in range(self.size)]
 
     def _tensor(self, data: bytes, length: int) -> torch.Tensor:
         padded = bytearray(data.ljust(length, b"\0"))

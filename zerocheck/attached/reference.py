@@ -8,9 +8,9 @@ the gradient of a tensor moves is multiplied by MARGIN, as in judge/estimate.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -51,9 +51,14 @@ class Reference:
         self.device = device
         self.model = model.to(device)
         self._parameters = {unwrapped(name): p for name, p in self.model.named_parameters()}
+        modules = (name for name, _ in self.model.named_modules())
+        buffers = (name for name, _ in self.model.named_buffers())
+        names = (*modules, *buffers, *self._parameters)
+        self._parts = {part for name in names for part in name.split(".")}
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Raise UsageError unless it has the parameters of the run. shapes: by name."""
+        self._take_names(shapes)
         for name, shape in shapes.items():
             if name not in self._parameters:
                 near = did_you_mean(name, self._parameters)
@@ -69,6 +74,29 @@ class Reference:
                 near = did_you_mean(name, shapes)
                 raise UsageError(f"the run has no parameter {name!r} of reference={near}")
 
+    def _take_names(self, names: Iterable[str]) -> None:
+        """Know the parameters by the names of the run, if those differ by wrappers alone."""
+        own = {self._bare(name): one for name, one in self._parameters.items()}
+        theirs = {self._bare(name): name for name in names}
+        if own.keys() == theirs.keys():
+            self._parameters = {theirs[bare]: one for bare, one in own.items()}
+
+    def _within_wrappers(self, forward: Forward) -> Forward:
+        """The call of the module that is wrapped, with names of the reference."""
+        inner = [one for name, one in forward.inner_autocast.items() if not self._bare(name)]
+        return replace(
+            forward,
+            autocast=inner[-1] if inner else forward.autocast,
+            other_mode=tuple(map(self._bare, forward.other_mode)),
+        )
+
+    def _bare(self, name: str) -> str:
+        """A name without parts that no module or tensor of the reference has.
+
+        They come from wrappers that `unwrapped` does not know, such as that of Fabric.
+        """
+        return ".".join(part for part in name.split(".") if not part or part in self._parts)
+
     def load(self, name: str, whole: torch.Tensor, *, trains: bool) -> None:
         """Put a parameter in. whole: flat."""
         parameter = self._parameters[name]
@@ -78,6 +106,8 @@ class Reference:
 
     def local(self, forwards: Sequence[Forward], buffers: Mapping[str, torch.Tensor]) -> Local:
         """The gradients of these calls. buffers: those that the run had before them."""
+        buffers = {self._bare(name): one for name, one in buffers.items()}
+        forwards = [self._within_wrappers(one) for one in forwards]
         with _own_random(self.device):
             first = self._run(forwards, buffers)
             noise = dict.fromkeys(self._parameters, 0.0)
@@ -98,22 +128,16 @@ class Reference:
         found: dict[str, list[torch.Tensor | None]] = {name: [] for name in self._parameters}
         with torch.no_grad():
             for name, buffer in self.model.named_buffers():
-                if unwrapped(name) in buffers:
-                    buffer.copy_(buffers[unwrapped(name)])
+                known = buffers.get(self._bare(unwrapped(name)))
+                if known is not None:
+                    buffer.copy_(known)
         for forward in forwards:
             for parameter in self._parameters.values():
                 parameter.grad = None
             with torch.enable_grad():
-                outputs = [*tensors_in(entered(forward, self.model, self.device))]
-                if len(outputs) != len(forward.returned):
-                    raise UsageError(
-                        f"the model of reference= returns {len(outputs)} tensors that need a "
-                        f"gradient, that of the run {len(forward.returned)}"
-                    )
+                outputs = tensors_in(entered(forward, self.model, self.device))
                 pairs = [
-                    (output, gradient.to(output.device, output.dtype))
-                    for output, gradient in zip(outputs, forward.returned, strict=True)
-                    if gradient is not None
+                    _pair(outputs, path, gradient) for path, gradient in forward.returned.items()
                 ]
                 torch.autograd.backward([one for one, _ in pairs], [one for _, one in pairs])
             for name, parameter in self._parameters.items():
@@ -128,6 +152,21 @@ class Reference:
             for name, parameter in self._parameters.items():
                 sign = torch.randint(0, 2, parameter.shape, generator=draw).to(self.device) * 2 - 1
                 parameter.copy_(kept[name].double() * (1 + unit * sign))
+
+
+def _pair(
+    outputs: Mapping[str, torch.Tensor], path: str, gradient: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """An output of the reference with the gradient that came to that of the run."""
+    output = outputs.get(path)
+    if output is None or output.shape != gradient.shape:
+        there = ", ".join(f"{name} {list(one.shape)}" for name, one in outputs.items())
+        raise UsageError(
+            f"the output {path or 'itself'} {list(gradient.shape)} of the model got a gradient, "
+            f"and the model of reference= has no such output (it has: {there or 'none'}); it must "
+            "return for the same inputs what the model that was attached returns"
+        )
+    return output, gradient.to(output.device, output.dtype)
 
 
 def _unit(forward: Forward, parameters: Mapping[str, torch.Tensor]) -> float:

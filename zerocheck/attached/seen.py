@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 import torch
+from torch.distributed.tensor import DTensor
 
 from ..drive.observation import Entry
 from ..judge.verdict import Violation
@@ -107,13 +108,15 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass(frozen=True)
 class Observed:
     """A checked step on one rank. values: flat tensors on the CPU, in row-major order; forwards:
-    the calls of the model, for the reference; buffers: before them, by name; device: of the run."""
+    the calls of the model, for the reference; buffers: before them, by name; device: of the run;
+    norms: by the number of their clipping, those that are not reduced over the ranks yet."""
 
     seen: Seen
     values: dict[Key, torch.Tensor] = field(default_factory=dict)
     forwards: list[Forward] = field(default_factory=list)
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     device: str = "cpu"
+    norms: dict[int, DTensor] = field(default_factory=dict)
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):

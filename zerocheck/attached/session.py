@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, get_args
@@ -17,12 +18,15 @@ from ..contract.semantics import Semantics
 from ..errors import UsageError, Violated, unknown
 from ..judge.verdict import Judgement
 from . import bundle as bundles
-from .exchange import judge_step
-from .holdings import check_optimizer, computes_on, words_for
-from .ranks import Alone, Group, Ranks
+from .arrivals import Arrivals
+from .exchange import Verdict, judge_step, with_norms
+from .holdings import check_parameters, computes_on, words_for
+from .optimizers import check_kind, observed_optimizer
+from .ranks import Alone, Group, Problem, Ranks, Stopped, attempt
 from .reference import Factory
+from .same_model import IN_PIPELINE, check_same_model, pipeline_stages
 from .seen import Observed
-from .text import fingerprint, first_of, holds_line, violated_text
+from .text import fingerprint, first_of, holds_line, stopped_text, violated_text
 from .watch import Watch
 
 OnViolation = Literal["raise", "warn"]
@@ -55,23 +59,29 @@ def attach(
     all that belongs to one update: all microbatches, clipping, `optimizer.step()`.
 
     model         as it is called in training: of DDP, FSDP1, FSDP2, torch.compile, or plain
-    optimizer     torch.optim.AdamW or a subclass, also within ZeroRedundancyOptimizer
+    optimizer     torch.optim.AdamW or a subclass, also within ZeroRedundancyOptimizer or a wrapper
+                  such as that of Accelerate; `optimizer.step(closure)` is supported
     reference     function without arguments that makes the model before it is wrapped. With it
                   gradients are judged too: each rank calls that model with what `model` was called
-                  with, and gives its outputs the gradients that came back. Where a loss reaches
-                  the parameters beside the outputs of `model`, they are not judged, and it says so
+                  with, and gives its outputs the gradients that came to them from outside. Where a
+                  loss reaches the parameters past the outputs of `model`, they are not judged, and
+                  the line of the step says so
     semantics     how gradients of ranks become one (`average`, `unused`); default: their mean
     steps         numbers of steps to check; the first after `attach` is 1
     every         check each step whose number is a multiple of it, too; None: no others
     directory     where a violated step is written, for `zerocheck replay`
     on_violation  "raise": Violated, on all ranks; "warn": rank 0 prints it, and training goes on
     done          steps taken before, for a run that is resumed: its first step is done + 1
-    group         the ranks that train this model; default: all
+    group         the ranks that train this model; default: all. In a pipeline: those of one stage
     quiet         say nothing of steps in which all holds
 
     On a checked step each rank copies its shards to the CPU, before and after, and the gradient:
     seven times the bytes of its parameters, until the step is judged. On all other steps one
-    integer is compared, and nothing is hooked. Raises UsageError for what cannot be judged.
+    integer is compared, and nothing is hooked.
+
+    Raises UsageError for an argument, an optimizer or a dtype that cannot be judged. After that
+    only a violation ends the training, with on_violation="raise": where zerocheck fails, or meets
+    what it does not support, it prints why, and checks no further step.
     """
     return Attached(
         model,
@@ -112,7 +122,6 @@ class Attached:
         self._steps = sorted(_numbers(steps))
         if every is not None and (not isinstance(every, int) or every < 1):
             raise UsageError(f"every is {every!r} (allowed: an int from 1 on, or None)")
-        check_optimizer(model, optimizer)
         self._every = every
         if reference is not None and not callable(reference):
             raise UsageError(
@@ -120,15 +129,30 @@ class Attached:
                 "arguments that returns the model before it is wrapped)"
             )
         self._reference, self._semantics = reference, semantics
-        self._model, self._optimizer = model, optimizer
+        self._model, self._optimizer = model, observed_optimizer(optimizer)
         self._directory, self._on_violation, self._quiet = directory, on_violation, quiet
         self._group = group
         self._watch: Watch | None = None
         self._known: set[str] = set()
         self._checking = _Checking(self)
+        self._compared = self._stopped = self._in_pipeline = False
         self.taken = done
         self.last: Judgement | None = None
         self._next = self._after(done)
+        self._arrivals: Arrivals | None = None
+        ranks = self._ranks()
+        try:
+            attempt(ranks, self._check_optimizer)
+        except Stopped as stopped:
+            if not stopped.problem.place:
+                raise UsageError(stopped.problem.text) from None
+            self._stop(stopped.problem, ranks)
+        if dist.is_available() and dist.is_initialized():
+            self._compare()
+
+    def _check_optimizer(self) -> None:
+        check_kind(self._optimizer)
+        check_parameters(self._model, self._optimizer)
 
     def step(self) -> _Nothing:
         """The context for one update. One comparison, unless the step is to be checked."""
@@ -151,13 +175,36 @@ class Attached:
         after = [step for step in self._steps if step > number]
         if self._every is not None:
             after.append((number // self._every + 1) * self._every)
-        return min(after, default=-1)
+        return -1 if self._stopped else min(after, default=-1)
+
+    def _compare(self) -> None:
+        """Stop the checks where ranks do not train one model."""
+        self._compared = True
+        ranks = self._ranks()
+        try:
+            attempt(ranks, lambda: check_same_model(self._model, ranks))
+            self._in_pipeline = bool(pipeline_stages(self._model))
+        except Stopped as stopped:
+            self._stop(stopped.problem, ranks)
+
+    def _stop(self, problem: Problem, ranks: Ranks) -> None:
+        """Check no further step; every rank does so at the same step."""
+        self._stopped = True
+        self._next = -1
+        if ranks.rank in (0, problem.rank):
+            print(stopped_text(self.taken, problem), file=sys.stderr, flush=True)
 
     def _begin(self) -> None:
         self._started = time.perf_counter()
-        ranks = self._ranks()
         if self._watch is not None:  # the step before was left without `after`
-            self._watch.stop()
+            self._abandon()
+        if not self._compared:
+            self._compare()
+        if self._stopped:
+            return
+        ranks = self._ranks()
+        if self._arrivals is None:
+            self._arrivals = Arrivals(self._group)
         self._watch = Watch(
             self._model,
             self._optimizer,
@@ -165,43 +212,54 @@ class Attached:
             world_size=ranks.size,
             number=self.taken,
             listens=self._reference is not None,
+            unjudged=IN_PIPELINE if self._in_pipeline else "",
         )
         self._watch.start()
         self._copied = time.perf_counter() - self._started
 
     def _abandon(self) -> None:
-        """The step raised an exception: it is not judged."""
-        assert self._watch is not None
-        self._watch.stop()
-        self._watch = None
+        """Leave a step without judging it, as where the script raised an exception in it."""
         self._next = self._after(self.taken)
+        watch, self._watch = self._watch, None
+        if watch is not None and self._arrivals is not None:
+            watch.stop()
+            with suppress(RuntimeError):  # the store is gone, and with it the other ranks
+                self._arrivals.leave(watch.number)
 
     def _end(self) -> None:
-        assert self._watch is not None
-        started = time.perf_counter()
         watch, self._watch = self._watch, None
+        if watch is None:
+            return
+        started = time.perf_counter()
         self._next = self._after(self.taken)
         ranks = self._ranks()
         try:
-            observed: Observed | Exception = watch.observed()
-        except Exception as error:
-            observed = error
-        try:
-            judgement = judge_step(
-                observed, ranks, reference=self._reference, semantics=self._semantics
-            )
-            # A step without an update tells little: the next one is checked too.
-            assert isinstance(observed, Observed)
-            if not observed.seen.ran:
-                self._next = self.taken + 1
-            self.last = judgement
-            if judgement.violations:
-                self._violated(observed, judgement, ranks)
-            elif ranks.rank == 0 and not self._quiet:
-                seconds = self._copied + time.perf_counter() - started
-                print(holds_line(self.taken, judgement, seconds), file=sys.stderr, flush=True)
+            if self._arrivals is None or not self._arrivals.arrive(watch.number, ranks):
+                return
+            observed, verdict = attempt(ranks, lambda: self._judge(watch, ranks))
+        except Stopped as stopped:
+            self._stop(stopped.problem, ranks)
+            return
+        except RuntimeError as error:
+            problem = Problem(ranks.rank, f"the store of the process group failed: {error}")
+            self._stop(problem, ranks)
+            return
         finally:
             watch.stop()
+        # A step without an update says little: the next one is checked too.
+        if not verdict.updated:
+            self._next = self.taken + 1
+        self.last = verdict.judgement
+        if verdict.judgement.violations:
+            self._violated(observed, verdict.judgement, ranks)
+        elif ranks.rank == 0 and not self._quiet:
+            seconds = self._copied + time.perf_counter() - started
+            print(holds_line(self.taken, self.last, seconds), file=sys.stderr, flush=True)
+
+    def _judge(self, watch: Watch, ranks: Ranks) -> tuple[Observed, Verdict]:
+        observed = with_norms(watch.observed(), ranks)
+        verdict = judge_step(observed, ranks, reference=self._reference, semantics=self._semantics)
+        return observed, verdict
 
     def _violated(self, observed: Observed, judgement: Judgement, ranks: Ranks) -> None:
         """Write the bundle of what is new, say so, and raise if that is wanted."""
@@ -209,10 +267,7 @@ class Attached:
         marks = {fingerprint(what, violation) for violation in judgement.violations}
         place = ""
         if marks - self._known:
-            if ranks.rank == 0:
-                place = str(bundles.place_for(self._directory, self.taken))
-            place = ranks.broadcast(place.encode()).decode()
-            bundles.write(Path(place), observed, judgement, self._semantics, ranks)
+            place = self._written(observed, judgement, ranks)
         self._known |= marks
         if ranks.rank == 0:
             print(violated_text(what, judgement, place), file=sys.stderr, flush=True)
@@ -220,6 +275,26 @@ class Attached:
             first = first_of(judgement)
             where = f"; zerocheck replay {place}" if place else ""
             raise Violated(f"step {self.taken}: {first.obligation}: {first.explanation}{where}")
+
+    def _written(self, observed: Observed, judgement: Judgement, ranks: Ranks) -> str:
+        """The folder of the bundle; empty where a rank cannot write it, which is printed."""
+
+        def write() -> str:
+            place = ""
+            if ranks.rank == 0:
+                place = str(bundles.place_for(self._directory, self.taken))
+            place = ranks.broadcast(place.encode()).decode()
+            bundles.write(Path(place), observed, judgement, self._semantics, ranks)
+            return place
+
+        try:
+            return attempt(ranks, write)
+        except Stopped as stopped:
+            if ranks.rank in (0, stopped.problem.rank):
+                text = f"zerocheck: step {self.taken} cannot be kept for `zerocheck replay`: "
+                text += f"{stopped} (rank {stopped.problem.rank})"
+                print(text, file=sys.stderr, flush=True)
+            return ""
 
     def _ranks(self) -> Ranks:
         if not (dist.is_available() and dist.is_initialized()):

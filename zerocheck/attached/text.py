@@ -7,6 +7,7 @@ from ..report.text import finding_text
 from ..run.findings import independent
 from ..run.known_issues import joined
 from ..run.records import Finding
+from .ranks import Problem
 
 
 def finding(what: str, judgement: Judgement, bundle: str) -> Finding:
@@ -41,6 +42,18 @@ def fingerprint(what: str, violation: Violation) -> str:
 def violated_text(what: str, judgement: Judgement, bundle: str) -> str:
     """The finding for people."""
     return finding_text(finding(what, judgement, bundle))
+
+
+def stopped_text(number: int, problem: Problem) -> str:
+    """Why no step is checked from now on. number: of the step, 0 before the first."""
+    when = f"step {number}: " if number else ""
+    end = "No step is checked from here on; the training goes on"
+    if not problem.place:
+        return f"zerocheck: {when}{problem.text} (rank {problem.rank}). {end}"
+    return (
+        f"zerocheck: {when}zerocheck itself failed on rank {problem.rank} at {problem.place}: "
+        f"{problem.text}. {end}. Please report this line"
+    )
 
 
 def holds_line(number: int, judgement: Judgement, seconds: float) -> str:

@@ -17,6 +17,7 @@ from ..judge.compare import different_bits
 from ..judge.diagnose.publish import SENTENCES, causes
 from ..judge.ownership import tiling_fault
 from ..judge.verdict import Judgement, Obligation, Violation, statuses_of
+from .holdings import UNWRAPPED
 from .norms import Holder, Norms
 from .own import merged
 from .seen import AFTER, BEFORE, MOMENTS, Fetch, Piece, Told, element_of
@@ -278,6 +279,11 @@ class _Together:
             known = ("copies differ",)
         if what.startswith(BEFORE):
             text = f"before the step, {text}: they parted in a step that was not checked"
+        if not what.startswith(AFTER) and self.told[0].seen.what.startswith(UNWRAPPED):
+            text += (
+                "; neither DDP nor FSDP wraps this model: where each rank trains one of its own, "
+            )
+            text += "as in a pipeline, attach with group="
         if len({*ranks, right[0]}) == len(self.told) == 2:
             text += " (of two ranks, either can be the wrong one)"
         violation = Violation(

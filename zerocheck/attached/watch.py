@@ -1,12 +1,15 @@
-"""Watches one step: copies the state around it, and the gradient where the optimizer takes it.
+"""Observe one step: copy the state around it, and the gradient where the optimizer takes it.
 
-Hooks are there from the beginning of a checked step to its end, and at no other time.
+Hooks are there from the beginning of a checked step to its end, and at no other time. An error in
+one of them is kept for `observed`, and never reaches the training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -22,6 +25,7 @@ from ..drive.observation import Entry
 from ..drive.recorder import entry_of
 from ..errors import UsageError
 from .forwards import Forward, Forwards
+from .guard import Guard
 from .holdings import (
     Holding,
     computes_on,
@@ -30,9 +34,9 @@ from .holdings import (
     holdings,
     local,
     shards_of,
-    states_of,
     words_for,
 )
+from .optimizers import states_of
 from .seen import AFTER, BEFORE, Clip, Key, Observed, Options, Piece, Seen
 
 
@@ -48,35 +52,40 @@ class Watch:
         world_size: int,
         number: int,
         listens: bool = False,
+        unjudged: str = "",
     ) -> None:
-        """listens: notes the calls of the model, for the reference."""
+        """listens: record the calls of the model, for the reference. unjudged: why the gradient
+        cannot be judged in any step."""
         self._model = model
         self._optimizer = optimizer
-        self._where = (rank, world_size, number)
+        self.number = number
+        self._where = (rank, world_size)
         self._hooks = ExitStack()
-        self._listens = Forwards(model) if listens else None
+        self._guard = Guard()
+        self._listens = Forwards(model, self._guard) if listens else None
+        self._backwards = 0
         self._buffers: dict[str, torch.Tensor] = {}
-        self._unjudged = ""
+        self._unjudged = unjudged
         self._pieces: list[Piece] = []
         self._numbers: dict[Entry, int] = {}
         self._counts: list[list[float | None]] = []
         self._values: dict[Key, torch.Tensor] = {}
         self._options: tuple[Options, ...] = ()
         self._clips: list[Clip] = []
+        self._norms: dict[int, DTensor] = {}
         self._kind = "2"
         self._ran = 0
         self._depth = 0
-        self._scaling = self._skipped = self._closure = False
+        self._scaling = self._skipped = False
         self._scale = 1.0
         self._finite: bool | None = None
 
     def start(self) -> None:
         """Copy the state, and hook into the optimizer, clipping and GradScaler."""
-        try:
+        with self._guard():
             self._start()
-        except BaseException:
+        if self._guard.error is not None:
             self.stop()
-            raise
 
     def _start(self) -> None:
         found = holdings(self._model)
@@ -97,35 +106,36 @@ class Watch:
 
     def stop(self) -> None:
         """Take the hooks off and forget everything."""
-        self._hooks.close()
+        with self._guard():
+            self._hooks.close()
         self._values = {}
 
     def observed(self) -> Observed:
         """Take the hooks off, copy the state after the step; all that was seen of it.
 
-        Raises UsageError for a step that is more than one update, or hides its gradient.
+        Raises UsageError for a step that is more than one update, and what went wrong in a hook.
         """
         self._hooks.close()
-        if self._closure:
-            raise UsageError("attach cannot see the gradient of optimizer.step(closure)")
+        if self._guard.error is not None:
+            raise self._guard.error
         if self._ran > 1:
             raise UsageError(
                 f"the optimizer took {self._ran} steps within one checked step (allowed: 1); put "
                 "check.step() around one update"
             )
         self._state(AFTER, holdings(self._model))
-        rank, world_size, number = self._where
+        rank, world_size = self._where
         forwards: list[Forward] = []
         if self._listens is not None:
             forwards = [forward for forward in self._listens.seen if forward.counts]
-            self._unjudged = self._unjudged or self._listens.ways.reason
+            self._unjudged = self._unjudged or self._listens.gradients.reason
         self._listens = None
         options = self._options or self._groups()
         late = [float(group["lr"]) for group in self._optimizer.param_groups]
         seen = Seen(
             rank=rank,
             world_size=world_size,
-            number=number,
+            number=self.number,
             what=words_for(self._model, self._optimizer),
             pieces=tuple(self._pieces),
             options=tuple(
@@ -144,21 +154,35 @@ class Watch:
             clips=tuple(self._clips),
         )
         device = str(computes_on(self._model))
-        return Observed(seen, self._values, forwards, self._buffers, device)
+        return Observed(seen, self._values, forwards, self._buffers, device, self._norms)
 
-    def _listen(self, listens: Forwards, found: Iterable[Holding]) -> None:
+    def _listen(self, listens: Forwards, found: Sequence[Holding]) -> None:
         """Note what the gradient will be made of, or why it cannot be judged."""
         self._hooks.enter_context(listens.hooked())
-        self._hooks.enter_context(_replaced(torch.autograd, "backward", listens.ways.watching))
+        self._hooks.enter_context(
+            _replaced(torch.autograd, "backward", partial(self._observed_backward, listens, found))
+        )
         self._buffers = {
             unwrapped(name): buffer.detach().clone() for name, buffer in self._model.named_buffers()
         }
         if casts(self._model):
             self._unjudged = "FSDP computes in another dtype than the parameters have"
-        for holding in found:
-            grad = holding.held.grad
-            if grad is not None and bool(local(grad).any()):
-                self._unjudged = "gradients of before the step are added to"
+
+    def _observed_backward(
+        self, listens: Forwards, found: Sequence[Holding], original: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """torch.autograd.backward; before the first of a step, gradients must have been cleared."""
+        observed = listens.gradients.observed(original)
+
+        def backward(*args: Any, **named: Any) -> Any:
+            with self._guard():
+                grads = [] if self._backwards else [holding.held.grad for holding in found]
+                self._backwards += 1
+                if any(grad is not None and bool(local(grad).any()) for grad in grads):
+                    self._unjudged = "gradients of before the step are added to"
+            return observed(*args, **named)
+
+        return backward
 
     def _nothing_to_judge(self, forwards: list[Forward]) -> str:
         if not self._ran and not self._skipped:
@@ -207,13 +231,38 @@ class Watch:
                 numbers.append(number)
         return numbers
 
-    def _entered(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        # The step of a subclass calls that of its parent, which has the hooks too.
-        self._depth += 1
-        if self._depth > 1:
-            return
-        self._ran += 1
-        self._closure |= any(callable(one) for one in (*args[1:], kwargs.get("closure")))
+    def _entered(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """Pre-hook of `step`; returns other arguments where there is a closure."""
+        with self._guard():
+            # The step of a subclass calls that of its parent, which has the hooks too.
+            self._depth += 1
+            if self._depth > 1:
+                return None
+            self._ran += 1
+
+            def observed(one: Any) -> Any:
+                return self._after_closure(optimizer, one) if callable(one) else one
+
+            closure = kwargs.get("closure")
+            if callable(closure) or any(callable(one) for one in args[1:]):
+                positional = (args[0], *(observed(one) for one in args[1:]))
+                return positional, {**kwargs, **({"closure": observed(closure)} if closure else {})}
+            self._take(optimizer)
+        return None
+
+    def _after_closure(self, optimizer: Any, closure: Callable[..., Any]) -> Callable[..., Any]:
+        """The closure of `step`, after which the gradient is what the optimizer will be given."""
+
+        def observed(*args: Any, **named: Any) -> Any:
+            result = closure(*args, **named)
+            with self._guard():
+                self._take(optimizer)
+            return result
+
+        return observed
+
+    def _take(self, optimizer: Any) -> None:
+        """Copy the gradients, and the options of the groups, right before the update."""
         self._options = self._groups()
         self._gradients("gradient")
         found_inf = getattr(optimizer, "found_inf", None)
@@ -257,7 +306,8 @@ class Watch:
 
     def _noting_kind(self, original: Any) -> Any:
         def noting(tensors: Any, norm_type: float = 2.0, *more: Any, **named: Any) -> Any:
-            self._kind = f"{float(norm_type):g}"
+            with self._guard():
+                self._kind = f"{float(norm_type):g}"
             return original(tensors, norm_type, *more, **named)
 
         return noting
@@ -266,11 +316,19 @@ class Watch:
         def noting(parameters: Any, max_norm: float, total_norm: Any, *more: Any) -> Any:
             parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
             ids = {id(parameter) for parameter in parameters}
-            pieces = self._gradients("reduced", ids)
+            pieces: list[int] = []
+            with self._guard():
+                pieces = self._gradients("reduced", ids)
             result = original(parameters, max_norm, total_norm, *more)
-            self._gradients("clipped", ids)
-            norm = total_norm.full_tensor() if isinstance(total_norm, DTensor) else total_norm
-            self._clips.append(Clip(float(max_norm), self._kind, float(norm), tuple(pieces)))
+            with self._guard():
+                self._gradients("clipped", ids)
+                norm = math.nan
+                if isinstance(total_norm, DTensor):  # a collective, which no hook may call
+                    norm_of_shards: Any = total_norm.detach().clone()
+                    self._norms[len(self._clips)] = norm_of_shards
+                else:
+                    norm = float(total_norm)
+                self._clips.append(Clip(float(max_norm), self._kind, norm, tuple(pieces)))
             return result
 
         return noting
@@ -278,12 +336,15 @@ class Watch:
     def _noting_sharded_clip(self, original: Any) -> Any:
         def noting(module: Any, max_norm: float, norm_type: float = 2.0) -> Any:
             count = len(self._clips)
-            pieces = self._gradients("reduced")
+            pieces: list[int] = []
+            with self._guard():
+                pieces = self._gradients("reduced")
             norm = original(module, max_norm, norm_type)
-            if len(self._clips) == count:  # with NO_SHARD it called what is noted already
-                self._gradients("clipped")
-                kind = f"{float(norm_type):g}"
-                self._clips.append(Clip(float(max_norm), kind, float(norm), tuple(pieces)))
+            with self._guard():
+                if len(self._clips) == count:  # with NO_SHARD it called what is noted already
+                    self._gradients("clipped")
+                    kind = f"{float(norm_type):g}"
+                    self._clips.append(Clip(float(max_norm), kind, float(norm), tuple(pieces)))
             return norm
 
         return noting
@@ -292,16 +353,18 @@ class Watch:
         def noting(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             if optimizer is not self._optimizer or not scaler.is_enabled():
                 return original(scaler, optimizer, *args, **kwargs)
-            self._scaling = True
-            self._scale = float(scaler.get_scale())
             ran = self._ran
+            with self._guard():
+                self._scaling = True
+                self._scale = float(scaler.get_scale())
             result = original(scaler, optimizer, *args, **kwargs)
-            if self._ran == ran:
-                self._skipped = True
-                self._gradients("gradient")
-            if self._finite is None:
-                found = [one for (what, _), one in self._values.items() if what == "gradient"]
-                self._finite = all(bool(one.isfinite().all()) for one in found)
+            with self._guard():
+                if self._ran == ran:
+                    self._skipped = True
+                    self._gradients("gradient")
+                if self._finite is None:
+                    found = [one for (what, _), one in self._values.items() if what == "gradient"]
+                    self._finite = all(bool(one.isfinite().all()) for one in found)
             return result
 
         return noting

@@ -1,0 +1,87 @@
+"""Lightning's Trainer with DDP on CPU ranks, checked by the callback of docs/training-run.md.
+
+torchrun --nproc-per-node 2 lightning_trainer.py --accumulation 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from typing import Any
+
+import lightning
+import torch
+from torch import nn
+from trainer_faults import FAULTS, line, shown, trained
+
+
+class Module(lightning.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.2), nn.Linear(16, 4))
+
+    def training_step(self, batch: torch.Tensor, index: int) -> dict[str, torch.Tensor]:
+        outputs = self.net(batch)
+        loss = outputs.square().mean()
+        self.log("loss", loss)
+        return {"loss": loss, "outputs": outputs}
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+
+def make_module() -> Any:
+    module: Any = shown("reference_module.py")["of_training_step"](Module())
+    return module
+
+
+class Plant(lightning.Callback):
+    """A fault in the gradients, before they are clipped."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        if self.fault == "not reduced":
+            trainer.strategy.model.require_backward_grad_sync = False
+
+    def on_after_backward(self, trainer: Any, module: Any) -> None:
+        if self.fault != "not reduced":
+            trained(self.fault, module, lambda: None)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--accumulation", type=int, default=1)
+    parser.add_argument("--unused", action="store_true", help="DDP looks for unused parameters")
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--no-reference", action="store_true")
+    parser.add_argument("--fault", choices=FAULTS, default="")
+    parser.add_argument("--steps", type=int, default=4)
+    given = parser.parse_args()
+    batches = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
+    callback = shown("check_lightning.py")["Check"](
+        steps=range(1, given.steps + 1),
+        reference=None if given.no_reference else make_module,
+        on_violation="warn",
+        directory=tempfile.mkdtemp(),
+    )
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp_find_unused_parameters_true" if given.unused else "ddp",
+        precision="bf16-mixed" if given.bf16 else "32-true",
+        max_steps=given.steps,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        gradient_clip_val=0.05,
+        accumulate_grad_batches=given.accumulation,
+        callbacks=[callback, Plant(given.fault)],
+    )
+    trainer.fit(Module(), torch.utils.data.DataLoader(batches, 4))
+    if trainer.is_global_zero:
+        print(line(callback.check), flush=True)

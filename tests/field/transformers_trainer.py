@@ -1,0 +1,91 @@
+"""transformers.Trainer on CPU ranks, checked by the callback of docs/training-run.md.
+
+torchrun --nproc-per-node 2 transformers_trainer.py --accumulation 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from typing import Any
+
+import torch
+import transformers
+from trainer_faults import FAULTS, line, shown, trained
+
+
+def make_model() -> Any:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=61,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=32,
+        attention_dropout=0.1,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+class Tokens(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        ids = torch.randint(61, (8,), generator=torch.Generator().manual_seed(index))
+        labels = ids.clone()
+        labels[: index % 5] = -100  # ranks have other numbers of tokens
+        return {"input_ids": ids, "labels": labels}
+
+
+class Faulty(transformers.Trainer):
+    fault = ""
+
+    def training_step(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        return trained(
+            self.fault, model, lambda: super(Faulty, self).training_step(model, *args, **kwargs)
+        )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--accumulation", type=int, default=1)
+    parser.add_argument("--unused", action="store_true", help="DDP looks for unused parameters")
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--no-reference", action="store_true")
+    parser.add_argument("--fault", choices=FAULTS, default="")
+    parser.add_argument("--steps", type=int, default=4)
+    given = parser.parse_args()
+    trainer = Faulty(
+        make_model(),
+        transformers.TrainingArguments(
+            tempfile.mkdtemp(),
+            use_cpu=True,
+            bf16=given.bf16,
+            max_steps=given.steps,
+            per_device_train_batch_size=2,
+            gradient_accumulation_steps=given.accumulation,
+            ddp_find_unused_parameters=given.unused,
+            report_to=[],
+            save_strategy="no",
+            learning_rate=1e-2,
+            optim="adamw_torch",
+            weight_decay=0.1,
+            max_grad_norm=0.5,
+        ),
+        train_dataset=Tokens(),
+    )
+    trainer.fault = given.fault
+    callback = shown("check_trainer.py")["Check"](
+        trainer,
+        steps=range(1, given.steps + 1),
+        reference=None if given.no_reference else make_model,
+        on_violation="warn",
+        directory=tempfile.mkdtemp(),
+    )
+    trainer.add_callback(callback)
+    trainer.train()
+    if trainer.is_world_process_zero():
+        print(line(callback.check), flush=True)

@@ -1,0 +1,52 @@
+"""Agree at the end of a step whether all ranks came to it, by the store of the process group.
+
+A script can raise in a step on one rank, catch it, and go on. The others must not wait for that
+rank in a collective, since its next one is of the training. A store has no order: the rank that
+leaves a step writes so, and the others read it.
+
+Each step has one entry that is written once: "judge" by the last rank that arrives, "leave" by the
+first that does not. So all ranks read the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch.distributed as dist
+
+from ..compat import store_of
+from .ranks import Ranks
+
+_instances: Counter[str] = Counter()
+
+
+class Arrivals:
+    """The ends of the steps of one attached run."""
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        """Every rank of the group makes its instances in the same order."""
+        name, self._store = store_of(group)
+        _instances[name] += 1
+        self._run = f"zerocheck/{_instances[name]}"
+
+    def arrive(self, number: int, ranks: Ranks) -> bool:
+        """Wait for all ranks; whether the step is judged, which is the same on all of them."""
+        if self._store is None:
+            return True
+        key = f"{self._run}/{number}"
+        if self._store.add(f"{key}/arrived", 1) == ranks.size:
+            return self._decide(key, "judge")
+        try:
+            self._store.wait([key])
+        except RuntimeError:  # so long that a collective would have failed too
+            return self._decide(key, "leave")
+        return self._decide(key, "judge")
+
+    def leave(self, number: int) -> None:
+        """Tell the others that this rank left the step."""
+        if self._store is not None:
+            self._decide(f"{self._run}/{number}", "leave")
+
+    def _decide(self, key: str, decision: str) -> bool:
+        assert self._store is not None
+        return bool(self._store.compare_set(key, "", decision) == b"judge")

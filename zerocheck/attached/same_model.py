@@ -1,0 +1,110 @@
+"""Compare the models of all ranks: a run that is sharded or replicated has one."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import Any
+
+import msgspec
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from ..compat import flat_parameters
+from ..contract.names import unwrapped
+from ..errors import UsageError
+from .ranks import Ranks
+
+Shape = tuple[int, ...] | None
+
+ADVICE = (
+    "pipeline parallelism is not supported: attach on the ranks of each stage with group=, or "
+    "give every rank the same model"
+)
+
+IN_PIPELINE = "the schedule of a pipeline scales gradients in its own way"
+"""Why no gradient of a stage is judged."""
+
+
+class Signature(msgspec.Struct, frozen=True):
+    """What must be equal on all ranks.
+
+    shapes: of the parameters in the unwrapped model, by name; None where a flat parameter hides
+    it. meshes: dimensions and sizes of the device mesh, by parameter. stages: numbers of the
+    stages of a pipeline that the model is in.
+    """
+
+    shapes: dict[str, Shape]
+    meshes: dict[str, str]
+    stages: list[int]
+
+
+def check_same_model(model: nn.Module, ranks: Ranks) -> None:
+    """Raise UsageError, on rank 0, where ranks have other parameters or stages."""
+    gathered = ranks.gather(msgspec.msgpack.encode(signature(model)))
+    every = [msgspec.msgpack.decode(one, type=Signature) for one in gathered]
+    for rank, one in enumerate(every):
+        difference = _difference(every[0], one)
+        if difference:
+            raise UsageError(f"rank 0 and rank {rank} train different models: {difference}")
+
+
+def signature(model: nn.Module) -> Signature:
+    """What this rank has, without communication."""
+    shapes: dict[str, Shape] = {}
+    meshes = {}
+    flat: set[int] = set()
+    for unit in flat_parameters(model):
+        flat |= {id(unit.tensor), *map(id, (unit.originals or {}).values())}
+        shapes.update((unwrapped(name), None) for name in unit.names)
+    for wrapped, parameter in model.named_parameters():
+        if id(parameter) not in flat:
+            name = unwrapped(wrapped)
+            shapes[name] = tuple(parameter.shape)
+            if isinstance(parameter, DTensor):
+                mesh = parameter.device_mesh
+                meshes[name] = f"{mesh.mesh_dim_names} of sizes {tuple(mesh.shape)}"
+    return Signature(shapes, meshes, pipeline_stages(model))
+
+
+def _difference(one: Signature, other: Signature) -> str:
+    """The first difference in words, with what to do, or an empty text."""
+    if one.stages != other.stages:
+        return f"stages {one.stages} and {other.stages} of a pipeline; {ADVICE}"
+    for name in one.shapes.keys() ^ other.shapes.keys():
+        return f"only one of them has the parameter {name}; {ADVICE}"
+    for name, shape in one.shapes.items():
+        if shape != other.shapes[name]:
+            theirs = other.shapes[name]
+            return f"{name} has the shape {_list(shape)} and {_list(theirs)}; {ADVICE}"
+    for name in one.meshes.keys() | other.meshes.keys():
+        here, there = one.meshes.get(name, "none"), other.meshes.get(name, "none")
+        if here != there:
+            return (
+                f"the mesh of {name} is {here} and {there}; use one mesh on all ranks, or attach "
+                "on the ranks of each mesh with group="
+            )
+    return ""
+
+
+def _list(shape: Shape) -> object:
+    return None if shape is None else list(shape)
+
+
+def pipeline_stages(model: nn.Module) -> list[int]:
+    """The stages of torch's pipelines that run this model, or a part of it.
+
+    Parameters of two stages can have the same names and shapes, and only the stage tells them
+    apart.
+    """
+    module: Any = sys.modules.get("torch.distributed.pipelining.stage")
+    if module is None:
+        return []
+    mine = set(model.modules())
+    return sorted(
+        one.stage_index
+        for one in gc.get_objects()
+        # Not isinstance, which asks lazy proxies for their class.
+        if issubclass(type(one), module._PipelineStageBase)
+        and not mine.isdisjoint(one.submod.modules())
+    )
