@@ -7,7 +7,8 @@ the enclosure. So errors never compound, and the first wrong step is known.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -28,19 +29,21 @@ from . import loss as loss_
 from .assemble import Fetch, Held, Observation
 from .compare import all_finite
 from .diagnose.tensor_parallel import order_of_pieces
-from .estimate import NOT_OFF
+from .estimate import NOT_OFF, Off
 from .flat import FlatBuffer, flat_buffers
 from .layout import Layout
 from .local import LocalRunner, Passes, as_on_a_rank
 from .noted import Noted
 from .ownership import Ownership
-from .pieces import Enclosing, in_pieces, split
+from .pieces import in_pieces, split
 from .precision import Computing, begun_in
 from .ran_on import own_states, ran_on
+from .recovery import Recovery
 from .replayed import Replayed
 from .state import Start, State
+from .tolerance import Tolerance
 from .update import Recipe, Update, UpdateJudge
-from .verdict import Judgement, Obligation
+from .verdict import EQUIVALENCE, Judgement, Violation
 
 
 def judge(case: Case, seen: Sequence[RankSeen], fetch: Fetch, *, digest: bool = False) -> Judgement:
@@ -51,10 +54,6 @@ def judge(case: Case, seen: Sequence[RankSeen], fetch: Fetch, *, digest: bool = 
     """
     with as_on_a_rank(ran_on(seen)), torch.no_grad():
         return CaseJudge(case, seen, fetch).judgement(digest=digest)
-
-
-_LOCAL: tuple[Obligation, ...] = ("loss", "gradient", "buffers")
-"""What follows from local passes, whose bits depend on kernels."""
 
 
 class CaseJudge:
@@ -84,15 +83,14 @@ class CaseJudge:
         self.updates = UpdateJudge(self.layout, Recipe.of(case))
         self.noted = Noted(seen)
         self.passes: Passes | None = None
-        self.estimates = estimated(case)
-        self._off = NOT_OFF
+        self.tolerance = Tolerance(self.replayed, kernels_differ=estimated(case))
         self.used_before = [False] * len(self.layout.places)
 
     def judgement(self, *, digest: bool) -> Judgement:
         """The verdict on every obligation of a step."""
         if self._owned(self.first - 1, "state"):
             self._induction()
-        estimated = _LOCAL if self.estimates else ()
+        estimated = [one for one in EQUIVALENCE if one in self.tolerance.obligations]
         return self.noted.judgement(self.observation, estimated=estimated, digest=digest)
 
     def _induction(self) -> None:
@@ -118,6 +116,7 @@ class CaseJudge:
                 used = self.passes.used.any(0).tolist()
                 self.used_before = [a or b for a, b in zip(self.used_before, used, strict=True)]
             self.passes = None
+            self.tolerance.leave()
             self.observation.forget(step - 1)
             if in_pieces(None, self.layout.size):
                 # The arenas have it still; it is put together again where the diagnosis asks.
@@ -141,36 +140,38 @@ class CaseJudge:
         earlier: what each rank computed with in the step before.
         """
         losses = [rank.losses for rank in self.observation.steps(step)]
-        self.passes, self._off = None, NOT_OFF
+        self.passes = None
         random = own_states(self.observation.random_states(step), self.device)
         apart = self.case.sharding.tensor_parallel
         self.noted.note("loss", 0.0, loss_.check_random(random, step=step, together=apart))
         passes = self.replayed.passes(step, before)
         if self.device.type != CPU:
             self.noted.taken(passes, lambda: self.replayed.passes(step, before))
-        if self.estimates:
-            self._off = self.replayed.off(step, before, passes)
-        violation = loss_.check(
-            losses,
-            passes.losses,
-            off=self._off.loss,
-            step=step,
-            evaluated=lambda: self.replayed.evaluated(step, before),
-            left=self.observation.left(step, apart=not cuts(self.case)),
-            left_elsewhere=self.observation.left_elsewhere(step),
-        )
+        self.tolerance.enter(step, before, passes)
+
+        def check(off: Off) -> tuple[float, Violation | None]:
+            return 0.0, loss_.check(
+                losses,
+                passes.losses,
+                off=off.loss,
+                step=step,
+                evaluated=lambda: self.replayed.evaluated(step, before),
+                left=self.observation.left(step, apart=not cuts(self.case)),
+                left_elsewhere=self.observation.left_elsewhere(step),
+            )
+
+        _, violation = self.tolerance.judged("loss", check)
         if violation is not None and earlier is not None:
             stale = self.replayed.passes(step, before, own=earlier)
-            if loss_.same(losses, stale.losses, self._off.loss):
+            if loss_.same(losses, stale.losses, self.tolerance.widest.loss):
                 self.noted.note("publish", 0.0, publish.stale(step, violation))
                 return self._reduced(step)
         if violation is not None and not violation.causes and "loss" not in self.noted.violations:
             buffers = self._flat_buffers()
             violation = self.replayed.of_other_parameters(step, before, violation, buffers)
             if cuts(self.case):
-                violation = self.replayed.of_repeated_biases(
-                    step, before, violation, self._off.loss
-                )
+                off = self.tolerance.off.loss
+                violation = self.replayed.of_repeated_biases(step, before, violation, off)
         self.noted.note("loss", 0.0, violation)
         if violation is not None:
             # The forward was another one, so its gradient is too: one bug, one finding.
@@ -180,16 +181,17 @@ class CaseJudge:
         self._buffers(step, before, passes)
         held = self._reduced(step)
         if held is not None:
-            wanted = self._expected(step, passes)
-            self._gradient(step, before, passes, held, wanted)
+            self._gradient(
+                step, before, passes, held, lambda off: self._expected(step, passes, off)
+            )
             if in_pieces(None, self.layout.size):
                 self.passes = passes.without_gradients()
         return held
 
-    def _expected(self, step: int, passes: Passes) -> gradient_.Expected:
+    def _expected(self, step: int, passes: Passes, off: Off = NOT_OFF) -> gradient_.Expected:
         scales = self.observation.loss_scales(step)
         return gradient_.expected(
-            passes, self.layout, self.case, self.semantics, scales=scales, noise=self._off.gradient
+            passes, self.layout, self.case, self.semantics, scales=scales, noise=off.gradient
         )
 
     def _hidden(self, step: int, before: State, after: State, shown: Held | None) -> None:
@@ -200,28 +202,18 @@ class CaseJudge:
         if "exp_avg" not in after.present or "ownership" in self.noted.violations:
             return
         recovered = hidden.recover(before, after, self.layout, self.case, step=step)
+        recovery = Recovery(recovered, self.layout, self.case, self.semantics, self.tolerance)
+        passes = self.passes
         if shown is not None:
-            self._hidden_clip(step, recovered, hidden.as_shown(shown), seen=True)
-        elif self.passes is not None:
-            wanted = self._expected(step, self.passes)
-            enclosing = wanted.of.wider(recovered.error)
+            recovery.clip(lambda _: hidden.as_shown(shown), self.noted, step=step, seen=True)
+        elif passes is not None:
+            expected = partial(self._expected, step, passes)
             if self.case.training.clip is not None:
-                enclosing = self._hidden_clip(step, recovered, wanted.of, seen=False)
+                recovery.clip(lambda off: expected(off).of, self.noted, step=step, seen=False)
             if "clip" not in self.noted.violations:
-                wanted = wanted._replace(of=enclosing)
-                self._gradient(step, before, self.passes, recovered.held, wanted)
+                wanted = recovery.expected(expected)
+                self._gradient(step, before, passes, recovered.held, wanted)
         self._applied(step, before, after, recovered.held, error=recovered.error)
-
-    def _hidden_clip(
-        self, step: int, recovered: hidden.Recovered, gradient: Enclosing, *, seen: bool
-    ) -> Enclosing:
-        """Judge clipping; returns the enclosure of the clipped gradient."""
-        wanted = hidden.clipping(gradient, recovered.error, self.layout, self.case, self.semantics)
-        self.noted.vacuity.clipped(zip(gradient.exact(), wanted.clipped.exact(), strict=True))
-        self.noted.note(
-            "clip", *hidden.check_clip(recovered, wanted, self.layout, step=step, seen=seen)
-        )
-        return wanted.clipped
 
     def _gradient(
         self,
@@ -229,30 +221,34 @@ class CaseJudge:
         before: State,
         passes: Passes,
         held: Held,
-        wanted: gradient_.Expected,
+        expected: Callable[[Off], gradient_.Expected],
     ) -> None:
-        self.noted.vacuity.gradient(wanted.of.exact())
+        """Judge a reduced gradient. expected: what it must be, given how far results can be off."""
+        self.noted.vacuity.gradient(expected(self.tolerance.off).of.exact())
         if "gradient" in self.noted.violations:
             return  # the first one counts, and its diagnosis takes time
-        share, violation = gradient_.check(
-            held,
-            wanted,
-            passes,
-            self.layout,
-            self.case,
-            self.semantics,
-            step=step,
-            again=lambda scale: self.replayed.passes(step, before, scale=scale),
-            otherwise=lambda: self.replayed.passes(step, before, otherwise=True),
-            previous=lambda: self._previous(step, "clipped"),
-            unclipped_before=lambda: self._previous(step, "reduced"),
-            used_before=self.used_before,
-            loss_scale=self.observation.loss_scales(step)[0],
-            buffers=self._flat_buffers,
-            left=self.observation.left(step, apart=not cuts(self.case)),
-            noise=self._off.gradient,
-        )
-        self.noted.note("gradient", share, violation)
+
+        def check(off: Off) -> tuple[float, Violation | None]:
+            return gradient_.check(
+                held,
+                expected(off),
+                passes,
+                self.layout,
+                self.case,
+                self.semantics,
+                step=step,
+                again=lambda scale: self.replayed.passes(step, before, scale=scale),
+                otherwise=lambda: self.replayed.passes(step, before, otherwise=True),
+                previous=lambda: self._previous(step, "clipped"),
+                unclipped_before=lambda: self._previous(step, "reduced"),
+                used_before=self.used_before,
+                loss_scale=self.observation.loss_scales(step)[0],
+                buffers=self._flat_buffers,
+                left=self.observation.left(step, apart=not cuts(self.case)),
+                noise=off.gradient,
+            )
+
+        self.noted.note("gradient", *self.tolerance.judged("gradient", check))
 
     def _previous(self, step: int, point: Point) -> torch.Tensor | None:
         """The gradient of the step before, 0 where there was none."""
@@ -278,18 +274,21 @@ class CaseJudge:
             return
         sent = self.semantics.buffers != "local"
         self.noted.vacuity.buffers(self.observation.buffers(step - 1), passes.buffers)
-        violation = buffers_.check(
-            self.observation.buffers(step),
-            passes.buffers,
-            self.semantics,
-            step=step,
-            before=self.observation.buffers(step - 1),
-            local=(lambda: self.replayed.passes(step, before, local=True).buffers)
-            if sent
-            else None,
-            off=self._off.buffers,
-        )
-        self.noted.note("buffers", 0.0, violation)
+
+        def check(off: Off) -> tuple[float, Violation | None]:
+            return 0.0, buffers_.check(
+                self.observation.buffers(step),
+                passes.buffers,
+                self.semantics,
+                step=step,
+                before=self.observation.buffers(step - 1),
+                local=(lambda: self.replayed.passes(step, before, local=True).buffers)
+                if sent
+                else None,
+                off=off.buffers,
+            )
+
+        self.noted.note("buffers", *self.tolerance.judged("buffers", check))
 
     def _update(self, step: int, before: State, after: State, gradient: Held | None) -> None:
         if self._skipped(step, before, after, gradient):
