@@ -30,7 +30,7 @@ from .assemble import Fetch, Held, Observation
 from .compare import all_finite
 from .diagnose.tensor_parallel import order_of_pieces
 from .estimate import NOT_OFF, Off
-from .flat import FlatBuffer, flat_buffers
+from .flat import flat_buffers
 from .layout import Layout
 from .local import LocalRunner, Passes, as_on_a_rank
 from .noted import Noted
@@ -43,24 +43,29 @@ from .replayed import Replayed
 from .state import Start, State
 from .tolerance import Tolerance
 from .update import Recipe, Update, UpdateJudge
-from .verdict import EQUIVALENCE, Judgement, Violation
+from .verdict import Judgement, Violation
 
 
-def judge(case: Case, seen: Sequence[RankSeen], fetch: Fetch, *, digest: bool = False) -> Judgement:
+def judge(
+    case: Case, seen: Sequence[RankSeen], fetch: Fetch, *, digest: bool = False, brief: bool = False
+) -> Judgement:
     """Judge what all ranks observed of a case.
 
     seen[r]: the reply of rank r; fetch(rank, record): the tensor that a record points to. With
-    `digest`, or if anything is violated, the hash of all that was observed is taken.
+    `digest`, or if anything is violated, the hash of all that was observed is taken. brief: the
+    first violation raises Refuted, and no cause is looked for.
     """
     with as_on_a_rank(ran_on(seen)), torch.no_grad():
-        return CaseJudge(case, seen, fetch).judgement(digest=digest)
+        return CaseJudge(case, seen, fetch, brief=brief).judgement(digest=digest)
 
 
 class CaseJudge:
     """Judges one case, or one leg of a resumed case."""
 
-    def __init__(self, case: Case, seen: Sequence[RankSeen], fetch: Fetch) -> None:
-        self.case = case
+    def __init__(
+        self, case: Case, seen: Sequence[RankSeen], fetch: Fetch, *, brief: bool = False
+    ) -> None:
+        self.case, self.brief = case, brief
         self.first, self.end = case.training.first, end_of(case)
         model = build_model(case)
         self.layout = Layout.of(model, case)
@@ -81,7 +86,7 @@ class CaseJudge:
         masters = self.semantics.master != "none"
         self.ownership = Ownership(self.observation, case.hosts, masters=masters)
         self.updates = UpdateJudge(self.layout, Recipe.of(case))
-        self.noted = Noted(seen)
+        self.noted = Noted(seen, brief=brief)
         self.passes: Passes | None = None
         self.tolerance = Tolerance(self.replayed, kernels_differ=estimated(case))
         self.used_before = [False] * len(self.layout.places)
@@ -90,7 +95,7 @@ class CaseJudge:
         """The verdict on every obligation of a step."""
         if self._owned(self.first - 1, "state"):
             self._induction()
-        estimated = [one for one in EQUIVALENCE if one in self.tolerance.obligations]
+        estimated = self.tolerance.obligations
         return self.noted.judgement(self.observation, estimated=estimated, digest=digest)
 
     def _induction(self) -> None:
@@ -166,12 +171,13 @@ class CaseJudge:
             if loss_.same(losses, stale.losses, self.tolerance.widest.loss):
                 self.noted.note("publish", 0.0, publish.stale(step, violation))
                 return self._reduced(step)
-        if violation is not None and not violation.causes and "loss" not in self.noted.violations:
-            buffers = self._flat_buffers()
+        diagnosed = self.brief or "loss" in self.noted.violations
+        if violation is not None and not violation.causes and not diagnosed:
+            buffers = flat_buffers(self.observation.seen, self.layout)
             violation = self.replayed.of_other_parameters(step, before, violation, buffers)
             if cuts(self.case):
-                off = self.tolerance.off.loss
-                violation = self.replayed.of_repeated_biases(step, before, violation, off)
+                off = self.tolerance.off
+                violation = self.replayed.of_repeated_biases(step, before, violation, off.loss)
         self.noted.note("loss", 0.0, violation)
         if violation is not None:
             # The forward was another one, so its gradient is too: one bug, one finding.
@@ -203,16 +209,15 @@ class CaseJudge:
             return
         recovered = hidden.recover(before, after, self.layout, self.case, step=step)
         recovery = Recovery(recovered, self.layout, self.case, self.semantics, self.tolerance)
-        passes = self.passes
         if shown is not None:
             recovery.clip(lambda _: hidden.as_shown(shown), self.noted, step=step, seen=True)
-        elif passes is not None:
-            expected = partial(self._expected, step, passes)
+        elif self.passes is not None:
+            expected = partial(self._expected, step, self.passes)
             if self.case.training.clip is not None:
                 recovery.clip(lambda off: expected(off).of, self.noted, step=step, seen=False)
             if "clip" not in self.noted.violations:
                 wanted = recovery.expected(expected)
-                self._gradient(step, before, passes, recovered.held, wanted)
+                self._gradient(step, before, self.passes, recovered.held, wanted)
         self._applied(step, before, after, recovered.held, error=recovered.error)
 
     def _gradient(
@@ -243,9 +248,10 @@ class CaseJudge:
                 unclipped_before=lambda: self._previous(step, "reduced"),
                 used_before=self.used_before,
                 loss_scale=self.observation.loss_scales(step)[0],
-                buffers=self._flat_buffers,
+                buffers=lambda: flat_buffers(self.observation.seen, self.layout),
                 left=self.observation.left(step, apart=not cuts(self.case)),
                 noise=off.gradient,
+                diagnose=not self.brief,
             )
 
         self.noted.note("gradient", *self.tolerance.judged("gradient", check))
@@ -257,9 +263,6 @@ class CaseJudge:
         at: Point = "reduced" if self.case.training.clip is None else point
         held = self.observation.held(step - 1, at, "gradient")
         return None if held is None else vectors.copy(held.whole).nan_to_num_(nan=0.0)
-
-    def _flat_buffers(self) -> list[FlatBuffer]:
-        return flat_buffers(self.observation.seen, self.layout)
 
     def _reduced(self, step: int) -> Held | None:
         if not self._owned(step, "reduced"):

@@ -13,9 +13,9 @@ Two forms of it. `off` is for cases whose kernels are known to differ: it pools 
 `off_each` is asked only where bits differ although the kernels are those of the reference, since
 the code under test runs the model by another autograd graph: activation checkpointing, a forward of
 its own, another order of accumulation. Then each element has an estimate of its own, from more
-runs, so that an element that is wrong does not hide behind the round-off of a larger one. Of
-TWINS_EACH runs the largest movement is taken: for a movement that is normally distributed it is
-less than a tenth of the standard deviation with a chance of 0.08 ** TWINS_EACH, below 2e-9.
+runs, so that an element that is wrong does not hide behind the round-off of a larger one. The
+largest movement in TWINS_EACH runs is multiplied by MARGIN_EACH: where movements are normally
+distributed, that is less than one standard deviation with a chance of 0.2 ** TWINS_EACH, 4e-9.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from .moving import NEXT
 MARGIN = 16.0
 TWINS = 2
 """Runs with what is computed moved."""
-TWINS_EACH = 8
+TWINS_EACH = 12
+MARGIN_EACH = 4.0
 """The same, where each element has an estimate of its own."""
 
 
@@ -65,29 +66,32 @@ def off(passes: Passes, twins: Sequence[Passes], layout: Layout) -> Off:
         least = NEXT * place.format.u * _largest(own) + place.format.eta
         moved = [_largest(twin.gradients[..., here].double() - own) for twin in twins]
         gradient[here] = MARGIN * float(torch.stack([least, *moved]).amax(0).sum())
-    return Off(_loss(passes, twins), gradient, _buffers(passes, twins))
+    return Off(_loss(passes, twins, MARGIN), gradient, _buffers(passes, twins, MARGIN))
 
 
-def off_each(passes: Passes, twins: Iterable[Passes]) -> Off:
+def off_each(passes: Passes, twins: Iterable[Passes], layout: Layout) -> Off:
     """The same with a gradient estimated element by element. twins: taken one after the other."""
     own = passes.gradients.double()
-    largest = torch.zeros_like(own)
+    largest = own.abs()
+    for place in layout.places:
+        largest[..., place.start : place.stop] *= NEXT * place.format.u
+    largest.nan_to_num_(nan=0.0, posinf=0.0)
     rest: list[Passes] = []
     for twin in twins:
-        moved = (twin.gradients.double() - own).abs_().nan_to_num_(nan=0.0, posinf=0.0)
-        torch.maximum(largest, moved, out=largest)
+        torch.maximum(largest, _finite(twin.gradients.double() - own), out=largest)
         rest.append(twin.without_gradients())
-    return Off(_loss(passes, rest), MARGIN * largest.sum((0, 1)), _buffers(passes, rest))
+    gradient = MARGIN_EACH * largest.sum((0, 1))
+    return Off(_loss(passes, rest, MARGIN_EACH), gradient, _buffers(passes, rest, MARGIN_EACH))
 
 
-def _loss(passes: Passes, twins: Sequence[Passes]) -> float:
+def _loss(passes: Passes, twins: Sequence[Passes], margin: float) -> float:
     losses = torch.tensor(passes.losses, dtype=torch.float64)
     moved = [torch.tensor(twin.losses, dtype=torch.float64) - losses for twin in twins]
     unit = NEXT * unit_roundoff(torch.float32)
-    return MARGIN * max(float(_finite(one).max()) for one in (unit * losses, *moved))
+    return margin * max(float(_finite(one).max()) for one in (unit * losses, *moved))
 
 
-def _buffers(passes: Passes, twins: Sequence[Passes]) -> dict[str, float]:
+def _buffers(passes: Passes, twins: Sequence[Passes], margin: float) -> dict[str, float]:
     """Of numbers that are counted nothing is off."""
     found: dict[str, float] = {}
     for rank, own in enumerate(passes.buffers):
@@ -99,7 +103,7 @@ def _buffers(passes: Passes, twins: Sequence[Passes]) -> dict[str, float]:
                 unit * buffer.double(),
                 *(twin.buffers[rank][name].double() - buffer.double() for twin in twins),
             ]
-            most = MARGIN * max(float(_finite(one).max()) for one in each)
+            most = margin * max(float(_finite(one).max()) for one in each)
             found[name] = max(found.get(name, 0.0), most)
     return found
 

@@ -16,7 +16,7 @@ from .assemble import Held
 from .bounds import Enclosure, Format
 from .compare import all_finite, compare_pieces, describe
 from .diagnose.evidence import Evidence
-from .diagnose.gradient import causes
+from .diagnose.gradient import UNKNOWN, causes
 from .diagnose.loss import seeded_alike
 from .flat import FlatBuffer
 from .layout import Layout
@@ -156,12 +156,14 @@ def check(
     unclipped_before: Callable[[], torch.Tensor | None] = lambda: None,
     left: Sequence[Sequence[str]] = (),
     noise: torch.Tensor | float = 0.0,
+    diagnose: bool = True,
 ) -> tuple[float, Violation | None]:
     """(share of the bound, violation or None) for the gradient that was shown at `reduced`.
 
     used_before: per parameter, whether a step before this one used it; buffers: asked for the flat
     buffers of the implementation if something is wrong; previous, unclipped_before: asked for then
-    too, see Evidence; left: see diagnose/loss.py; noise: as of `expected`.
+    too, see Evidence; left: see diagnose/loss.py; noise: as of `expected`;
+    diagnose: look for the cause.
     """
     kept = () if case.training.set_to_none else used_before
     violation = _existence(held, wanted, layout, case, semantics, step, kept)
@@ -188,8 +190,9 @@ def check(
     if first is None:
         return share, None
     misfit, elements = first
-    found = causes(
-        Evidence(
+    found = UNKNOWN
+    if diagnose:
+        evidence = Evidence(
             held,
             passes,
             wanted.of,
@@ -205,7 +208,7 @@ def check(
             seeded_alike(left),
             noise,
         )
-    )
+        found = causes(evidence)
     return share, describe(
         misfit,
         layout,

@@ -11,6 +11,7 @@ from .local import Passes
 from .ran_on import check_repeats
 from .vacuity import Vacuity
 from .verdict import Judgement, Obligation, Tier, Violation, statuses_of
+from .words import Refuted
 
 
 class Noted:
@@ -19,8 +20,9 @@ class Noted:
     tier: "state only" once a gradient was not shown; vacuity: what could have failed.
     """
 
-    def __init__(self, seen: Sequence[RankSeen]) -> None:
-        """seen: what each rank said of the case."""
+    def __init__(self, seen: Sequence[RankSeen], *, brief: bool = False) -> None:
+        """seen: what each rank said of the case; brief: the first violation raises Refuted."""
+        self._brief = brief
         self.exercised: set[Obligation] = set()
         self.shares: dict[Obligation, float] = {}
         self.violations: dict[Obligation, Violation] = {}
@@ -38,6 +40,8 @@ class Noted:
 
         Raises what `check_repeats` does, if bits do not repeat.
         """
+        if violation is not None and self._brief:
+            raise Refuted
         self.exercised.add(obligation)
         if violation is not None and self._taken is not None:
             check_repeats(*self._taken)
@@ -62,6 +66,6 @@ class Noted:
             tier=self.tier,
             digest=digest_of(observation) if digest or self.violations else "",
             semantics=observation.seen[0].semantics,
-            estimated=tuple(one for one in estimated if one in statuses),
+            estimated=tuple(one for one in statuses if one in estimated),
             vacuous=self.vacuity.among(o for o, status in statuses.items() if status == "holds"),
         )

@@ -73,7 +73,7 @@ class Replayed:
 
     def off_each(self, step: int, state: State, passes: Passes) -> Off:
         """How far it can be off where only the order of operations differs."""
-        return off_each(passes, self._twins(step, state, TWINS_EACH))
+        return off_each(passes, self._twins(step, state, TWINS_EACH), self.runner.layout)
 
     def _twins(self, step: int, state: State, count: int) -> Iterator[Passes]:
         """The step with what is computed moved."""

@@ -181,3 +181,6 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     tries a checkpoint has two, the first of the checkpoint as it was written."""
     weighed: Weighed | None = None
     """Of a case that was measured."""
+    words: tuple[str, ...] = ()
+    """Of a violated case: other declarations under which everything in it holds, such as
+    "buffers='rank0'"; see judge/words.py."""

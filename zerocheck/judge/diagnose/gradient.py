@@ -42,6 +42,9 @@ class Causes(NamedTuple):
     explanation: str
 
 
+UNKNOWN = Causes((), "the reduced gradient is not what the declared semantics say")
+
+
 def causes(evidence: Evidence) -> Causes:
     """All candidates that put every wrong tensor inside the enclosure, on every rank."""
     held = evidence.held
@@ -77,7 +80,7 @@ def causes(evidence: Evidence) -> Causes:
             return Causes(
                 ("gradient scaled",), f"the gradient is {ratio:.6g} times what it must be"
             )
-        return Causes((), "the reduced gradient is not what the declared semantics say")
+        return UNKNOWN
     names = dict.fromkeys(c.name for c in found)
     if ranks.could_be_raced(evidence, names):
         names[ranks.NOT_WAITED_FOR] = None
