@@ -243,13 +243,23 @@ def cast_inputs(dtype: torch.dtype, _: object, given: tuple[Any, ...]) -> tuple[
     )
 
 
-def recomputing(forward: Callable[..., Any], *given: Any) -> Any:
+def recomputing(module: nn.Module, forward: Callable[..., Any], *given: Any) -> Any:
     """The forward of a module for the reference: with reentrant checkpointing, where an input needs
-    a gradient."""
+    a gradient. Its buffers are those of one forward, since to update them twice is wrong."""
     needed = any(isinstance(one, torch.Tensor) and one.requires_grad for one in given)
     if not (needed and torch.is_grad_enabled()):
         return forward(*given)
-    return checkpoint(forward, *given, use_reentrant=True)
+
+    def once(*given: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*given)
+        before = [buffer.clone() for buffer in module.buffers()]
+        result = forward(*given)
+        for buffer, kept in zip(module.buffers(), before, strict=True):
+            buffer.data.copy_(kept)  # not seen by autograd, which saved it
+        return result
+
+    return checkpoint(once, *given, use_reentrant=True)
 
 
 def as_views(module: nn.Module, _: tuple[Any, ...]) -> None:

@@ -325,7 +325,7 @@ class LocalRunner:
             for name in seen.recomputed
         }
         for module in self._recomputed:
-            _put(module, "forward", partial(recomputing, module.forward))
+            _put(module, "forward", partial(recomputing, module, module.forward))
         if self._computing.cast is not None:
             into = partial(cast_inputs, self._computing.cast)
             self._hooks += [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from msgspec.structs import replace
@@ -18,6 +20,7 @@ from .estimate import TWINS, TWINS_EACH, Off, off, off_each
 from .flat import FlatBuffer
 from .local import LocalRunner, Passes, Scale
 from .moving import moved
+from .operator_noise import OperatorNoise
 from .state import State
 from .verdict import Violation
 
@@ -69,21 +72,29 @@ class Replayed:
 
     def off(self, step: int, state: State, passes: Passes) -> Off:
         """How far what is computed in the step can be off where kernels differ."""
-        return off(passes, list(self._twins(step, state, TWINS)), self.runner.layout)
+        twins = self._twins(step, state, TWINS, self.runner.rounding_otherwise)
+        return off(passes, list(twins), self.runner.layout)
 
     def off_each(self, step: int, state: State, passes: Passes) -> Off:
         """How far it can be off where only the order of operations differs."""
-        return off_each(passes, self._twins(step, state, TWINS_EACH), self.runner.layout)
+        twins = self._twins(step, state, TWINS_EACH, OperatorNoise)
+        return off_each(passes, twins, self.runner.layout)
 
-    def _twins(self, step: int, state: State, count: int) -> Iterator[Passes]:
-        """The step with what is computed moved."""
+    def _twins(
+        self,
+        step: int,
+        state: State,
+        count: int,
+        moving: Callable[[int], AbstractContextManager[Any]],
+    ) -> Iterator[Passes]:
+        """The step with parameters moved, and with what is computed moved by `moving`."""
         for twin in range(count):
             own: list[torch.Tensor] = []
             for rank, flat in enumerate(state.own):
                 # One vector for all, as long as it is one.
                 same = rank and flat is state.own[0]
                 own.append(own[0] if same else moved(flat, self.runner.layout, twin))
-            with self.runner.rounding_otherwise(twin):
+            with moving(twin):
                 passes = self.passes(step, state, own=own)
             yield passes
 
