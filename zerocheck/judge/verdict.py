@@ -59,8 +59,9 @@ VACUOUS: dict[Obligation, str] = {
 """When an obligation holds since nothing could fail: the plain failure to do it holds too."""
 
 ESTIMATED = (
-    "estimated, since kernels differ: twice the model ran again with what it computes moved by a "
-    "round-off, and 16 times what that moved is let pass"
+    "estimated, since kernels or the order of operations differ from those of one device: the "
+    "reference ran again with what it computes moved by a round-off, and a multiple of what that "
+    "moved is let pass (16 times, or 3 times element by element)"
 )
 """What the bound of an obligation in `Judgement.estimated` is."""
 
