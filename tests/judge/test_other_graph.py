@@ -110,7 +110,23 @@ class Halves(Ddp):
         return forward
 
 
-WAYS = (Reentrant, ReentrantUnits, Wrapped, Nonreentrant, Compiled, Halves)
+class Transposed(Ddp):
+    """Gradients of activations have other strides."""
+
+    def build(self, model: nn.Module, case: Case, mesh: Any) -> Built:
+        def transposed(gradient: torch.Tensor) -> torch.Tensor:
+            return gradient.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+        def hook(_: nn.Module, given: object, result: Any) -> None:
+            if result.requires_grad:
+                result.register_hook(transposed)
+
+        for block in model.blocks:  # type: ignore[union-attr]
+            block.register_forward_hook(hook)  # type: ignore[operator]
+        return super().build(model, case, mesh)
+
+
+WAYS = (Transposed, Reentrant, ReentrantUnits, Wrapped, Nonreentrant, Compiled, Halves)
 
 
 def _observed(observe: Callable[..., Observed], way: type) -> Observed:

@@ -94,6 +94,7 @@ class ForwardProbe:
         self.viewed: set[str] = set()
         self.cast: set[str] = set()
         self.recomputed: set[str] = set()
+        self.hooked = False
         self._views: dict[tuple[nn.Module, str], object] = {}
 
     @contextmanager
@@ -116,6 +117,7 @@ class ForwardProbe:
         if name is None:
             return
         self._given[module] = given
+        self.hooked = self.hooked or any(map(_is_hooked, given))
         if not name:  # the whole model: a new forward
             self._views.clear()
             self._without_graph = None
@@ -158,6 +160,14 @@ class ForwardProbe:
                 node = tensor.grad_fn
                 if node is not None and self._views.setdefault((module, attribute), node) != node:
                     self.viewed.add(name)
+
+
+def _is_hooked(value: Any) -> bool:
+    """Whether the gradient of an activation passes a hook that is not torch's own. It may give it
+    other strides, which no graph shows."""
+    hooks = getattr(value, "_backward_hooks", None) if isinstance(value, torch.Tensor) else None
+    called = [getattr(hook, "func", hook) for hook in (hooks or {}).values()]
+    return any(not str(getattr(one, "__module__", "")).startswith("torch.") for one in called)
 
 
 def _is_checkpoint(result: Any, given: Any) -> bool:

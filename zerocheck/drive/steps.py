@@ -254,8 +254,13 @@ class Driver:
             random=self._random.taken(),
             left=self._left.taken(),
             recomputed=tuple(sorted(probe.recomputed)),
-            graphs=() if self._graphs is None else self._graphs.taken(),
+            graphs=self._graphs_of(probe),
         )
+
+    def _graphs_of(self, probe: ForwardProbe) -> tuple[str, ...]:
+        """The fingerprints of this step; none where they do not tell all."""
+        noted = () if self._graphs is None else self._graphs.taken()
+        return () if probe.hooked else noted
 
     def measured(self) -> RankSeen:
         """The steps as `bare` takes them, and what they hold and send."""

@@ -95,8 +95,8 @@ class CaseJudge:
         """The verdict on every obligation of a step."""
         if self._owned(self.first - 1, "state"):
             self._induction()
-        estimated = self.tolerance.obligations
-        return self.noted.judgement(self.observation, estimated=estimated, digest=digest)
+        of = self.tolerance.obligations
+        return self.noted.judgement(self.observation, estimated=of, digest=digest)
 
     def _induction(self) -> None:
         before = State.observed(self.observation, self.first - 1)
@@ -171,8 +171,7 @@ class CaseJudge:
             if loss_.same(losses, stale.losses, self.tolerance.widest.loss):
                 self.noted.note("publish", 0.0, publish.stale(step, violation))
                 return self._reduced(step)
-        diagnosed = self.brief or "loss" in self.noted.violations
-        if violation is not None and not violation.causes and not diagnosed:
+        if violation and not (violation.causes or self.brief or "loss" in self.noted.violations):
             buffers = flat_buffers(self.observation.seen, self.layout)
             violation = self.replayed.of_other_parameters(step, before, violation, buffers)
             if cuts(self.case):
@@ -275,7 +274,6 @@ class CaseJudge:
     def _buffers(self, step: int, before: State, passes: Passes) -> None:
         if not self.layout.buffers or step == self.end:
             return
-        sent = self.semantics.buffers != "local"
         self.noted.vacuity.buffers(self.observation.buffers(step - 1), passes.buffers)
 
         def check(off: Off) -> tuple[float, Violation | None]:
@@ -286,7 +284,7 @@ class CaseJudge:
                 step=step,
                 before=self.observation.buffers(step - 1),
                 local=(lambda: self.replayed.passes(step, before, local=True).buffers)
-                if sent
+                if self.semantics.buffers != "local"
                 else None,
                 off=off.buffers,
             )
