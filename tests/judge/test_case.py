@@ -264,7 +264,8 @@ def test_views_that_are_made_at_each_call_are_mirrored(
         )
         for seen in observed.seen
     ]
-    assert {violation.obligation for violation in observed.judge().violations} == {"gradient"}
+    judgement = observed.judge()  # another graph than the reference's, so its bits may differ
+    assert (judgement.violations, judgement.estimated) == ((), ("gradient",))
 
 
 def hide(observed: Any, *points: str) -> None:

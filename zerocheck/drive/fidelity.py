@@ -18,13 +18,17 @@ bit:
   (a + b) + (c + d) instead of ((a + b) + c) + d.
 - Which modules have their inputs cast to the dtype that is computed in, as units of FSDP2 with
   mixed precision do.
+- Which modules run without a graph in the forward, and again with one in the backward: reentrant
+  activation checkpointing. The gradient of such a module's input is accumulated in a leaf of its
+  own, which gives it the strides of that input; kernels farther back, such as that of a batch norm,
+  add in another order for other strides.
 - Which frozen parameters autograd tracks all the same, as FSDP1 does with those that share a flat
   parameter with trainable ones. torch.matmul folds its inputs by what requires gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,6 +39,7 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
+from torch.utils.checkpoint import checkpoint
 
 ALIGNMENT = 64
 """Bytes; the widest vector that CPU kernels load at once."""
@@ -54,7 +59,8 @@ def alignment(device: torch.device) -> int:
 
 class ForwardProbe:
     """Notes address (see `lies`) and strides of parameters, modules whose inputs a hook passes
-    through a node, and modules whose parameters are made anew, as views, at each call.
+    through a node, modules whose parameters are made anew, as views, at each call, and modules with
+    reentrant checkpointing.
 
     It uses torch's global forward hooks: the one before runs ahead of the model's own hooks, the
     one after runs before FSDP's releases what it gathered. No hook is put on the user's model.
@@ -75,6 +81,7 @@ class ForwardProbe:
             for module in self._modules
         }
         self._given: dict[nn.Module, Any] = {}
+        self._without_graph: nn.Module | None = None
         self.forget()
 
     def forget(self) -> None:
@@ -86,6 +93,8 @@ class ForwardProbe:
         self.tracked: set[str] = set()
         self.viewed: set[str] = set()
         self.cast: set[str] = set()
+        self.recomputed: set[str] = set()
+        self.hooked = False
         self._views: dict[tuple[nn.Module, str], object] = {}
 
     @contextmanager
@@ -108,13 +117,24 @@ class ForwardProbe:
         if name is None:
             return
         self._given[module] = given
+        self.hooked = self.hooked or any(map(_is_hooked, given))
         if not name:  # the whole model: a new forward
             self._views.clear()
+            self._without_graph = None
+        if self._without_graph is None and not torch.is_grad_enabled():
+            self._without_graph = module
+            self.recomputed.add(name)
 
-    def _after(self, module: nn.Module, used: Any, _: Any) -> None:
+    def _after(self, module: nn.Module, used: Any, result: Any) -> None:
         name = self._modules.get(module)
         if name is None:
             return
+        if module is self._without_graph:
+            self._without_graph = None
+        elif _is_checkpoint(result, used):
+            # What runs without a graph inside is this module's forward.
+            inside = {one for one in self.recomputed if not name or one.startswith(f"{name}.")}
+            self.recomputed = self.recomputed - inside | {name}
         given = self._given.pop(module, ())
         for before, after in zip(given, used, strict=False):
             passed = isinstance(after, torch.Tensor) and isinstance(
@@ -140,6 +160,24 @@ class ForwardProbe:
                 node = tensor.grad_fn
                 if node is not None and self._views.setdefault((module, attribute), node) != node:
                     self.viewed.add(name)
+
+
+def _is_hooked(value: Any) -> bool:
+    """Whether the gradient of an activation passes a hook that is not torch's own. It may give it
+    other strides, which no graph shows."""
+    hooks = getattr(value, "_backward_hooks", None) if isinstance(value, torch.Tensor) else None
+    called = [getattr(hook, "func", hook) for hook in (hooks or {}).values()]
+    return any(not str(getattr(one, "__module__", "")).startswith("torch.") for one in called)
+
+
+def _is_checkpoint(result: Any, given: Any) -> bool:
+    """Whether a module gave what one reentrant checkpoint made of just its inputs."""
+    node = result.grad_fn if isinstance(result, torch.Tensor) else None
+    if node is None or node.name() != "CheckpointFunctionBackward":
+        return False
+    tensors = [one for one in given if isinstance(one, torch.Tensor) and one.requires_grad]
+    nodes = {torch.autograd.graph.get_gradient_edge(one).node for one in tensors}
+    return all(edge is None or edge in nodes for edge, _ in node.next_functions)
 
 
 _PLAIN = (torch.Tensor, nn.Parameter)
@@ -213,6 +251,25 @@ def cast_inputs(dtype: torch.dtype, _: object, given: tuple[Any, ...]) -> tuple[
         one.to(dtype) if isinstance(one, torch.Tensor) and one.is_floating_point() else one
         for one in given
     )
+
+
+def recomputing(module: nn.Module, forward: Callable[..., Any], *given: Any) -> Any:
+    """The forward of a module for the reference: with reentrant checkpointing, where an input needs
+    a gradient. Its buffers are those of one forward, since to update them twice is wrong."""
+    needed = any(isinstance(one, torch.Tensor) and one.requires_grad for one in given)
+    if not (needed and torch.is_grad_enabled()):
+        return forward(*given)
+
+    def once(*given: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*given)
+        before = [buffer.clone() for buffer in module.buffers()]
+        result = forward(*given)
+        for buffer, kept in zip(module.buffers(), before, strict=True):
+            buffer.data.copy_(kept)  # not seen by autograd, which saved it
+        return result
+
+    return checkpoint(once, *given, use_reentrant=True)
 
 
 def as_views(module: nn.Module, _: tuple[Any, ...]) -> None:

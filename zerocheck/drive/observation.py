@@ -102,7 +102,9 @@ class StepSeen(msgspec.Struct, frozen=True, array_like=True):
     carries random numbers on, the number of the state in which each loss was entered; viewed:
     modules whose parameters are made anew, as views, at each call; left: a hash of the random state
     at the end of each forward, if the model has dropout; cast: modules whose inputs are cast to
-    another dtype."""
+    another dtype; recomputed: modules whose forward runs without a graph, and again in the backward
+    (reentrant checkpointing); graphs: a fingerprint of the computation behind each loss (see
+    drive/graph.py), empty where none was taken."""
 
     losses: tuple[float, ...]
     grad_norm: float | None = None
@@ -121,6 +123,8 @@ class StepSeen(msgspec.Struct, frozen=True, array_like=True):
     restrided: tuple[str, ...] = ()
     reduced: bool = True
     """False if the gradient that was shown may be the rank's own: see StepReport.reduced."""
+    recomputed: tuple[str, ...] = ()
+    graphs: tuple[str, ...] = ()
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):

@@ -35,6 +35,7 @@ from .checkpoints import Checkpoints, exports, gist, kept
 from .delays import Delays
 from .fidelity import ForwardProbe
 from .given_state import GivenState
+from .graph import GraphNotes
 from .measure import Measuring
 from .observation import RankSeen, StepSeen
 from .poison import poisoned
@@ -83,6 +84,7 @@ class Driver:
         self.device = device
         self._random = CarriedRandomness(case, rank, device)
         self._left = RandomLeft(case, device)
+        self._graphs: GraphNotes | None = None
         self._notes = True
         self._loss_of = loss_of(case)
 
@@ -106,6 +108,7 @@ class Driver:
             subject, model_probe = self._built()
             if not estimated(self.case):  # its hooks would break the graphs of a compiled model
                 stack.enter_context(model_probe.watching())
+                self._graphs = GraphNotes()
             self.progress.at("observing the initial state")
             first, end = self.case.training.first, end_of(self.case)
             recorder.take(first - 1, "state", subject.shards(), STATE_ROLES)
@@ -242,39 +245,31 @@ class Driver:
         if not last:
             self.progress.at(f"step {index}, after the update")
             recorder.take(index, "state", subject.shards(), STATE_ROLES)
-        seen = tuple(float(loss) for loss in losses)
-        passed = tuple(sorted(probe.passed_through))
-        restrided = tuple(sorted(probe.restrided))
-        if report is None or last:
-            return StepSeen(
-                seen,
-                misaligned=probe.misaligned,
-                passed_through=passed,
-                restrided=restrided,
-                reported=False,
-                strides=probe.strides,
-                tracked=tuple(sorted(probe.tracked)),
-                viewed=tuple(sorted(probe.viewed)),
-                cast=tuple(sorted(probe.cast)),
-                random=self._random.taken(),
-                left=self._left.taken(),
-            )
+        shown = StepReport() if report is None or last else report
         return StepSeen(
-            seen,
-            None if report.grad_norm is None else float(report.grad_norm),
-            bool(report.skipped),
-            float(report.loss_scale),
-            probe.misaligned,
-            passed,
-            restrided=restrided,
+            tuple(float(loss) for loss in losses),
+            None if shown.grad_norm is None else float(shown.grad_norm),
+            bool(shown.skipped),
+            float(shown.loss_scale),
+            reported=shown is report,
+            misaligned=probe.misaligned,
+            passed_through=tuple(sorted(probe.passed_through)),
+            restrided=tuple(sorted(probe.restrided)),
             strides=probe.strides,
             tracked=tuple(sorted(probe.tracked)),
             viewed=tuple(sorted(probe.viewed)),
             cast=tuple(sorted(probe.cast)),
             random=self._random.taken(),
             left=self._left.taken(),
-            reduced=bool(report.reduced),
+            reduced=bool(shown.reduced),
+            recomputed=tuple(sorted(probe.recomputed)),
+            graphs=self._graphs_of(probe),
         )
+
+    def _graphs_of(self, probe: ForwardProbe) -> tuple[str, ...]:
+        """The fingerprints of this step; none where they do not tell all."""
+        noted = () if self._graphs is None else self._graphs.taken()
+        return () if probe.hooked else noted
 
     def measured(self) -> RankSeen:
         """The steps as `bare` takes them, and what they hold and send."""
@@ -352,7 +347,10 @@ class Driver:
             if self._notes:
                 self._left.note()
             loss = self._loss_of(outputs, target)
-            return loss * math.inf if infinite else loss
+            loss = loss * math.inf if infinite else loss
+            if self._graphs is not None:
+                self._graphs.note(loss)
+            return loss
 
         def entered() -> None:
             begins()

@@ -7,7 +7,8 @@ the enclosure. So errors never compound, and the first wrong step is known.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -28,41 +29,44 @@ from . import loss as loss_
 from .assemble import Fetch, Held, Observation
 from .compare import all_finite
 from .diagnose.tensor_parallel import order_of_pieces
-from .estimate import NOT_OFF
-from .flat import FlatBuffer, flat_buffers
+from .estimate import NOT_OFF, Off
+from .flat import flat_buffers
 from .hidden_states import HiddenStates, HiddenUpdate, wrong_gradients
 from .layout import Layout
 from .local import LocalRunner, Passes, as_on_a_rank
 from .noted import Noted
 from .ownership import Ownership
-from .pieces import Enclosing, in_pieces, split
+from .pieces import in_pieces, split
 from .precision import Computing, begun_in
 from .ran_on import own_states, ran_on
+from .recovery import Recovery
 from .replayed import Replayed
 from .state import Start, State
+from .tolerance import Tolerance
 from .update import Recipe, Update, UpdateJudge
-from .verdict import Judgement, Obligation
+from .verdict import Judgement, Violation
 
 
-def judge(case: Case, seen: Sequence[RankSeen], fetch: Fetch, *, digest: bool = False) -> Judgement:
+def judge(
+    case: Case, seen: Sequence[RankSeen], fetch: Fetch, *, digest: bool = False, brief: bool = False
+) -> Judgement:
     """Judge what all ranks observed of a case.
 
     seen[r]: the reply of rank r; fetch(rank, record): the tensor that a record points to. With
-    `digest`, or if anything is violated, the hash of all that was observed is taken.
+    `digest`, or if anything is violated, the hash of all that was observed is taken. brief: the
+    first violation raises Refuted, and no cause is looked for.
     """
     with as_on_a_rank(ran_on(seen)), torch.no_grad():
-        return CaseJudge(case, seen, fetch).judgement(digest=digest)
-
-
-_LOCAL: tuple[Obligation, ...] = ("loss", "gradient", "buffers")
-"""What follows from local passes, whose bits depend on kernels."""
+        return CaseJudge(case, seen, fetch, brief=brief).judgement(digest=digest)
 
 
 class CaseJudge:
     """Judges one case, or one leg of a resumed case."""
 
-    def __init__(self, case: Case, seen: Sequence[RankSeen], fetch: Fetch) -> None:
-        self.case = case
+    def __init__(
+        self, case: Case, seen: Sequence[RankSeen], fetch: Fetch, *, brief: bool = False
+    ) -> None:
+        self.case, self.brief = case, brief
         self.first, self.end = case.training.first, end_of(case)
         model = build_model(case)
         self.layout = Layout.of(model, case)
@@ -83,14 +87,13 @@ class CaseJudge:
         masters = self.semantics.master != "none"
         self.ownership = Ownership(self.observation, case.hosts, masters=masters)
         self.updates = UpdateJudge(self.layout, Recipe.of(case))
-        self.noted = Noted(seen)
+        self.noted = Noted(seen, brief=brief)
         self.states: HiddenStates | None = None
         if "states" in seen[0].hides:
             self.states = HiddenStates(self.layout, self.updates.recipe)
             self.noted.tier = "parameters only"
         self.passes: Passes | None = None
-        self.estimates = estimated(case)
-        self._off = NOT_OFF
+        self.tolerance = Tolerance(self.replayed, kernels_differ=estimated(case))
         self.used_before = [False] * len(self.layout.places)
 
     def judgement(self, *, digest: bool) -> Judgement:
@@ -100,8 +103,8 @@ class CaseJudge:
         if "ownership" not in self.noted.violations:
             stage = self.observation.seen[0].stage
             self.noted.note("ownership", 0.0, shares.check(self.observation, self.case, stage))
-        estimated = _LOCAL if self.estimates else ()
-        return self.noted.judgement(self.observation, estimated=estimated, digest=digest)
+        of = self.tolerance.obligations
+        return self.noted.judgement(self.observation, estimated=of, digest=digest)
 
     def _induction(self) -> None:
         before = State.observed(self.observation, self.first - 1)
@@ -126,6 +129,7 @@ class CaseJudge:
                 used = self.passes.used.any(0).tolist()
                 self.used_before = [a or b for a, b in zip(self.used_before, used, strict=True)]
             self.passes = None
+            self.tolerance.leave()
             self.observation.forget(step - 1)
             if in_pieces(None, self.layout.size):
                 # The arenas have it still; it is put together again where the diagnosis asks.
@@ -149,36 +153,38 @@ class CaseJudge:
         earlier: what each rank computed with in the step before.
         """
         losses = [rank.losses for rank in self.observation.steps(step)]
-        self.passes, self._off = None, NOT_OFF
+        self.passes = None
         random = own_states(self.observation.random_states(step), self.device)
         apart = self.case.sharding.tensor_parallel
         self.noted.note("loss", 0.0, loss_.check_random(random, step=step, together=apart))
         passes = self.replayed.passes(step, before)
         if self.device.type != CPU:
             self.noted.taken(passes, lambda: self.replayed.passes(step, before))
-        if self.estimates:
-            self._off = self.replayed.off(step, before, passes)
-        violation = loss_.check(
-            losses,
-            passes.losses,
-            off=self._off.loss,
-            step=step,
-            evaluated=lambda: self.replayed.evaluated(step, before),
-            left=self.observation.left(step, apart=not cuts(self.case)),
-            left_elsewhere=self.observation.left_elsewhere(step),
-        )
+        self.tolerance.enter(step, before, passes)
+
+        def check(off: Off) -> tuple[float, Violation | None]:
+            return 0.0, loss_.check(
+                losses,
+                passes.losses,
+                off=off.loss,
+                step=step,
+                evaluated=lambda: self.replayed.evaluated(step, before),
+                left=self.observation.left(step, apart=not cuts(self.case)),
+                left_elsewhere=self.observation.left_elsewhere(step),
+            )
+
+        _, violation = self.tolerance.judged("loss", check)
         if violation is not None and earlier is not None:
             stale = self.replayed.passes(step, before, own=earlier)
-            if loss_.same(losses, stale.losses, self._off.loss):
+            if loss_.same(losses, stale.losses, self.tolerance.widest.loss):
                 self.noted.note("publish", 0.0, publish.stale(step, violation))
                 return self._reduced(step)
-        if violation is not None and not violation.causes and "loss" not in self.noted.violations:
-            buffers = self._flat_buffers()
+        if violation and not (violation.causes or self.brief or "loss" in self.noted.violations):
+            buffers = flat_buffers(self.observation.seen, self.layout)
             violation = self.replayed.of_other_parameters(step, before, violation, buffers)
             if cuts(self.case):
-                violation = self.replayed.of_repeated_biases(
-                    step, before, violation, self._off.loss
-                )
+                off = self.tolerance.off
+                violation = self.replayed.of_repeated_biases(step, before, violation, off.loss)
         self.noted.note("loss", 0.0, violation)
         if violation is not None:
             # The forward was another one, so its gradient is too: one bug, one finding.
@@ -188,16 +194,17 @@ class CaseJudge:
         self._buffers(step, before, passes)
         held = self._reduced(step)
         if held is not None:
-            wanted = self._expected(step, passes)
-            self._gradient(step, before, passes, held, wanted)
+            self._gradient(
+                step, before, passes, held, lambda off: self._expected(step, passes, off)
+            )
             if in_pieces(None, self.layout.size):
                 self.passes = passes.without_gradients()
         return held
 
-    def _expected(self, step: int, passes: Passes) -> gradient_.Expected:
+    def _expected(self, step: int, passes: Passes, off: Off = NOT_OFF) -> gradient_.Expected:
         scales = self.observation.loss_scales(step)
         return gradient_.expected(
-            passes, self.layout, self.case, self.semantics, scales=scales, noise=self._off.gradient
+            passes, self.layout, self.case, self.semantics, scales=scales, noise=off.gradient
         )
 
     def _hidden(self, step: int, before: State, after: State, shown: Held | None) -> None:
@@ -208,28 +215,17 @@ class CaseJudge:
         if "exp_avg" not in after.present or "ownership" in self.noted.violations:
             return
         recovered = hidden.recover(before, after, self.layout, self.case, step=step)
+        recovery = Recovery(recovered, self.layout, self.case, self.semantics, self.tolerance)
         if shown is not None:
-            self._hidden_clip(step, recovered, hidden.as_shown(shown), seen=True)
+            recovery.clip(lambda _: hidden.as_shown(shown), self.noted, step=step, seen=True)
         elif self.passes is not None:
-            wanted = self._expected(step, self.passes)
-            enclosing = wanted.of.wider(recovered.error)
+            expected = partial(self._expected, step, self.passes)
             if self.case.training.clip is not None:
-                enclosing = self._hidden_clip(step, recovered, wanted.of, seen=False)
+                recovery.clip(lambda off: expected(off).of, self.noted, step=step, seen=False)
             if "clip" not in self.noted.violations:
-                wanted = wanted._replace(of=enclosing)
+                wanted = recovery.expected(expected)
                 self._gradient(step, before, self.passes, recovered.held, wanted)
         self._applied(step, before, after, recovered.held, error=recovered.error)
-
-    def _hidden_clip(
-        self, step: int, recovered: hidden.Recovered, gradient: Enclosing, *, seen: bool
-    ) -> Enclosing:
-        """Judge clipping; returns the enclosure of the clipped gradient."""
-        wanted = hidden.clipping(gradient, recovered.error, self.layout, self.case, self.semantics)
-        self.noted.vacuity.clipped(zip(gradient.exact(), wanted.clipped.exact(), strict=True))
-        self.noted.note(
-            "clip", *hidden.check_clip(recovered, wanted, self.layout, step=step, seen=seen)
-        )
-        return wanted.clipped
 
     def _gradient(
         self,
@@ -237,30 +233,35 @@ class CaseJudge:
         before: State,
         passes: Passes,
         held: Held,
-        wanted: gradient_.Expected,
+        expected: Callable[[Off], gradient_.Expected],
     ) -> None:
-        self.noted.vacuity.gradient(wanted.of.exact())
+        """Judge a reduced gradient. expected: what it must be, given how far results can be off."""
+        self.noted.vacuity.gradient(expected(self.tolerance.off).of.exact())
         if "gradient" in self.noted.violations and in_pieces(None, self.layout.size):
             return  # the diagnosis of a large model takes time
-        share, violation = gradient_.check(
-            held,
-            wanted,
-            passes,
-            self.layout,
-            self.case,
-            self.semantics,
-            step=step,
-            again=lambda scale: self.replayed.passes(step, before, scale=scale),
-            otherwise=lambda: self.replayed.passes(step, before, otherwise=True),
-            previous=lambda: self._previous(step, "clipped"),
-            unclipped_before=lambda: self._previous(step, "reduced"),
-            used_before=self.used_before,
-            loss_scale=self.observation.loss_scales(step)[0],
-            buffers=self._flat_buffers,
-            left=self.observation.left(step, apart=not cuts(self.case)),
-            noise=self._off.gradient,
-        )
-        self.noted.note("gradient", share, violation)
+
+        def check(off: Off) -> tuple[float, Violation | None]:
+            return gradient_.check(
+                held,
+                expected(off),
+                passes,
+                self.layout,
+                self.case,
+                self.semantics,
+                step=step,
+                again=lambda scale: self.replayed.passes(step, before, scale=scale),
+                otherwise=lambda: self.replayed.passes(step, before, otherwise=True),
+                previous=lambda: self._previous(step, "clipped"),
+                unclipped_before=lambda: self._previous(step, "reduced"),
+                used_before=self.used_before,
+                loss_scale=self.observation.loss_scales(step)[0],
+                buffers=lambda: flat_buffers(self.observation.seen, self.layout),
+                left=self.observation.left(step, apart=not cuts(self.case)),
+                noise=off.gradient,
+                diagnose=not self.brief,
+            )
+
+        self.noted.note("gradient", *self.tolerance.judged("gradient", check))
 
     def _previous(self, step: int, point: Point) -> torch.Tensor | None:
         """The gradient of the step before, 0 where there was none."""
@@ -269,9 +270,6 @@ class CaseJudge:
         at: Point = "reduced" if self.case.training.clip is None else point
         held = self.observation.held(step - 1, at, "gradient")
         return None if held is None else vectors.copy(held.whole).nan_to_num_(nan=0.0)
-
-    def _flat_buffers(self) -> list[FlatBuffer]:
-        return flat_buffers(self.observation.seen, self.layout)
 
     def _reduced(self, step: int) -> Held | None:
         if not self._owned(step, "reduced"):
@@ -286,20 +284,22 @@ class CaseJudge:
     def _buffers(self, step: int, before: State, passes: Passes) -> None:
         if not self.layout.buffers or step == self.end:
             return
-        sent = self.semantics.buffers != "local"
         self.noted.vacuity.buffers(self.observation.buffers(step - 1), passes.buffers)
-        violation = buffers_.check(
-            self.observation.buffers(step),
-            passes.buffers,
-            self.semantics,
-            step=step,
-            before=self.observation.buffers(step - 1),
-            local=(lambda: self.replayed.passes(step, before, local=True).buffers)
-            if sent
-            else None,
-            off=self._off.buffers,
-        )
-        self.noted.note("buffers", 0.0, violation)
+
+        def check(off: Off) -> tuple[float, Violation | None]:
+            return 0.0, buffers_.check(
+                self.observation.buffers(step),
+                passes.buffers,
+                self.semantics,
+                step=step,
+                before=self.observation.buffers(step - 1),
+                local=(lambda: self.replayed.passes(step, before, local=True).buffers)
+                if self.semantics.buffers != "local"
+                else None,
+                off=off.buffers,
+            )
+
+        self.noted.note("buffers", *self.tolerance.judged("buffers", check))
 
     def _update(self, step: int, before: State, after: State, gradient: Held | None) -> State:
         """Judge the update; returns the state after it, with the right one of unequal copies."""

@@ -17,7 +17,7 @@ from .bounds import Enclosure, Format
 from .compare import all_finite, compare_pieces, describe
 from .diagnose.by_tensor import causes_by_tensor
 from .diagnose.evidence import Evidence
-from .diagnose.gradient import causes
+from .diagnose.gradient import UNEXPLAINED, causes
 from .diagnose.loss import seeded_alike
 from .flat import FlatBuffer
 from .layout import Layout
@@ -157,12 +157,14 @@ def check(
     unclipped_before: Callable[[], torch.Tensor | None] = lambda: None,
     left: Sequence[Sequence[str]] = (),
     noise: torch.Tensor | float = 0.0,
+    diagnose: bool = True,
 ) -> tuple[float, Violation | None]:
     """(share of the bound, violation or None) for the gradient that was shown at `reduced`.
 
     used_before: per parameter, whether a step before this one used it; buffers: asked for the flat
     buffers of the implementation if something is wrong; previous, unclipped_before: asked for then
-    too, see Evidence; left: see diagnose/loss.py; noise: as of `expected`.
+    too, see Evidence; left: see diagnose/loss.py; noise: as of `expected`;
+    diagnose: look for the cause.
     """
     kept = () if case.training.set_to_none else used_before
     violation = _existence(held, wanted, layout, case, semantics, step, kept)
@@ -189,23 +191,25 @@ def check(
     if first is None:
         return share, None
     misfit, elements = first
-    evidence = Evidence(
-        held,
-        passes,
-        wanted.of,
-        layout,
-        case,
-        semantics,
-        again,
-        previous(),
-        otherwise,
-        loss_scale,
-        buffers(),
-        None if case.training.clip is None else unclipped_before(),
-        seeded_alike(left),
-        noise,
-    )
-    found = causes(evidence)
+    found, evidence = UNEXPLAINED, None
+    if diagnose:
+        evidence = Evidence(
+            held,
+            passes,
+            wanted.of,
+            layout,
+            case,
+            semantics,
+            again,
+            previous(),
+            otherwise,
+            loss_scale,
+            buffers(),
+            None if case.training.clip is None else unclipped_before(),
+            seeded_alike(left),
+            noise,
+        )
+        found = causes(evidence)
     violation = describe(
         misfit,
         layout,
@@ -217,7 +221,7 @@ def check(
         explanation=found.explanation,
         causes=found.names,
     )
-    if not found.names and not in_pieces(None, layout.size):
+    if evidence is not None and not found.names and not in_pieces(None, layout.size):
         violation = with_parts(violation, causes_by_tensor(evidence))
     return share, violation
 

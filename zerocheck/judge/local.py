@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,7 +27,9 @@ from ..drive.fidelity import (
     pass_detached,
     pass_through,
     place,
+    recomputing,
 )
+from ..drive.graph import GraphNotes
 from ..drive.kernels import kept
 from ..drive.observation import StepSeen
 from ..drive.poison import deterministic
@@ -100,9 +103,11 @@ class LocalRunner:
         self._as_on: tuple[Mapping[str, int], Mapping[str, tuple[int, ...]]] | None = ({}, {})
         if self._device.type != CPU:
             self._as_on = None  # cuDNN lays the weights of a recurrent module end to end
-        self._hooked: tuple[tuple[str, ...], ...] = ((), (), (), ())
+        self._hooked: tuple[tuple[str, ...], ...] = ((), (), (), (), ())
         self._tracked: set[str] = set()
         self._hooks: list[RemovableHandle] = []
+        self._recomputed: dict[nn.Module, Any] = {}
+        self._graphs: GraphNotes | None = None
 
     @property
     def _buffers(self) -> dict[str, torch.Tensor]:
@@ -199,6 +204,8 @@ class LocalRunner:
             self._randomise(drawn.seed, rank, number)
             value = self._loss_of(self._outputs(model, drawn), drawn.target)
             value = value * math.inf if infinite else value
+            if self._graphs is not None:
+                self._graphs.note(value)
             return value if self._scale is None else self._scale(value)
 
         result = local_pass(
@@ -251,6 +258,15 @@ class LocalRunner:
             yield
 
     @contextmanager
+    def noting_graphs(self) -> Iterator[GraphNotes]:
+        """The fingerprint of each forward is noted within it."""
+        self._graphs = GraphNotes()
+        try:
+            yield self._graphs
+        finally:
+            self._graphs = None
+
+    @contextmanager
     def evaluating(self) -> Iterator[None]:
         """The model is in evaluation mode within it."""
         modes = [(module, module.training) for module in self._model.modules()]
@@ -297,12 +313,20 @@ class LocalRunner:
 
     def _hook(self, seen: StepSeen) -> None:
         """Give the same modules the same further nodes: the order of additions cares."""
-        how = seen.passed_through, seen.restrided, seen.viewed, seen.cast
+        how = seen.passed_through, seen.restrided, seen.viewed, seen.cast, seen.recomputed
         if how == self._hooked:
             return
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        for module, forward in self._recomputed.items():
+            _put(module, "forward", forward)
+        self._recomputed = {
+            self._modules[name]: self._modules[name].__dict__.get("forward")
+            for name in seen.recomputed
+        }
+        for module in self._recomputed:
+            _put(module, "forward", partial(recomputing, module, module.forward))
         if self._computing.cast is not None:
             into = partial(cast_inputs, self._computing.cast)
             self._hooks += [
@@ -323,6 +347,14 @@ class LocalRunner:
                 module.register_forward_hook(partial(as_parameters, own), always_call=True)
             )
         self._hooked = how
+
+
+def _put(instance: nn.Module, attribute: str, value: Any) -> None:
+    """Set an attribute of the instance; None: leave that of its class."""
+    if value is None:
+        instance.__dict__.pop(attribute, None)
+    else:
+        instance.__dict__[attribute] = value
 
 
 @contextmanager

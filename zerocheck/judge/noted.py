@@ -12,6 +12,7 @@ from .ran_on import check_repeats
 from .shares import shares
 from .vacuity import Vacuity
 from .verdict import Judgement, Obligation, Tier, Violation, statuses_of
+from .words import Refuted
 
 
 class Noted:
@@ -20,8 +21,9 @@ class Noted:
     tier: "state only" once a gradient was not shown; vacuity: what could have failed.
     """
 
-    def __init__(self, seen: Sequence[RankSeen]) -> None:
-        """seen: what each rank said of the case."""
+    def __init__(self, seen: Sequence[RankSeen], *, brief: bool = False) -> None:
+        """seen: what each rank said of the case; brief: the first violation raises Refuted."""
+        self._brief = brief
         self.exercised: set[Obligation] = set()
         self.shares: dict[Obligation, float] = {}
         self.violations: dict[Obligation, Violation] = {}
@@ -46,6 +48,8 @@ class Noted:
 
         Raises what `check_repeats` does, if bits do not repeat.
         """
+        if violation is not None and self._brief:
+            raise Refuted
         self.exercised.add(obligation)
         if violation is not None and self._taken is not None:
             check_repeats(*self._taken)
@@ -72,7 +76,7 @@ class Noted:
             tier=self.tier,
             digest=digest_of(observation) if digest or self.violations else "",
             semantics=observation.seen[0].semantics,
-            estimated=tuple(one for one in estimated if one in statuses),
+            estimated=tuple(one for one in statuses if one in estimated),
             shares=shares(observation),
             stage=observation.seen[0].stage,
             vacuous=self.vacuity.among(o for o, status in statuses.items() if status == "holds"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from msgspec.structs import replace
@@ -14,10 +16,11 @@ from . import gradient as gradient_
 from . import loss as loss_
 from .assemble import Observation
 from .diagnose.tensor_parallel import with_repeated_biases
-from .estimate import TWINS, Off, off
+from .estimate import TWINS, TWINS_EACH, Off, off, off_each
 from .flat import FlatBuffer
 from .local import LocalRunner, Passes, Scale
 from .moving import moved
+from .operator_noise import OperatorNoise
 from .state import State
 from .verdict import Violation
 
@@ -68,17 +71,45 @@ class Replayed:
             return self.passes(step, state).losses
 
     def off(self, step: int, state: State, passes: Passes) -> Off:
-        """How far what is computed in the step can be off, by runs with it moved."""
-        twins = []
-        for twin in range(TWINS):
+        """How far what is computed in the step can be off where kernels differ."""
+        twins = self._twins(step, state, TWINS, self.runner.rounding_otherwise)
+        return off(passes, list(twins), self.runner.layout)
+
+    def off_each(self, step: int, state: State, passes: Passes) -> Off:
+        """How far it can be off where only the order of operations differs."""
+        twins = self._twins(step, state, TWINS_EACH, OperatorNoise)
+        return off_each(passes, twins, self.runner.layout)
+
+    def _twins(
+        self,
+        step: int,
+        state: State,
+        count: int,
+        moving: Callable[[int], AbstractContextManager[Any]],
+    ) -> Iterator[Passes]:
+        """The step with parameters moved, and with what is computed moved by `moving`."""
+        for twin in range(count):
             own: list[torch.Tensor] = []
             for rank, flat in enumerate(state.own):
                 # One vector for all, as long as it is one.
                 same = rank and flat is state.own[0]
                 own.append(own[0] if same else moved(flat, self.runner.layout, twin))
-            with self.runner.rounding_otherwise(twin):
-                twins.append(self.passes(step, state, own=own))
-        return off(passes, twins, self.runner.layout)
+            with moving(twin):
+                passes = self.passes(step, state, own=own)
+            yield passes
+
+    def same_computation(self, step: int, state: State) -> bool:
+        """Whether ranks came to their losses by the operators of the reference, in its order.
+
+        Not known, so False, where a rank noted no graph, or has parts of it in checkpoints that
+        hide what runs in the backward.
+        """
+        seen = self.observation.steps(step)[: len(state.own)]
+        if any(one.recomputed or not one.graphs for one in seen):
+            return False
+        with self.runner.noting_graphs() as notes:
+            self.passes(step, state)
+        return notes.taken() == tuple(graph for one in seen for graph in one.graphs)
 
     def of_other_parameters(
         self, step: int, state: State, violation: Violation, buffers: Sequence[FlatBuffer]

@@ -41,11 +41,13 @@ def judge_legs(
     done: str = "",
     missing: Sequence[str] = (),
     digest: bool = False,
+    brief: bool = False,
 ) -> Judgement:
     """Judge a resumed case from what the ranks of each leg observed, in their order.
 
     A leg that only loads comes twice, first with the checkpoint as it was written. done: what was
-    done to it afterwards, in words; missing: files of it that a killed writer did not leave.
+    done to it afterwards, in words; missing: files of it that a killed writer did not leave; brief:
+    as of `judge`.
 
     The obligations of a step are judged in leg 0. What is wrong in later ones, and was right
     before, is a violation of `continuation`.
@@ -77,7 +79,7 @@ def judge_legs(
                 if wrong is not None and violations.setdefault(which, wrong) is not wrong:
                     further.append(wrong)
                 break
-            judge = _LegJudge(leg, seen, fetch, checkpoint)
+            judge = _LegJudge(leg, seen, fetch, checkpoint, brief=brief)
             judgement = judge.judgement(digest=digest)
             judgements.append(judgement)
             wrong_here: set[Obligation] = {"roundtrip"} if spoilt else set()
@@ -102,6 +104,7 @@ def judge_legs(
             if "ownership" in judge.noted.violations:
                 break
             checkpoint = judge.saved(samples_before(case, number), samples_before(case, number + 1))
+        estimated = tuple(dict.fromkeys(o for one in judgements for o in one.estimated))
         statuses: dict[Obligation, Status] = dict(judgements[0].statuses)
         for one in RESUME:
             statuses[one] = (
@@ -121,7 +124,7 @@ def judge_legs(
                 *judgements[0].vacuous,
                 *(one for one in RESUME if statuses[one] == "holds" and one not in moved),
             ),
-            estimated=(*judgements[0].estimated, "continuation") if judgements[0].estimated else (),
+            estimated=(*estimated, "continuation") if estimated else (),
             loads=tuple(loads),
         )
 
@@ -150,9 +153,15 @@ class _LegJudge(CaseJudge):
     """Judges one leg: it begins with what the leg before saved."""
 
     def __init__(
-        self, case: Case, seen: Sequence[RankSeen], fetch: Fetch, loaded: Checkpoint | None
+        self,
+        case: Case,
+        seen: Sequence[RankSeen],
+        fetch: Fetch,
+        loaded: Checkpoint | None,
+        *,
+        brief: bool = False,
     ) -> None:
-        super().__init__(case, seen, fetch)
+        super().__init__(case, seen, fetch, brief=brief)
         self.loaded = loaded
         self.found: list[Violation] = []
         self.exercised_here: set[Resume] = set()

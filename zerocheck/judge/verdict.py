@@ -59,8 +59,9 @@ VACUOUS: dict[Obligation, str] = {
 """When an obligation holds since nothing could fail: the plain failure to do it holds too."""
 
 ESTIMATED = (
-    "estimated, since kernels differ: twice the model ran again with what it computes moved by a "
-    "round-off, and 16 times what that moved is let pass"
+    "estimated, since kernels or the order of operations differ from those of one device: the "
+    "reference ran again with what it computes moved by a round-off, and a multiple of what that "
+    "moved is let pass (16 times, or 3 times element by element)"
 )
 """What the bound of an obligation in `Judgement.estimated` is."""
 
@@ -214,3 +215,6 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     tries a checkpoint has two, the first of the checkpoint as it was written."""
     weighed: Weighed | None = None
     """Of a case that was measured."""
+    words: tuple[str, ...] = ()
+    """Of a violated case: other declarations under which everything in it holds, such as
+    "buffers='rank0'"; see judge/words.py."""

@@ -38,7 +38,8 @@ def finding_title(finding: Finding) -> str:
     often = ""
     if finding.intermittent:
         often = f" (intermittent: {finding.confirmed} of {finding.tries})"
-    return one_line(f"{label} {finding.implementation}: {finding.title}{often}")
+    title = "; ".join(part for part in (finding.hint, finding.title) if part)
+    return one_line(f"{label} {finding.implementation}: {title}{often}")
 
 
 def finding_lines(finding: Finding) -> list[str]:

@@ -230,7 +230,7 @@ class _Run:
 
     def _judge(self, run: tuple[int, Trial], result: Results) -> None:
         number, trial = run
-        self._finished(number, trial, trial.judged(result))
+        self._finished(number, trial, trial.judged(result, words=True))
 
     def _finished(self, number: int, trial: Trial, outcome: Outcome) -> None:
         finished = outcome.record(number, trial.implementation, trial.case)
@@ -334,7 +334,7 @@ class _Run:
                     fresh=True,
                     obligations=self.options.obligations,
                 )
-                outcome = trial.outcome()
+                outcome = trial.outcome(words=True)
                 tries += 1
                 again = self.ledger.marked(outcome.record(number, issue.implementation, case))
                 if self.ledger.shown(issue):

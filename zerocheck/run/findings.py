@@ -7,7 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ..judge.verdict import OBLIGATIONS, RESUME, Judgement, Obligation, Status, Violation
+from ..judge.verdict import (
+    MEMORY,
+    OBLIGATIONS,
+    RESUME,
+    Judgement,
+    Obligation,
+    Status,
+    Violation,
+)
 from .known_issues import KnownIssue, joined
 from .records import CaseFinished, Finding
 
@@ -69,6 +77,8 @@ class Bug:
     shrunk: Shrunk | None = None
     extent: str = ""
     """Why it is not known, where it was to be found and was not."""
+    words: tuple[str, ...] = ()
+    """Other declared semantics under which every one of these cases holds."""
     headline: str = ""
     """What a run with traced collectives said of a crash or hang."""
 
@@ -117,10 +127,17 @@ class Bug:
     def narrow(
         self, causes: tuple[str, ...], finished: CaseFinished, violation: Violation | None
     ) -> bool:
-        """Keep the causes that are left. A case that tells them apart becomes the one to replay;
-        True then."""
+        """Keep the causes and words that are left. A case that tells causes apart becomes the one
+        to replay; True if anything is reported otherwise."""
         if violation is None:
             return False
+        words = tuple(word for word in self.words if word in words_of(finished, violation))
+        fewer_words, self.words = len(words) < len(self.words), words
+        return self._narrow_causes(causes, finished, violation) or fewer_words
+
+    def _narrow_causes(
+        self, causes: tuple[str, ...], finished: CaseFinished, violation: Violation
+    ) -> bool:
         fewer = len(causes) < len(self.causes)
         worse = self.violation is not None and self.violation.mild
         if worse and not violation.mild:
@@ -166,6 +183,7 @@ class Bug:
             known=None if self.issue is None else self.issue.record,
             model=user.factory if user is not None else "",
             estimated=self._estimated,
+            words=self.words,
         )
 
 
@@ -213,9 +231,17 @@ class Findings:
                         bug.first, bug.violation = finished, violation
                         return [bug]
                     return [bug] if bug.narrow(common, finished, violation) else []
-        bug = Bug(finished.implementation, status, violation, causes, finished, issue)
+        words = words_of(finished, violation)
+        bug = Bug(finished.implementation, status, violation, causes, finished, issue, words=words)
         self.bugs.append(bug)
         return [bug]
+
+
+def words_of(finished: CaseFinished, violation: Violation | None) -> tuple[str, ...]:
+    """Other declared semantics under which a case holds; none for what a step does not compute."""
+    if violation is None or finished.judgement is None or violation.obligation in MEMORY:
+        return ()
+    return finished.judgement.words
 
 
 def independent(violations: Sequence[Violation]) -> list[Violation]:

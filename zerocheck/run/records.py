@@ -185,6 +185,15 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
     """The user's own, if the case to replay has it."""
     estimated: bool = False
     """The bound is estimated, and not derived."""
+    words: tuple[str, ...] = ()
+    """Other declared semantics under which all failing cases hold, such as "buffers='rank0'"."""
+
+    @property
+    def hint(self) -> str:
+        """What to try before the code is blamed: "right if you mean buffers='rank0': ..."."""
+        if not self.words or self.known is not None:
+            return ""
+        return f"right if you mean {' or '.join(self.words)}: declare it, or fix it"
 
     @property
     def intermittent(self) -> bool:

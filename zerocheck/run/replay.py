@@ -97,7 +97,7 @@ def _replayed(case_file: CaseFile, name: str, model: str | None, ranks: Ranks) -
             trace=case_file.status in ("crashed", "hung"),
             obligations=case_file.obligations,
         )
-        replayed.outcomes.append(trial.outcome(digest=True))
+        replayed.outcomes.append(trial.outcome(digest=True, words=True))
     return replayed
 
 

@@ -18,7 +18,9 @@ from ..judge.assemble import Fetch
 from ..judge.case import judge
 from ..judge.measured import judge_measured, merged
 from ..judge.resume import judge_legs
+from ..judge.tried import Seen
 from ..judge.verdict import MEMORY, Judgement, Obligation, Status
+from ..judge.words import declared, with_words
 from ..ranks.result import JobResult
 from ..ranks.slot import Slot
 from .legs import Legs, without_waiting
@@ -206,13 +208,14 @@ class Trial:
                 break
         self._legs.damage(number)
 
-    def outcome(self, *, digest: bool = False) -> Outcome:
+    def outcome(self, *, digest: bool = False, words: bool = False) -> Outcome:
         """Wait and judge."""
-        return self.judged(self.result(), digest=digest)
+        return self.judged(self.result(), digest=digest, words=words)
 
-    def judged(self, results: Results, *, digest: bool = False) -> Outcome:
-        """The verdict on what `result` gave, of the obligations that were asked for."""
-        return judged(self.case, results, obligations=self._obligations, digest=digest)
+    def judged(self, results: Results, *, digest: bool = False, words: bool = False) -> Outcome:
+        """The verdict on the obligations that were asked for. words: of other semantics too."""
+        asked = self._obligations
+        return judged(self.case, results, obligations=asked, digest=digest, words=words)
 
 
 def _ended(result: JobResult) -> bool:
@@ -228,6 +231,7 @@ def judged(
     *,
     obligations: Collection[Obligation] | None = None,
     digest: bool = False,
+    words: bool = False,
 ) -> Outcome:
     """The verdict on what the ranks of each leg did. Gives their arenas back."""
     try:
@@ -242,14 +246,8 @@ def judged(
         legs = runs[: len(results.legs)]
         parts = []
         try:
-            if case.resume and legs:
-                parts.append(
-                    judge_legs(
-                        case, legs, done=results.done, missing=results.missing, digest=digest
-                    )
-                )
-            elif legs:
-                parts.append(judge(case, *legs[0], digest=digest))
+            if legs:
+                parts.append(_judged_steps(case, legs, results, digest=digest, words=words))
         except Unsupported as refusal:
             return Outcome(status="unsupported", reason=str(refusal))
         if results.measured is not None:
@@ -276,6 +274,25 @@ def judged(
             result.release()
         if results.timed is not None:
             results.timed.release()
+
+
+def _judged_steps(
+    case: Case, legs: Sequence[Seen], results: Results, *, digest: bool, words: bool
+) -> Judgement:
+    """The judgement of all but memory."""
+
+    def judgement(legs: Sequence[Seen], *, digest: bool, brief: bool) -> Judgement:
+        if case.resume:
+            done, missing = results.done, results.missing
+            return judge_legs(case, legs, done=done, missing=missing, digest=digest, brief=brief)
+        return judge(case, *legs[0], digest=digest, brief=brief)
+
+    def again(field: str, word: str) -> Judgement:
+        other = [(declared(seen, field, word), fetch) for seen, fetch in legs]
+        return judgement(other, digest=False, brief=True)
+
+    found = judgement(legs, digest=digest, brief=False)
+    return with_words(found, case, again) if words else found
 
 
 def _unmeasured(judgement: Judgement, reason: str, asked: Collection[Obligation]) -> Judgement:

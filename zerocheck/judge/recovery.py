@@ -1,0 +1,64 @@
+"""The checks of a step whose gradient, or whose clipped gradient, was recovered from exp_avg."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..case.schema import Case
+from ..contract.semantics import Semantics
+from . import hidden
+from .estimate import Off
+from .gradient import Expected
+from .layout import Layout
+from .noted import Noted
+from .pieces import Enclosing
+from .tolerance import Tolerance
+from .verdict import Violation
+
+
+class Recovery:
+    """What one recovered gradient is compared with."""
+
+    def __init__(
+        self,
+        recovered: hidden.Recovered,
+        layout: Layout,
+        case: Case,
+        semantics: Semantics,
+        tolerance: Tolerance,
+    ) -> None:
+        self.recovered = recovered
+        self.layout = layout
+        self.case = case
+        self.semantics = semantics
+        self.tolerance = tolerance
+
+    def expected(self, reduced: Callable[[Off], Expected]) -> Callable[[Off], Expected]:
+        """The enclosure of what exp_avg took in, from that of the reduced gradient."""
+
+        def wanted(off: Off) -> Expected:
+            right = reduced(off)
+            if self.case.training.clip is None:
+                return right._replace(of=right.of.wider(self.recovered.error))
+            return right._replace(of=self._clipping(right.of).clipped)
+
+        return wanted
+
+    def clip(
+        self, gradient: Callable[[Off], Enclosing], noted: Noted, *, step: int, seen: bool
+    ) -> None:
+        """Judge clipping. gradient: the reduced one; seen: it was shown."""
+
+        def check(off: Off) -> tuple[float, Violation | None]:
+            wanted = self._clipping(gradient(off))
+            return hidden.check_clip(self.recovered, wanted, self.layout, step=step, seen=seen)
+
+        right = gradient(self.tolerance.off)
+        clipped = self._clipping(right).clipped
+        noted.vacuity.clipped(zip(right.exact(), clipped.exact(), strict=True))
+        noted.note("clip", *self.tolerance.judged("clip", check))
+
+    def _clipping(self, gradient: Enclosing) -> hidden.Clipping:
+        return hidden.clipping(
+            gradient, self.recovered.error, self.layout, self.case, self.semantics
+        )

@@ -1,0 +1,77 @@
+"""How far local results of a step may be from the reference's before the code is blamed.
+
+Where ranks come to their losses by the operators of the reference, in its order, bits must agree,
+and bounds are derived. Right code may also run the model by another autograd graph: checkpointing,
+a compiled or rewritten forward, another order of accumulation. Its round-off is not known to the
+bit. So a difference is violated there only if it is beyond what runs of the reference with moved
+round-off explain (judge/estimate.py); what they explain holds, and the verdict is an estimate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .estimate import NOT_OFF, Off
+from .local import Passes
+from .replayed import Replayed
+from .state import State
+from .verdict import Obligation, Violation
+
+Check = Callable[[Off], tuple[float, Violation | None]]
+"""check(how far results can be off) -> (share of the bound, violation)."""
+
+
+LOCAL: tuple[Obligation, ...] = ("loss", "gradient", "buffers")
+"""Obligations on local results, whose bits depend on kernels."""
+
+
+class Tolerance:
+    """What the local results of the current step are let be off.
+
+    off: where nothing more was estimated; widest: where it was; obligations: those whose bound is
+    an estimate.
+    """
+
+    def __init__(self, replayed: Replayed, *, kernels_differ: bool) -> None:
+        """kernels_differ: bounds are estimated from the start, as the case says."""
+        self.off = self.widest = NOT_OFF
+        self.obligations: set[Obligation] = {*LOCAL} if kernels_differ else set()
+        self._replayed = replayed
+        self._kernels_differ = kernels_differ
+        self._other_graph = False
+        self._step: tuple[int, State, Passes] | None = None
+
+    def enter(self, step: int, before: State, passes: Passes) -> None:
+        """Begin a step. passes: of the reference, from the state before it."""
+        self._step = step, before, passes
+        if self._kernels_differ:
+            self.off = self._replayed.off(step, before, passes)
+        self.widest = self.off
+
+    def leave(self) -> None:
+        """Forget the step, which is as large as all local gradients."""
+        self._step = None
+
+    def judged(self, obligation: Obligation, check: Check) -> tuple[float, Violation | None]:
+        """The result of a check by derived bounds; by estimated ones where they have to be.
+
+        Where both are violated, the one by derived bounds counts if it knows the cause.
+        """
+        share, violation = check(self.off)
+        if violation is None or not self._widens():
+            return share, violation
+        wide = check(self.widest)
+        if wide[1] is not None and violation.causes:
+            return share, violation
+        self.obligations.add(obligation)
+        return wide
+
+    def _widens(self) -> bool:
+        """Whether bits can differ in this step; then how far is estimated."""
+        if self._kernels_differ or self._step is None:
+            return False
+        step, before, passes = self._step
+        self._other_graph = self._other_graph or not self._replayed.same_computation(step, before)
+        if self._other_graph and self.widest is NOT_OFF:
+            self.widest = self._replayed.off_each(step, before, passes)
+        return self._other_graph
