@@ -313,20 +313,20 @@ class BuiltImplementation(Implementation):
 
 
 def from_function(
-    build: Callable[[nn.Module, Case, DeviceMesh], Built],
+    build: Callable[[nn.Module, Case, DeviceMesh], Built], name: str
 ) -> type[BuiltImplementation]:
-    """The class for a bare `build` function.
+    """The class, of this name, for a bare `build` function or a partial of one.
 
     Attributes `semantics`, `fixed`, `options`, `handles`, `stage` and `supports` of the function
     become those of the class.
     """
     members: dict[str, Any] = {"build": lambda self, *given: build(*given)}
-    for name in ("semantics", "fixed", "options", "handles", "stage"):
-        if hasattr(build, name):
-            members[name] = getattr(build, name)
+    for attribute in ("semantics", "fixed", "options", "handles", "stage", "without"):
+        if hasattr(build, attribute):
+            members[attribute] = getattr(build, attribute)
     if hasattr(build, "supports"):
         members["supports"] = staticmethod(build.supports)
-    return type(build.__name__, (BuiltImplementation,), members)
+    return type(name, (BuiltImplementation,), members)
 
 
 def _refuse_extras(built: Built, case: Case) -> None:

@@ -4,6 +4,7 @@ path of a DeepSpeed config."""
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import Any
 
 from ..catalogue import (
@@ -45,13 +46,13 @@ def _check_installed(name: str, extra: str) -> None:
 
 
 def _as_class(name: str, given: Any) -> type[Implementation]:
-    if inspect.isfunction(given):
+    if inspect.isfunction(given) or isinstance(given, partial):
         if len(inspect.signature(given).parameters) < 3:
             raise UsageError(
                 f"{name}: a build function takes (model, case, mesh) and returns zerocheck.Built; "
                 f"this one takes {inspect.signature(given)}"
             )
-        return from_function(given)
+        return from_function(given, name.rpartition(":")[2])
     if not inspect.isclass(given):
         raise UsageError(
             f"{name} is of type {type(given).__name__}; needed is a subclass of "

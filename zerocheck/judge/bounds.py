@@ -36,9 +36,9 @@ ETA = smallest_subnormal(torch.float32)
 SECOND_ORDER = 1 + 1e-6
 """Products of two roundings are at most (30 u)^2 / u < 1e-4 u; 1e-6 relative covers them."""
 
-Reading = Literal["double", "single"]
+Reading = Literal["double", "single rate", "single"]
 """How an optimizer reads its hyperparameters: as Python's doubles, or rounded to fp32 first."""
-READINGS: tuple[Reading, ...] = ("double", "single")
+READINGS: tuple[Reading, ...] = ("double", "single rate", "single")
 
 
 class Format(NamedTuple):
@@ -251,8 +251,11 @@ def scalars(
     In double precision torch computes 1 - beta^t with a cancellation: 2^-53 / (1 - beta^t) relative
     each (half of it for the second, under the root), counted twice; it matters for betas near 1.
     Single precision rounds beta to fp32 and takes powf, which adds 2 u b^t / (1 - b^t) relative for
-    each correction (half of it for the second, counted whole).
+    each correction (half of it for the second, counted whole). A learning rate that is a tensor is
+    the only one that is rounded ("single rate"); what is computed with it rounds as counted.
     """
+    if reading == "single rate":
+        lr = _single(lr)
     if reading == "single":
         lr, beta1, beta2, eps, weight_decay = (
             _single(value) for value in (lr, beta1, beta2, eps, weight_decay)

@@ -31,12 +31,12 @@ from .compare import all_finite
 from .diagnose.tensor_parallel import order_of_pieces
 from .estimate import NOT_OFF, Off
 from .flat import flat_buffers
-from .hidden_states import HiddenStates, HiddenUpdate, wrong_gradients
+from .hidden_states import HiddenStates
 from .layout import Layout
 from .local import LocalRunner, Passes, as_on_a_rank
 from .noted import Noted
 from .ownership import Ownership
-from .pieces import in_pieces, split
+from .pieces import in_pieces
 from .precision import Computing, begun_in
 from .ran_on import own_states, ran_on
 from .recovery import Recovery
@@ -90,7 +90,7 @@ class CaseJudge:
         self.noted = Noted(seen, brief=brief)
         self.states: HiddenStates | None = None
         if "states" in seen[0].hides:
-            self.states = HiddenStates(self.layout, self.updates.recipe)
+            self.states = HiddenStates(self.layout, self.updates.recipe, case, self.semantics)
             self.noted.tier = "parameters only"
         self.passes: Passes | None = None
         self.tolerance = Tolerance(self.replayed, kernels_differ=estimated(case))
@@ -306,42 +306,21 @@ class CaseJudge:
         if self._skipped(step, before, after, gradient):
             return after
         applied = None if gradient is None else self._clip(step, gradient)
-        if "states" in self.observation.seen[0].hides:
-            return self._by_parameters(step, before, after, applied)
+        if self.states is not None:
+            known = self.passes is not None and self.case.training.clip is None
+            return self.states.judged(
+                before,
+                after,
+                applied,
+                self._expected(step, self.passes) if known and self.passes is not None else None,
+                self.passes,
+                self.noted,
+                step=step,
+            )
         if applied is None:
             self._hidden(step, before, after, gradient)
         else:
             self._applied(step, before, after, applied, unclipped=gradient)
-        return after
-
-    def _by_parameters(self, step: int, before: State, after: State, applied: Held | None) -> State:
-        """Judge the update of an optimizer that hides its states.
-
-        applied: the gradient that it was given, None if that was not shown either.
-        """
-        if applied is not None:
-            gradient = hidden.as_shown(applied)
-            has = [place.name in applied.present for place in self.layout.places]
-        elif self.passes is not None and self.case.training.clip is None:
-            wanted = self._expected(step, self.passes)
-            zero = self.semantics.unused == "zero"
-            gradient, has = wanted.of, [zero or used for used in wanted.used]
-        else:
-            self.states = None  # what the moments are from now on is not known
-        if self.states is None:
-            return after
-        rates = learning_rates(self.case, step)
-        passes = self.passes
-        update = HiddenUpdate(
-            before,
-            after,
-            gradient,
-            has,
-            rates,
-            lambda: wrong_gradients(passes, self.semantics),
-        )
-        share, violation, after = self.states.check(update, step=step)
-        self.noted.note("update", share, violation)
         return after
 
     def _agreed(self, step: int) -> bool:
@@ -406,34 +385,15 @@ class CaseJudge:
         clipped = self.observation.held(step, "clipped", "gradient")
         if clipped is None:
             self.noted.hidden_gradient()
-        norms = [rank.grad_norm for rank in self.observation.steps(step)]
-        if any(norm is not None for norm in norms):
-            self.noted.note(
-                "clip",
-                *clip_.check_norm(
-                    norms,
-                    gradient,
-                    clipped,
-                    self.layout,
-                    self.case,
-                    self.semantics,
-                    step=step,
-                    previous=self.observation.steps(step - 1)[0].grad_norm
-                    if step > self.first
-                    else None,
-                    loss_scale=self.observation.loss_scales(step)[0],
-                ),
-            )
-        if clipped is not None:
-            self.noted.vacuity.clipped(
-                (gradient.whole[here], clipped.whole[here]) for here in split(self.layout.size)
-            )
-            self.noted.note(
-                "clip",
-                *clip_.check_clipped(
-                    clipped, gradient, norms, self.layout, self.case, self.semantics, step=step
-                ),
-            )
+        clip_.check_step(
+            gradient,
+            clipped,
+            self.observation,
+            self.case,
+            self.semantics,
+            self.noted,
+            step=step,
+        )
         return clipped
 
     def _owned(self, step: int, point: str) -> bool:

@@ -17,11 +17,12 @@ from zerocheck_reference import ClipRule, clip_coefficient
 from ..case.schema import Case
 from ..contract.semantics import Semantics
 from . import bounds, vectors
-from .assemble import Held
+from .assemble import Held, Observation
 from .bounds import Enclosure, Format, U
 from .compare import compare, compare_pieces, describe, exactly
 from .diagnose.clip import SENTENCES, Norm, clip_causes, norm_causes
 from .layout import Elements, Formats, Layout
+from .noted import Noted
 from .pieces import Positions, split
 from .verdict import Violation
 
@@ -108,6 +109,42 @@ def coefficient(norm: float, case: Case, semantics: Semantics) -> float:
     """What the gradient is multiplied by."""
     assert case.training.clip is not None
     return clip_coefficient(norm, case.training.clip, rule=semantics.clip)
+
+
+def check_step(
+    gradient: Held,
+    clipped: Held | None,
+    observation: Observation,
+    case: Case,
+    semantics: Semantics,
+    noted: Noted,
+    *,
+    step: int,
+) -> None:
+    """Judge the norm that was reported and the clipped gradient, as far as they were shown."""
+    layout = observation.layout
+    norms = [rank.grad_norm for rank in observation.steps(step)]
+    earlier = observation.steps(step - 1)[0].grad_norm if step > observation.first else None
+    if any(norm is not None for norm in norms):
+        scale = observation.loss_scales(step)[0]
+        found = check_norm(
+            norms,
+            gradient,
+            clipped,
+            layout,
+            case,
+            semantics,
+            step=step,
+            previous=earlier,
+            loss_scale=scale,
+        )
+        noted.note("clip", *found)
+    if clipped is not None:
+        noted.vacuity.clipped(
+            (gradient.whole[here], clipped.whole[here]) for here in split(layout.size)
+        )
+        found = check_clipped(clipped, gradient, norms, layout, case, semantics, step=step)
+        noted.note("clip", *found)
 
 
 def check_norm(

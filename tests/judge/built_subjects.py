@@ -1,0 +1,238 @@
+"""User code as `build` functions: wrapped optimizers, several of them, and some of one's own."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from zerocheck.case.schema import Case
+from zerocheck.contract import Built, Semantics, groups
+
+
+def _sharded(model: Any, mesh: Any) -> Any:
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+class Outer(torch.optim.Optimizer):
+    """An optimizer around another one, with its parameter groups."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+        super().__init__(inner.param_groups, {})
+        self.param_groups = inner.param_groups
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+
+
+def wrapped(model: nn.Module, case: Case, mesh: Any) -> Built:
+    return Built(_sharded(model, mesh), Outer(torch.optim.AdamW(groups(model, case))))
+
+
+def wrapped_with_states(model: nn.Module, case: Case, mesh: Any) -> Built:
+    """`states` and `restore` must mean the same states."""
+    optimizer = Outer(torch.optim.AdamW(groups(_sharded(model, mesh), case)))
+    return Built(model, optimizer, states=lambda: optimizer.inner.state)
+
+
+def two_optimizers(model: nn.Module, case: Case, mesh: Any) -> Built:
+    every = [group for group in groups(_sharded(model, mesh), case) if group["params"]]
+    first = {**every[0], "params": every[0]["params"][:1]}
+    rest = [{**every[0], "params": every[0]["params"][1:]}, *every[1:]]
+    return Built(model, [torch.optim.AdamW([first]), torch.optim.AdamW(rest)])
+
+
+def tensor_rate(model: nn.Module, case: Case, mesh: Any) -> Built:
+    every = [group for group in groups(_sharded(model, mesh), case) if group["params"]]
+    for group in every:
+        group.update(lr=torch.tensor(group["lr"]), foreach=False, fused=False)
+    return Built(model, torch.optim.AdamW(every))
+
+
+def fsdp1(model: nn.Module, case: Case, mesh: Any, use_orig_params: bool = True) -> Built:
+    wrapped = FullyShardedDataParallel(
+        model,
+        process_group=mesh.get_group(),
+        use_orig_params=use_orig_params,
+        device_id=torch.device("cpu"),
+    )
+    optimizer = torch.optim.AdamW(groups(wrapped, case))
+    return Built(wrapped, optimizer, clip=wrapped.clip_grad_norm_)
+
+
+fsdp1_flat = partial(fsdp1, use_orig_params=False)
+
+
+class Zero1:
+    """ZeRO-1 of a tutorial: a rank updates some parameters and sends them. Its states are in a
+    closure, where nobody sees them."""
+
+    def __init__(
+        self,
+        params: list[nn.Parameter],
+        *,
+        average: bool = True,
+        decays: int = 1,
+        unsent: int = -1,
+        shows: bool = False,
+        **options: Any,
+    ) -> None:
+        world, rank = dist.get_world_size(), dist.get_rank()
+        own = [p for n, p in enumerate(params) if n % world == rank]
+        local = torch.optim.AdamW(own, **options) if own else None
+        if shows:
+            self.local = local
+
+        def step() -> None:
+            for p in params:
+                if p.grad is not None:
+                    dist.all_reduce(p.grad)
+                    p.grad /= world if average else 1
+            for p in own * (decays - 1):
+                p.data.mul_(1 - options["lr"] * options["weight_decay"])
+            if local is not None:
+                local.step()
+            for n, p in enumerate(params):
+                if n % world != unsent:
+                    dist.broadcast(p.data, src=n % world)
+
+        def zero_grad() -> None:
+            for p in params:
+                p.grad = None
+
+        self.step, self.zero_grad = step, zero_grad
+
+
+def zero1(model: nn.Module, case: Case, mesh: Any, **bug: Any) -> Built:
+    (group,) = groups(model, case)
+    options = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
+    return Built(model, Zero1(group["params"], **options, **bug))
+
+
+class FlatZero1(Zero1):
+    """It reduces copies of the gradients, so that nobody sees the reduced ones either."""
+
+    def __init__(self, params: list[nn.Parameter], **options: Any) -> None:
+        super().__init__(params, **options)
+        inside = self.step
+
+        def step() -> None:
+            before = [p.grad for p in params]
+            for p in params:
+                p.grad = None if p.grad is None else p.grad.clone()
+            inside()
+            for p, grad in zip(params, before, strict=True):
+                p.grad = grad
+
+        self.step = step
+
+
+def flat_zero1(model: nn.Module, case: Case, mesh: Any, **bug: Any) -> Built:
+    (group,) = groups(model, case)
+    options = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
+    return Built(model, FlatZero1(group["params"], **options, **bug))
+
+
+summed = partial(zero1, average=False)
+decays_twice = partial(zero1, decays=2)
+forgets = partial(zero1, unsent=1)
+shows = partial(zero1, shows=True)
+flat_decays_twice = partial(flat_zero1, decays=2)
+
+
+def own_over_ddp(model: nn.Module, case: Case, mesh: Any) -> Built:
+    """Gradients are reduced by DDP; only the optimizer is one's own."""
+    (group,) = groups(model, case)
+    local = torch.optim.AdamW([group])
+
+    class Own:
+        step = staticmethod(local.step)
+
+    return Built(DistributedDataParallel(model, process_group=mesh.get_group()), Own())
+
+
+ROLES = {"exp_avg": "state1", "exp_avg_sq": "state2", "step": "count"}
+
+
+class OtherNames(torch.optim.Optimizer):
+    """AdamW in fp32 whose states have other names, and a count that is an int."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: Any = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+    ) -> None:
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        )
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            (beta1, beta2), lr = group["betas"], group["lr"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state.update(count=0, state1=torch.zeros_like(p), state2=torch.zeros_like(p))
+                state["count"] += 1
+                m, v, count = state["state1"], state["state2"], state["count"]
+                p.mul_(1 - lr * group["weight_decay"])
+                m.lerp_(p.grad, 1 - beta1)
+                v.mul_(beta2).addcmul_(p.grad, p.grad, value=1 - beta2)
+                root = (v.sqrt() / (1 - beta2**count) ** 0.5).add_(group["eps"])
+                p.addcdiv_(m, root, value=-lr / (1 - beta1**count))
+
+
+def other_names(model: nn.Module, case: Case, mesh: Any) -> Built:
+    keep = ("params", "lr", "betas", "eps", "weight_decay")
+    every = [{name: g[name] for name in keep} for g in groups(_sharded(model, mesh), case)]
+    return Built(model, OtherNames([g for g in every if g["params"]]), roles=ROLES)
+
+
+def momentum(model: nn.Module, case: Case, mesh: Any) -> Built:
+    return Built(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+
+
+def unnamed(model: nn.Module, case: Case, mesh: Any) -> Built:
+    return Built(model, OtherNames(model.parameters()))
+
+
+class Sign(OtherNames):
+    """AdamW's states, and another update."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.add_(p.grad.sign(), alpha=-group["lr"])
+
+
+def sign(model: nn.Module, case: Case, mesh: Any) -> Built:
+    return Built(model, Sign(model.parameters()), roles=ROLES)
+
+
+def own_options(model: nn.Module, case: Case, mesh: Any) -> Built:
+    return Built(model, torch.optim.AdamW(model.parameters(), lr=0.0625))
+
+
+def nothing(model: nn.Module, case: Case, mesh: Any) -> Built:
+    return Built(model, object())
+
+
+for _zero in (zero1, flat_zero1):
+    _zero.semantics = Semantics()  # type: ignore[attr-defined]

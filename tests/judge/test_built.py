@@ -1,0 +1,106 @@
+"""User code as `build` functions is judged as what it is: right holds, each bug has its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from observing import Observed
+
+from zerocheck.case.schema import Block, Case, Data, Group, Model, Optimizer, Start, Training
+from zerocheck.judge.verdict import Judgement
+
+BLOCKS = (Block(kind="mlp", residual=True), Block(kind="layer_norm"))
+CASE = Case(
+    mesh=(3,),
+    seed=5,
+    model=Model(inputs=5, width=8, outputs=3, blocks=BLOCKS),
+    data=Data(batch=2, length=3),
+    training=Training(steps=3, microbatches=2),
+    optimizer=Optimizer(groups=(Group(lr=1e-2, weight_decay=0.1),)),
+)
+GROUPS = (Group(pattern="*.bias", lr=3e-2, weight_decay=0.0), Group(lr=1e-2, weight_decay=0.1))
+STARTED = msgspec.structs.replace(
+    CASE,
+    start=Start(step=255, moments="typical"),
+    optimizer=Optimizer(groups=GROUPS, schedule="cosine"),
+)
+Observe = Callable[..., Observed]
+
+
+def judged(observe: Observe, name: str, case: Case = CASE) -> Judgement:
+    return observe(f"built_subjects:{name}", case).judge()
+
+
+@pytest.mark.parametrize("case", [CASE, STARTED], ids=["fresh", "started"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "wrapped",
+        "wrapped_with_states",
+        "two_optimizers",
+        "tensor_rate",
+        "fsdp1",
+        "fsdp1_flat",
+        "other_names",
+    ],
+)
+def test_optimizers_of_every_form_hold(observe: Observe, name: str, case: Case) -> None:
+    if name == "fsdp1_flat" and case is STARTED:  # one flat parameter is of one group
+        case = msgspec.structs.replace(case, optimizer=CASE.optimizer)
+    if name == "two_optimizers":
+        case = msgspec.structs.replace(case, optimizer=CASE.optimizer)
+    judgement = judged(observe, name, case)
+    assert not judgement.violations, judgement.violations
+    assert judgement.tier == "full"
+    assert judgement.statuses["update"] == "holds"
+
+
+@pytest.mark.parametrize("name", ["zero1", "own_over_ddp", "flat_zero1"])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_an_optimizer_without_states_is_judged_by_its_parameters(
+    observe: Observe, name: str, ranks: int
+) -> None:
+    judgement = judged(observe, name, msgspec.structs.replace(CASE, mesh=(ranks,)))
+    assert not judgement.violations, judgement.violations
+    assert judgement.tier == "parameters only"
+    held = {one for one, status in judgement.statuses.items() if status == "holds"}
+    assert {"ownership", "loss", "update", "publish"} <= held
+    assert ("gradient" in held) == (name != "flat_zero1" or ranks == 1)
+
+
+def test_torchs_optimizer_in_an_attribute_shows_its_states(observe: Observe) -> None:
+    judgement = judged(observe, "shows")
+    assert not judgement.violations and judgement.tier == "full"
+    assert judgement.shares["optimizer states"] < 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "obligation", "cause"),
+    [
+        ("summed", "gradient", "gradient x W"),
+        ("decays_twice", "update", "weight decay twice"),
+        ("forgets", "publish", "copies of the previous step"),
+        ("flat_decays_twice", "update", "weight decay twice"),
+    ],
+)
+def test_bugs_of_an_optimizer_without_states_are_named(
+    observe: Observe, name: str, obligation: str, cause: str
+) -> None:
+    (violation, *_) = judged(observe, name).violations
+    assert violation.obligation == obligation
+    assert cause in violation.causes
+
+
+def test_what_is_sharded_is_observed(observe: Observe) -> None:
+    kinds = {"parameters", "gradients", "optimizer states"}
+    whole = observe("ddp", CASE).judge().shares
+    assert whole == dict.fromkeys(kinds, 1.0)
+    sharded = judged(observe, "wrapped").shares
+    assert set(sharded) == kinds and max(sharded.values()) < 0.6
+
+
+def test_a_declared_stage_that_shards_nothing_is_violated(observe: Observe) -> None:
+    (violation, *_) = observe("zerocheck.faults.ownership:NothingSharded", CASE).judge().violations
+    assert (violation.obligation, violation.causes) == ("ownership", ("not sharded",))
