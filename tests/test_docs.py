@@ -64,6 +64,12 @@ RUN = {
         said=ALL_HOLD,
         whole=False,
     ),
+    "zerocheck run my_own_zero1.py:build --world-sizes 1,2,3": Row(
+        "--max-cases 6", said=ALL_HOLD, whole=False
+    ),
+    "zerocheck run tests/field/torch_defaults.py:fsdp2 --world-sizes 1,2,3": Row(
+        FEW, said=ALL_HOLD
+    ),
     f"{OWN}+gather-stale --world-sizes 2,3": Row(
         "--max-cases 3 --no-shrink", code=1, said="VIOLATED"
     ),
@@ -126,7 +132,7 @@ ELSEWHERE = {
     f"{OWN} --device cuda": GPU,
     f"torchrun --nproc-per-node 4 -m {OWN} --device cuda": GPU,
     "zerocheck run titan.py:recipe titan.py:mixed --model titan_model.py:small --world-sizes 2,3": (
-        "needs torchtitan and triton (200 MB): tried by hand; its semantics: test_divided_losses.py"
+        "needs torchtitan and triton (200 MB): tests/field/test_torchtitan.py, by tox -e field"
     ),
     "zerocheck faults --implementation my_sharding.py:my_fsdp": "takes minutes: "
     "tests/faults/test_injected.py runs each of them",

@@ -7,6 +7,8 @@ from importlib.util import find_spec
 
 NEEDS = {
     "test_attach_trainers.py": ("transformers", "accelerate", "lightning"),
+    "test_stacks.py": ("transformers", "accelerate", "lightning"),
+    "test_torchtitan.py": ("torchtitan", "triton"),
 }
 """The packages that the tests of a file need."""
 

@@ -17,14 +17,13 @@ ddp.semantics = zerocheck.Semantics(buffers="rank0")  # DDP sends those of rank 
 ddp.stage = 0
 
 
-def _fsdp1(model, case, mesh, use_orig_params):
+def _fsdp1(model, case, mesh, **options):
     kinds = {type(block) for block in model.blocks}
     wrapped = FullyShardedDataParallel(
         model,
-        process_group=mesh.get_group(),
         auto_wrap_policy=ModuleWrapPolicy(kinds) if kinds else None,
-        use_orig_params=use_orig_params,
         device_id=torch.device(mesh.device_type),
+        **options,
     )
     return zerocheck.Built(
         wrapped,
@@ -34,11 +33,15 @@ def _fsdp1(model, case, mesh, use_orig_params):
 
 
 def fsdp1(model, case, mesh):
-    return _fsdp1(model, case, mesh, use_orig_params=True)
+    return _fsdp1(model, case, mesh, process_group=mesh.get_group(), use_orig_params=True)
 
 
 def fsdp1_flat(model, case, mesh):
-    return _fsdp1(model, case, mesh, use_orig_params=False)
+    return _fsdp1(model, case, mesh, process_group=mesh.get_group(), use_orig_params=False)
+
+
+def fsdp1_mesh(model, case, mesh):
+    return _fsdp1(model, case, mesh, device_mesh=mesh, use_orig_params=True)
 
 
 def fsdp2(model, case, mesh):

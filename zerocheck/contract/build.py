@@ -27,7 +27,8 @@ from .optimizers import Optimizers, set_learning_rate
 from .refusals import check_built, torch_refusals
 from .shard import Index, Shard
 from .states import Full, States
-from .wrapper_limits import check_torch_faults, check_wrapped, ddp_in, uses_partly
+from .versions import fresh, newest
+from .wrapper_limits import by_mesh, check_torch_faults, check_wrapped, ddp_in, uses_partly
 
 
 @dataclass(frozen=True, kw_only=False)
@@ -80,8 +81,8 @@ class BuiltImplementation(Implementation):
     keeps: ClassVar[Collection[Kept]] = ("data", "rng")
 
     mended: ClassVar[bool] = True
-    """`save` and `export` go round two listed faults of torch, for which this code is not to blame.
-    What tests torch itself takes its checkpoints as they are."""
+    """Listed faults of torch, for which this code is not to blame, are avoided: `save` and `export`
+    go round them, and cases that show others are unsupported. What tests torch itself is False."""
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         """Wrap the model and make its optimizer."""
@@ -223,6 +224,8 @@ class BuiltImplementation(Implementation):
         """`dcp.save` of `get_state_dict`; `dcp.async_save` where the next leg wants it."""
         built = self._checkpointed()
         states = checkpoint.beside(loader, built.scaler)
+        if self.mended:
+            directory = fresh(directory)
         with torch_refusals():
             return checkpoint.save(
                 built.model,
@@ -236,6 +239,8 @@ class BuiltImplementation(Implementation):
     def load(self, directory: str, loader: Loader) -> None:
         built = self._checkpointed()
         states = checkpoint.beside(loader, built.scaler)
+        if self.mended:
+            directory = newest(directory)
         checkpoint.load(built.model, self.optimizers.inner, states, directory)
         checkpoint.take_over(states, loader, built.scaler)
 
@@ -255,6 +260,12 @@ class BuiltImplementation(Implementation):
                 "and export() of its own are needed"
             )
         self._opaque.check_checkpointed()
+        if self.mended and self.flats and not by_mesh(self.built.model):
+            raise Unsupported(
+                "FSDP1 without device_mesh gives ShardedTensors, which torch's get_state_dict and "
+                "dcp do not go together with: give it device_mesh=mesh, or save() and load() of "
+                "your own"
+            )
         return self.built
 
     def close(self) -> None:

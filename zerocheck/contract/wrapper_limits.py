@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from ..case.schema import Case
@@ -44,6 +45,12 @@ def ddp_in(model: nn.Module) -> DistributedDataParallel | None:
     """The DDP around a model, inside whatever wraps it further; None without one."""
     kinds = (one for one in model.modules() if isinstance(one, DistributedDataParallel))
     return next(kinds, None)
+
+
+def by_mesh(model: nn.Module) -> bool:
+    """Whether every FSDP1 module was given a device mesh, so that its state dicts have DTensors."""
+    units = FullyShardedDataParallel.fsdp_modules(model)
+    return all(getattr(unit, "_device_mesh", None) is not None for unit in units)
 
 
 def check_torch_faults(case: Case, flats: Sequence[Flat]) -> None:

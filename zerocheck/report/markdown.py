@@ -13,6 +13,7 @@ from ..run.tally import Tally, unchecked, why
 from . import metrics
 from .coverage import feature_rows, pairs_cell, refused_rows, vacuous_rows
 from .known import all_hold, left_out_lines, stale_lines
+from .observed import observed_lines
 from .resumed import TITLE, headers, rows, tried_lines
 from .text import cell_text, finding_lines, finding_title, number, one_line, printable
 from .weights import EXPLAINED, HEADERS
@@ -253,6 +254,10 @@ def _semantics(counted: Tally) -> Iterable[str]:
     ]
     yield "## Declared semantics"
     yield table(["implementation", "shown", *map(escape, words)], rows)
+    lines = observed_lines(counted)
+    if lines:
+        yield "## Observed placement"
+        yield "\n".join(f"- {escape(line)}" for line in lines)
 
 
 def _environment(counted: Tally) -> Iterable[str]:

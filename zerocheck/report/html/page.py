@@ -15,6 +15,7 @@ from .. import drift as drifting
 from .. import metrics, resumed, weights
 from ..coverage import feature_rows, pairs_cell, refused_rows, vacuous_rows
 from ..known import all_hold, left_out_lines, stale_lines
+from ..observed import placement
 from ..text import printable
 from . import bands, drift
 from .findings import shown
@@ -83,7 +84,11 @@ def _parts(counted: Tally) -> dict[str, Any]:
         "refused": list(refused_rows(counted)),
         "vacuous": list(vacuous_rows(counted)),
         "semantics": {
-            name: {"shown": ", ".join(i.tiers), **i.semantics}
+            name: {
+                "shown": ", ".join(i.tiers),
+                "placement": "; ".join(placement(i)),
+                **i.semantics,
+            }
             for name, i in every.items()
             if i.semantics
         },
