@@ -230,6 +230,10 @@ def own_options(model: nn.Module, case: Case, mesh: Any) -> Built:
     return Built(model, torch.optim.AdamW(model.parameters(), lr=0.0625))
 
 
+def unbuilt(model: nn.Module, case: Case, mesh: Any) -> None:
+    """It forgets to return what it built."""
+
+
 def nothing(model: nn.Module, case: Case, mesh: Any) -> Built:
     return Built(model, object())
 

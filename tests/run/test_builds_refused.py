@@ -22,6 +22,7 @@ SUBJECTS = Path(__file__).parent.parent / "judge" / "built_subjects.py"
         ("sign", "Built.optimizer is Sign, which is not AdamW: alone, on one tensor"),
         ("own_options", "the optimizer has options of its own and not those of the case"),
         ("nothing", "Built.optimizer is of type object, which has no step()"),
+        ("unbuilt", "build must return zerocheck.Built(model, optimizer), got NoneType"),
     ],
 )
 def test_it_is_refused(session_pool: Pool, tmp_path: Path, name: str, words: str) -> None:

@@ -69,7 +69,7 @@ def known(issue: KnownIssue) -> CaseFile:
         status="violated" if issue.obligation is not None else "crashed",
         judgement=made.judgement if issue.obligation is not None else None,
         environment=ENVIRONMENT,
-        title=issue.reason if not error else f"the ranks crashed: {error}: {issue.says}",
+        title=issue.reason if not error else f"the ranks crashed: {error}: {issue.says[0]}",
     )
 
 

@@ -163,11 +163,16 @@ class ForwardProbe:
 
 
 def _is_hooked(value: Any) -> bool:
-    """Whether the gradient of an activation passes a hook that is not torch's own. It may give it
-    other strides, which no graph shows."""
+    """Whether the gradient of an activation passes a hook that is not torch's own, and does not
+    declare by its annotation that it returns nothing. It may give the gradient other strides, which
+    no graph shows."""
     hooks = getattr(value, "_backward_hooks", None) if isinstance(value, torch.Tensor) else None
     called = [getattr(hook, "func", hook) for hook in (hooks or {}).values()]
-    return any(not str(getattr(one, "__module__", "")).startswith("torch.") for one in called)
+    return any(
+        not str(getattr(one, "__module__", "")).startswith("torch.")
+        and getattr(one, "__annotations__", {}).get("return", "") not in (None, "None")
+        for one in called
+    )
 
 
 def _is_checkpoint(result: Any, given: Any) -> bool:
