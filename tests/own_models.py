@@ -280,3 +280,33 @@ def infinite():
 
 
 number = 7
+
+
+class Outputs:
+    """As transformers give them: the loss among other things."""
+
+    def __init__(self, loss, logits):
+        self.loss, self.logits = loss, logits
+
+
+class Named(nn.Module):
+    """It takes keywords, and returns an object with `.loss`."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(4, 4)])
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, *, inputs, labels):
+        logits = self.head(self.blocks[0](inputs))
+        return Outputs(F.mse_loss(logits, labels), logits)
+
+
+def named():
+    def batch(generator):
+        return {
+            "labels": torch.rand(3, 2, generator=generator),
+            "inputs": torch.rand(3, 4, generator=generator),
+        }
+
+    return Named(), batch

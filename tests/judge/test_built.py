@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ from observing import Observed
 
 from zerocheck.case.schema import Block, Case, Data, Group, Model, Optimizer, Start, Training
 from zerocheck.judge.verdict import Judgement
+from zerocheck.models.looking import look
 
 BLOCKS = (Block(kind="mlp", residual=True), Block(kind="layer_norm"))
 CASE = Case(
@@ -104,3 +106,12 @@ def test_what_is_sharded_is_observed(observe: Observe) -> None:
 def test_a_declared_stage_that_shards_nothing_is_violated(observe: Observe) -> None:
     (violation, *_) = observe("zerocheck.faults.ownership:NothingSharded", CASE).judge().violations
     assert (violation.obligation, violation.causes) == ("ownership", ("not sharded",))
+
+
+@pytest.mark.parametrize("name", ["ddp", "wrapped"])
+def test_a_model_with_keywords_and_a_loss_inside_holds(observe: Observe, name: str) -> None:
+    model = Model(user=look(f"{Path(__file__).parents[1] / 'own_models.py'}:named"))
+    case = msgspec.structs.replace(CASE, model=model)
+    where = name if name == "ddp" else f"built_subjects:{name}"
+    judgement = observe(where, case).judge()
+    assert not judgement.violations and judgement.statuses["gradient"] == "holds"

@@ -18,6 +18,7 @@ from zerocheck.models.batches import batch, loss_of
 from zerocheck.models.looking import look
 from zerocheck.models.parts import block_list, show_blocks
 from zerocheck.models.scramble import scramble
+from zerocheck.models.user import call_with
 
 MODELS = Path(__file__).parents[1] / "own_models.py"
 replace = msgspec.structs.replace
@@ -156,3 +157,12 @@ def test_another_model_than_that_of_the_case_is_refused(change: Change, said: st
     user = look(f"{MODELS}:gpt")
     with pytest.raises(UsageError, match=said):
         build_model(Case(model=Model(user=change(user))))
+
+
+def test_a_batch_that_is_a_dict_gives_keywords_and_the_loss_is_found() -> None:
+    case = case_of("named")
+    drawn = batch(case, step=0, rank=0, microbatch=0)
+    assert drawn.keywords == ("labels", "inputs")
+    outputs = call_with(build_model(case), drawn.inputs, drawn.keywords)
+    loss = loss_of(case)(outputs, drawn.target)
+    assert loss.dim() == 0 and torch.equal(loss, outputs.loss)

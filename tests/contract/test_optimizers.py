@@ -1,0 +1,98 @@
+"""Torch's optimizers behind wrappers, lists and classes of a user's own."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from zerocheck.contract.adamw import template_of
+from zerocheck.contract.optimizers import Optimizers, set_learning_rate
+from zerocheck.errors import UsageError
+
+
+@pytest.fixture
+def parameters() -> list[nn.Parameter]:
+    return [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))]
+
+
+def adamw(parameters: list[nn.Parameter]) -> torch.optim.AdamW:
+    return torch.optim.AdamW(parameters)
+
+
+class Stepping:
+    def __init__(self, **held: Any) -> None:
+        vars(self).update(held)
+
+    def step(self) -> None: ...
+
+
+def test_wrappers_are_seen_through(parameters: list[nn.Parameter]) -> None:
+    inner = adamw(parameters)
+    once = Stepping(optimizer=inner, param_groups=inner.param_groups)
+    twice = Stepping(_optimizer=once, param_groups=inner.param_groups)
+    for given in (inner, once, twice):
+        found = Optimizers(given, parameters)
+        assert found.inner == (inner,) and not found.opaque
+        assert len(list(found.groups())) == 1
+
+
+def test_an_own_class_shows_what_it_keeps_in_attributes(parameters: list[nn.Parameter]) -> None:
+    first, second = adamw(parameters[:1]), adamw(parameters[1:])
+    found = Optimizers(Stepping(parts={"a": first, "b": second}), parameters)
+    assert found.inner == (first, second) and found.opaque
+    assert not Optimizers(Stepping(), parameters).inner
+
+
+def test_optimizers_of_other_parameters_are_not_taken(parameters: list[nn.Parameter]) -> None:
+    averages = torch.optim.AdamW([nn.Parameter(torch.ones(3))])
+    found = Optimizers(Stepping(averages=averages), parameters)
+    assert not found.inner
+
+
+def test_several_are_stepped_and_cleared(parameters: list[nn.Parameter]) -> None:
+    found = Optimizers([adamw(parameters[:1]), adamw(parameters[1:])], parameters)
+    model = SimpleNamespace(zero_grad=lambda _: None)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    found.step()
+    assert all(float(parameter.detach().max()) < 1 for parameter in parameters)
+    found.zero_grad(model, set_to_none=True)  # type: ignore[arg-type]
+    assert all(parameter.grad is None for parameter in parameters)
+
+
+@pytest.mark.parametrize(("given", "words"), [(object(), "has no step"), ([], "an empty list")])
+def test_what_cannot_step_is_refused(given: object, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Optimizers(given, [])
+
+
+def test_a_learning_rate_that_is_a_tensor_stays_one() -> None:
+    group = {"lr": torch.tensor(0.5)}
+    kept = group["lr"]
+    set_learning_rate(group, 0.25)
+    assert group["lr"] is kept and float(kept) == 0.25
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        name
+        for name in ("SGD", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop", "Rprop", "ASGD")
+        if hasattr(torch.optim, name)
+    ],
+)
+def test_other_optimizers_of_torch_are_refused(parameters: list[nn.Parameter], kind: str) -> None:
+    with pytest.raises(UsageError, match=f"Built.optimizer is {kind}; until other"):
+        template_of(getattr(torch.optim, kind)(parameters), {})
+
+
+def test_adamw_and_its_subclasses_are_taken(parameters: list[nn.Parameter]) -> None:
+    class Mine(torch.optim.AdamW):
+        pass
+
+    for optimizer in (adamw(parameters), Mine(parameters), torch.optim.Adam(parameters)):
+        assert template_of(optimizer, {}) is None
