@@ -101,7 +101,7 @@ def joined(one: Judged, other: Judged) -> Judged:
 
 @contextmanager
 def _of_reference() -> Iterator[None]:
-    """What the model of `reference=` raises is an error of the user's code."""
+    """Report errors of the model of `reference=` as errors of the user's code."""
     try:
         yield
     except UsageError:

@@ -27,7 +27,7 @@ IN_PIPELINE = "the schedule of a pipeline scales gradients in its own way"
 
 
 class Signature(msgspec.Struct, frozen=True):
-    """What must be equal on all ranks.
+    """Description of a model, equal on all ranks that train the same one.
 
     shapes: of the parameters in the unwrapped model, by name; None where a flat parameter hides
     it. meshes: dimensions and sizes of the device mesh, by parameter. stages: numbers of the
@@ -50,7 +50,7 @@ def check_same_model(model: nn.Module, ranks: Ranks) -> None:
 
 
 def signature(model: nn.Module) -> Signature:
-    """What this rank has, without communication."""
+    """Describe the model of this rank, without communication."""
     shapes: dict[str, Shape] = {}
     meshes = {}
     flat: set[int] = set()

@@ -13,7 +13,8 @@ from ..errors import UsageError
 from .shard import MOMENT_ROLES
 
 SHAPE = (64, 128)
-"""Of the tensor that is tried: large enough for libraries that quantize larger states only."""
+"""Shape of the tensor that is tried: large enough for libraries that quantize larger states
+only."""
 STEPS = 3
 LR = 2.0**-6
 OPTIONS: Mapping[str, Any] = {
@@ -22,9 +23,9 @@ OPTIONS: Mapping[str, Any] = {
     "eps": 2.0**-20,
     "weight_decay": 2.0**-3,
 }
-"""What it is made with, as far as it takes them. All are exact in fp32."""
+"""Options of the optimizer that is tried, as far as it takes them. All are exact in fp32."""
 CLOSE = 2.0**-10
-"""How far an update may be off, relative to AdamW's. Round-off gives less than 2^-18: a few units
+"""Largest error of an update, relative to AdamW's. Round-off gives less than 2^-18: a few units
 of 2^-24 of the update, and half an ulp of a parameter below 1/4 (2^-27) against a step of LR. Other
 optimizers, and AdamW with another term, are off by a tenth or more. It sorts; it is no verdict."""
 

@@ -194,13 +194,14 @@ class Implementation:
     not obey counts as ignored in the coverage, not as exercised."""
 
     hides: tuple[Hidden, ...] = ()
-    """What `shards()` never shows: "states", where the optimizer keeps its moments and step count
-    to itself. It is then judged by its parameters, from a start at step 0; of the instance."""
+    """Kinds of state that `shards()` never shows: "states", where the optimizer keeps its moments
+    and step count to itself. It is then judged by its parameters, from a start at step 0; of the
+    instance."""
 
     stage: Stage | None = None
-    """What is sharded over the ranks between steps, as a stage of the ZeRO paper: 0 nothing, 1
-    optimizer states, 2 gradients too, 3 parameters too; None: it does not say. Ownership demands
-    it, and reports compare the bytes that are held with it."""
+    """Kinds of state that are sharded over the ranks between steps, as a stage of the ZeRO paper: 0
+    nothing, 1 optimizer states, 2 gradients too, 3 parameters too; None: it does not say. Ownership
+    demands it, and reports compare the bytes that are held with it."""
 
     @classmethod
     def supports(cls, case: Case) -> str | None:

@@ -23,7 +23,7 @@ from .states import States
 
 @dataclass(frozen=True)
 class Opaque:
-    """How far an optimizer can be looked into.
+    """Properties of an optimizer that decide how it can be observed.
 
     name: of its class, empty for one of torch. hides: no rank can see states of it, so that it is
     judged by its parameters. parts: each rank has states of some parameters only. reduces: its
@@ -97,14 +97,14 @@ class Opaque:
 
 
 def _somewhere(condition: bool, mesh: DeviceMesh) -> bool:
-    """Whether a condition holds on any rank."""
+    """Return True if a condition holds on any rank."""
     count = torch.tensor(float(condition), device=placed(mesh.device_type))
     dist.all_reduce(count)
     return bool(count > 0)
 
 
 def _reduced(model: nn.Module) -> bool:
-    """Whether a wrapper of torch reduces gradients in the backward."""
+    """Return True if a wrapper of torch reduces gradients in the backward."""
     kinds = (DistributedDataParallel, FSDPModule, FullyShardedDataParallel)
     if any(isinstance(module, kinds) for module in model.modules()):
         return True
@@ -120,7 +120,7 @@ def gradients_of(model: nn.Module) -> Gradients:
 
 
 def changed(before: Gradients, after: Gradients) -> bool:
-    """Whether any bit of any gradient differs."""
+    """Return True if any bit of any gradient differs."""
     for one, other in zip(before, after, strict=True):
         if (one is None) != (other is None):
             return True

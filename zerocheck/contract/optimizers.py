@@ -15,8 +15,9 @@ DEPTH = 4
 
 
 class Optimizers:
-    """What `Built.optimizer` gives: one optimizer or several, each a torch optimizer, a wrapper of
-    one (accelerate, fairscale, Fabric, ZeroRedundancyOptimizer), or an object of the user's own.
+    """Optimizers that `Built.optimizer` gives: one optimizer or several, each a torch optimizer, a
+    wrapper of one (accelerate, fairscale, Fabric, ZeroRedundancyOptimizer), or an object of the
+    user's own.
 
     given: what is stepped, in order. inner: the torch optimizers that hold states, innermost ones,
     on this rank; empty where nothing of them is seen. Raises UsageError for an object without
@@ -38,11 +39,11 @@ class Optimizers:
         found = (inner for one in self.given for inner in _innermost(one, known))
         self.inner: tuple[torch.optim.Optimizer, ...] = tuple(dict.fromkeys(found))
         self.grouped = tuple(one for one in self.given if _groups(one) is not None)
-        """Those whose parameter groups say how they update."""
+        """Optimizers with parameter groups, which say how they update."""
 
     @property
     def opaque(self) -> bool:
-        """Whether one of them is a class of the user's own, which may do anything in `step()`."""
+        """True if one is a class of the user's own, which may do anything in `step()`."""
         return len(self.grouped) < len(self.given)
 
     def groups(self) -> Iterator[dict[str, Any]]:
@@ -87,7 +88,7 @@ class Optimizers:
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function has an argument of this name."""
+    """Return True if a function has an argument of this name."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -134,7 +135,7 @@ def _innermost(given: object, known: set[int], depth: int = DEPTH) -> list[torch
 
 
 def _optimizes(value: object, known: set[int]) -> bool:
-    """Whether a value is an optimizer whose parameters are all ones of the model."""
+    """Return True for an optimizer whose parameters are all ones of the model."""
     if isinstance(value, torch.Tensor) or not callable(getattr(value, "step", None)):
         return False
     groups = _groups(value)

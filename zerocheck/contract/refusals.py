@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from ..case.schema import Case
-from ..case.shapes import leaves_a_rank_empty, sometimes_used, unfrozen
+from ..case.shapes import empties, leaves_a_rank_empty, sometimes_used, unfrozen
 from ..compat import reduces_unused
 from ..errors import Unsupported
 from .names import named_parameters
@@ -115,6 +115,10 @@ def check_built(model: nn.Module, case: Case, *, own_clip: bool) -> None:
             raise Unsupported(f"torch cannot reduce gradients without elements: {name}")
     by_inf = case.training.clip is not None and case.training.norm == "inf"
     if by_inf and not own_clip:
+        if empties(case.model):
+            raise Unsupported(
+                f"torch has no inf-norm of a tensor without elements: {empties(case.model)[0]}"
+            )
         later = unfrozen(case)
         for name, parameter in sharded:
             if parameter.requires_grad or name in later:

@@ -33,7 +33,7 @@ class States:
 
     @property
     def hidden(self) -> bool:
-        """Whether nothing of a state can be seen on this rank."""
+        """True if nothing of a state can be seen on this rank."""
         return self.declared is None and not self.optimizers.inner
 
     def of(self, parameter: torch.Tensor) -> Mapping[str, Any]:

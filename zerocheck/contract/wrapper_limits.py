@@ -48,7 +48,8 @@ def ddp_in(model: nn.Module) -> DistributedDataParallel | None:
 
 
 def by_mesh(model: nn.Module) -> bool:
-    """Whether every FSDP1 module was given a device mesh, so that its state dicts have DTensors."""
+    """Return True if every FSDP1 module was given a device mesh, so that its state dicts have
+    DTensors."""
     units = FullyShardedDataParallel.fsdp_modules(model)
     return all(getattr(unit, "_device_mesh", None) is not None for unit in units)
 
@@ -72,7 +73,7 @@ def check_torch_faults(case: Case, flats: Sequence[Flat]) -> None:
 
 
 def uses_partly(flats: Sequence[Flat], case: Case) -> bool:
-    """Whether a flat parameter has parameters that are used and others that are not.
+    """Return True if a flat parameter has parameters that are used and others that are not.
 
     The gradient of what is not used is then 0, and not None.
     """

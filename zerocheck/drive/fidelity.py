@@ -163,9 +163,9 @@ class ForwardProbe:
 
 
 def _is_hooked(value: Any) -> bool:
-    """Whether the gradient of an activation passes a hook that is not torch's own, and does not
-    declare by its annotation that it returns nothing. It may give the gradient other strides, which
-    no graph shows."""
+    """Return True if the gradient of an activation passes a hook that is not torch's own, and does
+    not declare by its annotation that it returns nothing. It may give the gradient other strides,
+    which no graph shows."""
     hooks = getattr(value, "_backward_hooks", None) if isinstance(value, torch.Tensor) else None
     called = [getattr(hook, "func", hook) for hook in (hooks or {}).values()]
     return any(
@@ -176,7 +176,7 @@ def _is_hooked(value: Any) -> bool:
 
 
 def _is_checkpoint(result: Any, given: Any) -> bool:
-    """Whether a module gave what one reentrant checkpoint made of just its inputs."""
+    """Return True if a module gave what one reentrant checkpoint made of just its inputs."""
     node = result.grad_fn if isinstance(result, torch.Tensor) else None
     if node is None or node.name() != "CheckpointFunctionBackward":
         return False

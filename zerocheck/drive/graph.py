@@ -103,7 +103,7 @@ def _name(node: object) -> str:
 
 
 def _users(root: Edge) -> dict[object, int]:
-    """How many edges lead to each node."""
+    """Count the edges that lead to each node."""
     users: dict[object, int] = {}
     waiting = [root]
     while waiting:

@@ -257,9 +257,9 @@ class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
     timed: Timed | None = None
     """Of a job with `time`."""
     stage: int | None = None
-    """What the implementation declares that it shards: see Implementation.stage."""
+    """Declared stage of sharding: see Implementation.stage."""
     hides: tuple[str, ...] = ()
-    """What the implementation never shows: see Implementation.hides."""
+    """Kinds of state that are never shown: see Implementation.hides."""
     device: str = "cpu"
     """On which the rank ran: "cuda:0"."""
     processor: str = ""

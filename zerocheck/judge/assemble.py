@@ -102,7 +102,7 @@ class Held:
 
     @property
     def agree(self) -> bool:
-        """Whether all copies of each element have the same bits."""
+        """True if all copies of each element have the same bits."""
         return all(
             same_bits(part, plan.gather(self.whole))
             for part, plan in zip(self.parts, self.plans, strict=True)
@@ -148,7 +148,8 @@ class Observation:
         return [seen.steps[index - self.first] for seen in self.seen]
 
     def own_gradients(self, index: int) -> bool:
-        """Whether the gradients of step `index` may be each rank's own: see StepReport.reduced.
+        """Return True if the gradients of step `index` may be each rank's own: see
+        StepReport.reduced.
 
         The last forward has no report of its own, so those of all steps count for it.
         """

@@ -38,7 +38,7 @@ TWINS = 2
 """Runs with what is computed moved."""
 TWINS_EACH = 12
 MARGIN_EACH = 3.0
-"""The same, where each element has an estimate of its own."""
+"""Factor on the estimate where each element has an estimate of its own."""
 
 
 class Off(NamedTuple):
@@ -72,7 +72,7 @@ def off(passes: Passes, twins: Sequence[Passes], layout: Layout) -> Off:
 
 
 def off_each(passes: Passes, twins: Iterable[Passes], layout: Layout) -> Off:
-    """The same with a gradient estimated element by element. twins: taken one after the other."""
+    """Estimate with a gradient estimated element by element. twins: taken one after the other."""
     own = passes.gradients.double()
     largest = own.abs()
     for place in layout.places:

@@ -17,7 +17,7 @@ from .verdict import Violation
 
 
 class Recovery:
-    """What one recovered gradient is compared with."""
+    """Enclosures that one recovered gradient is compared with."""
 
     def __init__(
         self,

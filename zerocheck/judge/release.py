@@ -64,7 +64,7 @@ def _growth(case: Case, held: Sequence[Held]) -> Violation | None:
 
 
 def _left(held: Sequence[Held]) -> Violation | None:
-    """What is left of each category after close()."""
+    """Bytes that are left of each category after close()."""
     found: list[Violation] = []
     for at in {at: None for one in held for at in one if at[1] == "closed"}:
         for category in CATEGORIES:

@@ -71,12 +71,12 @@ class Replayed:
             return self.passes(step, state).losses
 
     def off(self, step: int, state: State, passes: Passes) -> Off:
-        """How far what is computed in the step can be off where kernels differ."""
+        """Estimate how far results of the step can be off where kernels differ."""
         twins = self._twins(step, state, TWINS, self.runner.rounding_otherwise)
         return off(passes, list(twins), self.runner.layout)
 
     def off_each(self, step: int, state: State, passes: Passes) -> Off:
-        """How far it can be off where only the order of operations differs."""
+        """Estimate how far results can be off where only the order of operations differs."""
         twins = self._twins(step, state, TWINS_EACH, OperatorNoise)
         return off_each(passes, twins, self.runner.layout)
 
@@ -99,7 +99,8 @@ class Replayed:
             yield passes
 
     def same_computation(self, step: int, state: State) -> bool:
-        """Whether ranks came to their losses by the operators of the reference, in its order.
+        """Return True if ranks came to their losses by the operators of the reference, in its
+        order.
 
         Not known, so False, where a rank noted no graph, or has parts of it in checkpoints that
         hide what runs in the backward.

@@ -1,4 +1,5 @@
-"""How far local results of a step may be from the reference's before the code is blamed.
+"""Tolerance of local results: how far those of a step may be from the reference's before the code
+is blamed.
 
 Where ranks come to their losses by the operators of the reference, in its order, bits must agree,
 and bounds are derived. Right code may also run the model by another autograd graph: checkpointing,
@@ -26,7 +27,7 @@ LOCAL: tuple[Obligation, ...] = ("loss", "gradient", "buffers")
 
 
 class Tolerance:
-    """What the local results of the current step are let be off.
+    """Tolerance of the local results of the current step.
 
     off: where nothing more was estimated; widest: where it was; obligations: those whose bound is
     an estimate.
@@ -67,7 +68,7 @@ class Tolerance:
         return wide
 
     def _widens(self) -> bool:
-        """Whether bits can differ in this step; then how far is estimated."""
+        """Return True if bits can differ in this step; then how far is estimated."""
         if self._kernels_differ or self._step is None:
             return False
         step, before, passes = self._step

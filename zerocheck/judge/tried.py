@@ -114,7 +114,8 @@ def _error(refused: str) -> str:
 
 
 def _of_saved_states(leg: Case, loaded: Seen, saved: Checkpoint) -> bool:
-    """Whether every element that was loaded is that of a state of the training that saved it."""
+    """Return True if every element that was loaded is that of a state of the training that saved
+    it."""
     observation = _observed(leg, loaded)
     at = leg.training.first - 1
     if Ownership(observation).check(at, "state") is not None:

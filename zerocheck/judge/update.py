@@ -247,7 +247,7 @@ class UpdateJudge:
     def _by_pieces(
         self, reading: Reading, update: Update, part: Part
     ) -> tuple[float, str, Misfit | None]:
-        """As `first_outside`, of elements that have several pieces."""
+        """Compare as `first_outside` does, for elements that have several pieces."""
         share = 0.0
         outside: list[str] = []
         for _, there in pieces(part.elements, self.layout.size):

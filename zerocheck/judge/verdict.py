@@ -204,10 +204,10 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     estimated: tuple[Obligation, ...] = ()
     """Obligations whose bound is estimated, and not derived."""
     shares: dict[str, float] = {}
-    """Of parameters, gradients and optimizer states, the largest part that one rank holds; empty on
+    """Largest part of parameters, gradients and optimizer states that one rank holds; empty on
     one rank. See judge/shares.py."""
     stage: int | None = None
-    """What the implementation declares that it shards; None: it does not say."""
+    """Declared stage of sharding; None: it does not say."""
     unjudged: dict[Obligation, str] = {}
     """Obligations that were asked for and could not be judged, with the reason."""
     loads: tuple[Load, ...] = ()
@@ -216,5 +216,5 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     weighed: Weighed | None = None
     """Of a case that was measured."""
     words: tuple[str, ...] = ()
-    """Of a violated case: other declarations under which everything in it holds, such as
+    """For a violated case, other declarations under which everything in it holds, such as
     "buffers='rank0'"; see judge/words.py."""

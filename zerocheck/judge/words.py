@@ -49,7 +49,7 @@ def with_words(
 
 
 def declared(seen: Sequence[RankSeen], field: str, word: str) -> list[RankSeen]:
-    """What ranks observed, as if they had declared another word."""
+    """Observations of the ranks, as if they had declared another word."""
     return [msgspec.structs.replace(one, semantics={**one.semantics, field: word}) for one in seen]
 
 

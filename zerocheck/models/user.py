@@ -39,7 +39,8 @@ Loss = Callable[[Any, Any], Any]
 
 
 class Drawn(NamedTuple):
-    """What `batch` draws: the arguments of the model, the last of them keywords by these names."""
+    """Batch that was drawn: the arguments of the model, the last of them keywords by these
+    names."""
 
     inputs: tuple[torch.Tensor, ...]
     target: torch.Tensor

@@ -1,4 +1,4 @@
-"""How each implementation was seen: what it shards, and how far its states and gradients show."""
+"""Placement and observability of each implementation, in the words of reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TIERS = {
     "that parameters can be in, all else in full. For moments and step counts give "
     "Built(states=...), or keep torch's optimizer in an attribute of yours",
 }
-"""What a tier of observability means, and what to add for more."""
+"""Meaning of each tier of observability, and what to add for more."""
 
 
 def observed_lines(counted: Tally) -> list[str]:

@@ -56,7 +56,7 @@ def check_kinds(tensors: Iterable[str], ranks: str) -> None:
 
 
 def is_of(kinds: Iterable[str], case: Case, tensor: str) -> bool:
-    """Whether a tensor is of one of the kinds, or its name matches one of the patterns."""
+    """Return True if a tensor is of one of the kinds, or its name matches one of the patterns."""
     return any(
         fnmatchcase(tensor, kind) if _is_pattern(kind) else tensor in TENSORS[kind](case)
         for kind in kinds

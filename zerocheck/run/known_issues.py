@@ -142,7 +142,7 @@ class KnownIssue:
         return same and any(self.covers(leg) for leg in legs_of(finished.case))
 
     def _fits(self, case: Case, violation: Violation) -> bool:
-        """Whether tensors, ranks and extent of the violation are those of the issue."""
+        """Return True if tensors, ranks and extent of the violation are those of the issue."""
         extra = (violation.observed or 0.0) - (violation.expected or 0.0)
         return (
             (not self.tensors or all(is_of(self.tensors, case, t) for t in violation.tensors))

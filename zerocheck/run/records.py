@@ -190,7 +190,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
 
     @property
     def hint(self) -> str:
-        """What to try before the code is blamed: "right if you mean buffers='rank0': ..."."""
+        """Declarations to try before the code is blamed: "right if you mean buffers='rank0':
+        ..."."""
         if not self.words or self.known is not None:
             return ""
         return f"right if you mean {' or '.join(self.words)}: declare it, or fix it"

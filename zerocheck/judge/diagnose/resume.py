@@ -93,7 +93,7 @@ def causes(wrong: Sequence[Wrong], steps: Steps, known: Known) -> tuple[str, ...
 
 
 def explained(names: Sequence[str], wrong: Sequence[Wrong], steps: Steps, known: Known) -> bool:
-    """Whether one of these causes explains every wrong role, and every wrong step count."""
+    """Return True if one of these causes explains every wrong role, and every wrong step count."""
     if "optimizer state lost" in names:
         return True
     found = [_of_role(one, known) for one in wrong]
@@ -255,7 +255,7 @@ def _permuted(wrong: Wrong) -> bool:
 
 
 def of_steps(steps: Steps, known: Known) -> tuple[str, ...]:
-    """What explains every wrong step count."""
+    """Causes that explain every wrong step count."""
     found: list[str] = []
     if all(loaded in (None, 0.0) for loaded, _ in steps):
         found.append("step count lost")
