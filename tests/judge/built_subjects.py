@@ -83,6 +83,7 @@ class Zero1:
         decays: int = 1,
         unsent: int = -1,
         shows: bool = False,
+        to_owners: bool = False,
         **options: Any,
     ) -> None:
         world, rank = dist.get_world_size(), dist.get_rank()
@@ -92,10 +93,13 @@ class Zero1:
             self.local = local
 
         def step() -> None:
-            for p in params:
-                if p.grad is not None:
+            for n, p in enumerate(params):
+                if p.grad is not None and to_owners:
+                    dist.reduce(p.grad, n % world)
+                elif p.grad is not None:
                     dist.all_reduce(p.grad)
-                    p.grad /= world if average else 1
+                if p.grad is not None and average:
+                    p.grad /= world
             for p in own * (decays - 1):
                 p.data.mul_(1 - options["lr"] * options["weight_decay"])
             if local is not None:
@@ -141,6 +145,8 @@ def flat_zero1(model: nn.Module, case: Case, mesh: Any, **bug: Any) -> Built:
     return Built(model, FlatZero1(group["params"], **options, **bug))
 
 
+to_owners = partial(zero1, to_owners=True)
+summed_by_owners = partial(zero1, to_owners=True, average=False)
 summed = partial(zero1, average=False)
 decays_twice = partial(zero1, decays=2)
 forgets = partial(zero1, unsent=1)

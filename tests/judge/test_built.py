@@ -59,7 +59,7 @@ def test_optimizers_of_every_form_hold(observe: Observe, name: str, case: Case) 
     assert judgement.statuses["update"] == "holds"
 
 
-@pytest.mark.parametrize("name", ["zero1", "own_over_ddp", "flat_zero1"])
+@pytest.mark.parametrize("name", ["zero1", "to_owners", "own_over_ddp", "flat_zero1"])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_an_optimizer_without_states_is_judged_by_its_parameters(
     observe: Observe, name: str, ranks: int
@@ -82,6 +82,7 @@ def test_torchs_optimizer_in_an_attribute_shows_its_states(observe: Observe) -> 
     ("name", "obligation", "cause"),
     [
         ("summed", "gradient", "gradient x W"),
+        ("summed_by_owners", "gradient", "gradient x W"),
         ("decays_twice", "update", "weight decay twice"),
         ("forgets", "publish", "copies of the previous step"),
         ("flat_decays_twice", "update", "weight decay twice"),

@@ -20,7 +20,7 @@ from ..errors import Unsupported, UsageError
 from . import checkpoint, flat
 from .adamw import template_of
 from .groups import case_group, check_options, group_of, optimized
-from .implementation import Call, Hidden, Implementation, Kept, Loader, Saving, Step, StepReport
+from .implementation import Call, Implementation, Kept, Loader, Saving, Step, StepReport
 from .names import named_buffers, named_parameters, register, unwrapped
 from .opaque import Opaque, changed, gradients_of
 from .optimizers import Optimizers, set_learning_rate
@@ -61,9 +61,6 @@ class Built:
     scaler: torch.amp.GradScaler | None = None
     rewrap: Callable[[], nn.Module] | None = None
     roles: Mapping[str, str] = field(default_factory=dict)
-
-
-_STATES: tuple[Hidden, ...] = ("states",)
 
 
 class BuiltImplementation(Implementation):
@@ -117,8 +114,7 @@ class BuiltImplementation(Implementation):
         self._opaque = Opaque.of(self.optimizers, self.states, built, mesh)
         check_options(self.optimizers.groups(), self._group_of, case)
         self._opaque.check(case)
-        if self._opaque.hides:
-            self.hides = _STATES
+        self.hides = self._opaque.hidden
         self._places: dict[str, tuple[tuple[int, ...], Index | None]] = {}
 
     def train_step(self, step: Step) -> StepReport:

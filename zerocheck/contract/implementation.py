@@ -31,7 +31,7 @@ UNCUT: tuple[Extra, ...] = tuple(one for one in EXTRAS if one != "tensor_paralle
 UNCOMPILED: tuple[Extra, ...] = tuple(one for one in EXTRAS if one not in ESTIMATED)
 """All whose kernels are those of one device."""
 Stage = Literal[0, 1, 2, 3]
-Hidden = Literal["states"]
+Hidden = Literal["states", "owners"]
 Call = Callable[..., torch.Tensor]
 
 
@@ -194,9 +194,9 @@ class Implementation:
     not obey counts as ignored in the coverage, not as exercised."""
 
     hides: tuple[Hidden, ...] = ()
-    """Kinds of state that `shards()` never shows: "states", where the optimizer keeps its moments
-    and step count to itself. It is then judged by its parameters, from a start at step 0; of the
-    instance."""
+    """Facts that `shards()` never shows; of the instance. "states": the optimizer keeps its moments
+    and step count to itself, and is judged by its parameters, from a start at step 0. "owners": of
+    unequal copies of a gradient only that of the rank that updates the parameter counts."""
 
     stage: Stage | None = None
     """Kinds of state that are sharded over the ranks between steps, as a stage of the ZeRO paper: 0

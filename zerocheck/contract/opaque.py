@@ -17,6 +17,7 @@ from ..case.schema import Case
 from ..case.shapes import parameter_dtypes
 from ..devices import placed
 from ..errors import Unsupported
+from .implementation import Hidden
 from .optimizers import Optimizers
 from .states import States
 
@@ -36,6 +37,13 @@ class Opaque:
     parts: bool = False
     reduces: bool = False
     rewraps: bool = False
+
+    @property
+    def hidden(self) -> tuple[Hidden, ...]:
+        """See Implementation.hides."""
+        states: tuple[Hidden, ...] = ("states",) if self.hides else ()
+        owners: tuple[Hidden, ...] = ("owners",) if self.reduces else ()
+        return (*states, *owners)
 
     @classmethod
     def of(cls, optimizers: Optimizers, states: States, built: Any, mesh: DeviceMesh) -> Opaque:

@@ -35,6 +35,7 @@ from .hidden_states import HiddenStates
 from .layout import Layout
 from .local import LocalRunner, Passes, as_on_a_rank
 from .noted import Noted
+from .owners import owners_copies
 from .ownership import Ownership
 from .pieces import in_pieces
 from .precision import Computing, begun_in
@@ -194,6 +195,8 @@ class CaseJudge:
         self._buffers(step, before, passes)
         held = self._reduced(step)
         if held is not None:
+            if "owners" in self.observation.seen[0].hides and not held.agree:
+                held = owners_copies(held, self._expected(step, passes).of, self.layout)
             self._gradient(
                 step, before, passes, held, lambda off: self._expected(step, passes, off)
             )
