@@ -160,7 +160,8 @@ def test_every_command_is_run_or_says_why_not() -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """With the files that the pages show, and two checkpoints of one state."""
     path = tmp_path_factory.mktemp("reader")
-    for name in ("my_sharding.py", "my_model.py", "my_zero.py", "test_my_sharding.py", "train.py"):
+    shown = ("my_sharding.py", "my_model.py", "my_zero.py", "my_own_zero1.py")
+    for name in (*shown, "test_my_sharding.py", "train.py"):
         (path / name).write_text(example(name))
     (path / "ds_config.json").write_text(example("ds_config.json"))
     model = torch.nn.Linear(3, 2)

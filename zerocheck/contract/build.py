@@ -320,7 +320,7 @@ class BuiltImplementation(Implementation):
 
 
 def from_function(
-    build: Callable[[nn.Module, Case, DeviceMesh], Built], name: str
+    build: Callable[[nn.Module, Case, DeviceMesh], Built], name: str = ""
 ) -> type[BuiltImplementation]:
     """The class, of this name, for a bare `build` function or a partial of one.
 
@@ -333,7 +333,7 @@ def from_function(
             members[attribute] = getattr(build, attribute)
     if hasattr(build, "supports"):
         members["supports"] = staticmethod(build.supports)
-    return type(name, (BuiltImplementation,), members)
+    return type(name or getattr(build, "__name__", "Build"), (BuiltImplementation,), members)
 
 
 def _refuse_extras(built: Built, case: Case) -> None:
