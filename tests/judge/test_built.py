@@ -96,6 +96,15 @@ def test_bugs_of_an_optimizer_without_states_are_named(
     assert cause in violation.causes
 
 
+def test_a_rank_without_parameters_has_no_states(observe: Observe) -> None:
+    """ZeroRedundancyOptimizer gives its optimizer an empty parameter there."""
+    model = Model(inputs=5, width=8, outputs=3, head_bias=False)
+    case = msgspec.structs.replace(STARTED, mesh=(5,), model=model)
+    judgement = observe("zero-redundancy", case).judge()
+    assert not judgement.violations, judgement.violations
+    assert judgement.shares["optimizer states"] < 1.0
+
+
 def test_what_is_sharded_is_observed(observe: Observe) -> None:
     kinds = {"parameters", "gradients", "optimizer states"}
     whole = observe("ddp", CASE).judge().shares

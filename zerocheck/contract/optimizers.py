@@ -12,6 +12,8 @@ from ..errors import UsageError
 
 DEPTH = 4
 """Wrappers around wrappers that are looked into."""
+USUAL = ("optim", "optimizer", "_optimizer")
+"""Attributes in which libraries keep the optimizer that they wrap."""
 
 
 class Optimizers:
@@ -117,10 +119,15 @@ def _innermost(given: object, known: set[int], depth: int = DEPTH) -> list[torch
     """The torch optimizers inside an object over parameters of the model, or it itself.
 
     known: ids of these parameters. A wrapper holds another optimizer in an attribute, or several in
-    a list, tuple or dict.
+    a list, tuple or dict. By one of the usual names it may have other parameters too:
+    ZeroRedundancyOptimizer gives a rank without parameters an empty one.
     """
     found: list[torch.optim.Optimizer] = []
-    for value in vars(given).values() if depth and hasattr(given, "__dict__") else ():
+    attributes = vars(given) if depth and hasattr(given, "__dict__") else {}
+    for name, value in attributes.items():
+        if name in USUAL and isinstance(value, torch.optim.Optimizer):
+            found += _innermost(value, known, depth - 1)
+            continue
         held: Iterable[object] = (value,)
         if isinstance(value, dict):
             held = value.values()
