@@ -91,6 +91,8 @@ class States:
                 )
             return states.setdefault(parameter, {})  # type: ignore[no-any-return]
         holder = self.optimizers.holder_of(parameter)
+        if holder is None and not self._is_elsewhere(parameter):
+            holder = self.optimizers.inner[0]  # made before the model was wrapped
         if holder is None:
             return None
         entry: dict[str, Any] = holder.state[parameter]
@@ -104,6 +106,12 @@ class States:
                     f"{', '.join(map(repr, more))} too, which no case has"
                 )
         return entry
+
+    def _is_elsewhere(self, parameter: torch.Tensor) -> bool:
+        """Return True if another rank may have the state of a parameter."""
+        shared = self.optimizers.opaque or not self.optimizers.inner
+        groups = self.optimizers.groups()
+        return shared or any(parameter is p for group in groups for p in group["params"])
 
     def _set_count(
         self, entry: dict[str, Any], parameter: torch.Tensor, count: torch.Tensor
