@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from ..case.schema import Case, Optimizer
+from ..case.schema import Case
 from ..catalogue import is_built_in
 from ..errors import RanksLost, UsageError
 from ..judge.local import as_on_a_rank
@@ -150,13 +150,14 @@ class _Run:
 
     def _check_builds(self) -> None:
         """Raise UsageError for a user's implementation that cannot be judged, before any case."""
-        tried: dict[str, list[Optimizer]] = {}
+        tried: dict[str, list[set[float]]] = {}
         for planned in self.plan.cases:
             name, case = planned.implementation, planned.case
             known = tried.setdefault(name, [])
-            # Two cases: options that an optimizer has by itself may be those of one of them.
-            if len(known) < 2 and case.optimizer not in known and not is_built_in(name):
-                known.append(case.optimizer)
+            rates = {group.lr for group in case.optimizer.groups}
+            # Two cases: the rate that an optimizer has by itself may be that of one of them.
+            if len(known) < 2 and not is_built_in(name) and not any(rates & one for one in known):
+                known.append(rates)
                 check_builds(self.ranks, name, case)
 
     def _under_way(self) -> str:
