@@ -133,8 +133,7 @@ def changed(before: Gradients, after: Gradients) -> bool:
         if (one is None) != (other is None):
             return True
         if one is not None and other is not None:
-            same = one.view(torch.uint8) if one.dim() else one.view(1).view(torch.uint8)
-            then = other.view(torch.uint8) if other.dim() else other.view(1).view(torch.uint8)
-            if not torch.equal(same, then):
+            bits = (tensor.reshape(-1).view(torch.uint8) for tensor in (one, other))
+            if not torch.equal(*bits):
                 return True
     return False

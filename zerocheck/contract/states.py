@@ -56,11 +56,15 @@ class States:
         state = self.of(parameter)
         if key in state:
             return torch.as_tensor(state[key])
-        if not state:
-            return None
+        group = self._counting_group(parameter) if state else None
+        return None if group is None else torch.as_tensor(group[key])
+
+    def _counting_group(self, parameter: torch.Tensor) -> dict[str, Any] | None:
+        """The parameter group of a parameter that counts the steps for all in it, if one does."""
+        key = self.keys.get("step", "step")
         for group in self.optimizers.groups():
             if key in group and any(parameter is p for p in group["params"]):
-                return torch.as_tensor(group[key])
+                return group
         return None
 
     def restore(self, parameter: torch.Tensor, full: Full, name: str, into: Put) -> None:
@@ -121,9 +125,9 @@ class States:
         holder = self.optimizers.holder_of(parameter)
         template = self.templates.get(type(holder), {key: count})
         if key not in template:
-            for group in self.optimizers.groups():
-                if key in group and any(parameter is p for p in group["params"]):
-                    group[key] = type(group[key])(count) if _number(group[key]) else count.clone()
+            group = self._counting_group(parameter)
+            if group is not None:
+                group[key] = type(group[key])(count) if _number(group[key]) else count.clone()
             return
         entry[key] = int(count) if _number(template[key]) else on_device_of(count, parameter)
 

@@ -94,7 +94,7 @@ def compare_loaded(
         found.append(_state_violation(wrong, wrong_steps, saved, loaded, layout, case))
     found.append(_buffers(saved, observation, case.training.first - 1))
     found.append(_loss_scale(saved, observation, case))
-    found += _beside(saved, observation)
+    found += _loader_and_rng(saved, observation)
     return together([one for one in found if one is not None])
 
 
@@ -286,7 +286,7 @@ def _same_buffers(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Ten
     return all(name in other and torch.equal(one[name], other[name]) for name in one)
 
 
-def _beside(saved: Checkpoint, observation: Observation) -> Iterator[Violation]:
+def _loader_and_rng(saved: Checkpoint, observation: Observation) -> Iterator[Violation]:
     """The data position, and the random states where there are as many ranks as before."""
     seen = observation.seen
     if "data" in seen[0].keeps:
