@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -53,9 +54,10 @@ def test_a_page_says_what_upstream_knows(name: str) -> None:
 
 
 SCRIPTS = sorted(path.name for path in FINDINGS.glob("*.py"))
+ON_GPUS = {name for name in SCRIPTS if "cuda.is_available" in (FINDINGS / name).read_text()}
 OF_DEEPSPEED = find_spec("deepspeed") is not None
 TRIED = sliced(
-    SCRIPTS,
+    [name for name in SCRIPTS if name not in ON_GPUS],
     ["adamw_fused_on_cpu_ignores_strides.py", "fsdp1_accumulation_of_one_element.py"],
 )
 
@@ -68,6 +70,15 @@ def test_a_script_ends_with_1_while_its_fault_is_there(name: str) -> None:
         [sys.executable, name], cwd=FINDINGS, capture_output=True, text=True, timeout=300
     )
     assert ended.returncode == 1, ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("name", sorted(ON_GPUS))
+def test_a_script_for_gpus_ends_with_2_without_one(name: str) -> None:
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    ended = subprocess.run(
+        [sys.executable, name], cwd=FINDINGS, capture_output=True, text=True, env=environment
+    )
+    assert ended.returncode == 2 and "needs a GPU" in ended.stdout
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -116,3 +116,15 @@ def _bytes(state: bytes) -> torch.Tensor:
     import torch
 
     return torch.frombuffer(bytearray(state), dtype=torch.uint8)
+
+
+NO_MEMORY = (
+    "{device} has no memory left. Each rank takes about 0.5 GiB of it for CUDA alone, beside "
+    "whatever else runs there: fewer ranks (--world-sizes), or another device (--device)"
+)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Return True for torch's errors that say that a GPU has no memory left."""
+    said = str(error)
+    return isinstance(error, RuntimeError) and "CUDA" in said and "out of memory" in said

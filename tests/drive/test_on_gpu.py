@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+import torch.distributed as dist
 
 from zerocheck.case.schema import Case
-from zerocheck.compat_memory import Allocation, Snapshot
+from zerocheck.compat_memory import Allocation, LastOfNccl, Snapshot
 from zerocheck.contract.layout import Layout, Line
 from zerocheck.drive import on_gpu
 from zerocheck.drive.census import Claim, Claims
@@ -81,6 +83,22 @@ def logged(
     return Ledger(log.stop(MARK), looked, Counter({400: 1})), log.pools
 
 
+def test_every_group_of_nccl_makes_one_more_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps the tensors of its last one until then; other backends do not."""
+    asked: list[str] = []
+    groups = SimpleNamespace(pg_map={"whole": 0, "on the cpu": 0, "axis": 0})
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist.distributed_c10d, "_world", groups)
+    config = {"on the cpu": "cpu:gloo"}
+    monkeypatch.setattr(dist, "get_backend_config", lambda one: config.get(one, "cuda:nccl"))
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, group: asked.append(group))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: asked.append("waited"))
+    last = LastOfNccl(torch.device("cpu"))
+    assert not asked
+    last.let_go()
+    assert asked == ["whole", "axis", "waited"]
+
+
 PARAMETER, GRADIENT = Claim(0, "parameter", "w"), Claim(0, "gradient", "w")
 
 
@@ -108,6 +126,21 @@ def test_memory_is_counted_as_it_was_asked_for_and_rounding_stands_apart(
         (553, 983, 1536, 0),
     ]
     assert pools[0].reserved == 2 << 20 and pools[0].inactive == (2 << 20) - 1024
+
+
+def test_what_was_there_before_may_be_freed_by_another_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NCCL's watchdog frees what an earlier case gave to it; that is no loss of this one."""
+    _, pools = logged(
+        monkeypatch,
+        [{1024: PARAMETER}],
+        snapshot(
+            [entry("alloc", 1024, 40), entry("free_requested", 512, 100)],
+            block(512, 100, 512, "inactive"), block(1024, 40, 512),
+        ),
+    )  # fmt: skip
+    assert [(one.allocated, one.unexplained) for one in pools] == [(512, 0)]
 
 
 def test_an_address_that_is_used_again_is_another_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +204,7 @@ def test_changes() -> None:
 def test_rounding_is_what_the_allocator_gave_beyond_what_was_asked(asked: int) -> None:
     size = -(-asked // 512) * 512
     now = snapshot([entry("alloc", 0, asked)], block(0, asked, size))
-    pool = pool_of(BUILT, now, snapshot([]), {0: asked})
+    pool = pool_of(BUILT, now, 0, {0: asked})
     assert (pool.asked, pool.rounding, pool.unexplained) == (asked, size - asked, 0)
     assert [one.bytes for one in events_of(now.trace)] == [asked]
 

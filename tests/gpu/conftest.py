@@ -36,7 +36,8 @@ def zerocheck(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]
         """launcher: ranks that torchrun starts, 0 for none."""
         start = [sys.executable, "-m"]
         if launcher:
-            start += ["torch.distributed.run", "--nproc-per-node", str(launcher), "-m"]
+            start += ["torch.distributed.run", "--standalone"]
+            start += ["--nproc-per-node", str(launcher), "-m"]
         command = [*start, "zerocheck", *map(str, args)]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900)
 

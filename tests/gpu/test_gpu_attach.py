@@ -16,7 +16,8 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 def trained(
     folder: Path, ranks: int, sharding: str, millions: int, begins: int = 0
 ) -> subprocess.CompletedProcess[str]:
-    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    start = [*launcher, "--nproc-per-node", str(ranks)]
     command = [*start, str(SCRIPT), sharding, str(millions), str(begins)]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1200)
 

@@ -64,7 +64,7 @@ def test_what_is_right_holds(pool: Pool, name: str, world_size: int) -> None:
     assert judged
 
 
-@pytest.mark.parametrize("kernel", ["for_loop", "foreach", "fused"])
+@pytest.mark.parametrize("kernel", ["for-loop", "foreach", "fused"])
 @pytest.mark.parametrize("name", ["ddp", "zero1", "fsdp2"])
 def test_every_kernel_of_adamw_and_a_start_in_mid_training(
     pool: Pool, name: str, kernel: str

@@ -54,7 +54,7 @@ def test_every_byte_has_a_holder(pool: Pool, name: str, world_size: int) -> None
     assert judgement.statuses["peak"] == "not exercised"
 
 
-@pytest.mark.parametrize("kernel", ["for_loop", "fused"])
+@pytest.mark.parametrize("kernel", ["for-loop", "fused"])
 def test_step_counts_are_counted_wherever_they_are(pool: Pool, kernel: str) -> None:
     """On the CPU for the one, on the GPU for the other."""
     for name in ("ddp", "zero1", "fsdp2"):

@@ -12,6 +12,7 @@ from zerocheck.case.codec import merged
 from zerocheck.case.schema import Block, Case, Data, Model, Start
 from zerocheck.case.validity import check
 from zerocheck.models import batch, build_model, initial_state
+from zerocheck.models.blocks import Block as BlockModule
 
 torch.set_num_threads(1)
 X = torch.randn(3, 5, 6, generator=torch.Generator().manual_seed(0))
@@ -49,6 +50,16 @@ def test_a_gru_computes_with_the_parameters_that_it_shows() -> None:
         before = gru(X)
         gru.weight_hh_l0.data = gru.weight_hh_l0.data * 2
         assert not torch.equal(gru(X), before)
+
+
+@pytest.mark.parametrize("kind", ["attention", "experts"])
+def test_strides_of_the_input_do_not_matter(kind: Any) -> None:
+    """cuDNN gives the output of a convolution strides of its own."""
+    block = BlockModule(Block(kind=kind), 4)
+    x = torch.randn(3, 5, 4)
+    other = x.transpose(1, 2).contiguous().transpose(1, 2)
+    assert other.stride() != x.stride()
+    assert torch.equal(block(x), block(other))
 
 
 def test_every_token_goes_to_its_best_expert() -> None:

@@ -25,6 +25,24 @@ FLAGS = [
 """Where, which, and its value when runs are not to be repeated."""
 
 
+def test_a_gpu_without_memory(monkeypatch: pytest.MonkeyPatch, taken: list[int]) -> None:
+    def full(number: int) -> None:
+        raise RuntimeError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'")
+
+    monkeypatch.setattr(torch.cuda, "set_device", full)
+    with pytest.raises(UsageError, match=r"cuda:1 has no memory left.*--world-sizes"):
+        prepare("cuda", 1)
+
+
+def test_another_error_of_a_gpu(monkeypatch: pytest.MonkeyPatch, taken: list[int]) -> None:
+    def broken(number: int) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "set_device", broken)
+    with pytest.raises(RuntimeError, match="illegal"):
+        prepare("cuda", 1)
+
+
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """GPUs that were taken, on a host that has two."""

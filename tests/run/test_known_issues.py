@@ -106,8 +106,9 @@ def test_ours_are_there_unless_they_are_switched_off(tmp_path: Path) -> None:
     for issue in ours():
         assert ":" not in issue.implementation
         assert (issue.case is None) == issue.sometimes
-        # When a writer dies depends on the clock; all else must show every time.
-        assert issue.sometimes == (issue.obligation == "durability")
+        # When a writer dies, or a copy arrives, depends on the clock; all else shows every time.
+        by_the_clock = issue.obligation == "durability" or "gradscaler" in issue.page
+        assert issue.sometimes == by_the_clock
         assert not issue.page or (Path(__file__).parents[2] / issue.page).is_file()
 
 
@@ -128,6 +129,25 @@ def test_versions_of_torch(
 ) -> None:
     (issue,) = issues_of(tmp_path, entry("fsdp2 / clip", torch=torch))
     assert issue.known_in(version) is known
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "shows"),
+    [("", "cpu", True), ("cuda", "cpu", False), ("cuda", "cuda:1", True), ("cpu", "cuda", False)],
+)
+def test_devices(tmp_path: Path, device: str, asked: str, shows: bool) -> None:
+    (issue,) = issues_of(tmp_path, entry("fsdp2 / loss", device=device))
+    assert issue.shows_on(asked) is shows
+    options = RunOptions(
+        implementations=("fsdp2",), known_issues=("none", str(tmp_path / "known.toml")),
+        device=asked,
+    )  # fmt: skip
+    assert (issue in Ledger(options, "2.13.0").issues) is shows
+
+
+def test_a_device_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"'gpu'.*cpu, cuda"):
+        issues_of(tmp_path, entry("fsdp2 / loss", device="gpu"))
 
 
 def violated(*causes: str, mesh: tuple[int, ...] = (2,)) -> tuple[CaseFinished, Violation]:

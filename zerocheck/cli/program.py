@@ -77,6 +77,10 @@ def _leave(code: int) -> NoReturn:
 
 
 def _harness_failed(error: Exception, args: list[str]) -> int:
+    from ..devices import NO_MEMORY, out_of_memory
+
+    if out_of_memory(error):
+        return _say(NO_MEMORY.format(device="the GPU"), USAGE)
     what = str(error) if isinstance(error, HarnessError) else f"{type(error).__name__}: {error}"
     where = _write_traceback(error, args)
     return _say(

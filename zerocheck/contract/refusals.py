@@ -50,13 +50,20 @@ ON_GPUS = (
     Refusal(RuntimeError, r"Backend gloo does not (support|implement) \w+"),
 )
 
+RECURRENT_ON_GPUS = (
+    # torch/distributed/fsdp/_flat_param.py: cuDNN wants the weights of a recurrent module end to
+    # end, so its forward moves them out of the flat parameter
+    Refusal(AssertionError, r"FSDP does not support changing the parameters between forward and"),
+)
 
-def refused_on(device: torch.device, error: Exception) -> str | None:
+
+def refused_on(device: torch.device, error: Exception, case: Case) -> str | None:
     """Why a case that raised `error` cannot be run on this device; None for any other error, and
     for the CPU."""
     said = str(error)
     if device.type != "cpu":
-        for refusal in ON_GPUS:
+        recurrent = any(block.kind == "recurrent" for block in case.model.blocks)
+        for refusal in (*ON_GPUS, *(RECURRENT_ON_GPUS if recurrent else ())):
             if isinstance(error, refusal.kind) and re.search(refusal.message, said):
                 return f"torch refuses it on {device.type}: {said.splitlines()[0]}"
     return None

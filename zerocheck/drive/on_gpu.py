@@ -14,14 +14,16 @@ history has alive, with its rounding, must be that, to the byte.
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ..compat_memory import Allocation, AllocatorHistory, Snapshot, map_bytes
+from ..compat_memory import Allocation, AllocatorHistory, LastOfNccl, Snapshot, map_bytes
 from .census import Claim, Claims, address
+from .in_flight import PATIENCE_S
 from .ledger import MARK, UNTOLD, Place
 from .observation import Pool
 
@@ -35,13 +37,19 @@ class DeviceLog:
         self._history = AllocatorHistory(device)
         self._events: list[str | Allocation] = []
         self._alive: dict[int, int] = {}
+        self._earlier: dict[int, int] = {}
+        """{address: bytes} of what was handed out before the start and is not yet taken back."""
+        self._others = 0
         self._hosts: dict[int, int] = {}
         self.pools: list[Pool] = []
 
     def start(self) -> None:
         """From now on everything is noted. What is there already is nobody's affair."""
+        self._last_of_nccl = LastOfNccl(self._device)
         self._history.start()
-        self._before = self._history.taken()
+        now = self._history.taken()
+        self._earlier = _handed_out(now)
+        self._others = now.allocated - sum(self._earlier.values())
 
     def mark(self, name: str) -> None:
         """Nothing: see `over`."""
@@ -51,13 +59,9 @@ class DeviceLog:
 
         The optimizer's step counts are there, and of each of DDP's two maps of used parameters one.
         """
-        now = self._history.taken()
-        for event in events_of(now.trace):
-            self._events.append(event)
-            if event.bytes > 0:
-                self._alive[event.address] = event.bytes
-            else:
-                self._alive.pop(event.address, None)
+        if place.phase == "closed":
+            self._last_of_nccl.let_go()
+        now = self._taken(claims if place.phase == "closed" else None)
         hosts = _on_host(claims)
         for number, held in enumerate(_maps()):
             hosts[-1 - number] = held
@@ -65,7 +69,34 @@ class DeviceLog:
         self._events += changes(self._hosts, hosts)
         self._hosts = hosts
         self._events.append(place.mark)
-        self.pools.append(pool_of(place, now, self._before, self._alive))
+        self.pools.append(pool_of(place, now, self._before(), self._alive))
+
+    def _before(self) -> int:
+        """Bytes of what was there at the start and still is.
+
+        NCCL's watchdog thread may free what an earlier case gave to a collective only now.
+        """
+        return self._others + sum(self._earlier.values())
+
+    def _taken(self, claims: Claims | None) -> Snapshot:
+        """What the allocator says, with its history noted.
+
+        claims: wait until nothing else is alive, since what DDP's reducer gave to NCCL is freed by
+        NCCL's watchdog thread, which looks every 0.1 s; None: do not wait.
+        """
+        ends = time.monotonic() + PATIENCE_S
+        while True:
+            now = self._history.taken()
+            for event in events_of(now.trace):
+                self._events.append(event)
+                if event.bytes > 0:
+                    self._alive[event.address] = event.bytes
+                elif self._alive.pop(event.address, None) is None:
+                    self._earlier.pop(event.address, None)
+            settled = claims is None or all(where in claims for where in self._alive)
+            if settled or time.monotonic() > ends:
+                return now
+            time.sleep(0.01)
 
     def stop(self, marks: str) -> list[str | Allocation]:
         """All that happened, in its order; marks: as of AllocatorLog."""
@@ -97,17 +128,12 @@ def changes(before: Mapping[int, int], now: Mapping[int, int]) -> Iterator[Alloc
             yield Allocation(where, held, UNTOLD)
 
 
-def pool_of(place: Place, now: Snapshot, before: Snapshot, alive: Mapping[int, int]) -> Pool:
-    """What the allocator says at the end of a phase; before: at the beginning of the run.
+def pool_of(place: Place, now: Snapshot, before: int, alive: Mapping[int, int]) -> Pool:
+    """What the allocator says at the end of a phase; before: bytes that are of no affair of ours.
 
     alive: {address: bytes asked for} of what the history has handed out.
     """
-    blocks = {
-        block["address"]: block["size"]
-        for segment in now.segments
-        for block in segment["blocks"]
-        if block["state"] == "active_allocated"
-    }
+    blocks = _handed_out(now)
     asked = sum(alive.values())
     return Pool(
         step=place.step,
@@ -115,10 +141,20 @@ def pool_of(place: Place, now: Snapshot, before: Snapshot, alive: Mapping[int, i
         asked=asked,
         rounding=sum(blocks[where] for where in alive if where in blocks)
         - sum(held for where, held in alive.items() if where in blocks),
-        allocated=now.allocated - before.allocated,
+        allocated=now.allocated - before,
         reserved=now.reserved,
         inactive=now.inactive,
     )
+
+
+def _handed_out(now: Snapshot) -> dict[int, int]:
+    """{address: bytes} of the blocks that are in use."""
+    return {
+        block["address"]: block["size"]
+        for segment in now.segments
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    }
 
 
 def _on_host(claims: Claims) -> dict[int, int]:

@@ -186,7 +186,7 @@ def _run_case(job: Job, context: Context) -> RankSeen:
     except Unsupported as refusal:
         return RankSeen(unsupported=str(refusal))
     except Exception as error:
-        reason = refused_on(device, error)
+        reason = refused_on(device, error, case)
         if reason is None:
             advise(error)
             raise

@@ -108,6 +108,7 @@ class LocalRunner:
         self._hooks: list[RemovableHandle] = []
         self._recomputed: dict[nn.Module, Any] = {}
         self._graphs: GraphNotes | None = None
+        self._forward_only = False
 
     @property
     def _buffers(self) -> dict[str, torch.Tensor]:
@@ -208,6 +209,9 @@ class LocalRunner:
                 self._graphs.note(value)
             return value if self._scale is None else self._scale(value)
 
+        if self._forward_only:
+            with torch.no_grad():
+                return float(loss(self._model))
         result = local_pass(
             self._model,
             loss,
@@ -268,12 +272,17 @@ class LocalRunner:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """The model is in evaluation mode within it."""
+        """The model is in evaluation mode within it, and runs forwards only.
+
+        cuDNN has no backward of a recurrent module in that mode.
+        """
         modes = [(module, module.training) for module in self._model.modules()]
         self._model.eval()
+        self._forward_only = True
         try:
             yield
         finally:
+            self._forward_only = False
             for module, mode in modes:
                 module.training = mode
 

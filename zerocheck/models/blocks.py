@@ -73,7 +73,7 @@ class Experts(Linear):
                 weight = share[rows].unsqueeze(1)
                 given = expert(tokens[rows]) * weight  # under autocast it may be wider
                 outputs = outputs.index_add(0, rows, given.to(outputs.dtype))
-        return outputs.view(x.shape)
+        return outputs.reshape(x.shape)  # cuDNN may give x other strides
 
 
 class Block(nn.Module):
@@ -169,7 +169,8 @@ class Block(nn.Module):
         """
         batch, length, triple = qkv.shape
         depth = triple // 3 // self.heads
-        q, k, v = qkv.view(batch, length, 3, self.heads, depth).permute(2, 0, 3, 1, 4)
+        parts = qkv.reshape(batch, length, 3, self.heads, depth)  # cuDNN may give other strides
+        q, k, v = parts.permute(2, 0, 3, 1, 4)
         scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(depth))
         mixed: torch.Tensor = torch.softmax(scores, dim=-1) @ v
         return mixed.transpose(1, 2).reshape(batch, length, triple // 3)

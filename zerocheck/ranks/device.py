@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from zerocheck.devices import CPU, kind_of
+from zerocheck.devices import CPU, NO_MEMORY, kind_of, out_of_memory
 from zerocheck.drive.kernels import set_exact
 from zerocheck.errors import UsageError
 
@@ -81,14 +81,19 @@ def prepare(device: str, local_rank: int) -> torch.device:
     """Take the device of this rank, and set what decides the bits of its kernels; returns it.
 
     On `cuda` it is the GPU of the rank's number on its host, or, where there are fewer, of the
-    number modulo theirs. Raises UsageError as `check_there`.
+    number modulo theirs. Raises UsageError as `check_there`, and for a GPU without memory.
     """
     if device == CPU:
         return torch.device(CPU)
     check_there(device)
     given = numbered(device)
     number = local_rank % torch.cuda.device_count() if given is None else given
-    torch.cuda.set_device(number)
+    try:
+        torch.cuda.set_device(number)
+    except RuntimeError as error:
+        if out_of_memory(error):
+            raise UsageError(NO_MEMORY.format(device=f"{kind_of(device)}:{number}")) from error
+        raise
     own = torch.device(kind_of(device), number)
     set_exact(own)
     return own

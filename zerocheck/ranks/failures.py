@@ -9,6 +9,7 @@ import traceback
 from functools import cache
 from importlib.util import find_spec
 
+from zerocheck.errors import UsageError
 from zerocheck.ranks.messages import Raised
 
 _TEXT_LIMIT = 20_000
@@ -47,6 +48,11 @@ def describe(error: BaseException, *, harness: bool = False) -> Raised:
         traceback=_clip(lines),
         harness=harness,
     )
+
+
+def is_usage_error(error: Raised) -> bool:
+    """Whether a rank says that what the user asked for cannot be had."""
+    return error.type_name == f"{UsageError.__module__}.{UsageError.__qualname__}"
 
 
 def is_echo(error: Raised) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from zerocheck.errors import HarnessError
-from zerocheck.ranks.failures import is_echo
+from zerocheck.errors import HarnessError, UsageError
+from zerocheck.ranks.failures import is_echo, is_usage_error
 from zerocheck.ranks.flight import Flight
 from zerocheck.ranks.messages import Exit, Reply
 from zerocheck.ranks.progress import Standing
@@ -45,6 +45,8 @@ def _result(
     replies = flight.replies
     for reply in replies.values():
         if reply.error is not None and reply.error.harness:
+            if is_usage_error(reply.error):
+                raise UsageError(reply.error.text)
             text = reply.error.traceback or reply.error.text
             raise HarnessError(f"a rank could not join its process group\n{text}")
     began = min((reply.began for reply in replies.values()), default=flight.sent_at)

@@ -26,6 +26,7 @@ from ..case.legs import legs_of
 from ..case.schema import Case
 from ..case.validity import check
 from ..catalogue import check_spelling, family
+from ..devices import CPU, CUDA, kind_of
 from ..errors import UsageError, did_you_mean, unknown
 from ..judge.verdict import OBLIGATIONS, Obligation, Violation
 from .kinds import check_kinds, is_of, most_bytes, ranks_of
@@ -55,6 +56,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     error: str = ""
     says: str | list[str] = ""
     torch: str | list[str] = ""
+    device: str = ""
     link: str = ""
     page: str = ""
     sometimes: bool = False
@@ -65,8 +67,9 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 class KnownIssue:
     """One entry. Fields as in the file; source: which file and entry it is, for messages.
 
-    torch: the versions that have it, one of several specifiers (PEP 440); sometimes: it depends on
-    the moment, so that no case shows it for sure; case: one that shows it.
+    torch: the versions that have it, one of several specifiers (PEP 440); device: "cpu" or "cuda"
+    if it shows on no other kind; sometimes: it depends on the moment, so that no case shows it for
+    sure; case: one that shows it.
     """
 
     fingerprint: str
@@ -81,6 +84,7 @@ class KnownIssue:
     error: str = ""
     says: tuple[str, ...] = ()
     torch: tuple[SpecifierSet, ...] = (SpecifierSet(),)
+    device: str = ""
     link: str = ""
     page: str = ""
     sometimes: bool = False
@@ -112,6 +116,10 @@ class KnownIssue:
             link=self.link,
             page=self.page,
         )
+
+    def shows_on(self, device: str) -> bool:
+        """Return True if it shows on a device as it is asked for, such as "cuda:1"."""
+        return self.device in ("", kind_of(device))
 
     def known_in(self, torch: str) -> bool:
         """Whether this version of torch, such as "2.13.0+cpu", has it."""
@@ -267,6 +275,7 @@ def _issue(raw: dict[str, Any], source: str) -> KnownIssue:
         error=entry.error,
         says=says,
         torch=_versions(entry.torch),
+        device=_device(entry.device),
         link=entry.link,
         page=entry.page,
         sometimes=entry.sometimes,
@@ -306,6 +315,12 @@ def _versions(given: str | list[str]) -> tuple[SpecifierSet, ...]:
             f"torch: {given!r} is neither a list of versions nor a range "
             '(examples: ["2.13.0"], ">=2.11,<2.14")'
         ) from None
+
+
+def _device(given: str) -> str:
+    if given not in ("", CPU, CUDA):
+        raise unknown("device of a known issue", given, (CPU, CUDA))
+    return given
 
 
 def _case(entry: _Entry) -> Case | None:

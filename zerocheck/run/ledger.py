@@ -35,6 +35,7 @@ class Ledger:
             if any(issue.implementation in family(name) for name in options.implementations)
             and (resumes or issue.case is None or not issue.case.resume)
             and issue.known_in(torch)
+            and issue.shows_on(options.device)
         ]
         asked = (None, *options.obligations)
         self.issues = [issue for issue in here if issue.obligation in asked]
