@@ -11,8 +11,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
-from zerocheck.contract.refusals import torch_refusals
+from zerocheck.case.schema import Block, Case, Model
+from zerocheck.contract.refusals import refused_while_run, torch_refusals
 from zerocheck.errors import Unsupported
 
 
@@ -49,3 +52,40 @@ def test_fsdp2_refuses() -> None:
     mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("shard",))
     with pytest.raises(Unsupported, match="torch refuses the model"), torch_refusals():
         fully_shard(Scalar(), mesh=mesh)
+
+
+class Twice(nn.Module):
+    """A layer, then another that is called twice, each time in a reentrant checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.layer = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for _ in range(2):
+            x = checkpoint(self.layer, x, use_reentrant=True)
+        return x
+
+
+def test_ddp_refuses_reentrant_checkpoints_of_a_module_that_is_called_twice() -> None:
+    """Of a case that calls each block once it is a crash, whatever the words."""
+    once = Case(model=Model(blocks=(Block(kind="mlp"), Block(kind="mlp"))))
+    twice = Case(model=Model(blocks=(Block(kind="mlp"),), calls=(0, 0)))
+    with pytest.raises(RuntimeError) as raised:
+        DistributedDataParallel(Twice())(torch.ones(2, 2)).sum().backward()
+    assert "only once" in (refused_while_run(torch.device("cpu"), raised.value, twice) or "")
+    assert refused_while_run(torch.device("cpu"), raised.value, once) is None
+
+
+def test_what_fsdp1_refuses_of_recurrent_modules_on_a_gpu() -> None:
+    """cuDNN moves their weights. Seen with torch 2.11.0 on an H100."""
+    error = AssertionError(
+        "FSDP does not support changing the parameters between forward and backward for "
+        "HandleShardingStrategy.SHARD_GRAD_OP"
+    )
+    recurrent = Case(model=Model(blocks=(Block(kind="recurrent"),)))
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert "torch refuses it on cuda" in (refused_while_run(gpu, error, recurrent) or "")
+    assert refused_while_run(cpu, error, recurrent) is None
+    assert refused_while_run(gpu, error, Case()) is None

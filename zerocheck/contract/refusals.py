@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from ..case.schema import Case
-from ..case.shapes import empties, leaves_a_rank_empty, sometimes_used, unfrozen
+from ..case.shapes import call_order, empties, leaves_a_rank_empty, sometimes_used, unfrozen
 from ..compat import reduces_unused
 from ..errors import Unsupported
 from .names import named_parameters
@@ -57,15 +57,28 @@ RECURRENT_ON_GPUS = (
 )
 
 
-def refused_on(device: torch.device, error: Exception, case: Case) -> str | None:
-    """Why a case that raised `error` cannot be run on this device; None for any other error, and
-    for the CPU."""
-    said = str(error)
-    if device.type != "cpu":
-        recurrent = any(block.kind == "recurrent" for block in case.model.blocks)
-        for refusal in (*ON_GPUS, *(RECURRENT_ON_GPUS if recurrent else ())):
-            if isinstance(error, refusal.kind) and re.search(refusal.message, said):
-                return f"torch refuses it on {device.type}: {said.splitlines()[0]}"
+CALLED_TWICE = (
+    # torch/csrc/distributed/c10d/reducer.cpp: reentrant checkpoints of a module that is called
+    # twice go backward twice, which DDP documents that it does not support
+    Refusal(RuntimeError, r"Expected to mark a variable ready only once"),
+)
+
+
+def refused_while_run(device: torch.device, error: Exception, case: Case) -> str | None:
+    """Why torch cannot run a case that raised `error` in a step; None for any other error."""
+    kinds = {block.kind for block in case.model.blocks}
+    calls = call_order(case.model)
+    on_gpus = (*ON_GPUS, *(RECURRENT_ON_GPUS if "recurrent" in kinds else ()))
+    listed = {
+        f"torch refuses it on {device.type}": () if device.type == "cpu" else on_gpus,
+        "torch refuses a module that is called twice": (
+            CALLED_TWICE if len(set(calls)) < len(calls) else ()
+        ),
+    }
+    for words, refusals in listed.items():
+        for refusal in refusals:
+            if isinstance(error, refusal.kind) and re.search(refusal.message, str(error)):
+                return f"{words}: {str(error).splitlines()[0]}"
     return None
 
 

@@ -17,7 +17,7 @@ from ..case.traits import cuts, lowered, two_axes
 from ..catalogue import INJECTED, apart
 from ..contract import loading
 from ..contract.implementation import EXTRAS, OF_TRAINING, Implementation
-from ..contract.refusals import advise, refused_on
+from ..contract.refusals import advise, refused_while_run
 from ..devices import CPU
 from ..errors import Unsupported, UsageError, unknown
 from ..models.looking import look
@@ -186,7 +186,7 @@ def _run_case(job: Job, context: Context) -> RankSeen:
     except Unsupported as refusal:
         return RankSeen(unsupported=str(refusal))
     except Exception as error:
-        reason = refused_on(device, error, case)
+        reason = refused_while_run(device, error, case)
         if reason is None:
             advise(error)
             raise

@@ -148,6 +148,16 @@ def _local(evidence: Evidence) -> Iterator[Candidate]:
                 for rank in range(world)
             ],
         )
+        again = _divided_again(world, count)
+        yield Candidate(
+            "local gradient / W, accumulator rescaled",
+            "each rank holds its own local gradient, never reduced over ranks, and each microbatch "
+            f"divides the sum of those before it by W = {world} once more",
+            [
+                summed(evidence, lambda terms, rank=rank: terms[rank] * again, divide * world)  # type: ignore[misc]
+                for rank in range(world)
+            ],
+        )
 
 
 def _last_microbatch(evidence: Evidence) -> Iterator[Candidate]:
@@ -196,12 +206,10 @@ def _microbatches(evidence: Evidence, divisor: float) -> Iterator[Candidate]:
             )
     if world == 1 or count == 1:
         return
-    powers = [float(world) ** (number + 1 - count) for number in range(count)]
-    weights = torch.tensor(powers, dtype=torch.float64).view(-1, 1)
     yield Candidate(
         "accumulator rescaled",
         "each microbatch divides the sum of those before it by W once more",
-        [summed(evidence, partial(torch.mul, weights), divisor)],
+        [summed(evidence, partial(torch.mul, _divided_again(world, count)), divisor)],
     )
     for number in range(count):
         yield Candidate(
@@ -212,6 +220,12 @@ def _microbatches(evidence: Evidence, divisor: float) -> Iterator[Candidate]:
                 for rank in range(world)
             ],
         )
+
+
+def _divided_again(world: int, count: int) -> torch.Tensor:
+    """The weight of each microbatch, (microbatches, 1), where the next divides the sum by W."""
+    powers = [float(world) ** (number + 1 - count) for number in range(count)]
+    return torch.tensor(powers, dtype=torch.float64).view(-1, 1)
 
 
 def _one_reduced(number: int, rank: int, terms: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 from ..bounds import Enclosure
 from ..layout import Layout
 from ..pieces import Enclosing, Positions, some
-from .evidence import Candidate, Evidence, enclosing
+from .evidence import Candidate, Evidence, enclosing, slack, summed
 
 IN_MEMORY_ORDER = "elements in memory order"
 SENTENCE = (
@@ -32,6 +32,12 @@ def candidates(evidence: Evidence, others: Iterable[Candidate] = ()) -> Iterator
         return
     for order in orders:
         yield Candidate(IN_MEMORY_ORDER, SENTENCE, [_reordered(evidence, evidence.right, order)])
+        if evidence.passes.gradients.shape[1] > 1:
+            yield Candidate(
+                f"first microbatch, {IN_MEMORY_ORDER}",
+                f"of the first microbatch, {SENTENCE}",
+                [_first_reordered(evidence, order)],
+            )
     for other in others:
         for order in orders:
             yield Candidate(
@@ -39,6 +45,20 @@ def candidates(evidence: Evidence, others: Iterable[Candidate] = ()) -> Iterator
                 f"{other.sentence}; and {SENTENCE}",
                 [_reordered(evidence, one, order) for one in other.enclosures],
             )
+
+
+def _first_reordered(evidence: Evidence, order: torch.Tensor) -> Enclosing:
+    """The sum of the first microbatch, reordered, and of the others as they are."""
+    first = summed(evidence, lambda terms: terms[:, 0], evidence.divisor)
+    others = summed(evidence, lambda terms: terms[:, 1:], evidence.divisor)
+
+    def at(positions: Positions | None) -> Enclosure:
+        (one, off), (rest, rest_off) = first.at(some(order, positions)), others.at(positions)
+        return Enclosure(
+            one + rest, off + rest_off + slack(evidence, 1, one.abs() + rest.abs(), positions)
+        )
+
+    return enclosing(evidence, at)
 
 
 def orders_of(layout: Layout) -> tuple[torch.Tensor, ...]:
