@@ -352,16 +352,6 @@ def test_a_frozen_parameter_may_say_that_it_has_no_gradient(run_subject: Run) ->
     assert code == 0
 
 
-def test_case_files_of_an_earlier_run_are_removed(run_subject: Run, tmp_path: Path) -> None:
-    run_subject("ConstructorRaises", max_cases=4)
-    assert list((tmp_path / "findings").glob("*.json"))
-    other = tmp_path / "findings" / "mine.json"
-    other.write_text("{}")
-    run_subject("build", max_cases=4)
-    # A file that is not ours stays.
-    assert list((tmp_path / "findings").glob("*.json")) == [other]
-
-
 def test_two_findings_of_one_name_have_a_file_each(tmp_path: Path, run_subject: Run) -> None:
     _, records = run_subject("ConstructorRaises", max_cases=4)
     case_file = read_case(Path(records.of(Finding)[-1].case_file))

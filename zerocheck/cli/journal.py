@@ -97,6 +97,7 @@ def _recorded(
 
     journal = Journal(path)
     try:
+        _check_outputs(path)
         code = start(journal, progress)
     except KeyboardInterrupt:
         code = INTERRUPTED
@@ -104,13 +105,24 @@ def _recorded(
         # Also where the harness failed: what was found so far stays readable.
         progress.close()
         journal.close()
-        if path.stat().st_size:
+        if journal.begun:
             click.echo(f"report: {write(path)}")
-        else:
-            path.unlink()  # refused before it began
     if code == INTERRUPTED:
         click.echo("interrupted", err=True)
     return code
+
+
+def _check_outputs(journal: Path) -> None:
+    """Raise UsageError for files of the user's with the names of a report, where there was no run
+    before."""
+    if journal.exists() or {one.name for one in journal.parent.iterdir()} <= {
+        f"{journal.name}.new"
+    }:
+        return
+    from ..report.write import FORMATS, MATRIX_FORMATS
+    from ..run.earlier import check_outputs
+
+    check_outputs(journal.parent, (*FORMATS, *MATRIX_FORMATS))
 
 
 def note_untested() -> None:

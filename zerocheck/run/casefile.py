@@ -35,16 +35,6 @@ def write(folder: Path, name: str, case_file: CaseFile) -> Path:
     return path
 
 
-def clear(folder: Path) -> None:
-    """Remove the case files of an earlier run from a report directory, and nothing else."""
-    for path in folder.glob("*.json"):
-        try:
-            read(path)
-        except UsageError:
-            continue
-        path.unlink()
-
-
 def read(path: Path) -> CaseFile:
     """The case file, validated.
 

@@ -19,7 +19,7 @@ from ..judge.verdict import RESUME
 from ..ranks.limits import check_world_size
 from ..ranks.torchrun import TorchrunPool
 from .asking import check_builds, describe, refusals
-from .casefile import clear, write
+from .casefile import write
 from .confirmation import TRIES, confirm
 from .drifting import Drifting
 from .environment import environment
@@ -135,7 +135,6 @@ class _Run:
         )
         for coverage in self.plan.coverage:
             self.bus.handle(coverage)
-        clear(self.folder)
         try:
             self._cases(self.plan.cases)
             self._stale(self.plan.cases)

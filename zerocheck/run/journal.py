@@ -7,13 +7,15 @@ import math
 import os
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import msgspec
 
 from ..errors import UsageError
+from . import earlier
 from .matrix.records import FaultsStarted, MatrixRecord
 from .records import JOURNAL_FORMAT, Record, RunStarted
 
@@ -50,30 +52,55 @@ def _finite(value: Any) -> Any:
 
 
 class Journal:
-    """Writes a new journal, and holds it locked so that two runs never share one."""
+    """Writes a new journal, and holds it locked so that two runs never share one.
+
+    It takes its name with its first record, so that a run that is refused leaves the earlier
+    journal alone; that one is kept then (see earlier.py).
+    """
 
     def __init__(self, path: Path) -> None:
-        """Raises UsageError if the file cannot be written or another run is writing it."""
+        """Raises UsageError if the file cannot be written, another run is writing it, or it is
+        something else than a journal."""
         self.path = path
+        self.begun = False
+        """Whether it has its name, and a record."""
+        self._made = path.with_name(f"{path.name}.new")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab")
+            handle = os.open(
+                self._made, os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+            )
         except OSError as error:
-            raise UsageError(f"cannot write to {path}: {error.strerror}") from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._file.close()
-            raise UsageError(
-                f"another run is writing {path}; give this one its own --report-dir"
-            ) from None
+            raise UsageError(f"cannot write to {self._made}: {error.strerror}") from error
+        self._file = os.fdopen(handle, "ab")
+        with ExitStack() as undo:
+            undo.callback(self._file.close)
+            self._lock(self._file)
+            undo.callback(self._made.unlink)
+            if path.is_file():  # and no FIFO, which would have us wait
+                with path.open("rb") as other:
+                    self._lock(other)
+            earlier.check_name(path)
+            undo.pop_all()
         self._file.truncate(0)
         self._synced = time.monotonic()
+
+    def _lock(self, file: IO[bytes]) -> None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(
+                f"another run is writing {self.path}; give this one its own --report-dir"
+            ) from None
 
     def handle(self, record: msgspec.Struct) -> None:
         """Append one line; the system has it when this returns, so that a kill does not lose it."""
         self._file.write(encode(record) + b"\n")
         self._file.flush()
+        if not self.begun:
+            earlier.keep(self.path)
+            os.replace(self._made, self.path)
+            self.begun = True
         now = time.monotonic()
         if now - self._synced > SYNC_SECONDS:
             os.fsync(self._file.fileno())
@@ -81,9 +108,12 @@ class Journal:
 
     def close(self) -> None:
         """Bring everything to disk. A second call does nothing."""
-        if not self._file.closed:
-            os.fsync(self._file.fileno())
-            self._file.close()
+        if self._file.closed:
+            return
+        os.fsync(self._file.fileno())
+        if not self.begun:
+            self._made.unlink(missing_ok=True)
+        self._file.close()
 
     def __enter__(self) -> Journal:
         return self
