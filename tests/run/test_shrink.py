@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from collected import Collect
+from msgspec.structs import replace
 
 from zerocheck.case.drawing import draw
 from zerocheck.case.features import features
@@ -23,7 +25,7 @@ from zerocheck.run.known_issues import KnownIssue
 from zerocheck.run.options import RunOptions
 from zerocheck.run.records import CaseFinished, Finding
 from zerocheck.run.replay import replay
-from zerocheck.run.shrink import TRIES, Limits, shrink, worth
+from zerocheck.run.shrink import HANG_TRIES, TRIES, Limits, cost, shrink, worth
 from zerocheck.run.trial import Trial
 
 SUBJECTS = Path(__file__).with_name("subjects.py")
@@ -51,13 +53,6 @@ LARGE = Case(
 """Not small in any dimension."""
 
 
-@pytest.fixture(autouse=True)
-def time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine too."""
-    monkeypatch.setattr(engine, "SECONDS", 300.0)
-    monkeypatch.setattr(engine, "RUN_SECONDS", 600.0)
-
-
 Smallest = Callable[..., Shrunk]
 
 
@@ -67,7 +62,7 @@ def smallest(pool: Pool) -> Smallest:
 
     def found(name: str, case: Case = LARGE, **limits: object) -> Shrunk:
         bug = failing(pool, name, case)
-        shrunk = shrink(bug, pool, EQUIVALENCE, Limits(**{"seconds": 300.0} | limits))
+        shrunk = shrink(bug, pool, EQUIVALENCE, Limits(**limits))
         assert shrunk is not None
         assert shrunk.finished.status == bug.status
         assert shrunk.tries <= TRIES + 1
@@ -187,8 +182,27 @@ def test_known_hangs_are_not_run_and_known_issues_are_not_taken_for_it(smallest:
     assert shrunk.finished.case.training.steps == 2
 
 
+def test_the_clock_decides_nothing(smallest: Smallest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine each run takes a minute; what a finding says is the same."""
+    quick = smallest("not_averaged")
+    now = iter(range(0, 10**6, 20))
+    clock = SimpleNamespace(monotonic=lambda: float(next(now)))
+    monkeypatch.setattr("zerocheck.run.shrink.time", clock)
+    slow = smallest("not_averaged")
+    assert (slow.finished.case, slow.extent, slow.tries) == (
+        quick.finished.case, quick.extent, quick.tries
+    )  # fmt: skip
+
+
+def test_large_cases_and_hangs_count_as_several_tries() -> None:
+    assert cost(Case()) < 1.01
+    large = replace(LARGE, model=replace(LARGE.model, width=4096, inputs=4096, outputs=4096))
+    assert cost(large) > 10
+    assert TRIES / HANG_TRIES == 4
+
+
 def test_a_search_that_may_not_go_on_keeps_what_it_has(smallest: Smallest) -> None:
-    shrunk = smallest("not_averaged", seconds=0.0)
+    shrunk = smallest("not_averaged", tries=0)
     assert shrunk.finished.case == LARGE and shrunk.tries == 0
     assert shrunk.extent.startswith(
         "what it needs is not all known, the search ended after 0 tries"
@@ -298,13 +312,13 @@ def test_what_an_implementation_fixes_stays(tmp_path: Path, pool: Pool) -> None:
     assert found.extent.startswith("with all options at their default; on every rank")
 
 
-def test_findings_beyond_the_time_of_a_run_keep_their_case(
+def test_findings_beyond_the_tries_of_a_run_keep_their_case(
     tmp_path: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "RUN_SECONDS", 0.0)
+    monkeypatch.setattr(engine, "RUN_TRIES", 0)
     name = "zerocheck.faults.gradient:LossTimesWorld"
     (found,), cases = findings(tmp_path, pool, name, max_cases=2)
-    assert found.size == "" and found.extent == "not searched for, others took 0 s"
+    assert found.size == "" and found.extent == "not searched for, others took 0 tries"
     written = read(Path(found.case_file)).case
     assert written in [case.case for case in cases]
 

@@ -33,7 +33,7 @@ from .plan import Plan, Planned
 from .records import CaseFile, Finding, Record, RunFinished, RunStarted
 from .room import alone
 from .room import check as check_room
-from .shrink import RUN_SECONDS, SECONDS, Limits, paths, shrink, worth
+from .shrink import RUN_TRIES, Limits, paths, shrink, worth
 from .tally import INTERRUPTED, LOST, exit_code, tally, why
 from .timed import TimedCases
 from .trial import Outcome, Ranks, Results, Trial
@@ -255,25 +255,25 @@ class _Run:
 
     def _shrink(self) -> None:
         """At the end, when all cases have had their say about causes."""
-        ends = time.monotonic() + RUN_SECONDS
+        left = float(RUN_TRIES)
         launched = self.options.ranks == "torchrun"
         for bug in self.findings.bugs if self.options.shrink else ():
             # Ranks of a launcher cannot be started anew, so what breaks them is left as it is.
             if bug.issue is not None or (launched and bug.violation is None):
                 continue
-            left = ends - time.monotonic()
             if not worth(bug):
                 bug.extent = "not searched for, since it does not show every time"
             elif left <= 0:
-                bug.extent = f"not searched for, others took {RUN_SECONDS:.0f} s"
+                bug.extent = f"not searched for, others took {RUN_TRIES} tries"
             else:
-                self._shrink_one(bug, min(SECONDS, left))
+                left -= self._shrink_one(bug, min(Limits.tries, left))
             self._tell(bug) if bug.shrunk is None else self._write(bug)
 
-    def _shrink_one(self, bug: Bug, seconds: float) -> None:
+    def _shrink_one(self, bug: Bug, tries: float) -> float:
+        """Look for its smallest case; returns what that cost, in tries."""
         name = bug.first.implementation
         limits = Limits(
-            seconds=seconds,
+            tries=tries,
             kept=(*self.fixed[name], *(["mesh"] if self.options.ranks == "torchrun" else [])),
             avoided=lambda case: self.ledger.hang(Planned(name, case)) is not None,
             listed=self.ledger.listed,
@@ -281,6 +281,8 @@ class _Run:
         bug.shrunk = shrink(bug, self.ranks, self.options.obligations, limits)
         if bug.shrunk is None:
             bug.extent = "not known, the smallest case does not show it in fresh rank processes"
+            return tries
+        return bug.shrunk.spent
 
     def _write(self, bug: Bug) -> None:
         """Write its case file, in place of the one before, and tell of it."""

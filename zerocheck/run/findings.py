@@ -42,7 +42,8 @@ class Shrunk:
     """The smallest case that was found to fail in the same way.
 
     finished: what came of it in fresh rank processes; violation: None for a crash or hang; size,
-    extent, groups: see Finding; tries, seconds: what it took.
+    extent, groups: see Finding; tries, seconds: what it took; spent: what the tries
+    counted as (see shrink.py).
     """
 
     finished: CaseFinished
@@ -51,6 +52,7 @@ class Shrunk:
     extent: str
     groups: tuple[str, ...]
     tries: int
+    spent: float
     seconds: float
 
 

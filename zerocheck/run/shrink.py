@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from ..case.reductions import left, simpler
 from ..case.schema import Case
+from ..case.shapes import parameter_elements
 from ..judge.verdict import Obligation, Violation
 from .extent import extent, groups, not_searched, size
 from .findings import Bug, Shrunk, independent
@@ -24,24 +25,31 @@ from .trial import Ranks, Trial
 TRIES = 80
 """Runs for one finding. Of 39 findings of planted faults 38 took 2 to 24, and one took 60."""
 
-SECONDS = 20.0
-"""For one finding. A run of a few ranks takes 0.05 to 0.2 s, so TRIES comes first; what takes
-longer is large or hangs, and a hang is not worth more than four waits."""
-
-RUN_SECONDS = 120.0
+RUN_TRIES = 600
 """For all findings of a run, the first ones first. Who has more findings than this shrinks starts
 with those, and the rest keep the case that was drawn."""
+
+HANG_TRIES = 20
+"""What a run that hangs counts as: each waits for the patience of the watchdog."""
+
+TRY_OPERATIONS = 1e9
+"""Floating-point operations that count as one try more: about 0.1 s on one core."""
+
+SECONDS = 1800.0
+"""A guard against hours, for one finding. The bound is the count of tries, which is the same on
+every machine, however busy: what a finding says must not depend on the clock."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """What a search may do, and what it must leave alone.
 
-    kept: paths of fields that stay as they are, as the implementation fixes them; avoided: cases
-    that are known to hang; listed: failures that are known issues, which are other bugs.
+    tries: how many runs, a large one or one that hangs counting as several; kept: paths of fields
+    that stay as they are, as the implementation fixes them; avoided: cases that are known to hang;
+    listed: failures that are known issues, which are other bugs.
     """
 
-    seconds: float = SECONDS
+    tries: float = TRIES
     kept: tuple[str, ...] = ()
     avoided: Callable[[Case], bool] = lambda case: False
     listed: Callable[[CaseFinished, Violation | None], bool] = lambda finished, violation: False
@@ -54,6 +62,13 @@ def paths(fixed: Mapping[str, object]) -> tuple[str, ...]:
         for section, fields in fixed.items()
         for name in (fields if isinstance(fields, Mapping) else ("",))
     )
+
+
+def cost(case: Case) -> float:
+    """What a run of the case counts as, in tries: 1 for one of the default size."""
+    training, data = case.training, case.data
+    positions = data.batch * data.length * training.microbatches * training.steps * case.world_size
+    return 1.0 + 6.0 * parameter_elements(case.model) * positions / TRY_OPERATIONS
 
 
 def worth(bug: Bug) -> bool:
@@ -84,6 +99,8 @@ class _Shrinking:
         self.obligations = obligations
         self.limits = limits
         self.tries = 0
+        self.spent = 0.0
+        """Tries, by what they cost: see `cost`."""
         self.started = time.monotonic()
 
     def shrunk(self) -> Shrunk | None:
@@ -117,17 +134,20 @@ class _Shrinking:
             extent=said,
             groups=needs,
             tries=self.tries,
+            spent=self.spent,
             seconds=time.monotonic() - self.started,
         )
 
     def _may_go_on(self) -> bool:
-        return self.tries < TRIES and time.monotonic() - self.started < self.limits.seconds
+        return self.spent < self.limits.tries and time.monotonic() - self.started < SECONDS
 
     def _fails(self, case: Case) -> bool:
         if self.limits.avoided(case):
             return False
         self.tries += 1
-        return self._same(self._finished(case))[0]
+        finished = self._finished(case)
+        self.spent += HANG_TRIES if finished.status == "hung" else cost(case)
+        return self._same(finished)[0]
 
     def _from_world(self, case: Case) -> bool:
         """Whether one rank more fails too. Else it is not their number, but what it divides."""
