@@ -10,6 +10,7 @@ import tempfile
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import transformers
 from trainer_faults import FAULTS, line, shown, trained
 
@@ -89,3 +90,5 @@ if __name__ == "__main__":
     trainer.train()
     if trainer.is_world_process_zero():
         print(line(callback.check), flush=True)
+    if dist.is_initialized():
+        dist.destroy_process_group()  # else threads of gloo may outlive the interpreter

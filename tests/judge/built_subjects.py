@@ -43,6 +43,16 @@ def wrapped_with_states(model: nn.Module, case: Case, mesh: Any) -> Built:
     return Built(model, optimizer, states=lambda: optimizer.inner.state)
 
 
+def own_clip(model: nn.Module, case: Case, mesh: Any) -> Built:
+    """torch's function returns a DTensor, of which each rank holds a part."""
+    _sharded(model, mesh)
+
+    def clip(limit: float, kind: float) -> torch.Tensor:
+        return nn.utils.clip_grad_norm_(model.parameters(), limit, kind)
+
+    return Built(model, torch.optim.AdamW(groups(model, case)), clip=clip)
+
+
 def two_optimizers(model: nn.Module, case: Case, mesh: Any) -> Built:
     every = [group for group in groups(_sharded(model, mesh), case) if group["params"]]
     first = {**every[0], "params": every[0]["params"][:1]}

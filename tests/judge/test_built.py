@@ -59,6 +59,14 @@ def test_optimizers_of_every_form_hold(observe: Observe, name: str, case: Case) 
     assert judgement.statuses["update"] == "holds"
 
 
+@pytest.mark.parametrize("norm", ["2", "inf"])
+def test_a_norm_may_be_a_dtensor(observe: Observe, norm: str) -> None:
+    """Of an infinity norm each rank holds a part, and float() of it is that part."""
+    training = msgspec.structs.replace(CASE.training, clip=0.01, norm=norm)
+    judgement = judged(observe, "own_clip", msgspec.structs.replace(CASE, training=training))
+    assert judgement.statuses["clip"] == "holds", judgement.violations
+
+
 @pytest.mark.parametrize("name", ["zero1", "to_owners", "own_over_ddp", "flat_zero1"])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_an_optimizer_without_states_is_judged_by_its_parameters(

@@ -301,11 +301,14 @@ class BuiltImplementation(Implementation):
         Default: `torch.nn.utils.clip_grad_norm_` over all parameters, which is right where they
         are whole on every rank or DTensors.
         """
+        norm: torch.Tensor | float
         if self.built.clip is not None:
-            return float(self.built.clip(max_norm, norm_type))
-        norm = torch.nn.utils.clip_grad_norm_(
-            self.built.model.parameters(), max_norm, norm_type=norm_type
-        )
+            norm = self.built.clip(max_norm, norm_type)
+        else:
+            norm = torch.nn.utils.clip_grad_norm_(
+                self.built.model.parameters(), max_norm, norm_type=norm_type
+            )
+        # Of an infinity norm each rank's DTensor holds its own part, and float() takes that.
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def set_learning_rates(self, rates: Sequence[float]) -> None:
