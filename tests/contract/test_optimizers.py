@@ -96,3 +96,19 @@ def test_adamw_and_its_subclasses_are_taken(parameters: list[nn.Parameter]) -> N
 
     for optimizer in (adamw(parameters), Mine(parameters), torch.optim.Adam(parameters)):
         assert template_of(optimizer, {}) is None
+
+
+def test_an_option_of_the_same_name_and_another_meaning(parameters: list[nn.Parameter]) -> None:
+    """Adafactor of transformers has two numbers in eps. It was a TypeError in the ranks."""
+
+    class Factored(torch.optim.Optimizer):
+        def __init__(self, params: Any, lr: float = 1e-3, eps: Any = (1e-30, 1e-3)) -> None:
+            super().__init__(params, {"lr": lr, "eps": (1e-30, 1e-3)})
+
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    self.state[parameter]["exp_avg_sq_row"] = torch.zeros(1)
+
+    with pytest.raises(UsageError, match="whose state has 'exp_avg_sq_row'"):
+        template_of(Factored(parameters), {})

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from zerocheck.case.schema import Block, Case, Model
-from zerocheck.contract.refusals import refused_while_run, torch_refusals
+from zerocheck.contract.refusals import refused_infinity_norm, refused_while_run, torch_refusals
 from zerocheck.errors import Unsupported
 
 
@@ -72,10 +72,23 @@ def test_ddp_refuses_reentrant_checkpoints_of_a_module_that_is_called_twice() ->
     """Of a case that calls each block once it is a crash, whatever the words."""
     once = Case(model=Model(blocks=(Block(kind="mlp"), Block(kind="mlp"))))
     twice = Case(model=Model(blocks=(Block(kind="mlp"),), calls=(0, 0)))
+    model = DistributedDataParallel(Twice())
     with pytest.raises(RuntimeError) as raised:
-        DistributedDataParallel(Twice())(torch.ones(2, 2)).sum().backward()
+        for _ in range(2):
+            model(torch.ones(2, 2)).sum().backward()
     assert "only once" in (refused_while_run(torch.device("cpu"), raised.value, twice) or "")
     assert refused_while_run(torch.device("cpu"), raised.value, once) is None
+
+
+def test_torch_refuses_the_infinity_norm_of_nothing() -> None:
+    """Of a case without such a parameter it is a crash."""
+    empty = nn.Parameter(torch.empty(0))
+    empty.grad = torch.empty(0)
+    case = Case(model=Model(blocks=(Block(kind="mlp", empty=True),)))
+    with pytest.raises(Unsupported, match="torch refuses to clip"), refused_infinity_norm(case):
+        nn.utils.clip_grad_norm_([empty], 1.0, float("inf"))
+    with pytest.raises(RuntimeError, match="empty"), refused_infinity_norm(Case()):
+        nn.utils.clip_grad_norm_([empty], 1.0, float("inf"))
 
 
 def test_what_fsdp1_refuses_of_recurrent_modules_on_a_gpu() -> None:

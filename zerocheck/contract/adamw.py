@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, cast
@@ -53,7 +54,7 @@ def template_of(optimizer: torch.optim.Optimizer, keys: Mapping[str, str]) -> di
     if off > CLOSE:
         raise UsageError(
             f"Built.optimizer is {name}, which is not AdamW: alone, on one tensor, its update "
-            f"after {STEPS} steps is off by {off:.0%} of AdamW's; {OTHERS}"
+            f"after {STEPS} steps is off by {100 * off:.2g}% of AdamW's; {OTHERS}"
         )
     return dict(state)
 
@@ -117,9 +118,15 @@ def _off(
     after: torch.Tensor,
     group: Mapping[str, Any],
 ) -> float:
-    """The largest error of the way from `start` to `after`, relative to the longest of AdamW."""
-    (beta1, beta2), eps = group["betas"] or (0.9, 0.999), float(group["eps"] or 0.0)
-    lr, decay = float(group["lr"]), float(group["weight_decay"] or 0.0)
+    """The largest error of the way from `start` to `after`, relative to the longest of AdamW.
+
+    Infinite where an option of that name is something else than AdamW's.
+    """
+    try:
+        (beta1, beta2), eps = group["betas"] or (0.9, 0.999), float(group["eps"] or 0.0)
+        lr, decay = float(group["lr"]), float(group["weight_decay"] or 0.0)
+    except (TypeError, ValueError):
+        return math.inf
     p = start.double()
     m, v = torch.zeros_like(p), torch.zeros_like(p)
     for step, gradient in enumerate(gradients, 1):

@@ -24,7 +24,7 @@ from .implementation import Call, Implementation, Kept, Loader, Saving, Step, St
 from .names import named_buffers, named_parameters, register, unwrapped
 from .opaque import Opaque, changed, gradients_of
 from .optimizers import Optimizers, set_learning_rate
-from .refusals import check_built, torch_refusals
+from .refusals import check_built, refused_infinity_norm, torch_refusals
 from .shard import Index, Shard
 from .states import Full, States
 from .versions import fresh, newest
@@ -303,7 +303,8 @@ class BuiltImplementation(Implementation):
         """
         norm: torch.Tensor | float
         if self.built.clip is not None:
-            norm = self.built.clip(max_norm, norm_type)
+            with refused_infinity_norm(self.case):
+                norm = self.built.clip(max_norm, norm_type)
         else:
             norm = torch.nn.utils.clip_grad_norm_(
                 self.built.model.parameters(), max_norm, norm_type=norm_type

@@ -118,6 +118,21 @@ def torch_refusals() -> Iterator[None]:
         raise
 
 
+@contextmanager
+def refused_infinity_norm(case: Case) -> Iterator[None]:
+    """Raises Unsupported where torch's infinity norm fails on a parameter without elements.
+
+    Only where every rank has such a parameter whole, so that all of them come here: where sharding
+    alone leaves a rank without elements, the others wait in a collective.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if empties(case.model) and "infinity norm on an empty tensor" in str(error):
+            raise Unsupported(f"torch refuses to clip: {str(error).splitlines()[0]}") from error
+        raise
+
+
 def check_built(model: nn.Module, case: Case, *, own_clip: bool) -> None:
     """Raise Unsupported for a wrapped model that torch would fail on later, or get wrong.
 
