@@ -7,11 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from .. import launched
 from ..devices import CPU
 from ..errors import UsageError
+from ..foreign_text import printable
+from .output import remark, say
 from .program import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -66,11 +66,11 @@ def show_replay(
     backend: str | None = None,
 ) -> int:
     """Replay a case file, on these ranks or on new ones, and say what came of it; the exit code."""
-    from rich.console import Console
     from rich.text import Text
 
+    from ..report.console import new_console
     from ..report.progress import print_finding
-    from ..report.text import failures_of, printable
+    from ..report.text import failures_of
     from ..run import replay as replaying
 
     replayed = replaying.replay(
@@ -81,10 +81,10 @@ def show_replay(
         device=device,
         backend=backend,
     )
-    console = Console(highlight=False, soft_wrap=True)
+    console = new_console()
     for failure in failures_of(replayed.finished):
         print_finding(console, failure)
-    console.print(Text(printable(replayed.verdict)))
+    console.print(Text(replayed.verdict))
     launched.tell(replayed.exit_code, printable(replayed.verdict))
     return replayed.exit_code
 
@@ -105,11 +105,11 @@ def _recorded(
         progress.close()
         journal.close()
         if path.stat().st_size:
-            click.echo(f"report: {write(path)}")
+            say(f"report: {write(path)}")
         else:
             path.unlink()  # refused before it began
     if code == INTERRUPTED:
-        click.echo("interrupted", err=True)
+        remark("interrupted")
     return code
 
 
@@ -152,7 +152,7 @@ def _write_run(journal: Path) -> Path:
     records = read(journal, note=note)
     write_reports(records, journal.parent)
     if github.listening():
-        github.publish(tally(records), click.echo)
+        github.publish(tally(records), say)
     return journal.parent / "report.html"
 
 
@@ -178,8 +178,7 @@ def journal_in(given: Path) -> Path:
 def report_run(journal: Path, directory: Path, against: Path | None) -> int:
     """Write the reports of a journal again; the exit code of its run. With `against`, that of the
     comparison with an earlier run."""
-    from rich.console import Console
-
+    from ..report.console import new_console
     from ..report.progress import print_findings, print_outcome
     from ..report.write import write_reports
     from ..run.journal import read
@@ -187,7 +186,7 @@ def report_run(journal: Path, directory: Path, against: Path | None) -> int:
 
     records = read(journal, note=note)
     counted = tally(records)
-    console = Console(highlight=False, soft_wrap=True)
+    console = new_console()
     if against is not None:
         code = _compare(console, counted, directory, against)
     else:
@@ -195,7 +194,7 @@ def report_run(journal: Path, directory: Path, against: Path | None) -> int:
         print_outcome(console, counted)
         code = run_exit_code(counted)
     write_reports(records, directory)
-    click.echo(f"report: {directory / 'report.html'}")
+    say(f"report: {directory / 'report.html'}")
     return code
 
 
@@ -215,13 +214,13 @@ def _compare(console: Console, counted: Tally, directory: Path, against: Path) -
     if github.listening():
         with suppress(OSError):  # it stands in against.md too
             github.summarize(against_text.markdown(changes))
-    click.echo(f"comparison: {directory / 'against.md'}")
+    say(f"comparison: {directory / 'against.md'}")
     return changes.exit_code
 
 
 def note(text: str) -> None:
     """Say something beside the result."""
-    click.echo(f"note: {text}", err=True)
+    remark(f"note: {text}")
 
 
 def start_faults(options: MatrixOptions) -> int:
@@ -256,5 +255,5 @@ def report_matrix(journal: Path, directory: Path) -> int:
     summary = Summary(records)
     FaultsProgress().show(summary)
     write_matrix(records, directory)
-    click.echo(f"report: {directory / 'faults.md'}")
+    say(f"report: {directory / 'faults.md'}")
     return summary.exit_code
