@@ -19,6 +19,7 @@ REFERENCE = Path(__file__).parent.parent / "reference" / "zerocheck_reference"
 ALLOWED: dict[str, set[str]] = {
     "__init__": {"attached", "contract", "errors", "testing"},
     "errors": set(),
+    "foreign_text": set(),
     "host": {"errors"},
     "devices": {"errors"},
     "launched": {"errors"},
@@ -45,29 +46,30 @@ ALLOWED: dict[str, set[str]] = {
     },
     "run": {
         "judge", "ranks", "drive", "contract", "models", "case", "catalogue", "compat", "errors",
-        "faults", "launched", "zerocheck", "devices", "host",
+        "foreign_text", "faults", "launched", "zerocheck", "devices", "host",
     },
-    "report": {"run", "judge", "contract", "case", "catalogue", "errors"},
+    "report": {"run", "foreign_text", "judge", "contract", "case", "catalogue", "errors"},
     "script": {
         "run", "judge", "implementations", "contract", "case", "catalogue", "errors",
     },
-    "checkpoint": {"contract", "compat", "errors"},
+    "checkpoint": {"contract", "foreign_text", "compat", "errors"},
     "memory": {
         "implementations", "contract", "models", "case", "catalogue", "compat", "compat_memory",
         "importing", "errors",
     },
     "attached": {
         "report", "run", "judge", "drive", "contract", "checkpoint", "case", "compat",
-        "importing", "errors", "zerocheck_reference", "devices", "ranks",
+        "foreign_text", "importing", "errors", "zerocheck_reference", "devices", "ranks",
     },
     "shared_run": {"report", "run", "errors"},
-    "pytest_plugin": {"shared_run", "report", "run", "errors"},
+    "pytest_plugin": {"foreign_text", "shared_run", "report", "run", "errors"},
     "testing": {
         "pytest_plugin", "shared_run", "report", "run", "judge", "catalogue", "errors",
     },
     "cli": {
         "attached", "checkpoint", "memory", "report", "script", "run", "judge", "faults", "case",
-        "catalogue", "ds_config", "importing", "launched", "devices", "errors", "zerocheck",
+        "catalogue", "ds_config", "foreign_text", "importing", "launched", "devices", "errors",
+        "zerocheck",
     },
     "__main__": {"cli"},
 }  # fmt: skip

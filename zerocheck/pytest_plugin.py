@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 from .errors import UsageError
+from .foreign_text import printable
 from .run.settings import SETTINGS, of_texts, placed, project_settings
 
 if TYPE_CHECKING:
@@ -158,13 +159,14 @@ def pytest_runtest_makereport(
     error = None if call.excinfo is None else call.excinfo.value
     detail = getattr(error, "detail", None)
     if call.excinfo is not None and isinstance(error, UsageError):
+        error.args = (printable(str(error)),)
         report.longrepr = call.excinfo.getrepr(style="value")  # as the command line says it
     elif call.excinfo is not None and detail is not None:
         report.longrepr = shown = call.excinfo.getrepr(style="value")  # without our lines of code
         if shown.reprcrash is not None:
             shown.reprcrash.message = str(error)  # in the summary: the title, not our class
         if detail:
-            report.sections.append(("stacks and output of the ranks", detail))
+            report.sections.append(("stacks and output of the ranks", printable(detail)))
     return report
 
 

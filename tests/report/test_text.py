@@ -6,8 +6,9 @@ import msgspec
 import pytest
 from hand_made import HOSTILE, KNOWN, VIOLATION, finding, hostile_finding
 
+from zerocheck.foreign_text import printable
 from zerocheck.judge.verdict import Status
-from zerocheck.report.text import cell_text, finding_text, printable, replay_line
+from zerocheck.report.text import cell_text, finding_text, replay_line
 from zerocheck.run.tally import Cell
 
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from ..contract.semantics import Semantics
 from ..errors import UsageError, Violated, unknown
+from ..foreign_text import copyable, one_line, printable
 from ..judge.verdict import Judgement
 from . import bundle as bundles
 from .arrivals import Arrivals
@@ -192,7 +193,7 @@ class Attached:
         self._stopped = True
         self._next = -1
         if ranks.rank in (0, problem.rank):
-            print(stopped_text(self.taken, problem), file=sys.stderr, flush=True)
+            _say(stopped_text(self.taken, problem))
 
     def _begin(self) -> None:
         self._started = time.perf_counter()
@@ -254,7 +255,7 @@ class Attached:
             self._violated(observed, verdict.judgement, ranks)
         elif ranks.rank == 0 and not self._quiet:
             seconds = self._copied + time.perf_counter() - started
-            print(holds_line(self.taken, self.last, seconds), file=sys.stderr, flush=True)
+            _say(holds_line(self.taken, self.last, seconds))
 
     def _judge(self, watch: Watch, ranks: Ranks) -> tuple[Observed, Verdict]:
         observed = with_norms(watch.observed(), ranks)
@@ -270,11 +271,12 @@ class Attached:
             place = self._written(observed, judgement, ranks)
         self._known |= marks
         if ranks.rank == 0:
-            print(violated_text(what, judgement, place), file=sys.stderr, flush=True)
+            _say(violated_text(what, judgement, place))
         if self._on_violation == "raise":
             first = first_of(judgement)
-            where = f"; zerocheck replay {place}" if place else ""
-            raise Violated(f"step {self.taken}: {first.obligation}: {first.explanation}{where}")
+            where = f"; {copyable(('zerocheck', 'replay', place))}" if place else ""
+            said = f"step {self.taken}: {first.obligation}: {first.explanation}"
+            raise Violated(one_line(said) + where)
 
     def _written(self, observed: Observed, judgement: Judgement, ranks: Ranks) -> str:
         """The folder of the bundle; empty where a rank cannot write it, which is printed."""
@@ -293,13 +295,18 @@ class Attached:
             if ranks.rank in (0, stopped.problem.rank):
                 text = f"zerocheck: step {self.taken} cannot be kept for `zerocheck replay`: "
                 text += f"{stopped} (rank {stopped.problem.rank})"
-                print(text, file=sys.stderr, flush=True)
+                _say(one_line(text))
             return ""
 
     def _ranks(self) -> Ranks:
         if not (dist.is_available() and dist.is_initialized()):
             return Alone()
         return Group(self._group, computes_on(self._model))
+
+
+def _say(text: str) -> None:
+    """Print beside the output of the training."""
+    print(printable(text), file=sys.stderr, flush=True)
 
 
 def _numbers(steps: Iterable[int]) -> set[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..foreign_text import one_line
 from ..judge.verdict import Judgement, Violation
 from ..report.text import finding_text
 from ..run.findings import independent
@@ -48,11 +49,12 @@ def stopped_text(number: int, problem: Problem) -> str:
     """Why no step is checked from now on. number: of the step, 0 before the first."""
     when = f"step {number}: " if number else ""
     end = "No step is checked from here on; the training goes on"
+    text = one_line(problem.text)
     if not problem.place:
-        return f"zerocheck: {when}{problem.text} (rank {problem.rank}). {end}"
+        return f"zerocheck: {when}{text} (rank {problem.rank}). {end}"
     return (
         f"zerocheck: {when}zerocheck itself failed on rank {problem.rank} at {problem.place}: "
-        f"{problem.text}. {end}. Please report this line"
+        f"{text}. {end}. Please report this line"
     )
 
 
@@ -70,4 +72,4 @@ def holds_line(number: int, judgement: Judgement, seconds: float) -> str:
     )
     for obligation, why in judgement.unjudged.items():
         line += f"; {obligation} not judged: {why}"
-    return line
+    return one_line(line)

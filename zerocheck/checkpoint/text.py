@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from tabulate import tabulate
 
+from ..foreign_text import one_line
 from .result import CHECKS, COMPARED, Described, Finding, Report
 
 _SHOWN = 5
@@ -19,11 +20,11 @@ def render(report: Report) -> str:
     for described in report.checkpoints:
         lines += [*_described(described), ""]
     two = len(report.checkpoints) > 1
-    lines += [f"note: {note}" for note in report.notes]
+    lines += [f"note: {one_line(note)}" for note in report.notes]
     for check in dict.fromkeys(finding.check for finding in report.findings):
         word = "DIFFERENT" if two and check in COMPARED else "WRONG"
         lines += _found([one for one in report.findings if one.check == check], word)
-    lines += [f"not checked: {check} ({why})" for check, why in report.unchecked.items()]
+    lines += [f"not checked: {check} ({one_line(why)})" for check, why in report.unchecked.items()]
     names = ", ".join(report.checked)
     if report.findings:
         count = len(report.findings)
@@ -34,11 +35,11 @@ def render(report: Report) -> str:
 
 
 def _described(one: Described) -> Iterator[str]:
-    yield f"{one.path}: {one.format}"
+    yield f"{one_line(one.path)}: {one.format}"
     if one.roles:
         rows = [
             (
-                role.role,
+                one_line(role.role),
                 role.tensors,
                 f"{role.elements:,}",
                 ", ".join(role.dtypes),
@@ -69,14 +70,14 @@ def _described(one: Described) -> Iterator[str]:
         known = ", ".join(
             f"{word} {group.settings[word]}" for word in _SETTINGS if word in group.settings
         )
-        yield f"  param group of {len(group.parameters)}: {known}"
+        yield f"  param group of {len(group.parameters)}: {one_line(known)}"
 
 
 def _found(findings: list[Finding], word: str) -> Iterator[str]:
     check = findings[0].check
     yield f"{word} {check}: {CHECKS[check]}"
     for finding in findings[:_SHOWN]:
-        yield f"  {finding.where}: {finding.detail}"
+        yield f"  {one_line(finding.where)}: {one_line(finding.detail)}"
     if len(findings) > _SHOWN:
         yield f"  and {len(findings) - _SHOWN} more"
 

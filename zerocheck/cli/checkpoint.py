@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from .written import shown
+from .output import shown
 
 _PATH = click.Path(path_type=Path)
 

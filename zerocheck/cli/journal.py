@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
-
-import click
 
 from .. import launched
 from ..devices import CPU
 from ..errors import UsageError
+from ..foreign_text import printable
+from .output import remark, say
 from .program import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -66,11 +68,11 @@ def show_replay(
     backend: str | None = None,
 ) -> int:
     """Replay a case file, on these ranks or on new ones, and say what came of it; the exit code."""
-    from rich.console import Console
     from rich.text import Text
 
+    from ..report.console import new_console
     from ..report.progress import print_finding
-    from ..report.text import failures_of, printable
+    from ..report.text import failures_of
     from ..run import replay as replaying
 
     replayed = replaying.replay(
@@ -81,10 +83,10 @@ def show_replay(
         device=device,
         backend=backend,
     )
-    console = Console(highlight=False, soft_wrap=True)
+    console = new_console()
     for failure in failures_of(replayed.finished):
         print_finding(console, failure)
-    console.print(Text(printable(replayed.verdict)))
+    console.print(Text(replayed.verdict))
     launched.tell(replayed.exit_code, printable(replayed.verdict))
     return replayed.exit_code
 
@@ -98,7 +100,8 @@ def _recorded(
     journal = Journal(path)
     try:
         _check_outputs(path)
-        code = start(journal, progress)
+        with _interruptible():
+            code = start(journal, progress)
     except KeyboardInterrupt:
         code = INTERRUPTED
     finally:
@@ -106,10 +109,31 @@ def _recorded(
         progress.close()
         journal.close()
         if journal.begun:
-            click.echo(f"report: {write(path)}")
+            say(f"report: {write(path)}")
     if code == INTERRUPTED:
-        click.echo("interrupted", err=True)
+        remark("interrupted")
     return code
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the run as Ctrl-C does, with its report. Launchers have their own."""
+    if launched.launched():
+        yield
+        return
+    ended_by = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, _interrupt) for number in ended_by}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the report is still to be written
+    raise KeyboardInterrupt
 
 
 def _check_outputs(journal: Path) -> None:
@@ -164,7 +188,7 @@ def _write_run(journal: Path) -> Path:
     records = read(journal, note=note)
     write_reports(records, journal.parent)
     if github.listening():
-        github.publish(tally(records), click.echo)
+        github.publish(tally(records), say)
     return journal.parent / "report.html"
 
 
@@ -190,8 +214,7 @@ def journal_in(given: Path) -> Path:
 def report_run(journal: Path, directory: Path, against: Path | None) -> int:
     """Write the reports of a journal again; the exit code of its run. With `against`, that of the
     comparison with an earlier run."""
-    from rich.console import Console
-
+    from ..report.console import new_console
     from ..report.progress import print_findings, print_outcome
     from ..report.write import write_reports
     from ..run.journal import read
@@ -199,7 +222,7 @@ def report_run(journal: Path, directory: Path, against: Path | None) -> int:
 
     records = read(journal, note=note)
     counted = tally(records)
-    console = Console(highlight=False, soft_wrap=True)
+    console = new_console()
     if against is not None:
         code = _compare(console, counted, directory, against)
     else:
@@ -207,7 +230,7 @@ def report_run(journal: Path, directory: Path, against: Path | None) -> int:
         print_outcome(console, counted)
         code = run_exit_code(counted)
     write_reports(records, directory)
-    click.echo(f"report: {directory / 'report.html'}")
+    say(f"report: {directory / 'report.html'}")
     return code
 
 
@@ -227,13 +250,13 @@ def _compare(console: Console, counted: Tally, directory: Path, against: Path) -
     if github.listening():
         with suppress(OSError):  # it stands in against.md too
             github.summarize(against_text.markdown(changes))
-    click.echo(f"comparison: {directory / 'against.md'}")
+    say(f"comparison: {directory / 'against.md'}")
     return changes.exit_code
 
 
 def note(text: str) -> None:
     """Say something beside the result."""
-    click.echo(f"note: {text}", err=True)
+    remark(f"note: {text}")
 
 
 def start_faults(options: MatrixOptions) -> int:
@@ -268,5 +291,5 @@ def report_matrix(journal: Path, directory: Path) -> int:
     summary = Summary(records)
     FaultsProgress().show(summary)
     write_matrix(records, directory)
-    click.echo(f"report: {directory / 'faults.md'}")
+    say(f"report: {directory / 'faults.md'}")
     return summary.exit_code

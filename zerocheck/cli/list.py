@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from .output import say
+
 
 def list_faults() -> int:
     """Every fault with its source; the exit code."""
@@ -20,7 +22,7 @@ def list_faults() -> int:
         title = f"faults in {extra}, which run where they are named"
         reason = missing(extra)
         if reason is not None:
-            click.echo(f"{title}: none here, since it {reason.partition('which ')[2]}")
+            say(f"{title}: none here, since it {reason.partition('which ')[2]}")
             continue
         own = [fault for fault in OF_EXTRAS.values() if fault.where.startswith(f"{module}:")]
         _section(title, {fault.name: f"{fault.summary}; {fault.source}" for fault in own})
@@ -55,14 +57,14 @@ def list_() -> None:
             for p in PROFILES.values()
         },
     )
-    click.echo("known issues")
+    say("known issues")
     for line in listed_lines(ours()):
-        click.echo(f"  {line}")
+        say(f"  {line}")
 
 
 def _section(title: str, entries: Any) -> None:
-    click.echo(title)
+    say(title)
     width = max(map(len, entries))
     for name, text in entries.items():
-        click.echo(f"  {name:<{width}}  {text}")
-    click.echo()
+        say(f"  {name:<{width}}  {text}")
+    say("")

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..errors import UsageError
-from .written import shown
+from .output import say, shown
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -101,7 +101,7 @@ def memory(
             raise UsageError(f"--tables takes no MODEL, got {model!r}")
         from ..memory.tables import render_tables
 
-        click.echo(render_tables(), nl=False)
+        say(render_tables(), nl=False)
         return 0
     if peaks is not None:
         if model is not None:
@@ -130,7 +130,7 @@ def _peaks(directory: Path) -> int:
         page = markdown(of_windows, of_buckets, list(stages(ranks)))
     texts = {"peak.md": page, "peak.svg": picture(of_windows, of_buckets)}
     for path in write_texts(directory, texts):
-        click.echo(path)
+        say(path)
     return 0
 
 

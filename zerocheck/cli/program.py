@@ -14,6 +14,8 @@ import click
 
 from .. import __version__, launched
 from ..errors import HarnessError, RanksLost, UsageError, unknown
+from ..foreign_text import printable
+from .output import remark, say
 
 USAGE, HARNESS, INTERRUPTED = 2, 3, 130
 LINGER_S = 10.0
@@ -42,7 +44,7 @@ class Program(click.Group):
         try:
             code = super().main(given, prog_name, **extra)
         except click.exceptions.NoArgsIsHelpError as error:
-            click.echo(error.format_message())
+            say(error.format_message())
             code = USAGE
         except click.ClickException as error:
             code = _say(error.format_message(), USAGE)
@@ -50,6 +52,9 @@ class Program(click.Group):
             code = _say(str(error), USAGE)
         except click.Abort:
             code = _say("interrupted", INTERRUPTED)
+        except BrokenPipeError:  # who reads has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = INTERRUPTED
         except RanksLost as error:
             code = _say(str(error), HARNESS)
         except Exception as error:
@@ -60,8 +65,8 @@ class Program(click.Group):
 def _say(message: str, code: int) -> int:
     """Once for a launch, if all ranks find the same: rank 0 says it."""
     if launched.is_rank_0() or code == HARNESS:
-        click.echo(f"error: {message}", err=True)
-    launched.tell(code, message)
+        remark(f"error: {message}")
+    launched.tell(code, printable(message))
     return code
 
 
@@ -90,14 +95,13 @@ def _harness_failed(error: Exception, args: list[str]) -> int:
 
 def _write_traceback(error: Exception, args: list[str]) -> Path:
     """Write the traceback into the report directory, or a temporary file if that fails."""
-    text = f"zerocheck {__version__}, arguments {args}\n" + "".join(
-        traceback.format_exception(error)
-    )
+    head = f"zerocheck {__version__}, arguments {args}\n"
+    text = printable(head + "".join(traceback.format_exception(error)))
     directory = _report_dir(args)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / "harness-error.txt"
-        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        path.write_text(text, encoding="utf-8")
     except OSError:
         with tempfile.NamedTemporaryFile(
             "w", prefix="zerocheck-", suffix=".txt", delete=False, encoding="utf-8"

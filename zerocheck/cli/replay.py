@@ -10,6 +10,7 @@ from ..devices import CPU, CUDA
 from ..errors import UsageError
 from . import options as option
 from .journal import note_untested, show_replay
+from .output import say
 
 
 @click.command()
@@ -66,10 +67,9 @@ def replay(
     check_timeout(timeout)
     if case.name == "bundle.json" or (case / "bundle.json").is_file():
         from ..attached.replay import replay as again
-        from ..report.text import printable
 
         attached = again(case, model, device)
-        click.echo(printable(attached.text))
+        say(attached.text)
         return attached.exit_code
     if kind == "processes" and not case.is_file():  # under torchrun rank 0 needs it, on its host
         raise UsageError(f"there is no file {str(case)!r}")
@@ -99,10 +99,8 @@ def _write_script(case: Path, implementation: str | None, script: Path) -> int:
         not_without_asking(case, file.implementation)
     text = script_of(file, implementation=implementation)
     if str(script) == "-":
-        click.echo(text, nl=False)
+        say(text, nl=False)
         return 0
     write_script(script, text)
-    click.echo(
-        f"{script}: {len(text.splitlines())} lines; it exits with 1 while the fault is there"
-    )
+    say(f"{script}: {len(text.splitlines())} lines; it exits with 1 while the fault is there")
     return 0

@@ -10,10 +10,11 @@ from rich.console import Console
 from rich.text import Text
 from tabulate import tabulate
 
+from ..foreign_text import one_line
 from ..run.journal import encode
 from .against import AGAINST_FORMAT, Changes, Row
 from .markdown import escape, table
-from .text import number, one_line
+from .text import number
 
 
 class _Section(NamedTuple):

@@ -47,7 +47,7 @@ def _said(counted: Tally) -> Iterable[str]:
     libraries = [f"torch {where.torch}", *filter(None, where.libraries.split(", "))]
     yield (
         f"{escape(', '.join(libraries))}; {counted.cases:,} cases of the profile "
-        f"{escape(counted.started.profile)}, seed {counted.started.seed}, on {where.device}"
+        f"{escape(counted.started.profile)}, seed {counted.started.seed}, on {escape(where.device)}"
         f"{f' ({escape(where.gpu)})' if where.gpu else ''}; zerocheck {escape(where.zerocheck)}, "
         f"Python {escape(where.python)}."
     )

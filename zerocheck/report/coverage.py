@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..case.features import FEATURES
+from ..foreign_text import one_line
 from ..judge.verdict import VACUOUS
 from ..run.coverage import FEW, Covered
 from ..run.tally import ImplementationTally, Tally
-from .text import one_line
 
 PAIRS_SHOWN = 200
 """Left-out pairs that the JSON report names; their number stands beside them."""

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from ..foreign_text import one_line
 from ..run.matrix.records import (
     FaultsFinished,
     FaultShrunk,
@@ -16,16 +17,16 @@ from ..run.matrix.records import (
     MatrixRecord,
 )
 from ..run.matrix.summary import Summary
+from .console import new_console
 from .faults_text import cases_text, caught_text, cause_text, smallest_text, summary_lines
 from .progress import duration
-from .text import one_line
 
 
 class FaultsProgress:
     """Shows the records of a kill matrix as they come. Every value is printed as text."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(highlight=False, soft_wrap=True)
+        self._console = console or new_console()
         self._records: list[MatrixRecord] = []
         self._planned = 0
         self._live: Live | None = None

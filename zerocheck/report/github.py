@@ -15,10 +15,11 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from ..foreign_text import one_line, printable
 from ..run.tally import Tally, why_of
 from . import markdown
 from .known import stale_lines
-from .text import finding_lines, one_line, printable
+from .text import finding_lines
 
 SUMMARY_BYTES = 1024 * 1024
 """Of one step, all that it writes together."""

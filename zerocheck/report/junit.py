@@ -6,10 +6,11 @@ import re
 import xml.etree.ElementTree as ET
 from datetime import UTC, datetime
 
+from ..foreign_text import printable
 from ..judge.verdict import TITLES, Obligation
 from ..run.tally import FAILING, Cell, ImplementationTally, Tally
 from .known import known_text, stale_text
-from .text import cell_text, finding_text, printable
+from .text import cell_text, finding_text
 
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 

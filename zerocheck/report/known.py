@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..foreign_text import one_line
 from ..judge.verdict import Obligation
 from ..run.known_issues import KnownIssue
 from ..run.records import StaleIssue
 from ..run.tally import Tally, concerns
-from .text import known_lines, one_line, row
+from .text import known_lines, row
 
 
 def stale_lines(stale: StaleIssue) -> list[str]:

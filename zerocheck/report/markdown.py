@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from tabulate import tabulate
 
+from ..foreign_text import one_line, printable
 from ..run.loads import Loads
 from ..run.records import Finding
 from ..run.tally import Tally, unchecked, why
@@ -15,7 +16,7 @@ from .coverage import feature_rows, pairs_cell, refused_rows, vacuous_rows
 from .known import all_hold, left_out_lines, stale_lines
 from .observed import observed_lines
 from .resumed import TITLE, headers, rows, tried_lines
-from .text import cell_text, finding_lines, finding_title, number, one_line, printable
+from .text import cell_text, finding_lines, finding_title, number
 from .weights import EXPLAINED, HEADERS
 from .weights import TITLE as WEIGHED
 from .weights import rows as weighed_rows

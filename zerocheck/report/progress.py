@@ -10,15 +10,17 @@ from rich.table import Table
 from rich.text import Text
 from tabulate import tabulate
 
+from ..foreign_text import one_line
 from ..run.loads import Loads
 from ..run.records import CaseFinished, Finding, Record, RunFinished, RunStarted, StaleIssue
 from ..run.tally import FAILING, Cell, Tally, unchecked, why
 from . import metrics
+from .console import new_console
 from .coverage import coverage_lines
 from .known import all_hold, left_out_lines, stale_lines
 from .observed import observed_lines
 from .resumed import TITLE, headers, rows, tried_lines
-from .text import cell_text, finding_lines, finding_title, one_line
+from .text import cell_text, finding_lines, finding_title
 from .weights import TITLE as WEIGHED
 from .weights import lines as weighed_lines
 
@@ -39,7 +41,7 @@ class Progress:
         plain_seconds: float = PLAIN_SECONDS,
         shrink: bool = False,
     ):
-        self._console = console or Console(highlight=False, soft_wrap=True)
+        self._console = console or new_console()
         self._plain_seconds = plain_seconds
         self._shrink = shrink
         self._tally = Tally()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
-
 from ..catalogue import is_config
+from ..foreign_text import copyable, one_line, printable
 from ..judge.verdict import ESTIMATED, TITLES, Status, Violation
 from ..run.findings import Findings
 from ..run.records import CaseFinished, Finding, Known
@@ -13,23 +12,6 @@ from ..run.tally import FAILING, Cell
 _LABEL_WIDTH = 12
 _SHOWN = 3
 """Names that are spelled out before the rest is counted."""
-
-
-def printable(text: str) -> str:
-    """`text` without what could move a cursor, end an XML document or hide itself.
-
-    Newlines and tabs stay; every other character that cannot be printed becomes its escape.
-    """
-    return "".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape", "backslashreplace").decode("ascii")
-
-
-def one_line(text: str) -> str:
-    """`text` in one line of printable characters."""
-    return " ".join(printable(text).split())
 
 
 def finding_title(finding: Finding) -> str:
@@ -120,7 +102,7 @@ def replay_line(finding: Finding) -> str:
         command += ["--implementation", finding.implementation]
     if finding.model:
         command += ["--model", finding.model]
-    return shlex.join(command)
+    return copyable(command)
 
 
 def _violation_lines(violation: Violation, *, title: str) -> list[str]:

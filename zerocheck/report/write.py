@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from ..errors import UsageError
+from ..foreign_text import plain_json, printable
 from ..run.matrix.records import MatrixRecord
 from ..run.matrix.summary import Summary
 from ..run.records import Record
@@ -77,10 +78,15 @@ def write_texts(directory: Path, texts: Mapping[str, str]) -> list[Path]:
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             written.append(directory / name)
-            _replace(directory / name, text)
+            _replace(directory / name, _clean(name, text))
     except OSError as error:
         raise UsageError(f"cannot write to {directory}: {error.strerror}") from error
     return written
+
+
+def _clean(name: str, text: str) -> str:
+    """Every file has printable text only, whatever the names and errors in it are."""
+    return plain_json(text.encode()).decode() if name.endswith(".json") else printable(text)
 
 
 def _replace(path: Path, text: str) -> None:

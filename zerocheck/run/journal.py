@@ -15,6 +15,7 @@ from typing import IO, Any, TypeVar
 import msgspec
 
 from ..errors import UsageError
+from ..foreign_text import encodable
 from . import earlier
 from .matrix.records import FaultsStarted, MatrixRecord
 from .records import JOURNAL_FORMAT, Record, RunStarted
@@ -44,8 +45,10 @@ def _finite(value: Any) -> Any:
     match value:
         case float():
             return value if math.isfinite(value) else str(value)
+        case str():
+            return encodable(value)
         case dict():
-            return {key: _finite(item) for key, item in value.items()}
+            return {encodable(key): _finite(item) for key, item in value.items()}
         case list() | tuple():
             return [_finite(item) for item in value]
     return value

@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ...foreign_text import one_line, printable
 from ...judge.verdict import Violation
 from ...run.records import Finding
-from ..text import finding_lines, finding_title, number, one_line, printable, replay_line
+from ..text import finding_lines, finding_title, number, replay_line
 from .matrix import kind_of
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import jinja2
 
+from ...foreign_text import printable
 from ...judge.verdict import Status
 from ...run.tally import FAILING, Tally, run_exit_code, unchecked, why
 from .. import drift as drifting
@@ -16,7 +17,6 @@ from .. import metrics, resumed, weights
 from ..coverage import feature_rows, pairs_cell, refused_rows, vacuous_rows
 from ..known import all_hold, left_out_lines, stale_lines
 from ..observed import placement
-from ..text import printable
 from . import bands, drift
 from .findings import shown
 from .matrix import kind_of, matrix, titles

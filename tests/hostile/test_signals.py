@@ -1,0 +1,54 @@
+"""Whatever ends a run from outside, the report is written and the exit code is that of Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+INTERRUPTED = 130
+RUN = [sys.executable, "-m", "zerocheck", "run", "zero2", "--world-sizes", "2", "--max-cases"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_ends_a_run_with_its_report(tmp_path: Path, number: signal.Signals) -> None:
+    with subprocess.Popen(
+        [*RUN, "400"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
+        journal = tmp_path / "zerocheck-report" / "journal.ndjson"
+        ends = time.monotonic() + 120
+        while time.monotonic() < ends and not (
+            journal.exists() and b'"case finished"' in journal.read_bytes()
+        ):
+            time.sleep(0.05)
+        run.send_signal(number)
+        out, error = run.communicate(timeout=120)
+    assert run.returncode == INTERRUPTED, out + error
+    assert "interrupted" in error
+    assert "did not finish" in (journal.parent / "report.md").read_text()
+
+
+def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
+    """`zerocheck run | head -1` had the exit code of a finding."""
+    with subprocess.Popen(
+        [*RUN, "4"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout is not None and run.stderr is not None
+        assert run.stdout.readline()
+        run.stdout.close()
+        error = run.stderr.read()
+        assert run.wait(timeout=120) == INTERRUPTED, error
+    assert "Traceback" not in error
+    assert (tmp_path / "zerocheck-report" / "journal.ndjson").stat().st_size
+
+
+def test_a_list_that_nobody_reads(tmp_path: Path) -> None:
+    listed = subprocess.run(
+        f"{sys.executable} -m zerocheck list | head -1",
+        shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert listed.returncode == 0 and not listed.stderr

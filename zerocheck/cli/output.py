@@ -1,0 +1,36 @@
+"""Output of the command line: everything that it prints is made printable here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import UsageError
+from ..foreign_text import as_json, indented, printable
+
+
+def say(text: object, *, nl: bool = True) -> None:
+    """Print the result of a command. Its lines stay apart, so names in it must be one line each."""
+    click.echo(printable(str(text)), nl=nl)
+
+
+def remark(text: str) -> None:
+    """Print an error or a note to stderr; further lines of it are indented."""
+    click.echo(indented(text), err=True)
+
+
+def shown(report: Any, text: str, json_file: Path | None) -> int:
+    """Print the text, write the report into the file; the report's exit code.
+
+    Raises UsageError if the file cannot be written.
+    """
+    say(text, nl=False)
+    if json_file is not None:
+        try:
+            json_file.write_bytes(as_json(report))
+        except (OSError, ValueError) as error:
+            said = getattr(error, "strerror", None) or str(error)
+            raise UsageError(f"{str(json_file)!r} cannot be written: {said}") from error
+    return int(report.exit_code)
