@@ -9,9 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+from zerocheck.case.schema import Case
 from zerocheck.contract.adamw import template_of
+from zerocheck.contract.groups import check_options
 from zerocheck.contract.optimizers import Optimizers, set_learning_rate
 from zerocheck.errors import UsageError
+from zerocheck.models import build_model
 
 
 @pytest.fixture
@@ -112,3 +115,28 @@ def test_an_option_of_the_same_name_and_another_meaning(parameters: list[nn.Para
 
     with pytest.raises(UsageError, match="whose state has 'exp_avg_sq_row'"):
         template_of(Factored(parameters), {})
+
+
+def test_a_step_that_is_compiled(parameters: list[nn.Parameter]) -> None:
+    """AdamW of torchao in fp32: Inductor's kernels were 3 times the bound of AdamW's away."""
+
+    class Compiled(torch.optim.Optimizer):
+        def __init__(self, params: Any, lr: float = 1e-3) -> None:
+            super().__init__(params, {"lr": lr})
+            self.inner = torch.optim.AdamW(self.param_groups)
+            self.state = self.inner.state
+
+        def step(self, closure: Any = None) -> None:
+            torch.compile(self.inner.step, fullgraph=True)()
+
+    with pytest.raises(UsageError, match=r"Compiled, whose step calls torch\.compile"):
+        template_of(Compiled(parameters), {})
+
+
+def test_a_group_with_another_kind_of_option(parameters: list[nn.Parameter]) -> None:
+    """Adafactor of transformers again, where its class cannot be made from its own defaults."""
+    case = Case()
+    model = build_model(case)
+    wanted = {"lr": 1e-3, "eps": (1e-30, 1e-3), "params": list(model.parameters())}
+    with pytest.raises(UsageError, match=r"has eps \(1e-30, 0.001\) in a parameter group"):
+        check_options([wanted], {id(p): 0 for p in model.parameters()}, case)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any, cast
+from unittest import mock
 
 import torch
 
@@ -49,8 +50,14 @@ def template_of(optimizer: torch.optim.Optimizer, keys: Mapping[str, str]) -> di
     tried = _tried(cast(Any, kind), frozenset(optimizer.defaults))
     if tried is None:
         return None
-    state, off = tried
+    state, off, compiled = tried
     check_state(state, name, keys)
+    if compiled:
+        raise UsageError(
+            f"Built.optimizer is {name}, whose step calls torch.compile: how its kernels round is "
+            f"up to Inductor, so that there is no bound to judge it by; {OTHERS} that is not "
+            "compiled"
+        )
     if off > CLOSE:
         raise UsageError(
             f"Built.optimizer is {name}, which is not AdamW: alone, on one tensor, its update "
@@ -84,9 +91,9 @@ def check_state(state: Mapping[str, Any], name: str, keys: Mapping[str, str]) ->
 @cache
 def _tried(
     kind: type[torch.optim.Optimizer], defaults: frozenset[str]
-) -> tuple[dict[str, Any], float] | None:
-    """(state, largest error of an update relative to AdamW's) of a few steps; None if the class
-    cannot be made or fails alone.
+) -> tuple[dict[str, Any], float, bool] | None:
+    """(state, largest error of an update relative to AdamW's, whether it called torch.compile) of a
+    few steps; None if the class cannot be made or fails alone.
 
     defaults: names of the options of a group.
     """
@@ -96,7 +103,8 @@ def _tried(
     parameter = torch.nn.Parameter(start.clone())
     known = inspect.signature(kind).parameters
     options = {name: OPTIONS[name] for name in OPTIONS if name in known and name in defaults}
-    with torch.enable_grad():
+    compiled: list[object] = []
+    with torch.enable_grad(), mock.patch.object(torch, "compile", partial(_uncompiled, compiled)):
         try:
             optimizer = kind([parameter], **options)
             training = getattr(optimizer, "train", None)
@@ -109,7 +117,13 @@ def _tried(
             group = {**dict.fromkeys(OPTIONS), **optimizer.param_groups[0]}
         except Exception:
             return None
-    return state, _off(start, gradients, parameter.detach(), group)
+    return state, _off(start, gradients, parameter.detach(), group), bool(compiled)
+
+
+def _uncompiled(asked: list[object], function: Any = None, **options: Any) -> Any:
+    """Stands for torch.compile: notes that it was called, and compiles nothing."""
+    asked.append(function)
+    return (lambda given: given) if function is None else function
 
 
 def _off(

@@ -146,7 +146,16 @@ def _given(group: Mapping[str, Any]) -> dict[str, float]:
     given |= {name: group[name] for name in ("amsgrad", "maximize") if name in group}
     if "betas" in group:
         given["beta1"], given["beta2"] = group["betas"]
-    return {name: float(value) for name, value in given.items()}
+    options = {}
+    for name, value in given.items():
+        try:
+            options[name] = float(value)
+        except (TypeError, ValueError):
+            raise UsageError(
+                f"Built.optimizer has {name} {value!r} in a parameter group, where AdamW has a "
+                "number; until other optimizers are supported, zerocheck judges AdamW"
+            ) from None
+    return options
 
 
 def learning_rates(case: Case, index: int) -> list[float]:
