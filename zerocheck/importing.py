@@ -90,8 +90,14 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 def _attribute(module: ModuleType, where: str, attribute: str) -> Any:
-    if hasattr(module, attribute):
+    try:
         return getattr(module, attribute)
+    except AttributeError:
+        pass
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise UsageError(f"{where} does not give {attribute!r}: {_said(error)}") from error
     names = [name for name in vars(module) if not name.startswith("_")]
     raise UsageError(f"{where} has no {attribute!r}{did_you_mean(attribute, names)}")
 

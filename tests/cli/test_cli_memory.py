@@ -61,7 +61,7 @@ def test_the_function_that_run_takes_is_taken(model: str) -> None:
     assert both.output.replace(":with_batches", ":net") == alone.output
 
 
-@pytest.mark.parametrize(("memory", "code"), [("1GiB", 0), ("1000", 1)])
+@pytest.mark.parametrize(("memory", "code"), [("1GiB", 0), ("1000B", 1)])
 def test_exit_codes(model: str, memory: str, code: int) -> None:
     result = invoke(model, "--sequence", 5, "--device-memory", memory)
     assert result.exit_code == code

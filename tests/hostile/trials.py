@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Iterator
 
@@ -118,7 +119,7 @@ def mutated(tree: object, seed: object) -> object:
                 del above[key]  # type: ignore[attr-defined]
             case _:
                 other, its = drawn.choice(places)
-                above[key] = other[its]  # type: ignore[index]
+                above[key] = copy.deepcopy(other[its])  # type: ignore[index]
     return tree
 
 

@@ -77,7 +77,7 @@ def test_everything_that_is_said_to_fit_fits() -> None:
     assert fitting
     for one in sliced(report.device.tried, (fitting[0], report.device.tried[0])):
         result = CliRunner().invoke(
-            main, [*shlex.split(one.command)[1:], "--device-memory", "700000"]
+            main, [*shlex.split(one.command)[1:], "--device-memory", "700000B"]
         )
         assert result.exit_code == (0 if one.fits else 1), one.command
 

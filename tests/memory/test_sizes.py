@@ -14,7 +14,7 @@ from zerocheck.memory.sizes import binary, parse
         ("80GiB", 80 * 2**30),
         ("40 gb", 40 * 10**9),
         ("1.5KiB", 1536),
-        ("7", 7),
+        ("7 B", 7),
         ("2TB", 2 * 10**12),
         ("3 B", 3),
     ],

@@ -11,6 +11,7 @@ Each rank writes its own files. Where ranks have disks of their own, they are ga
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +19,9 @@ import msgspec
 import torch
 
 from ..case.codec import parse
+from ..case.schema import MAX_WORLD_SIZE
 from ..checkpoint.safetensors_file import SafetensorsFile, write_safetensors
+from ..checkpoint.source import Stored
 from ..contract.semantics import Semantics
 from ..devices import CPU
 from ..errors import UsageError
@@ -114,6 +117,11 @@ def read(path: Path) -> tuple[Bundle, list[Observed]]:
         raise UsageError(
             f"{path} has bundle format {bundle.attached}; this zerocheck knows format {FORMAT}"
         )
+    if not 1 <= bundle.world_size <= MAX_WORLD_SIZE:
+        raise UsageError(
+            f"{path} is damaged: its world size is {bundle.world_size} "
+            f"(allowed: 1 to {MAX_WORLD_SIZE})"
+        )
     return bundle, [_rank(folder, rank, bundle.world_size) for rank in range(bundle.world_size)]
 
 
@@ -126,6 +134,7 @@ def _rank(folder: Path, rank: int, world_size: int) -> Observed:
                 "on the machine of that rank; copy them here"
             )
     told = _json(path.with_suffix(".json"), Rank)
+    _check(path.with_suffix(".json"), told.seen, rank, world_size)
     file = SafetensorsFile(path)
     if file.findings:
         worst = file.findings[0]
@@ -140,13 +149,45 @@ def _rank(folder: Path, rank: int, world_size: int) -> Observed:
         elif what.startswith("forward "):
             others[name] = file.read(key)
         else:
-            values[what, int(rest.rpartition("/")[2])] = file.read(key)
+            values[what, _number(path, told.seen, name, file.tensors[key])] = file.read(key)
     if told.calls is None:
         return Observed(told.seen, values, device=told.device)
     try:
         return Observed(told.seen, values, restored(told.calls, others), buffers, told.device)
     except KeyError as error:
         raise UsageError(f"{path} is damaged: it has no tensor {error}") from None
+
+
+def _check(path: Path, seen: Seen, rank: int, world_size: int) -> None:
+    """Raise UsageError for data of one rank that do not go together."""
+    count = len(seen.pieces)
+    wrong = ""
+    if (seen.rank, seen.world_size) != (rank, world_size):
+        wrong = f"it is of rank {seen.rank} of {seen.world_size}, not {rank} of {world_size}"
+    elif {len(seen.before), len(seen.after)} != {count}:
+        wrong = f"it has {count} pieces and another number of step counts"
+    for piece in seen.pieces:
+        if not isinstance(getattr(torch, piece.dtype.removeprefix("torch."), None), torch.dtype):
+            wrong = f"unknown dtype {piece.dtype!r}"
+        elif not -1 <= piece.group < len(seen.options):
+            wrong = f"{piece.name} is in group {piece.group} of {len(seen.options)}"
+    if wrong:
+        raise UsageError(f"{path} is damaged: {wrong}")
+
+
+def _number(path: Path, seen: Seen, name: str, tensor: Stored) -> int:
+    """Which piece a tensor is of, by the end of its name. Raises UsageError if there is none, or
+    of another size."""
+    number = name.rpartition("/")[2]
+    at = int(number) if number.isascii() and number.isdigit() and len(number) < 9 else -1
+    if not 0 <= at < len(seen.pieces):
+        raise UsageError(f"{path} is damaged: {name!r} names no piece of {len(seen.pieces)}")
+    if tensor.numel != math.prod(seen.pieces[at].local):
+        raise UsageError(
+            f"{path} is damaged: {name!r} has {tensor.numel} elements, and its piece the shape "
+            f"{list(seen.pieces[at].local)}"
+        )
+    return at
 
 
 def _json(path: Path, kind: type[T]) -> T:

@@ -90,18 +90,30 @@ def replay(path: Path, model: str | None = None, device: str | None = None) -> R
     Raises UsageError for a bundle that is not whole, a model that is not that of the run, or a
     device that is not here.
     """
-    bundle, ranks = read(path)
-    told = [judge_own(one) for one in ranks]
-
-    def fetch(rank: int, what: str, number: int) -> torch.Tensor | None:
-        return ranks[rank].values.get((what, number))
-
-    judgement = judge_together(told, fetch)
+    try:
+        bundle, ranks = read(path)
+        judgement = _judged(ranks)
+    except UsageError:
+        raise
+    except Exception as error:  # data from elsewhere that do not go together lead anywhere
+        raise UsageError(
+            f"{str(path)!r} cannot be judged ({type(error).__name__}: {error}): it is damaged; if "
+            "nobody changed it since it was written, please report it"
+        ) from error
     without = "it needs --model"
     if model is not None:
         full = _gradient(bundle, ranks, model, device)
         judgement, without = with_gradient(judgement, full), full.reason
     return Replayed(path, bundle, judgement, without)
+
+
+def _judged(ranks: list[Observed]) -> Judgement:
+    told = [judge_own(one) for one in ranks]
+
+    def fetch(rank: int, what: str, number: int) -> torch.Tensor | None:
+        return ranks[rank].values.get((what, number))
+
+    return judge_together(told, fetch)
 
 
 def _chosen(was: str, asked: str | None) -> tuple[torch.device, str]:

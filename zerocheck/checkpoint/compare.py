@@ -56,6 +56,10 @@ def compare(path: Path, other: Path) -> Report:
         ),
         unchecked=unchecked,
         notes=tuple(f"{one.path}: {note}" for one in pair for note in one.notes),
+        verified=tuple(f"{one.path}: {said}" for one in pair for said in one.source.verified),
+        unverifiable=tuple(
+            f"{one.path}: {said}" for one in pair for said in one.source.unverifiable
+        ),
     )
 
 

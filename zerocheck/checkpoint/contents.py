@@ -182,10 +182,10 @@ def _states(
 
 
 def _note_step(contents: Contents, name: str, value: object) -> None:
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1 << 63:
         contents.steps[name] = float(value)
     else:
-        contents.odd_steps[name] = str(value)
+        contents.odd_steps[name] = str(value)[:100]
 
 
 def _number(source: Source, key: Key) -> object:

@@ -20,10 +20,23 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from ..errors import UsageError
+from . import manifest
+from .dates import dates
 from .dcp_metadata import Broken, read_metadata
 from .records import Refused, load
 from .result import Finding
-from .source import Chunk, Damaged, Key, Opened, Stored, dotted, leaves, whole
+from .source import (
+    Chunk,
+    Damaged,
+    Key,
+    Opened,
+    Stored,
+    dotted,
+    leaves,
+    shape_problem,
+    whole,
+    with_values,
+)
 
 INDEX = ".metadata"
 
@@ -46,6 +59,21 @@ class Dcp(Opened):
             self._entries(metadata)
             self.findings += _misplaced(metadata)
             self.findings += _files(directory, metadata)
+            self._verify_together()
+
+    def _verify_together(self) -> None:
+        """Hold the files to a manifest of their save where there is one; say what is verified."""
+        self.verified.append("the index against the files, and every record against its CRC-32")
+        differences = manifest.check(self._directory)
+        if differences is not None:
+            self.verified.append(f"every file against {manifest.NAME}")
+            self.findings += differences
+            return
+        self.unverifiable.append(
+            "that all files are of one save: they hold no name of it, so a file of another save "
+            "with equal shapes and steps looks right"
+        )
+        self.notes += dates(self._directory, {one.relative_path for one in self._places.values()})
 
     def _metadata(self) -> Metadata | None:
         if not (self._directory / INDEX).is_file():
@@ -73,6 +101,10 @@ class Dcp(Opened):
             key = _key(ways.get(name), name)
             self._names[key] = name
             if isinstance(entry, TensorStorageMetadata):
+                problem = shape_problem(entry.size, entry.properties.dtype)
+                if problem:
+                    self.wrong("readable", dotted(key), problem)
+                    continue
                 chunks = [Chunk(tuple(one.offsets), tuple(one.sizes)) for one in entry.chunks]
                 self.tensors[key] = Stored(tuple(entry.size), entry.properties.dtype, tuple(chunks))
             elif isinstance(entry, BytesStorageMetadata):
@@ -84,7 +116,9 @@ class Dcp(Opened):
             return  # `_misplaced` says so
         try:
             tree = load(self._bytes(place), f"the entry {name!r}")
-            for leaf_key, leaf in leaves(tree, key):
+            for inner, leaf in leaves(tree):
+                leaf_key = key + inner
+                self._names[leaf_key] = name
                 if isinstance(leaf, torch.Tensor):
                     self._held[leaf_key] = leaf
                     self.tensors[leaf_key] = whole(leaf)
@@ -98,8 +132,9 @@ class Dcp(Opened):
     def read(self, key: Key) -> torch.Tensor:
         """See `Source.read`: chunk by chunk into one tensor."""
         if key in self._held:
-            return self._held[key]
+            return with_values(self._held[key])
         stored, name = self.tensors[key], self._names[key]
+        self._check_room(stored, name)
         tensor = torch.empty(stored.shape, dtype=stored.dtype)
         for chunk in stored.chunks:
             place = self._places.get(MetadataIndex(name, chunk.offsets))
@@ -123,6 +158,20 @@ class Dcp(Opened):
                 raise Damaged("a chunk is out of the bounds of its tensor") from error
         return tensor
 
+    def files_of(self, key: Key) -> frozenset[str]:
+        """See `Source.files_of`."""
+        name = self._names[key]
+        return frozenset(
+            place.relative_path for index, place in self._places.items() if index.fqn == name
+        )
+
+    def _check_room(self, stored: Stored, name: str) -> None:
+        """Raise Damaged for a tensor that is larger than its records, before it takes memory."""
+        places = [self._places.get(MetadataIndex(name, one.offsets)) for one in stored.chunks]
+        room = sum(place.length for place in places if place is not None)
+        if stored.nbytes > room:
+            raise Damaged(f"it takes {stored.nbytes} bytes, and its records have {room}")
+
     def _bytes(self, place: Any) -> bytes:
         name = place.relative_path
         if name not in self._files:
@@ -131,8 +180,11 @@ class Dcp(Opened):
                 raise Damaged(f"its file {name} is missing")
             if not path.stat().st_size:
                 raise Damaged(f"its file {name} is empty")
-            with path.open("rb") as file:
-                self._files[name] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            try:
+                with path.open("rb") as file:
+                    self._files[name] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except OSError as error:
+                raise Damaged(f"its file {name} cannot be read: {error.strerror}") from error
         end = place.offset + place.length
         if end > len(self._files[name]):
             raise Damaged(f"its file {name} is truncated")
@@ -155,8 +207,16 @@ def _form(shape: tuple[int, ...], dtype: torch.dtype) -> str:
 
 
 def _inside(directory: Path, name: str) -> bool:
-    """Whether a file that the index names lies in the directory: no way out of it is followed."""
-    return (directory / name).resolve().is_relative_to(directory.resolve())
+    """Whether a file that the index names lies in the directory: no way out of it is followed.
+
+    A name that no file can have, or a link to itself, is in no directory.
+    """
+    try:
+        path = (directory / name).resolve()
+        path.is_file()
+    except (OSError, ValueError, RuntimeError):
+        return False
+    return path.is_relative_to(directory.resolve())
 
 
 def _misplaced(metadata: Metadata) -> Iterator[Finding]:
@@ -201,7 +261,10 @@ def _files(directory: Path, metadata: Metadata) -> Iterator[Finding]:
 
 def _file(directory: Path, name: str, records: list[tuple[int, int]]) -> str:
     if not _inside(directory, name):
-        return "the index names it, and it is outside of the directory; it was not read"
+        return (
+            "the index names it, and it is outside of the directory, or no file can have that "
+            "name; it was not read"
+        )
     path = directory / name
     if not path.is_file():
         return f"it is missing, with {len(records)} records"

@@ -4,7 +4,8 @@ It is a pickle, and torch reads it with an ordinary unpickler, which runs whatev
 for. Here a name is looked up only if it stands in the table below: the record classes of
 `torch.distributed.checkpoint`, `torch.Size`, dtypes and layouts, paths, and the plain containers.
 Anything else is refused by name before it is imported. None of the admitted names does more than
-build a value, so a file from elsewhere can be wrong, not harmful.
+build a value, none is an object of the pickle itself, and only instances of the record classes are
+filled in, so a file from elsewhere can be wrong, not harmful.
 """
 
 from __future__ import annotations
@@ -12,39 +13,59 @@ from __future__ import annotations
 import io
 import pathlib
 import pickle
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from torch.distributed._shard.sharded_tensor.metadata import MEM_FORMAT_ENCODING
+from torch.distributed._shard.sharded_tensor.metadata import TensorProperties as OldProperties
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
     BytesStorageMetadata,
+    ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
+    StorageMeta,
+    TensorProperties,
     TensorStorageMetadata,
 )
+from torch.serialization import _get_layout
 
 from ..errors import UsageError
 
 _METADATA = "torch.distributed.checkpoint.metadata"
-_CLASSES = {
-    _METADATA: {
-        "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta",
-        "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
-    },
-    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-    "torch.distributed._shard.sharded_tensor.metadata": {  # of torch before 2.2
-        "MEM_FORMAT_ENCODING", "TensorProperties",
-    },
-    "torch": {"Size"},
-    "torch.serialization": {"_get_layout"},
-    "collections": {"OrderedDict", "defaultdict"},
-    "builtins": {"dict", "list", "set", "tuple", "frozenset"},
-}  # fmt: skip
+_DATA = (
+    BytesStorageMetadata, ChunkStorageMetadata, Metadata, MetadataIndex, OldProperties, StorageMeta,
+    TensorProperties, TensorStorageMetadata, _StorageInfo,
+)  # fmt: skip
+"""The data classes of an index: the only ones whose instances are filled in (BUILD)."""
+_MADE: dict[tuple[str, str], Callable[..., Any]] = {
+    **{(one.__module__, one.__name__): one for one in _DATA},
+    (_METADATA, "_MEM_FORMAT_ENCODING"): _MEM_FORMAT_ENCODING,
+    ("torch", "Size"): torch.Size,
+    ("torch.serialization", "_get_layout"): _get_layout,
+    (OldProperties.__module__, "MEM_FORMAT_ENCODING"): MEM_FORMAT_ENCODING,  # torch before 2.2
+    ("collections", "OrderedDict"): dict,
+    ("collections", "defaultdict"): lambda *_: {},
+    **{("builtins", one.__name__): one for one in (dict, list, set, tuple, frozenset)},
+}
+"""What an index may make, by the name that stands in it."""
 _PATHS = {"Path", "PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "PurePath"}
 
 
 class Broken(Exception):
     """The index is no whole pickle of the expected classes."""
+
+
+class _Name:
+    """An admitted name. The class or function itself is never an object of the pickle, so nothing
+    in it can be changed by the pickle, and it is called with plain values only."""
+
+    def __init__(self, made: Callable[..., Any]) -> None:
+        self.made = made
 
 
 class _Unpickler(pickle._Unpickler):
@@ -57,14 +78,16 @@ class _Unpickler(pickle._Unpickler):
     def __init__(self, data: bytes, path: Path) -> None:
         super().__init__(io.BytesIO(data))
         self._path = path
+        self.stack: list[Any]
 
     def find_class(self, module: str, name: str) -> Any:
         if module in ("pathlib", "pathlib._local") and name in _PATHS:
-            return pathlib.PurePosixPath  # a name only; and a Windows path cannot be made here
+            return _Name(pathlib.PurePosixPath)  # a name; no Windows path can be made here
         if module == "torch" and isinstance(found := vars(torch).get(name), torch.dtype):
             return found
-        if name in _CLASSES.get(module, ()):
-            return super().find_class(module, name)
+        made = _MADE.get((module, name))
+        if made is not None:
+            return _Name(made)
         raise UsageError(
             f"{str(self._path)!r} asks for {module}.{name}, which no index of "
             "torch.distributed.checkpoint needs; nothing of it was executed"
@@ -72,6 +95,60 @@ class _Unpickler(pickle._Unpickler):
 
     def persistent_load(self, pid: Any) -> Any:
         raise Broken("it has persistent ids")
+
+    def _reduce(self) -> None:
+        args = self.stack.pop()
+        self.stack.append(_made(self.stack.pop(), args))
+
+    def _newobj(self) -> None:
+        args, name = self.stack.pop(), self.stack.pop()
+        if args == () and isinstance(name, _Name) and name.made in _DATA:
+            self.stack.append(object.__new__(name.made))
+        else:
+            self.stack.append(_made(name, args))
+
+    def _build(self) -> None:
+        state = self.stack.pop()
+        _filled_in(self.stack[-1], state)
+
+    def _refuse(self) -> None:
+        raise Broken("it has an instruction that no index needs")
+
+    dispatch: ClassVar[dict[int, Any]] = {
+        **pickle._Unpickler.dispatch,
+        pickle.REDUCE[0]: _reduce,
+        pickle.NEWOBJ[0]: _newobj,
+        pickle.BUILD[0]: _build,
+        **dict.fromkeys(
+            (
+                pickle.NEWOBJ_EX[0], pickle.INST[0], pickle.OBJ[0], pickle.EXT1[0],
+                pickle.EXT2[0], pickle.EXT4[0], pickle.BYTEARRAY8[0],
+            ),
+            _refuse,
+        ),
+    }  # fmt: skip
+
+
+def _made(name: Any, args: Any) -> Any:
+    if not isinstance(name, _Name) or not isinstance(args, tuple):
+        raise Broken("it calls what is no name")
+    return name.made(*args)
+
+
+def _filled_in(instance: Any, state: Any) -> None:
+    """Set the fields of an instance of a data class, and nothing else of it."""
+    kind = type(instance)
+    if kind not in _DATA:
+        raise Broken(f"it changes {kind.__name__}, which is no record of an index")
+    if kind in (TensorProperties, OldProperties):
+        if not isinstance(state, tuple):
+            raise Broken("it has tensor properties of another form")
+        instance.__setstate__(state)
+        return
+    known = {field.name for field in fields(kind)}
+    if not isinstance(state, dict) or not state.keys() <= known:
+        raise Broken(f"it has fields that {kind.__name__} has not")
+    vars(instance).update(state)
 
 
 def read_metadata(path: Path) -> Metadata:

@@ -23,6 +23,7 @@ def examine(path: Path) -> Report:
             broken.add(spot)
             findings.append(Finding(check="tiling", where=item.label, detail=problem))
     findings += _steps(contents)
+    findings += _steps_of_files(contents)
     findings += _moments(contents)
     values = ValueChecks(contents, broken)
     values.run()
@@ -35,6 +36,8 @@ def examine(path: Path) -> Report:
         checked=tuple(check for check in EXAMINED if check not in unchecked),
         unchecked=unchecked,
         notes=(*contents.notes, *_notes(contents)),
+        verified=tuple(contents.source.verified),
+        unverifiable=tuple(contents.source.unverifiable),
     )
 
 
@@ -59,6 +62,24 @@ def _steps(contents: Contents) -> Iterator[Finding]:
                 f"{len(contents.steps)} parameters; right only if {name} was frozen or without "
                 "a gradient for some steps",
             )
+
+
+def _steps_of_files(contents: Contents) -> Iterator[Finding]:
+    """Files whose parameters all have another step count than those of the other files."""
+    by_file: dict[str, set[float]] = {}
+    for name, step in contents.steps.items():
+        item = contents.items.get(("step", name))
+        for file in contents.source.files_of(item.key) if item is not None else ():
+            by_file.setdefault(file, set()).add(step)
+    alone = {file: next(iter(steps)) for file, steps in by_file.items() if len(steps) == 1}
+    if len(alone) < len(by_file) or len(set(alone.values())) < 2:
+        return
+    told = ", ".join(f"{file} {step:g}" for file, step in sorted(alone.items()))
+    yield Finding(
+        check="files",
+        where="all",
+        detail=f"they are of different saves: each has one step count ({told})",
+    )
 
 
 def _moments(contents: Contents) -> Iterator[Finding]:

@@ -24,7 +24,7 @@ def open_checkpoint(path: Path) -> Source:
     Raises UsageError where nothing stands there, for an unknown format, and for what cannot be
     read without executing it.
     """
-    if not path.exists():
+    if not _exists(path):
         near = did_you_mean(path.name, [one.name for one in _listed(path.parent)])
         raise UsageError(f"there is no checkpoint {str(path)!r}{near}")
     if path.is_file():
@@ -96,6 +96,13 @@ def _is_one(path: Path) -> bool:
 def _some(names: Sequence[str]) -> str:
     shown = ", ".join(names[:5])
     return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown or "nothing"
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError, RuntimeError):  # no file can have that name, or a link to itself
+        return False
 
 
 def _listed(path: Path) -> list[Path]:

@@ -34,7 +34,10 @@ def groups_of(found: Mapping[GroupKey, object]) -> list[Group]:
             group = numbered.setdefault((key.owner, key.of), Group())
             if key.setting == "params":
                 members = value if isinstance(value, list | tuple) else []
-                group.members = [number_or_name(member) for member in members]
+                group.members = [
+                    number_or_name(one if isinstance(one, str | int) else str(one))
+                    for one in members
+                ]
             elif key.setting not in _MEMBERS:
                 group.settings[key.setting] = value
         else:

@@ -80,4 +80,5 @@ def _flat(key: Key, word: str) -> tuple[Key, str | int, str] | None:
 
 def number_or_name(part: str | int) -> str | int:
     """Digits are a number: torch.distributed.checkpoint writes keys of mappings as words."""
-    return int(part) if isinstance(part, str) and part.isdigit() else part
+    number = isinstance(part, str) and part.isascii() and part.isdigit() and len(part) < 19
+    return int(part) if number else part

@@ -55,7 +55,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What was found in one checkpoint, or between two.
 
     checked: the checks that were made; unchecked: those that could not be, and why; notes: what
-    is worth knowing and not wrong. The exit code is 1 if there are findings.
+    is worth knowing and not wrong; verified, unverifiable: what the form of the files lets be
+    verified, and what not, in words. The exit code is 1 if there are findings.
     """
 
     version: int = VERSION
@@ -64,6 +65,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     checked: tuple[str, ...]
     unchecked: dict[str, str]
     notes: tuple[str, ...]
+    verified: tuple[str, ...] = ()
+    unverifiable: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:

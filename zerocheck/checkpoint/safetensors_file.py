@@ -7,6 +7,7 @@ file exactly. Nothing in it can be executed. (https://huggingface.co/docs/safete
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import msgspec
 import torch
 
-from .source import Chunk, Key, Opened, Stored
+from .source import Chunk, Key, Opened, Stored, shape_problem
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -60,6 +61,8 @@ class SafetensorsFile(Opened):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.ordered = False  # writers sort by dtype and name
+        self.verified.append("the header of safetensors, and that its tensors fill the file")
+        self.unverifiable.append("values (safetensors has no checksums)")
         self._name = path.name
         self._begins: dict[Key, int] = {}
         self._map: mmap.mmap | None = None
@@ -73,7 +76,7 @@ class SafetensorsFile(Opened):
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             header.pop("__metadata__", None)
             entries = msgspec.convert(header, dict[str, _Entry])
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self.wrong("readable", self._name, f"its header is damaged: {error}")
             return
         self._entries(entries, 8 + length, size)
@@ -85,11 +88,13 @@ class SafetensorsFile(Opened):
             dtype = _DTYPES.get(entry.dtype)
             if dtype is None:
                 self.wrong("readable", name, f"unknown dtype {entry.dtype}")
-            elif min(entry.shape, default=0) < 0 or _nbytes(entry.shape, dtype) != stop - start:
+            elif problem := shape_problem(entry.shape, dtype):
+                self.wrong("readable", name, problem)
+            elif start < 0 or math.prod(entry.shape) * dtype.itemsize != stop - start:
                 self.wrong(
                     "readable",
                     name,
-                    f"{stop - start} bytes for {entry.shape} {entry.dtype}",
+                    f"bytes {start} to {stop} for {entry.shape} {entry.dtype}",
                 )
             elif begin + stop > size:
                 self.wrong("files", name, f"truncated: {size} bytes of {begin + stop}")
@@ -115,6 +120,6 @@ class SafetensorsFile(Opened):
             data = data.clone()
         return data.view(stored.dtype).view(stored.shape)
 
-
-def _nbytes(shape: list[int], dtype: torch.dtype) -> int:
-    return torch.Size(shape).numel() * dtype.itemsize
+    def files_of(self, key: Key) -> frozenset[str]:
+        """See `Source.files_of`."""
+        return frozenset({self._name})

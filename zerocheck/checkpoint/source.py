@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import torch
 
@@ -12,6 +13,16 @@ from .result import Finding
 
 Key = tuple[str | int, ...]
 """The way to a leaf through nested mappings and lists: ("optim", "state", 0, "step")."""
+
+
+_MOST_DIMS = 64
+"""Of a tensor that torch computes with."""
+_DEEPEST = 100
+_MOST_LEAVES = 1 << 22
+_MOST_BITS = 4096
+"""Of a number; states of random generators have some hundred."""
+_SMALL = 1 << 28
+"""Bytes of a tensor that may repeat what is stored of it."""
 
 
 class Damaged(Exception):
@@ -38,7 +49,7 @@ class Stored:
 
     @property
     def numel(self) -> int:
-        return torch.Size(self.shape).numel()
+        return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
@@ -50,7 +61,8 @@ class Source(Protocol):
 
     format: its name, for people; tensors: every tensor by its key; values: every other leaf
     (numbers, words, tuples, lists of them); findings: what is wrong with its files and its index;
-    notes: what was left out and why; ordered: whether the tensors have the order of the state dict.
+    notes: what was left out and why; ordered: whether the tensors have the order of the state dict;
+    verified, unverifiable: what this form of files lets be verified, and what not.
     """
 
     format: str
@@ -59,6 +71,12 @@ class Source(Protocol):
     values: dict[Key, object]
     findings: list[Finding]
     notes: list[str]
+    verified: list[str]
+    unverifiable: list[str]
+
+    def files_of(self, key: Key) -> frozenset[str]:
+        """Names of the files that hold the tensor."""
+        ...
 
     def read(self, key: Key) -> torch.Tensor:
         """The whole tensor on the CPU. Raises Damaged; a gap between chunks is not filled."""
@@ -74,6 +92,8 @@ class Opened:
         self.values: dict[Key, object] = {}
         self.findings: list[Finding] = []
         self.notes: list[str] = []
+        self.verified: list[str] = []
+        self.unverifiable: list[str] = []
 
     def wrong(self, check: str, where: str, detail: str) -> None:
         """Add a finding."""
@@ -91,18 +111,83 @@ def dotted(key: Key) -> str:
     return ".".join(map(str, key))
 
 
-def leaves(tree: object, above: Key = ()) -> Iterator[tuple[Key, object]]:
+def shape_problem(shape: Sequence[int], dtype: torch.dtype) -> str:
+    """Why torch can have no tensor of this shape, or an empty text; one without elements too."""
+    if len(shape) > _MOST_DIMS:
+        return f"it has {len(shape)} dims, at most {_MOST_DIMS} can be"
+    if min(shape, default=0) < 0:
+        return f"its shape {list(shape)} has a negative size"
+    if math.prod(max(1, size) for size in shape) * dtype.itemsize >= 1 << 63:
+        return "its shape takes more bytes than 64 bits count"
+    return ""
+
+
+def with_values(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor. Raises Damaged for one without values of its own: on the meta device, quantized,
+    or far larger than what is stored of it."""
+    if tensor.is_meta:
+        raise Damaged("it is on the meta device, so it has no values")
+    if tensor.is_quantized:
+        raise Damaged("it is quantized, which is not read")
+    stored = tensor.untyped_storage().nbytes()
+    if tensor.numel() * tensor.dtype.itemsize > max(_SMALL, stored):
+        raise Damaged(f"its shape {list(tensor.shape)} repeats the {stored} bytes that are stored")
+    return tensor.detach()
+
+
+def leaves(tree: object) -> list[tuple[Key, object]]:
     """Every leaf of nested mappings, and of lists that hold mappings or tensors, with its key.
 
-    Betas and lists of names stay whole. An empty mapping has no leaf.
+    Betas and lists of names stay whole. An empty mapping has no leaf. Raises Damaged for what
+    contains itself, or is too deep, or too large, or has numbers of thousands of digits.
     """
-    if isinstance(tree, Mapping):
-        for name, child in tree.items():
-            yield from leaves(child, (*above, name if isinstance(name, int) else str(name)))
-    elif isinstance(tree, list | tuple) and any(
-        isinstance(child, Mapping | torch.Tensor) for child in tree
-    ):
-        for index, child in enumerate(tree):
-            yield from leaves(child, (*above, index))
-    else:
-        yield above, tree
+    walk = _Walk()
+    return list(walk.leaves(tree, ()))
+
+
+class _Walk:
+    """Goes through a tree from elsewhere, in which one object can stand in many places."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_LEAVES
+
+    def leaves(self, tree: object, above: Key) -> Iterator[tuple[Key, object]]:
+        self._count(len(above))
+        if isinstance(tree, Mapping):
+            for name, child in tree.items():
+                yield from self.leaves(child, (*above, _part(name)))
+        elif isinstance(tree, list | tuple) and any(
+            isinstance(child, Mapping | torch.Tensor) for child in tree
+        ):
+            for index, child in enumerate(tree):
+                yield from self.leaves(child, (*above, index))
+        elif isinstance(tree, torch.Tensor) and tree.layout is not torch.strided:
+            yield above, f"a tensor of layout {tree.layout}"
+        else:
+            self._value(tree, len(above))
+            yield above, tree
+
+    def _value(self, value: object, depth: int) -> None:
+        self._count(depth)
+        if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+            raise Damaged(f"a number of it has {value.bit_length()} bits")
+        if isinstance(value, Mapping):
+            value = [*value.keys(), *value.values()]
+        if isinstance(value, list | tuple | set | frozenset):
+            for one in cast("Iterable[object]", value):
+                self._value(one, depth + 1)
+
+    def _count(self, depth: int) -> None:
+        self._left -= 1
+        if depth > _DEEPEST:
+            raise Damaged("it is nested too deeply, or contains itself")
+        if self._left < 0:
+            raise Damaged(f"it has more than {_MOST_LEAVES} entries")
+
+
+def _part(name: object) -> str | int:
+    if isinstance(name, int):
+        if name.bit_length() > 64:
+            raise Damaged(f"a key of it is a number of {name.bit_length()} bits")
+        return name
+    return name if isinstance(name, str) else repr(name)[:1000]

@@ -12,8 +12,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ..errors import UsageError
-from .records import load
-from .source import Damaged, Key, Opened, leaves, whole
+from .records import has_checksums, load
+from .source import Damaged, Key, Opened, leaves, whole, with_values
 
 
 class TorchSave(Opened):
@@ -24,18 +24,24 @@ class TorchSave(Opened):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._held: dict[Key, torch.Tensor] = {}
+        self._name = path.name
+        if has_checksums(path):
+            self.verified.append("every record of torch.save against its CRC-32")
+        else:
+            self.unverifiable.append("values (these files of torch.save have no checksums)")
         try:
-            tree = load(path, repr(str(path)))
+            found = leaves(load(path, repr(str(path))))
         except Damaged as error:
             self.wrong("readable", path.name, str(error))
             return
-        for key, leaf in leaves(tree):
+        for way, leaf in found:
+            key = way or ("the file",)
             if isinstance(leaf, DTensor):
                 raise UsageError(
                     f"{str(path)!r} holds the shards of one rank (DTensor); give a full state "
                     "dict, or a directory of torch.distributed.checkpoint"
                 )
-            if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+            if isinstance(leaf, torch.Tensor):
                 self._held[key] = leaf
                 self.tensors[key] = whole(leaf)
             else:
@@ -43,4 +49,8 @@ class TorchSave(Opened):
 
     def read(self, key: Key) -> torch.Tensor:
         """See `Source.read`."""
-        return self._held[key].detach()
+        return with_values(self._held[key])
+
+    def files_of(self, key: Key) -> frozenset[str]:
+        """See `Source.files_of`."""
+        return frozenset({self._name})

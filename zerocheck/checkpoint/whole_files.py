@@ -55,11 +55,15 @@ class WholeFiles(Opened):
             self._take(source, (stems[path],) if several else ())
         for directory in {path.parent for path in paths}:
             self._indices(directory, opened)
+        if len(paths) > 1:
+            self.unverifiable.append("that all files are of one save (they name none)")
 
     def _take(self, source: Source, above: Key) -> None:
         self.ordered = self.ordered and source.ordered
         self.findings += source.findings
         self.notes += source.notes
+        self.verified += [one for one in source.verified if one not in self.verified]
+        self.unverifiable += [one for one in source.unverifiable if one not in self.unverifiable]
         for key, stored in source.tensors.items():
             full = above + key
             if full in self.tensors:
@@ -74,7 +78,7 @@ class WholeFiles(Opened):
         for path in sorted(directory.glob("*.index.json")):
             try:
                 index = msgspec.json.decode(path.read_bytes(), type=_Index)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 self.wrong("files", path.name, f"it is damaged: {error}")
                 continue
             self._compare(index.weight_map, path.name, {p.name: s for p, s in opened.items()})
@@ -102,6 +106,11 @@ class WholeFiles(Opened):
         """See `Source.read`."""
         source, inner = self._from[key]
         return source.read(inner)
+
+    def files_of(self, key: Key) -> frozenset[str]:
+        """See `Source.files_of`."""
+        source, inner = self._from[key]
+        return source.files_of(inner)
 
 
 def _stem(path: Path) -> str:

@@ -18,6 +18,7 @@ from ..catalogue import INJECTED, apart
 from ..contract import loading
 from ..contract.implementation import EXTRAS, OF_TRAINING, Implementation
 from ..contract.refusals import advise, refused_while_run
+from ..contract.semantics import Semantics
 from ..devices import CPU
 from ..errors import Unsupported, UsageError, unknown
 from ..models.looking import look
@@ -103,6 +104,7 @@ def _look(name: str, device: torch.device) -> Looked:
 def _describe(job: Job) -> Described:
     try:
         implementation = load(job.implementation)
+        _check_declared(job.implementation, implementation)
         _check_handles(job.implementation, implementation.handles)
         kept(job.implementation, implementation)
         # Only plain data can be merged into a case.
@@ -193,6 +195,21 @@ def _run_case(job: Job, context: Context) -> RankSeen:
         return RankSeen(unsupported=reason)
 
 
+def _check_declared(name: str, implementation: type[Implementation]) -> None:
+    """Raise UsageError for a class attribute of another type than the contract says."""
+    for attribute, needed, kind in (
+        ("semantics", "zerocheck.Semantics(...)", Semantics),
+        ("fixed", "a mapping of case fields", Mapping),
+        ("without", "a mapping of obligations to reasons", Mapping),
+        ("handles", "a tuple of strings", Collection),
+        ("keeps", "a tuple of strings", Collection),
+        ("options", "a tuple of strings, or None", Collection | None),
+    ):
+        given = getattr(implementation, attribute)
+        if not isinstance(given, kind):
+            raise UsageError(f"{name}: `{attribute}` is {given!r:.60}; needed is {needed}")
+
+
 def _check_handles(name: str, given: Collection[str]) -> None:
     if isinstance(given, str):
         raise UsageError(f"{name}: `handles` is the string {given!r}; needed is a tuple of strings")
@@ -224,6 +241,10 @@ def _unhandled(implementation: type[Implementation], case: Case) -> str | None:
 def _refusal(implementation: type[Implementation], case: Case) -> str | None:
     """Why the case cannot be run, or None. Raises whatever `supports` raises."""
     reason = implementation.supports(case)
+    if reason is not None and not isinstance(reason, str):
+        raise TypeError(
+            f"supports() returned {reason!r:.60}; it returns None, or the reason as a string"
+        )
     in_mid_training = case.start.step > 0 or case.start.moments != "zero"
     if reason is None and in_mid_training and not restores(implementation):
         return "it has no restore(), so it cannot start in mid-training"

@@ -59,6 +59,8 @@ def _parsed(name: str, text: str) -> Any:
             return read
         where = f"line {error.lineno}, column {error.colno}"
         raise UsageError(f"{name} is not JSON: {error.msg} at {where}") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise UsageError(f"{name} is no DeepSpeed config: {error}") from None
     except RecursionError:
         raise UsageError(f"{name} is nested too deeply to be a DeepSpeed config") from None
 
@@ -74,7 +76,9 @@ def _as_hjson(text: str, once: Any) -> Any:
     hjson = import_module("hjson")
     try:
         found = hjson.loads(text, object_pairs_hook=once)
-    except (hjson.HjsonDecodeError, RecursionError):
+    except UsageError:
+        raise
+    except Exception:  # an open comment is an AttributeError or an endless index to it
         return None
     return found if isinstance(found, dict) and not _unquoted(found, text) else None
 

@@ -7,7 +7,6 @@ import re
 from ..errors import UsageError
 
 _UNITS = {
-    "": 1,
     "B": 1,
     **{f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)},
     **{f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", 1)},
@@ -15,15 +14,19 @@ _UNITS = {
 
 
 def parse(text: str) -> int:
-    """Bytes of `80GiB` (1024), `80GB` (1000), `512 MiB` or `1000`; upper and lower case.
+    """Bytes of `80GiB` (1024), `80GB` (1000), `512 MiB` or `1000 B`; upper and lower case.
 
     Raises UsageError for anything else, and for less than one byte.
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text, re.IGNORECASE)
     units = {unit.casefold(): size for unit, size in _UNITS.items()}
     unit = found[2].casefold() if found else None
+    if found is not None and not unit:
+        raise UsageError(
+            f"{text!r} has no unit; did you mean '{found[1]} GiB'? (or B, MiB, GB, ...)"
+        )
     if found is None or unit not in units:
-        raise UsageError(f"{text!r} is not a size; give one such as 80GiB, 40GB, 512MiB or 1000000")
+        raise UsageError(f"{text!r} is not a size; give one such as 80GiB, 40GB, 512MiB or 1000B")
     size = int(float(found[1]) * units[unit])
     if size < 1:
         raise UsageError(f"{text!r} is less than one byte")

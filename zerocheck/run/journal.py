@@ -23,6 +23,9 @@ from .records import JOURNAL_FORMAT, Record, RunStarted
 Note = Callable[[str], None]
 R = TypeVar("R")
 
+_LAST_DATE = 253_402_300_799 - 86_400
+"""Seconds since the epoch, a day before the end of the year 9999."""
+
 SYNC_SECONDS = 2.0
 """At most this much of a run is lost when the machine stops; a killed process loses nothing."""
 
@@ -182,6 +185,7 @@ def _decode(path: Path, number: int, line: bytes) -> Record:
         record = _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{where}: not a record of a journal: {error}") from error
+    _check_date(where, record)
     if (number == 1) is not isinstance(record, RunStarted):
         raise UsageError(f"{where}: a journal starts with 'run started', and has it once")
     return record
@@ -193,9 +197,16 @@ def _decode_matrix(path: Path, number: int, line: bytes) -> MatrixRecord:
         record = _matrix_decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{where}: not a record of a kill matrix: {error}") from error
+    _check_date(where, record)
     if (number == 1) is not isinstance(record, FaultsStarted):
         raise UsageError(f"{where}: a kill matrix starts with 'faults started', and has it once")
     return record
+
+
+def _check_date(where: str, record: object) -> None:
+    """Raise UsageError for a run that began at no time that a calendar has."""
+    if isinstance(record, RunStarted | FaultsStarted) and not 0 <= record.started <= _LAST_DATE:
+        raise UsageError(f"{where}: it started at {record.started:g}, which is no date")
 
 
 def _check_format(where: str, line: bytes) -> None:

@@ -214,7 +214,7 @@ def read(path: Path) -> tuple[KnownIssue, ...]:
         raise UsageError(f"{path} is not UTF-8 text") from None
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not TOML: {error}") from None
     for name in raw:
         if name != "issue":

@@ -18,6 +18,7 @@ from ..judge.verdict import EQUIVALENCE, MEMORY, OBLIGATIONS, RESUME, Obligation
 from ..launched import launched
 from .known_issues import KnownIssue, load
 from .profiles import PROFILES
+from .settings import SETTINGS
 
 Ranks = Literal["processes", "torchrun"]
 RANKS: tuple[Ranks, ...] = get_args(Ranks)
@@ -155,16 +156,8 @@ def check_backend(given: str | None, device: str) -> None:
 
 
 def parse_world_sizes(text: str) -> tuple[int, ...]:
-    """`"1,2,3"` as numbers. Raises UsageError for what is not a number."""
-    sizes = []
-    for part in text.split(","):
-        try:
-            sizes.append(int(part))
-        except ValueError:
-            raise UsageError(
-                f"world size {part.strip()!r} is not a whole number (example: 1,2,3)"
-            ) from None
-    return tuple(sizes)
+    """`"1,2,3"` or `"2-4"` as numbers. Raises UsageError for what is not a number."""
+    return SETTINGS["world_sizes"].of_text(text)  # type: ignore[no-any-return]
 
 
 def parse_obligations(text: str) -> tuple[Obligation, ...]:

@@ -7,8 +7,9 @@ this file in every session of an environment, so it imports nothing that takes t
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,8 @@ from typing import Any, Literal
 from ..errors import UsageError, unknown
 
 Kind = Literal["text", "whole number", "switch", "folder", "names", "whole numbers", "files"]
+
+_LONGEST_RANGE = 1024
 
 TABLE = "[tool.zerocheck]"
 FILE = "pyproject.toml"
@@ -51,7 +54,7 @@ class Setting:
             case "whole number":
                 return self._number(text)
             case "whole numbers":
-                return tuple(self._number(part.strip()) for part in text.split(","))
+                return tuple(n for part in text.split(",") for n in self._range(part.strip()))
             case "switch":
                 values = {"true": True, "yes": True, "false": False, "no": False}
                 if text.casefold() not in values:
@@ -90,12 +93,24 @@ class Setting:
             return tuple(items)
         return Path(given) if self.kind == "folder" else given
 
+    def _range(self, text: str) -> Sequence[int]:
+        """The numbers of `3`, or of the range `2-4`, which has both ends."""
+        found = re.fullmatch(r"(\d{1,9})\s*-\s*(\d{1,9})", text)
+        if found is None:
+            return [self._number(text)]
+        first, last = int(found[1]), int(found[2])
+        if last < first:
+            raise UsageError(f"the range {text!r} is empty; did you mean '{last}-{first}'?")
+        if last - first >= _LONGEST_RANGE:
+            raise UsageError(f"the range {text!r} has more than {_LONGEST_RANGE} numbers")
+        return range(first, last + 1)
+
     def _number(self, text: str) -> int:
         try:
             return int(text)
         except ValueError:
             what = {"world_sizes": "world size"}.get(self.name, self.name.replace("_", " "))
-            example = " (example: 1,2,3)" if self.kind == "whole numbers" else ""
+            example = " (example: 1,2,3 or 2-4)" if self.kind == "whole numbers" else ""
             raise UsageError(f"{what} {text!r} is not a whole number{example}") from None
 
 
@@ -205,9 +220,12 @@ def _table(file: Path) -> Mapping[str, Any] | None:
         data = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise UsageError(f"{file} is nested too deeply") from None
+    except ValueError as error:  # TOML, UTF-8, or a number of thousands of digits
         raise UsageError(f"{file} is not TOML: {error}") from error
-    table = data.get("tool", {}).get("zerocheck")
+    tool = data.get("tool", {})
+    table = tool.get("zerocheck") if isinstance(tool, dict) else None
     if table is not None and not isinstance(table, dict):
         raise UsageError(f"{file}: tool.zerocheck is a table, not {table!r}")
     return table
