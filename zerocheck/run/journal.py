@@ -18,7 +18,7 @@ from ..errors import UsageError
 from ..foreign_text import encodable
 from . import earlier
 from .matrix.records import FaultsStarted, MatrixRecord
-from .records import JOURNAL_FORMAT, Record, RunStarted
+from .records import JOURNAL_FORMAT, Drift, Record, RunStarted
 
 Note = Callable[[str], None]
 R = TypeVar("R")
@@ -185,7 +185,7 @@ def _decode(path: Path, number: int, line: bytes) -> Record:
         record = _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{where}: not a record of a journal: {error}") from error
-    _check_date(where, record)
+    _check_values(where, record)
     if (number == 1) is not isinstance(record, RunStarted):
         raise UsageError(f"{where}: a journal starts with 'run started', and has it once")
     return record
@@ -197,16 +197,20 @@ def _decode_matrix(path: Path, number: int, line: bytes) -> MatrixRecord:
         record = _matrix_decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{where}: not a record of a kill matrix: {error}") from error
-    _check_date(where, record)
+    _check_values(where, record)
     if (number == 1) is not isinstance(record, FaultsStarted):
         raise UsageError(f"{where}: a kill matrix starts with 'faults started', and has it once")
     return record
 
 
-def _check_date(where: str, record: object) -> None:
-    """Raise UsageError for a run that began at no time that a calendar has."""
+def _check_values(where: str, record: object) -> None:
+    """Raise UsageError for a date that no calendar has, and for series of different lengths."""
     if isinstance(record, RunStarted | FaultsStarted) and not 0 <= record.started <= _LAST_DATE:
         raise UsageError(f"{where}: it started at {record.started:g}, which is no date")
+    if isinstance(record, Drift):
+        for run in filter(None, (record.own, record.twin)):
+            if {len(run.losses), len(run.largest), len(run.relative)} != {len(record.expected)}:
+                raise UsageError(f"{where}: its free runs have different numbers of steps")
 
 
 def _check_format(where: str, line: bytes) -> None:
