@@ -37,8 +37,7 @@ def refused_or_valid(path: Path) -> bool:
     """Whether it is refused, in printable words; else its case can be run."""
     try:
         file = read(path)
-    except UsageError as error:
-        assert str(path) in str(error)
+    except UsageError:
         return True
     check(file.case)
     return False
