@@ -58,7 +58,7 @@ def losses(kind: type[nn.RNNBase]) -> list[tuple[float, float]]:
 if __name__ == "__main__":
     if not torch.cuda.is_available():
         print("needs a GPU")
-        os._exit(2)
+        sys.exit(2)
     torch.cuda.set_device(0)
     dist.init_process_group("nccl")
     wrong = False

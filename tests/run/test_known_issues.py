@@ -106,9 +106,8 @@ def test_ours_are_there_unless_they_are_switched_off(tmp_path: Path) -> None:
     for issue in ours():
         assert ":" not in issue.implementation
         assert (issue.case is None) == issue.sometimes
-        # When a writer dies, or a copy arrives, depends on the clock; all else shows every time.
-        by_the_clock = issue.obligation == "durability" or "gradscaler" in issue.page
-        assert issue.sometimes == by_the_clock
+        # When a writer dies depends on the clock; all else must show every time.
+        assert issue.sometimes == (issue.obligation == "durability")
         assert not issue.page or (Path(__file__).parents[2] / issue.page).is_file()
 
 
