@@ -128,7 +128,7 @@ class AllocatorHistory:
         self._seen = 0
 
     def taken(self) -> Snapshot:
-        """What it says now, at one instant.
+        """Take a snapshot of the allocator at one instant.
 
         Trace, segments and counts are asked for one after the other, and NCCL's watchdog thread
         frees what a finished collective used whenever it comes by. So it is all asked for again
@@ -153,7 +153,7 @@ class AllocatorHistory:
         )
 
     def _changes(self) -> tuple[int, int]:
-        """How often memory was handed out, and taken back, since the process began."""
+        """Return how often the allocator handed out memory, and took it back, since the start."""
         stats = torch.cuda.memory_stats(self._device)
         counts = (stats.get(f"allocation.all.{one}", 0) for one in ("allocated", "freed"))
         handed_out, taken_back = counts

@@ -207,9 +207,9 @@ def _form(shape: tuple[int, ...], dtype: torch.dtype) -> str:
 
 
 def _inside(directory: Path, name: str) -> bool:
-    """Whether a file that the index names lies in the directory: no way out of it is followed.
+    """Return True if a file that the index names lies in the directory of the checkpoint.
 
-    A name that no file can have, or a link to itself, is in no directory.
+    No way out of it is followed. A name that no file can have, or a link to itself, is in none.
     """
     try:
         path = (directory / name).resolve()

@@ -52,7 +52,7 @@ _MADE: dict[tuple[str, str], Callable[..., Any]] = {
     ("collections", "defaultdict"): lambda *_: {},
     **{("builtins", one.__name__): one for one in (dict, list, set, tuple, frozenset)},
 }
-"""What an index may make, by the name that stands in it."""
+"""(module, name) as they stand in an index, to the class or function that it may call."""
 _PATHS = {"Path", "PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "PurePath"}
 
 

@@ -59,7 +59,7 @@ def load(data: Path | bytes, where: str) -> Any:
 
 
 def is_archive(file: Any) -> bool:
-    """Whether a file, or its path, is a zip archive. Raises Damaged for one with a torn end."""
+    """Return True for a zip archive, given as a file or its path. Raises Damaged for a torn end."""
     try:
         return zipfile.is_zipfile(file)
     except Exception as error:
@@ -67,7 +67,7 @@ def is_archive(file: Any) -> bool:
 
 
 def has_checksums(path: Path) -> bool:
-    """Whether torch.save wrote a CRC-32 of each record of a file."""
+    """Return True if torch.save wrote a CRC-32 for each record of the file."""
     try:
         with zipfile.ZipFile(path) as archive:
             return any(record.CRC for record in archive.infolist())

@@ -16,11 +16,11 @@ Key = tuple[str | int, ...]
 
 
 _MOST_DIMS = 64
-"""Of a tensor that torch computes with."""
+"""Largest number of dims of a tensor that torch computes with."""
 _DEEPEST = 100
 _MOST_LEAVES = 1 << 22
 _MOST_BITS = 4096
-"""Of a number; states of random generators have some hundred."""
+"""Largest number of bits of a stored number; states of random generators have some hundred."""
 _SMALL = 1 << 28
 """Bytes of a tensor that may repeat what is stored of it."""
 

@@ -18,6 +18,7 @@ from ..errors import UsageError
 KEPT = 5
 """So many earlier runs are kept in a report directory."""
 
+_ADVICE = "move it away, or give another --report-dir"
 _STARTS = ("run started", "faults started")
 _LINE = 1 << 20
 """Bytes of a first line that are looked at."""
@@ -34,13 +35,12 @@ class _Finding(msgspec.Struct):
 
 def check_name(path: Path) -> None:
     """Raise UsageError if something that is no journal of zerocheck's has the name."""
-    advice = "move it away, or give another --report-dir"
     if path.is_symlink():
-        raise UsageError(f"{path} is a symbolic link, and a run would take its place: {advice}")
+        raise UsageError(f"{path} is a symbolic link, and a run would take its place: {_ADVICE}")
     if path.exists() and not path.is_file():
-        raise UsageError(f"{path} is not a file: {advice}")
+        raise UsageError(f"{path} is not a file: {_ADVICE}")
     if path.exists() and path.stat().st_size and not _is_journal(path):
-        raise UsageError(f"{path} was not written by zerocheck: {advice}")
+        raise UsageError(f"{path} was not written by zerocheck: {_ADVICE}")
 
 
 def check_outputs(directory: Path, names: tuple[str, ...]) -> None:
@@ -49,8 +49,7 @@ def check_outputs(directory: Path, names: tuple[str, ...]) -> None:
         path = directory / name
         if os.path.lexists(path) and (path.is_symlink() or not _names_us(path)):
             raise UsageError(
-                f"{path} was not written by zerocheck, and a report would take its place: "
-                "move it away, or give another --report-dir"
+                f"{path} was not written by zerocheck, and a report would take its place: {_ADVICE}"
             )
 
 
