@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
+from functools import partial
 from importlib import import_module
 from typing import Protocol
 
@@ -21,9 +22,11 @@ from ..contract.refusals import advise, refused_while_run
 from ..contract.semantics import Semantics
 from ..devices import CPU
 from ..errors import Unsupported, UsageError, unknown
+from ..importing import imported
 from ..models.looking import look
 from .checkpoints import Checkpoints, kept, resumes
 from .collectives import CollectiveTrace
+from .leaks.guard import Condition, Guard
 from .measure import unmeasured
 from .observation import Described, Job, Looked, RankSeen, Refusals
 from .poison import deterministic
@@ -39,6 +42,8 @@ _PLAIN = Training()
 
 _injected: dict[str, type[Implementation]] = {}
 _meshes: dict[tuple[object, ...], DeviceMesh] = {}
+_guards: list[Guard] = []
+"""The one of this process."""
 
 
 class Progress(Protocol):
@@ -59,14 +64,37 @@ class Context(Protocol):
     def arena(self) -> Store: ...
     @property
     def progress(self) -> Progress: ...
+    @property
+    def condition(self) -> Condition: ...
 
 
 def run(payload: bytes, context: Context) -> bytes:
     """Do one job (msgpack of Job), return msgpack of RankSeen, Described, Looked or Refusals.
 
-    Raises whatever the implementation raises; the pool reports it.
+    Raises whatever the implementation raises; the pool reports it. Global state that the job
+    changed is put back; the context says what that was.
     """
     job = msgspec.msgpack.decode(payload, type=Job)
+    if not _guards:
+        deterministic(torch.device(context.device))
+        _guards.append(Guard())
+    with _guards[0].around(_imports(job), context.condition):
+        return _done(job, context)
+
+
+def _imports(job: Job) -> list[tuple[str, Callable[[], object]]]:
+    """Names of the user's code that a job imports, and how."""
+    names: list[tuple[str, Callable[[], object]]] = []
+    if job.implementation:
+        names.append((job.implementation, partial(load, job.implementation)))
+    user = None if job.case is None else job.case.model.user
+    factory = job.look or (user.factory if user is not None else "")
+    if factory:
+        names.append((factory, partial(imported, factory)))
+    return names
+
+
+def _done(job: Job, context: Context) -> bytes:
     if job.look:
         device = torch.device(context.device)
         looked = _look(job.look, device) if context.rank == 0 else Looked()

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from zerocheck.devices import CPU
+from zerocheck.ranks.messages import Leak
 
 if TYPE_CHECKING:
     from zerocheck.ranks.arena import Arena
     from zerocheck.ranks.progress import Progress
+
+
+@dataclass
+class Condition:
+    """The state of a rank after a job, as the target says.
+
+    leaks: global state that the job left changed; collectives: how many the rank has called, by the
+    name of the process group.
+    """
+
+    leaks: list[Leak] = field(default_factory=list)
+    collectives: dict[str, int] = field(default_factory=dict)
+
+    def leaked(self, words: str, *, undone: bool) -> None:
+        """Say what was left changed; undone: it is again as before the job."""
+        self.leaks.append(Leak(words, undone))
 
 
 @dataclass(frozen=True)
@@ -19,7 +36,8 @@ class RankContext:
 
     `arena` takes tensors that the parent may read; `progress` says where this rank stands. The
     default process group is initialised and spans exactly the `world_size` ranks of the job.
-    `device`: the one that this rank is on, "cpu" or "cuda:0".
+    `device`: the one that this rank is on, "cpu" or "cuda:0". `condition`: where the target says
+    in which state it leaves this process.
     """
 
     rank: int
@@ -27,6 +45,7 @@ class RankContext:
     arena: Arena
     progress: Progress
     device: str = CPU
+    condition: Condition = field(default_factory=Condition)
 
 
 Target = Callable[[bytes, RankContext], bytes]

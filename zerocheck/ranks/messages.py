@@ -114,10 +114,21 @@ class Raised(Message, frozen=True):
     harness: bool = False
 
 
+class Leak(msgspec.Struct, frozen=True, array_like=True):
+    """Global state that a job left changed in its process. undone: it is again as before the job.
+
+    words: `"left grad mode off"`.
+    """
+
+    words: str
+    undone: bool
+
+
 class Reply(Message, frozen=True):
     """Rank to parent. Times are time.monotonic() in seconds, comparable on one machine.
 
-    With `started` false the job did not run, since an earlier one raised somewhere.
+    With `started` false the job did not run, since an earlier one raised somewhere. leaks,
+    collectives: as of `context.Condition`.
     """
 
     sequence: int
@@ -128,6 +139,13 @@ class Reply(Message, frozen=True):
     error: Raised | None
     arena_path: str
     arena_bytes: int
+    leaks: list[Leak] = []
+    collectives: dict[str, int] = {}
+
+    @property
+    def fit(self) -> bool:
+        """Whether the rank may do another job."""
+        return all(leak.undone for leak in self.leaks)
 
 
 Request = Hello | Spawn | Reap

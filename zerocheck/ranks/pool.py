@@ -15,6 +15,7 @@ from zerocheck.errors import HarnessError, UsageError
 from zerocheck.ranks import post_mortem
 from zerocheck.ranks.cores import Cores
 from zerocheck.ranks.flight import Flight
+from zerocheck.ranks.leaks import fit
 from zerocheck.ranks.limits import check_world_size
 from zerocheck.ranks.nursery import Nursery
 from zerocheck.ranks.result import JobResult
@@ -47,8 +48,9 @@ class Pool:
     """Runs jobs on teams of freshly forked ranks, one process group each.
 
     A zygote that has imported everything starts with the pool and forks the ranks. A team is kept
-    for the next job of its world size unless that could be tainted: by a death, a hang, or an
-    exception that not all ranks raised alike. Not thread-safe. When this process dies, by
+    for the next job of its world size unless that could be tainted: by a death, a hang, an
+    exception that not all ranks raised alike, or global state that a job left changed and that
+    could not be put back. Not thread-safe. When this process dies, by
     whatever signal, the zygote ends all ranks.
     """
 
@@ -338,6 +340,8 @@ class Pool:
 
     def _keepable(self, flight: Flight) -> bool:
         """Whether the ranks are fit for another job."""
+        if not fit(flight.replies):
+            return False
         raised = [reply.error for reply in flight.raised if reply.error is not None]
         if not raised:
             return True

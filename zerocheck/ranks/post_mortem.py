@@ -7,6 +7,7 @@ import time
 from zerocheck.errors import HarnessError, UsageError
 from zerocheck.ranks.failures import is_echo, is_usage_error
 from zerocheck.ranks.flight import Flight
+from zerocheck.ranks.leaks import leaks_of
 from zerocheck.ranks.messages import Exit, Reply
 from zerocheck.ranks.progress import Standing
 from zerocheck.ranks.result import JobResult, RankStood, State, first_to_fail, once, signal_name
@@ -69,6 +70,8 @@ def _result(
         duration_s=max(0.0, ended - began),
         first_failed=first,
         reason=reason,
+        leaks=leaks_of(replies),
+        team=team.number,
         _release=once(lambda: team.free(arena)),
     )
 

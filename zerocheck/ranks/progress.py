@@ -9,6 +9,8 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import zlib
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from zerocheck.host import reserve
@@ -21,7 +23,8 @@ _COUNTER = struct.Struct("<Q")
 _JOB = struct.Struct("<QQ")  # sequence begun, offset of its output in the log, at 768
 _JOB_AT = 768
 _FINISHED_AT = 784  # 1 + sequence of the last job that was replied to; 1 after joining
-_RAISED_AT = 792  # sequence of the last job that raised
+_RAISED_AT = 792  # sequence of the last job that raised, or left the rank unfit
+_COLLECTIVES_AT = 800  # fingerprint of the collectives called in groups of all ranks
 _write_where = _WHERE.pack_into
 _write_collective = _COLLECTIVE.pack_into
 _write_number = _COUNTER.pack_into
@@ -64,8 +67,17 @@ class Progress:
         _JOB.pack_into(self._page, self._at + _JOB_AT, sequence, log_offset)
 
     def raised(self, sequence: int) -> None:
-        """A job raised here. To be called before the reply is sent."""
+        """A job raised here, or left this rank unfit. To be called before the reply is sent."""
         _write_number(self._page, self._at + _RAISED_AT, sequence)
+
+    def counted(self, collectives: Mapping[str, int]) -> None:
+        """Say how many collectives this rank has called, as of `context.Condition`.
+
+        Only those are compared that all ranks have: of the default group, and the number of groups.
+        """
+        common = [collectives.get(name, 0) for name in ("", "0")]
+        digest = zlib.crc32(repr(common).encode())
+        _write_number(self._page, self._at + _COLLECTIVES_AT, digest)
 
     def finish(self, sequence: int) -> None:
         """A job's reply is sent. Number 0 stands for joining the process group."""
@@ -129,8 +141,22 @@ class Board:
             for rank in range(self.world_size)
         )
 
+    def agree(self) -> bool:
+        """Whether all ranks have called as many collectives."""
+        unpack = _COUNTER.unpack_from
+        return (
+            len(
+                {
+                    unpack(self.page, rank * RECORD_BYTES + _COLLECTIVES_AT)[0]
+                    for rank in range(self.world_size)
+                }
+            )
+            == 1
+        )
+
     def any_raised(self, after: int, before: int) -> bool:
-        """Whether a job between `after` and `before` (both exclusive) raised on some rank."""
+        """Whether a job between `after` and `before` (both exclusive) raised on some rank, or left
+        it unfit."""
         unpack = _COUNTER.unpack_from
         return any(
             after < unpack(self.page, rank * RECORD_BYTES + _RAISED_AT)[0] < before

@@ -78,6 +78,10 @@ class JobResult:
     duration_s: float
     first_failed: int | None = None
     reason: str = ""
+    leaks: tuple[str, ...] = ()
+    """Global state that the job left changed, in words: "left grad mode off on rank 1"."""
+    team: int = 0
+    """Number of the rank processes that ran it; other jobs may have run on them before."""
     _release: Callable[[], None] | None = field(default=None, repr=False, compare=False)
 
     @property

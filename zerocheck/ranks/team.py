@@ -71,7 +71,7 @@ class Team:
         self._mappings = Mappings()
         self._pids: list[int] | None = None
         self._exits: dict[int, Exit] = {}
-        number = next(_numbers)
+        self.number = number = next(_numbers)
         self._directory = os.path.join(scratch.slow, f"team-{number}")
         os.mkdir(self._directory, 0o700)
         # With one directory for all the fast one is the slow one; the names must differ.

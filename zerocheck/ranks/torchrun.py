@@ -20,6 +20,7 @@ from zerocheck.launched import Stopping, host_number
 from zerocheck.ranks.device import backend_of
 from zerocheck.ranks.failures import is_echo, is_timeout
 from zerocheck.ranks.heartbeat import Beat, moved, read_beat
+from zerocheck.ranks.leaks import fit, leaks_of
 from zerocheck.ranks.remote import Held, LocalView, Post, RemoteView, received
 from zerocheck.ranks.result import JobResult, at_one_place, first_to_fail, once
 from zerocheck.ranks.torchrun_rank import (
@@ -319,7 +320,9 @@ class TorchrunPool:
             )
         late = any(map(is_timeout, errors)) and all(is_timeout(e) or is_echo(e) for e in errors)
         alike = len(errors) == self.world_size and len({e.type_name for e in errors}) == 1
+        given = {rank: report.reply for rank, report in reports.items()}
         self._tainted = bool(errors) and not (alike and not any(map(is_echo, errors)))
+        self._tainted |= not fit(given)
         stood = tuple(
             stood_of(rank, reports.get(rank), beats.get(rank), late=late)
             for rank in range(self.world_size)
@@ -342,6 +345,7 @@ class TorchrunPool:
             else f"collectives waited for {self._timeout_s:.3g} s in vain"
             if late
             else "",
+            leaks=leaks_of(given, replaced=False),
             _release=once(lambda: self._released(arena)),
         )
 

@@ -67,7 +67,7 @@ def run(target: Target, spawn: Spawn, rank: int, sock: socket.socket, zygote: in
         except (EOFError, ConnectionError):
             return
         _wait_for_others(board, job.sequence - 1)
-        if board.any_raised(job.floor, job.sequence):
+        if board.any_raised(job.floor, job.sequence) or not board.agree():
             now = time.monotonic()
             reply = Reply(job.sequence, False, now, now, None, None, "", 0)
         else:
@@ -81,8 +81,9 @@ def run(target: Target, spawn: Spawn, rank: int, sock: socket.socket, zygote: in
             reply = execute(target, job.sequence, job.payload, context, broken)
             if os.getpid() != me:  # user code forked, and its child came back to here
                 os._exit(0)
-            if reply.error is not None:
+            if reply.error is not None or not reply.fit:
                 progress.raised(job.sequence)
+            progress.counted(reply.collectives)
         try:
             sock.sendall(frame(reply))
         except ConnectionError:
@@ -121,7 +122,18 @@ def execute(
         sys.stdout.flush()
         sys.stderr.flush()
     arena = context.arena
-    return Reply(sequence, True, began, ended, result, broken, arena.path, arena.size)
+    return Reply(
+        sequence,
+        True,
+        began,
+        ended,
+        result,
+        broken,
+        arena.path,
+        arena.size,
+        context.condition.leaks,
+        context.condition.collectives,
+    )
 
 
 class Tidy:

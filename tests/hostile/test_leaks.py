@@ -1,0 +1,56 @@
+"""Code that leaves global state changed does not poison the cases of others on the same ranks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from borrowing import borrowed
+from slices import sliced
+
+from zerocheck.case.schema import Case, Training
+from zerocheck.ranks.pool import Pool
+from zerocheck.run.trial import Trial
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from leaking import LEAKS
+
+SUBJECTS = Path(__file__).with_name("leaking.py")
+CASE = Case(training=Training(steps=1))
+OFTEN = (
+    "default_dtype", "device_context", "inference_mode", "all_reduce", "adamw_step", "forward_hook",
+    "dispatch_mode", "group_destroyed_by_one", "lone_collective", "lone_send", "operator", "path",
+    "environment", "filters_of_warnings",
+)  # fmt: skip
+"""Those of the slice: at least one of each place that the guard looks at."""
+
+
+@pytest.fixture(scope="module")
+def pool(session_pool: Pool) -> Iterator[Pool]:
+    with borrowed(session_pool, patience_s=4) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("name", sliced(tuple(LEAKS), OFTEN))
+def test_the_next_case_is_judged_as_in_fresh_ranks(pool: Pool, name: str) -> None:
+    """A leak is named, and undone or its ranks replaced; a right implementation after it holds."""
+    _, said, undone = LEAKS[name]
+    first = Trial(pool, f"{SUBJECTS}:{name}", CASE)
+    result = first.result()
+    assert result.legs[0].outcome == "finished", result.legs[0].summary()
+    leaks, team = result.legs[0].leaks, result.legs[0].team
+    assert first.judged(result).status == "holds"
+    if said:
+        assert any(said in leak for leak in leaks), leaks
+        assert undone == (not any("ranks were replaced" in leak for leak in leaks)), leaks
+    else:
+        assert not leaks
+    second = Trial(pool, "zero2", CASE)
+    result = second.result()
+    assert not result.legs[0].leaks
+    assert (result.legs[0].team == team) == undone
+    outcome = second.judged(result)
+    assert outcome.status == "holds", outcome.reason or outcome.judgement

@@ -1,0 +1,138 @@
+"""Goes around every job of a rank: afterwards global state is as before, or the rank is unfit."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+
+from . import groups, process_settings, torch_settings
+from .patches import Code, Namespaces, mappings
+from .places import Change, Place
+from .settings import Settings
+
+
+class Condition(Protocol):
+    """Where a job says in which state it leaves its rank: see ranks/context.py."""
+
+    collectives: dict[str, int]
+
+    def leaked(self, words: str, *, undone: bool) -> None: ...
+
+
+class Guard:
+    """The clean state of this process, and what importing each implementation changes of it.
+
+    Such code runs once, so what it changed is there for all jobs of that implementation, and for no
+    others; but for what is `lasting`: entries of `sys.path`, new environment variables.
+    """
+
+    def __init__(self) -> None:
+        """Take the state that there is now for clean."""
+        self._places: tuple[Place, ...] = (
+            Settings(torch_settings.modes()),
+            Namespaces(),
+            Code(),
+            *mappings(),
+            Settings(torch_settings.settings()),
+            Settings(process_settings.settings()),
+            groups.Groups(),
+        )
+        self._imported: dict[str, list[Change]] = {}
+        self._random = _random_states()
+
+    @contextmanager
+    def around(
+        self, imports: Sequence[tuple[str, Callable[[], object]]], condition: Condition
+    ) -> Iterator[None]:
+        """Within it a job runs. imports: what it imports, by name."""
+        meant = self._import(imports, condition)
+        try:
+            yield
+        finally:
+            self._clean(meant, condition)
+
+    def _import(
+        self, imports: Sequence[tuple[str, Callable[[], object]]], condition: Condition
+    ) -> list[Change]:
+        """Import what the job names, or put in what that changed; says which changes are meant."""
+        meant: list[Change] = []
+        for name, import_ in imports:
+            if name not in self._imported:
+                try:
+                    import_()
+                except Exception:
+                    continue  # the job says why
+                self._imported[name] = self._changed_by_import(meant)
+            else:
+                for change in self._imported[name]:
+                    if change.exact:
+                        change.place.put(change.key, change.after)
+            meant += self._imported[name]
+        return meant
+
+    def _changed_by_import(self, known: Sequence[Change]) -> list[Change]:
+        kept = []
+        for change in self._changes():
+            if change.lasting:
+                change.place.adopt(change)
+            elif not _among(change, known):
+                kept.append(change)
+        return kept
+
+    def _changes(self) -> Iterator[Change]:
+        for place in self._places:
+            yield from place.changes()
+
+    def _clean(self, meant: Sequence[Change], condition: Condition) -> None:
+        try:
+            for change in self._changes():
+                undone = change.exact and _undone(change)
+                if not (change.silent or (undone and _among(change, meant))):
+                    condition.leaked(f"left {change.words}", undone=undone)
+            for name, state in self._random.items():
+                _RANDOM[name][1](state)
+        except Exception as error:
+            words = f"left a state that cannot be looked at ({_gist(error)})"
+            condition.leaked(words, undone=False)
+        condition.collectives = groups.collectives()
+
+
+def _among(change: Change, known: Sequence[Change]) -> bool:
+    """Whether a change is one of those."""
+    return any(
+        one.place is change.place and one.key == change.key and one.after is change.after
+        for one in known
+    )
+
+
+def _undone(change: Change) -> bool:
+    try:
+        change.place.put(change.key, change.before)
+    except Exception:
+        return False
+    return True
+
+
+def _gist(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:200]
+
+
+def _numpy() -> Any:
+    return sys.modules["numpy"].random
+
+
+_RANDOM: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "torch": (torch.get_rng_state, torch.set_rng_state),
+    "random": (random.getstate, random.setstate),
+    "numpy": (lambda: _numpy().get_state(), lambda state: _numpy().set_state(state)),
+}
+
+
+def _random_states() -> dict[str, Any]:
+    """States of generators, which all jobs begin with, as in a fresh process."""
+    return {name: get() for name, (get, _) in _RANDOM.items() if name in sys.modules}
