@@ -19,8 +19,9 @@ from zerocheck.ranks.pool import Pool
 from zerocheck.run.asking import describe, refusals
 from zerocheck.run.ledger import Ledger
 from zerocheck.run.options import RunOptions
+from zerocheck.run.outcome import Outcome, judged
 from zerocheck.run.plan import Plan, Planned
-from zerocheck.run.trial import TARGET, Outcome, Trial, judged
+from zerocheck.run.trial import TARGET, Trial
 
 
 @contextlib.contextmanager

@@ -26,7 +26,8 @@ from zerocheck.faults.catalogue import FAULTS, Fault
 from zerocheck.judge.verdict import MEMORY, OBLIGATIONS, Violation
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.findings import independent
-from zerocheck.run.trial import Outcome, Trial
+from zerocheck.run.outcome import Outcome
+from zerocheck.run.trial import Trial
 
 AHEAD = 12
 """Trials that are submitted before the oldest is judged."""

@@ -16,7 +16,8 @@ from cases import drawn
 
 from zerocheck.case.schema import Case, Training
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.trial import Outcome, Trial
+from zerocheck.run.outcome import Outcome
+from zerocheck.run.trial import Trial
 
 SUBJECTS = Path(__file__).parent.parent / "run" / "subjects.py"
 

@@ -24,8 +24,9 @@ from zerocheck.catalogue import BUILT_IN
 from zerocheck.judge.verdict import EQUIVALENCE
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.casefile import read
+from zerocheck.run.outcome import Outcome
 from zerocheck.run.records import CaseFile
-from zerocheck.run.trial import Outcome, Trial
+from zerocheck.run.trial import Trial
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 

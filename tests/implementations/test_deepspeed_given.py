@@ -21,7 +21,8 @@ from zerocheck.errors import UsageError
 from zerocheck.judge.verdict import EQUIVALENCE
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.known_issues import matching, ours
-from zerocheck.run.trial import Outcome, Trial
+from zerocheck.run.outcome import Outcome
+from zerocheck.run.trial import Trial
 
 from .deepspeed_cases import chosen, needs_deepspeed
 

@@ -8,6 +8,7 @@ import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import msgspec
 import pytest
 from hand_made import (
     HOSTILE,
@@ -65,6 +66,27 @@ def test_every_format_says_what_no_case_of_an_implementation_exercises(tmp_path:
     for name in ("report.md", "report.html"):
         text = (tmp_path / name).read_text()
         assert "clip of zero2" in text and "not checked: it clips nothing" in text
+    assert "<failure" not in (tmp_path / "junit.xml").read_text()
+
+
+def test_every_format_says_what_a_case_left_behind(tmp_path: Path) -> None:
+    """And what no fresh rank process showed, which fails nothing."""
+    leak = "left grad mode off on rank 1"
+    doubted = finding(suspicion="it shows only after case 3 (other)", confirmed=0, tries=5)
+    records = [
+        started(),
+        msgspec.structs.replace(case(), leaks=(leak,), unreproduced=doubted.title),
+        doubted,
+        finished(),
+    ]
+    write_reports(records, tmp_path)
+    data = json.loads((tmp_path / "report.json").read_text())
+    assert data["exit_code"] == 0 and not data["findings"]
+    assert data["implementations"]["zero2"]["leaks"] == {leak: 1}
+    assert [one["suspicion"] for one in data["unreproduced"]] == [doubted.suspicion]
+    for name in ("report.md", "report.html"):
+        text = (tmp_path / name).read_text()
+        assert f"zero2 {leak} (1 case)" in text and "NOT REPRODUCED zero2" in text
     assert "<failure" not in (tmp_path / "junit.xml").read_text()
 
 

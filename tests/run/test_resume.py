@@ -14,8 +14,9 @@ from zerocheck.ranks.pool import Pool
 from zerocheck.run.engine import run
 from zerocheck.run.findings import independent
 from zerocheck.run.options import RunOptions
+from zerocheck.run.outcome import Outcome
 from zerocheck.run.records import Finding
-from zerocheck.run.trial import Outcome, Trial
+from zerocheck.run.trial import Trial
 
 SUBJECTS = Path(__file__).with_name("resume_subjects.py")
 SILENT = {"sharding": {"static_graph": False}}

@@ -16,8 +16,9 @@ from zerocheck.errors import UsageError
 from zerocheck.ranks.pool import Pool
 from zerocheck.run import engine, room
 from zerocheck.run.options import RunOptions
+from zerocheck.run.outcome import Outcome
 from zerocheck.run.records import CaseFinished
-from zerocheck.run.trial import Outcome, Trial
+from zerocheck.run.trial import Trial
 
 GB = 10**9
 

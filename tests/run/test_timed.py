@@ -14,12 +14,13 @@ from zerocheck.drive.observation import Timed
 from zerocheck.drive.timing import COUNTED
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.legs import Legs
+from zerocheck.run.outcome import observed
 from zerocheck.run.pace import Pace
 from zerocheck.run.pacing import paced
 from zerocheck.run.patterns import patterns
 from zerocheck.run.plan import Planned
 from zerocheck.run.timed import EVERY, TimedCases
-from zerocheck.run.trial import Trial, observed
+from zerocheck.run.trial import Trial
 
 BLOCKS = (Block(kind="mlp", hidden=24), Block(kind="layer_norm"))
 CASE = Case(mesh=(2,), model=Model(blocks=BLOCKS, width=16), sharding=Sharding(wrap="block"))

@@ -156,6 +156,11 @@ class Pool:
             self._dispatch()
         return Pending(flight)
 
+    def renew(self) -> None:
+        """Keep none of the processes that are there now for jobs that are submitted after this."""
+        for team in self._teams:
+            team.retired = True
+
     def wait(self, pending: Pending) -> JobResult:
         """The job's result, whatever happened to the ranks.
 

@@ -72,6 +72,8 @@ class Team:
         self._pids: list[int] | None = None
         self._exits: dict[int, Exit] = {}
         self.number = number = next(_numbers)
+        self.retired = False
+        """It gets no further jobs."""
         self._directory = os.path.join(scratch.slow, f"team-{number}")
         os.mkdir(self._directory, 0o700)
         # With one directory for all the fast one is the slow one; the names must differ.
@@ -112,7 +114,7 @@ class Team:
     @property
     def accepting(self) -> bool:
         """Whether a job may be sent."""
-        return self.alive and not self.failing and not self.gone
+        return self.alive and not self.failing and not self.gone and not self.retired
 
     def pids(self) -> list[int]:
         """In rank order. Waits for the zygote. Raises HarnessError when that is gone."""

@@ -137,6 +137,10 @@ class TorchrunPool:
             raise UsageError(f"{len(payloads)} payloads for a world size of {world_size}")
         return TorchrunPending(payloads, fresh=fresh)
 
+    def renew(self) -> None:
+        """Make a new process group for the next job. The processes stay those of the launcher."""
+        self._tainted = True
+
     def wait(self, pending: TorchrunPending) -> JobResult:
         """Run the job, rank 0's part included, and collect what came of it.
 

@@ -29,6 +29,7 @@ def render(counted: Tally) -> str:
         _summary(counted),
         "\n".join(f"- {one}: {escape(TITLES[one])}" for one in counted.obligations),
         *_issues("Known faults", counted.known),
+        *_issues("Not reproduced", counted.unreproduced),
         *_issues("Findings", counted.findings),
         "## By feature",
         EXPLAINED,

@@ -61,6 +61,8 @@ def commands(counted: Tally) -> list[str]:
     if not counted.complete:
         said = f"interrupted after {counted.cases} of {counted.planned} cases"
         lines.append(_command("warning", ["zerocheck", said]))
+    for finding in counted.unreproduced:
+        lines.append(_command("warning", finding_lines(finding), finding.implementation))
     for finding in counted.known:
         lines.append(_command("notice", finding_lines(finding), finding.implementation))
     return lines

@@ -51,6 +51,7 @@ def as_data(counted: Tally) -> dict[str, Any]:
         "loads": resumed.as_data(counted.loads),
         "drift": drift.as_data(counted.drifts),
         "findings": _findings(counted.findings),
+        "unreproduced": _findings(counted.unreproduced),
         "known_issues": {
             "seen": _findings(counted.known),
             "stale": counted.stale,
@@ -83,6 +84,7 @@ def _implementation(implementation: ImplementationTally) -> dict[str, Any]:
         "metrics": metrics.as_data(implementation.metrics),
         "unsupported": dict(implementation.refused),
         "tiers": dict(implementation.tiers),
+        "leaks": dict(implementation.leaks),
         "placement": placement(implementation),
         "semantics": implementation.semantics,
         "seconds": implementation.seconds,

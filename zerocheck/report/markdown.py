@@ -14,6 +14,7 @@ from ..run.tally import Tally, unchecked, why
 from . import metrics
 from .coverage import feature_rows, pairs_cell, refused_rows, vacuous_rows
 from .known import all_hold, left_out_lines, stale_lines
+from .leaks import LEAKED, NOT_REPRODUCED, leak_lines
 from .observed import observed_lines
 from .resumed import TITLE, headers, rows, tried_lines
 from .text import cell_text, finding_lines, finding_title, number
@@ -39,6 +40,7 @@ def render(counted: Tally) -> str:
         *_resumed(counted),
         *_weighed(counted),
         *_findings(counted),
+        *_unreproduced(counted),
         *_known(counted),
         "## Coverage",
         *_coverage(counted),
@@ -124,6 +126,17 @@ def _finding(finding: Finding) -> Iterable[str]:
     if finding.detail:
         yield "Stacks and output of the ranks:"
         yield fenced(finding.detail)
+
+
+def _unreproduced(counted: Tally) -> Iterable[str]:
+    leaks = list(leak_lines(counted))
+    if counted.unreproduced or leaks:
+        yield "## State that cases leave behind"
+        yield f"{LEAKED} {NOT_REPRODUCED}"
+    for finding in counted.unreproduced:
+        yield from _finding(finding)
+    if leaks:
+        yield "\n".join(f"- {escape(line)}" for line in leaks)
 
 
 def _known(counted: Tally) -> Iterable[str]:

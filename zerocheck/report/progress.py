@@ -18,6 +18,7 @@ from . import metrics
 from .console import new_console
 from .coverage import coverage_lines
 from .known import all_hold, left_out_lines, stale_lines
+from .leaks import leak_lines
 from .observed import observed_lines
 from .resumed import TITLE, headers, rows, tried_lines
 from .text import cell_text, finding_lines, finding_title
@@ -170,8 +171,9 @@ def _cell(cell: Cell) -> Text:
 
 
 def print_findings(console: Console, counted: Tally) -> None:
-    """Known issues, findings, and what is stale; what fails the run stands last."""
-    for finding in (*counted.known, *counted.findings):
+    """Known issues, what could not be reproduced, findings, and what is stale; what fails the run
+    stands last."""
+    for finding in (*counted.known, *counted.unreproduced, *counted.findings):
         print_finding(console, finding)
     for stale in counted.stale:
         _print(console, stale_lines(stale), "bold red")
@@ -183,7 +185,7 @@ def print_finding(console: Console, finding: Finding) -> None:
 
 
 def _style(finding: Finding) -> str:
-    return "bold red" if finding.known is None else "yellow"
+    return "bold red" if finding.known is None and not finding.suspicion else "yellow"
 
 
 def _print(console: Console, lines: list[str], style: str) -> None:
@@ -215,7 +217,7 @@ def print_outcome(console: Console, counted: Tally) -> None:
         console.print(Text(line))
     for line in metrics.lines(counted.implementations):
         console.print(Text(one_line(line)))
-    for line in left_out_lines(counted):
+    for line in (*leak_lines(counted), *left_out_lines(counted)):
         console.print(Text(line, style="yellow"))
     for line in coverage_lines(counted):
         console.print(Text(line))

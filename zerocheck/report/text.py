@@ -15,8 +15,10 @@ _SHOWN = 3
 
 
 def finding_title(finding: Finding) -> str:
-    """`"VIOLATED zero2: the gradient is ..."`, or KNOWN, and how often if it is intermittent."""
+    """`"VIOLATED zero2: the gradient is ..."`, or KNOWN or NOT REPRODUCED, and how often if it is
+    intermittent."""
     label = finding.status.upper() if finding.known is None else "KNOWN"
+    label = "NOT REPRODUCED" if finding.suspicion else label
     often = ""
     if finding.intermittent:
         often = f" (intermittent: {finding.confirmed} of {finding.tries})"
@@ -76,7 +78,7 @@ def _reproduced(finding: Finding) -> str:
     if finding.confirmed:
         return f"intermittent: {said}\na race, or memory that is read before it is written"
     seen = "seen once" if finding.cases == 1 else f"seen in {finding.cases} cases"
-    return f"{seen}, {said}\na race, or a state that earlier cases left in the process"
+    return f"{seen}, {said}"
 
 
 def finding_text(finding: Finding) -> str:

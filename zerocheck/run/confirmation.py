@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from ..judge.verdict import Obligation, Status, Violation
 from .findings import Bug
 from .journal import encode
-from .trial import Outcome, Ranks, Trial
+from .outcome import Outcome
+from .trial import Ranks, Trial
 
 TRIES = 5
 """Runs in fresh rank processes of a finding that the first of them does not show."""
@@ -32,14 +33,17 @@ def runs_to_see(confirmed: int, tries: int) -> int:
     return min(MOST, math.ceil(math.log(MISSED) / math.log(1 - share)))
 
 
-def confirm(bug: Bug, ranks: Ranks, obligations: Collection[Obligation]) -> None:
+def confirm(bug: Bug, ranks: Ranks, obligations: Collection[Obligation]) -> Outcome | None:
     """Run its case again in fresh processes, since those of the run may be dirty.
+
+    Returns what came of the last run, or None if it has been confirmed before.
 
     Once if that shows the very same; else TRIES times in all, to count how often. Where only the
     numbers are others it depends on the moment, for what is right or always wrong has the same bits
     in every run. Collectives are traced, so that a crash or hang says which one each rank was in.
     """
     same = False
+    again = None
     while bug.tries < TRIES:
         again = Trial(
             ranks,
@@ -58,9 +62,10 @@ def confirm(bug: Bug, ranks: Ranks, obligations: Collection[Obligation]) -> None
                 bug.headline = again.headline
                 bug.causes = again.causes or bug.causes
             if same:
-                return
+                break
         else:
             bug.otherwise[in_a_word(again)] += 1
+    return again
 
 
 def shows(bug: Bug, again: Outcome) -> bool:

@@ -26,8 +26,9 @@ from ..models.network import build_model
 from ..ranks.result import JobResult
 from .findings import Bug
 from .freely import copies, freely, mean_loss
+from .outcome import observed
 from .records import CaseFinished, Drift, FreeRun
-from .trial import Ranks, Trial, observed
+from .trial import Ranks, Trial
 
 CASES = 24
 """An implementation with fewer judged cases is not left to itself: that would be a large part of

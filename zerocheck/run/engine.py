@@ -29,14 +29,16 @@ from .launch import with_ranks
 from .ledger import Ledger
 from .model import with_models
 from .options import RunOptions
+from .outcome import Outcome, Results
 from .plan import Plan, Planned
-from .records import CaseFile, Finding, Record, RunFinished, RunStarted
+from .records import CaseFile, CaseFinished, Finding, Record, RunFinished, RunStarted
 from .room import alone
 from .room import check as check_room
 from .shrink import RUN_TRIES, Limits, paths, shrink, worth
-from .tally import INTERRUPTED, LOST, exit_code, tally, why
+from .suspicion import LastOnRanks, suspect
+from .tally import FAILING, INTERRUPTED, LOST, exit_code, status_of_case, tally, why
 from .timed import TimedCases
-from .trial import Outcome, Ranks, Results, Trial
+from .trial import Ranks, Trial
 
 HANGS = 3
 """After so many hangs of an implementation, known ones aside, its other cases are left out."""
@@ -88,6 +90,7 @@ class _Run:
         self.environment = environment(options.device)
         self.ledger = Ledger(options, self.environment.torch)
         self.findings = Findings(self.ledger.issue_of)
+        self.last = LastOnRanks()
         self.told: dict[int, Finding] = {}
         self.running: Trial | None = None
         self.timed = TimedCases(options.world_sizes)
@@ -230,28 +233,59 @@ class _Run:
 
     def _judge(self, run: tuple[int, Trial], result: Results) -> None:
         number, trial = run
-        self._finished(number, trial, trial.judged(result, words=True))
-
-    def _finished(self, number: int, trial: Trial, outcome: Outcome) -> None:
-        finished = outcome.record(number, trial.implementation, trial.case)
-        if outcome.pace is None:
+        finished = self._marked(number, trial, trial.judged(result, words=True))
+        if finished.pace is None:
             self.timed.failed(Planned(trial.implementation, trial.case))
-        finished = self.ledger.marked(finished)
+        before = self.last.before(result.all)
+        self.last.ran(result.all, finished)
+        bugs = self.findings.add(finished)
+        try:
+            finished = self._confirmed(bugs, trial, finished, before)
+        finally:  # also where that was interrupted
+            self._finished(finished)
+            for bug in bugs:
+                self._write(bug)
+
+    def _marked(self, number: int, trial: Trial, outcome: Outcome) -> CaseFinished:
+        return self.ledger.marked(outcome.record(number, trial.implementation, trial.case))
+
+    def _finished(self, finished: CaseFinished) -> None:
         self.bus.handle(finished)
         self.drifting.note(finished)
-        if outcome.judgement is not None or outcome.status == "unsupported" or finished.known:
-            item = Planned(trial.implementation, trial.case)
-            self.plan.note(item, refused=outcome.judgement is None)
-        if outcome.status == "hung" and not finished.known:
-            self.hangs[trial.implementation] += 1
-        for bug in self.findings.add(finished):
-            self._confirm(bug)
+        item = Planned(finished.implementation, finished.case)
+        if finished.judgement is not None or finished.status == "unsupported" or finished.known:
+            self.plan.note(item, refused=finished.judgement is None)
+        if finished.status == "hung" and not finished.known:
+            self.hangs[finished.implementation] += 1
 
-    def _confirm(self, bug: Bug) -> None:
-        """Say how often it shows in fresh processes, and write its case down."""
-        if bug.issue is None:
-            confirm(bug, self.ranks, self.options.obligations)
-        self._write(bug)
+    def _confirmed(
+        self,
+        bugs: Sequence[Bug],
+        trial: Trial,
+        finished: CaseFinished,
+        before: CaseFinished | None,
+    ) -> CaseFinished:
+        """Say how often each bug of a case shows in fresh processes. Returns the case; where it
+        failed in its run alone, as it was there."""
+        again = None
+        doubtful = [bug for bug in bugs if bug.cases == 1 or bug.suspicion]
+        for bug in bugs:
+            if bug.issue is None:
+                again = confirm(bug, self.ranks, self.options.obligations)
+                bug.suspicion = ""
+        if again is None or any(b.confirmed or b not in doubtful for b in self.findings.of_last):
+            return finished
+        judged = self._marked(finished.number, trial, again)
+        if status_of_case(judged) in FAILING:
+            return finished
+        counts = False
+        for bug in bugs:
+            suspicion = suspect(bug, before, self.ranks, self.options.obligations)
+            bug.extent = suspicion.words
+            bug.suspicion = "" if suspicion.counts else suspicion.words
+            counts = counts or suspicion.counts
+        seen = "; ".join(bug.title for bug in bugs)
+        return finished if counts else msgspec.structs.replace(judged, unreproduced=seen)
 
     def _shrink(self) -> None:
         """At the end, when all cases have had their say about causes."""
@@ -260,6 +294,8 @@ class _Run:
         for bug in self.findings.bugs if self.options.shrink else ():
             # Ranks of a launcher cannot be started anew, so what breaks them is left as it is.
             if bug.issue is not None or (launched and bug.violation is None):
+                continue
+            if not bug.confirmed:
                 continue
             if not worth(bug):
                 bug.extent = "not searched for, since it does not show every time"
@@ -336,12 +372,13 @@ class _Run:
                     fresh=True,
                     obligations=self.options.obligations,
                 )
-                outcome = trial.outcome(words=True)
+                again = self._marked(number, trial, trial.outcome(words=True))
                 tries += 1
-                again = self.ledger.marked(outcome.record(number, issue.implementation, case))
                 if self.ledger.shown(issue):
                     for bug in self.findings.add(again):
-                        self._confirm(bug)
+                        if bug.issue is None:
+                            confirm(bug, self.ranks, self.options.obligations)
+                        self._write(bug)
             if not self.ledger.shown(issue):
                 self.bus.handle(self.ledger.stale(issue, tries))
 

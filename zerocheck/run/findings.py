@@ -83,6 +83,8 @@ class Bug:
     """Other declared semantics under which every one of these cases holds."""
     headline: str = ""
     """What a run with traced collectives said of a crash or hang."""
+    suspicion: str = ""
+    """Of one that no fresh rank processes showed: what may be behind it. It fails no run."""
 
     @property
     def fingerprint(self) -> str:
@@ -154,6 +156,13 @@ class Bug:
         self._unconfirmed()
         return True
 
+    def seen_again(
+        self, causes: tuple[str, ...], finished: CaseFinished, violation: Violation | None
+    ) -> None:
+        """Take a further case of what could not be reproduced as the one to reproduce."""
+        self.causes, self.first, self.violation = causes, finished, violation
+        self._unconfirmed()
+
     def _unconfirmed(self) -> None:
         self.confirmed = self.tries = 0
         self.otherwise.clear()
@@ -186,6 +195,7 @@ class Bug:
             model=user.factory if user is not None else "",
             estimated=self._estimated,
             words=self.words,
+            suspicion=self.suspicion,
         )
 
 
@@ -198,10 +208,13 @@ class Findings:
 
     def __init__(self, issue_of: IssueOf = lambda finished, violation: None) -> None:
         self.bugs: list[Bug] = []
+        self.of_last: list[Bug] = []
+        """Those that the last case shows."""
         self._issue_of = issue_of
 
     def add(self, finished: CaseFinished) -> list[Bug]:
         """Take one case. A case that holds, or is unsupported, changes nothing."""
+        self.of_last = []
         if finished.status in ("crashed", "hung"):
             return self._merge(finished, finished.status, None)
         if finished.judgement is None:
@@ -228,6 +241,10 @@ class Findings:
                 # A crash or hang has causes only once it is traced.
                 if common or violation is None or not (bug.causes or causes):
                     bug.cases += 1
+                    self.of_last.append(bug)
+                    if bug.suspicion:
+                        bug.seen_again(common, finished, violation)
+                        return [bug]
                     if issue is not None and finished.case == issue.case:
                         # The small case that is listed, rather than the first that came by.
                         bug.first, bug.violation = finished, violation
@@ -236,6 +253,7 @@ class Findings:
         words = words_of(finished, violation)
         bug = Bug(finished.implementation, status, violation, causes, finished, issue, words=words)
         self.bugs.append(bug)
+        self.of_last.append(bug)
         return [bug]
 
 

@@ -140,6 +140,10 @@ class CaseFinished(msgspec.Struct, frozen=True, kw_only=True, tag="case finished
     peak_bytes: int | None = None
     """The most that a rank held at any instant of a step, if the case was measured."""
     known: tuple[Obligation, ...] = ()
+    leaks: tuple[str, ...] = ()
+    """Global state that the case left changed in its rank processes, in words."""
+    unreproduced: str = ""
+    """What failed at first, and then in no fresh rank processes; the verdict is of these."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
@@ -187,6 +191,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
     """The bound is estimated, and not derived."""
     words: tuple[str, ...] = ()
     """Other declared semantics under which all failing cases hold, such as "buffers='rank0'"."""
+    suspicion: str = ""
+    """Of what no fresh rank processes showed: what may be behind it. It does not fail the run."""
 
     @property
     def hint(self) -> str:

@@ -24,9 +24,10 @@ from .environment import environment
 from .findings import Findings
 from .launch import started
 from .model import case_with
+from .outcome import Outcome
 from .records import CaseFile, CaseFinished, Environment
 from .tally import FAILING
-from .trial import Outcome, Ranks, Trial
+from .trial import Ranks, Trial
 
 
 def replay(

@@ -94,6 +94,8 @@ class ImplementationTally:
     refused: Counter[str] = field(default_factory=Counter)
     """Why cases were unsupported: reason and count."""
     tiers: Counter[str] = field(default_factory=Counter)
+    leaks: Counter[str] = field(default_factory=Counter)
+    """Global state that cases left changed in their rank processes, and in how many cases."""
     placement: dict[int, dict[str, list[float]]] = field(default_factory=dict)
     """By world size and kind of state, the largest part that a rank holds in each case."""
     stage: int | None = None
@@ -124,12 +126,13 @@ class ImplementationTally:
     def add(self, record: CaseFinished) -> None:
         """Count one case."""
         judgement = record.judgement
-        self.cases[_status_of_case(record)] += 1
+        self.cases[status_of_case(record)] += 1
         self.seconds += record.seconds
         self._run.append(hashlib.blake2b(msgspec.json.encode(record.case), digest_size=16).digest())
         self.covered.add(record)
         self.metrics.add(record)
         self.loads.add(record, self.cells)
+        self.leaks.update(set(record.leaks))
         weigh(self.weights, record)
         if record.status == "unsupported":
             self.refused[record.reason or "no reason given"] += 1
@@ -169,7 +172,7 @@ def _status_of(record: CaseFinished, obligation: Obligation) -> Status:
     return "not exercised" if record.status in ("holds", "violated") else record.status
 
 
-def _status_of_case(record: CaseFinished) -> Status:
+def status_of_case(record: CaseFinished) -> Status:
     """`known` if all that failed is a known issue."""
     if record.status not in FAILING or not record.known:
         return record.status
@@ -221,8 +224,14 @@ class Tally:
 
     @property
     def findings(self) -> list[Finding]:
-        """Every finding as it was last written, in the order of discovery; not the known ones."""
-        return [finding for finding in self._all() if finding.known is None]
+        """Every finding as it was last written, in the order of discovery, but for the known ones
+        and those that could not be reproduced."""
+        return [one for one in self._all() if one.known is None and not one.suspicion]
+
+    @property
+    def unreproduced(self) -> list[Finding]:
+        """What failed once, and in no fresh rank processes. It does not fail the run."""
+        return [finding for finding in self._all() if finding.suspicion]
 
     @property
     def known(self) -> list[Finding]:

@@ -12,7 +12,7 @@ from zerocheck.case.schema import Case
 from zerocheck.drive.observation import Job
 from zerocheck.ranks.result import JobResult
 from zerocheck.run.matrix.together import Ask, together
-from zerocheck.run.trial import Results
+from zerocheck.run.outcome import Results
 
 
 @dataclass

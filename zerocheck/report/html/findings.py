@@ -65,7 +65,7 @@ def shown(finding: Finding) -> Shown:
                 facts.append((label, text))
     return Shown(
         number=finding.number,
-        kind="known" if known else kind_of(finding.status),
+        kind="known" if known or finding.suspicion else kind_of(finding.status),
         title=finding_title(finding),
         facts=tuple((label, _lines(text)) for label, text in facts),
         decades=decades,

@@ -16,6 +16,7 @@ from .. import drift as drifting
 from .. import metrics, resumed, weights
 from ..coverage import feature_rows, pairs_cell, refused_rows, vacuous_rows
 from ..known import all_hold, left_out_lines, stale_lines
+from ..leaks import LEAKED, NOT_REPRODUCED, leak_lines
 from ..observed import placement
 from . import bands, drift
 from .findings import shown
@@ -43,6 +44,9 @@ def _parts(counted: Tally) -> dict[str, Any]:
         "obligations": titles(counted),
         "rows": matrix(counted),
         "findings": [shown(one) for one in counted.findings],
+        "unreproduced": [shown(one) for one in counted.unreproduced],
+        "leaked": (LEAKED, NOT_REPRODUCED),
+        "leaks": list(leak_lines(counted)),
         "known": [shown(one) for one in counted.known],
         "stale": [stale_lines(one) for one in counted.stale],
         "left_out": left_out_lines(counted),

@@ -17,10 +17,11 @@ from ..asking import describe, refusals
 from ..environment import environment
 from ..freely import STEPS
 from ..launch import with_ranks
+from ..outcome import Results, judged
 from ..plan import Drawn, Plan
 from ..shrink import Limits, paths, shrink
 from ..tally import INTERRUPTED
-from ..trial import Ranks, Results, judged
+from ..trial import Ranks
 from .hunt import Answer, Hunt
 from .options import MatrixOptions
 from .records import FaultsFinished, FaultShrunk, FaultsStarted, MatrixRecord

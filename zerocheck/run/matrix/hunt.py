@@ -12,9 +12,9 @@ from ...faults.catalogue import Fault
 from ...judge.verdict import MEMORY
 from ..findings import Bug, Findings
 from ..freely import freely
+from ..outcome import Outcome
 from ..plan import Plan, Planned
 from ..tally import FAILING
-from ..trial import Outcome
 from .records import FaultTried, Rivals
 from .rivals import usually
 from .together import Ask, Search

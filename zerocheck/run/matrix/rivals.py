@@ -37,7 +37,7 @@ from ...judge.layout import Layout
 from ...models.network import build_model
 from ..findings import independent
 from ..freely import copies, fixes, mean_loss
-from ..trial import Results, observed
+from ..outcome import Results, observed
 from .records import Rivals
 
 LOSS_RTOL = 1e-4

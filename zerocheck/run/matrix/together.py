@@ -12,7 +12,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 from ...case.schema import Case
 from ...judge.verdict import OBLIGATIONS
-from ..trial import Ranks, Results, Trial
+from ..outcome import Results
+from ..trial import Ranks, Trial
 
 AHEAD = 16
 """Searches under way at once. Two cores are busy with 3. More are there since ranks of one number

@@ -1,0 +1,272 @@
+"""What came of a case: the verdict on what its ranks did."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from ..case.schema import Case
+from ..drive.measure import unmeasured
+from ..drive.observation import RankSeen, Recorded, Timed
+from ..errors import HarnessError, Unsupported
+from ..judge.assemble import Fetch
+from ..judge.case import judge
+from ..judge.measured import judge_measured, merged
+from ..judge.resume import judge_legs
+from ..judge.tried import Seen
+from ..judge.verdict import MEMORY, Judgement, Obligation, Status
+from ..judge.words import declared, with_words
+from ..ranks.result import JobResult
+from ..ranks.slot import Slot
+from .pace import Pace
+from .pacing import DIGITS, paced
+from .records import CaseFinished
+
+
+class Results(NamedTuple):
+    """What came of each leg of a case, of one if it is not resumed; a leg that only loads comes
+    twice, first with the checkpoint as it was written. done: what was done to it, in words;
+    missing: files of a checkpoint that a killed writer did not leave; measured, timed: what came of
+    the run that is measured, and of that which is timed, if there was one."""
+
+    legs: tuple[JobResult, ...]
+    done: str = ""
+    measured: JobResult | None = None
+    missing: tuple[str, ...] = ()
+    timed: JobResult | None = None
+
+    @property
+    def all(self) -> tuple[JobResult, ...]:
+        """Of each job that is judged."""
+        return self.legs if self.measured is None else (*self.legs, self.measured)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of a case. Fields as in CaseFinished; title, causes: of a crash or hang, the latter
+    where collectives were traced."""
+
+    status: Status
+    judgement: Judgement | None = None
+    reason: str = ""
+    error: str = ""
+    title: str = ""
+    detail: str = ""
+    causes: tuple[str, ...] = ()
+    begun: int = 0
+    seconds: float = 0.0
+    judge_seconds: float = 0.0
+    save_seconds: tuple[float, ...] = ()
+    load_seconds: tuple[float, ...] = ()
+    pace: Pace | None = None
+    peak_bytes: int | None = None
+    leaks: tuple[str, ...] = ()
+
+    @property
+    def headline(self) -> str:
+        """The title, or, of a crash, what is behind it."""
+        return (
+            f"the ranks {self.status}: they called {self.causes[0]}" if self.causes else self.title
+        )
+
+    def record(self, number: int, implementation: str, case: Case) -> CaseFinished:
+        """It, as it stands in the journal."""
+        told = {field.name: getattr(self, field.name) for field in fields(self)}
+        return CaseFinished(number=number, implementation=implementation, case=case, **told)
+
+
+def judged(
+    case: Case,
+    results: Results,
+    *,
+    obligations: Collection[Obligation] | None = None,
+    digest: bool = False,
+    words: bool = False,
+) -> Outcome:
+    """The verdict on what the ranks of each leg did. Gives their arenas back."""
+    leaks = tuple(dict.fromkeys(leak for result in results.all for leak in result.leaks))
+    try:
+        outcome = _judged(case, results, obligations=obligations, digest=digest, words=words)
+        return replace(outcome, leaks=leaks)
+    finally:
+        for result in results.all:
+            result.release()
+        if results.timed is not None:
+            results.timed.release()
+
+
+def _judged(
+    case: Case,
+    results: Results,
+    *,
+    obligations: Collection[Obligation] | None,
+    digest: bool,
+    words: bool,
+) -> Outcome:
+    for number, result in enumerate(results.all):
+        if result.outcome != "finished" or None in result.payloads:
+            return _broken(case, result, 0 if result is results.measured else number)
+    runs = [observed(result) for result in results.all]
+    for seen, _ in runs:
+        if seen[0].unsupported is not None:
+            return Outcome(status="unsupported", reason=seen[0].unsupported)
+    started = time.perf_counter()
+    legs = runs[: len(results.legs)]
+    parts = []
+    try:
+        if legs:
+            parts.append(_judged_steps(case, legs, results, digest=digest, words=words))
+    except Unsupported as refusal:
+        return Outcome(status="unsupported", reason=str(refusal))
+    if results.measured is not None:
+        parts.append(judge_measured(case, runs[-1][0], digest=digest))
+    judgement = merged(parts)
+    reason = unmeasured(case)
+    if reason is not None:
+        judgement = _unmeasured(judgement, reason, obligations or ())
+    if obligations is not None:
+        judgement = _only(judgement, obligations)
+    spent = time.perf_counter() - started
+    return Outcome(
+        status="violated" if judgement.violations else "holds",
+        judgement=judgement,
+        save_seconds=_longest([rank.written_seconds for rank in seen] for seen, _ in legs),
+        load_seconds=_longest([rank.load_seconds for rank in seen] for seen, _ in legs),
+        pace=_pace(case, results.timed),
+        peak_bytes=None if results.measured is None else _peak(runs[-1][0]),
+        seconds=sum(result.duration_s for result in results.all) + spent,
+        judge_seconds=spent,
+    )
+
+
+def _judged_steps(
+    case: Case, legs: Sequence[Seen], results: Results, *, digest: bool, words: bool
+) -> Judgement:
+    """The judgement of all but memory."""
+
+    def judgement(legs: Sequence[Seen], *, digest: bool, brief: bool) -> Judgement:
+        if case.resume:
+            done, missing = results.done, results.missing
+            return judge_legs(case, legs, done=done, missing=missing, digest=digest, brief=brief)
+        return judge(case, *legs[0], digest=digest, brief=brief)
+
+    def again(field: str, word: str) -> Judgement:
+        other = [(declared(seen, field, word), fetch) for seen, fetch in legs]
+        return judgement(other, digest=False, brief=True)
+
+    found = judgement(legs, digest=digest, brief=False)
+    return with_words(found, case, again) if words else found
+
+
+def _unmeasured(judgement: Judgement, reason: str, asked: Collection[Obligation]) -> Judgement:
+    """The judgement, with the obligations of memory of a case that cannot be measured."""
+    unjudged = {one: reason for one in MEMORY if one in asked}
+    unsupported: dict[Obligation, Status] = dict.fromkeys(unjudged, "unsupported")
+    return msgspec.structs.replace(
+        judgement, statuses={**judgement.statuses, **unsupported}, unjudged=unjudged
+    )
+
+
+def _pace(case: Case, result: JobResult | None) -> Pace | None:
+    """How the steps passed. That they broke here is no verdict: they are not all the case's."""
+    if result is None:
+        return None
+    if result.outcome != "finished" or None in result.payloads:
+        return Pace(broken=result.summary(stacks=False))
+    seen, _ = observed(result)
+    return paced(case, [rank.timed or Timed() for rank in seen])
+
+
+def _peak(seen: Sequence[RankSeen]) -> int | None:
+    """The most that any rank held at any instant, or None if no step was measured."""
+    peaks = (peak for rank in seen if rank.measured is not None for peak in rank.measured.peaks)
+    return max((peak.total for peak in peaks), default=None)
+
+
+def _longest(legs: Iterable[Sequence[float]]) -> tuple[float, ...]:
+    """Of each leg that has any, seconds of the slowest rank."""
+    return tuple(float(f"{max(leg):.{DIGITS}g}") for leg in legs if any(leg))
+
+
+def observed(result: JobResult) -> tuple[list[RankSeen], Fetch]:
+    """What each rank of a case that was finished replied, and how to read its tensors."""
+    seen = [msgspec.msgpack.decode(p, type=RankSeen) for p in result.payloads if p is not None]
+
+    def fetch(rank: int, record: Recorded) -> torch.Tensor:
+        arena = result.arenas[rank]
+        assert arena is not None
+        return arena.tensor(Slot(record.offset, record.numel, record.dtype))
+
+    return seen, fetch
+
+
+def _broken(case: Case, result: JobResult, begun: int) -> Outcome:
+    """begun: the loads that had begun; a leg that only loads has two of them."""
+    status: Status = "hung" if result.outcome == "hung" else "crashed"
+    error = ""
+    if result.first_failed is not None:
+        stood = result.stood[result.first_failed]
+        error = stood.type_name or stood.signal_name or f"exit code {stood.exit_code}"
+    if status == "crashed" and not error and result.outcome == "finished":
+        raise HarnessError(f"a rank gave no reply: {result.summary()}")
+    where = f"after load {min(begun, len(case.resume))}: " if begun else ""
+    return Outcome(
+        status=status,
+        reason=where + result.summary(stacks=False),
+        error=error,
+        title=where + _title(status, error, result),
+        detail=result.summary(stacks=True),
+        causes=_causes(result),
+        begun=begun,
+        seconds=result.duration_s,
+    )
+
+
+DIFFERENT = "different collectives"
+
+
+def _causes(result: JobResult) -> tuple[str, ...]:
+    """Ranks wait in different collectives; or, in a crash, those of one number, by which calls of
+    ranks are matched, differ in kind or size. A rank at another number may only be ahead."""
+    stood = [one for one in result.stood if one.collective]
+    called: dict[int, set[str]] = {}
+    for one in stood:
+        called.setdefault(one.collective_sequence, set()).add(one.collective)
+    if any(len(names) > 1 for names in called.values()):
+        return (DIFFERENT,)
+    waiting = {one.collective_sequence for one in stood if one.state == "waiting"}
+    return (DIFFERENT,) if result.outcome == "hung" and len(waiting) > 1 else ()
+
+
+def _title(status: Status, error: str, result: JobResult) -> str:
+    """What went wrong. Collectives are known where they were traced."""
+    if status == "hung" and _causes(result):
+        return f"the ranks hung: they called {DIFFERENT}"
+    if result.first_failed is None:
+        return f"the ranks {status}" + (f": {error}" if error else "")
+    text = result.stood[result.first_failed].text.strip().splitlines()[:1]
+    said = ": ".join([error.rpartition(".")[2], *text])
+    return f"the ranks {status}: {said}"[:200]
+
+
+def _only(judgement: Judgement, obligations: Collection[Obligation]) -> Judgement:
+    return msgspec.structs.replace(
+        judgement,
+        statuses={o: s for o, s in judgement.statuses.items() if o in obligations},
+        share={o: s for o, s in judgement.share.items() if o in obligations},
+        violations=tuple(v for v in judgement.violations if v.obligation in obligations),
+        further=tuple(v for v in judgement.further if v.obligation in obligations),
+        vacuous=tuple(o for o in judgement.vacuous if o in obligations),
+        estimated=tuple(o for o in judgement.estimated if o in obligations),
+        loads=tuple(
+            msgspec.structs.replace(
+                load, violated=tuple(o for o in load.violated if o in obligations)
+            )
+            for load in judgement.loads
+        ),
+    )
