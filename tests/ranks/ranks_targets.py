@@ -201,3 +201,33 @@ def imported(context: RankContext, argument: str) -> str:
     import reads_its_place
 
     return reads_its_place.LOCAL_RANK
+
+
+def stop_one(context: RankContext, argument: str) -> float:
+    """One rank is stopped, the others wait for it."""
+    if context.rank == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return _reduce(context)
+
+
+def daemon(context: RankContext, argument: str) -> int:
+    """A process with a session of its own, whose parent is gone before the rank is."""
+    near, far = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+        else:
+            os.write(far, str(child).encode())
+        os._exit(0)
+    os.wait()
+    return int(os.read(near, 20))
+
+
+def endless(context: RankContext, argument: str) -> float:
+    """One rank takes ever more memory: by objects of Python, or by tensors."""
+    kept: list[object] = []
+    while context.rank == 0:
+        kept.append(torch.ones(1 << 22) if argument else bytearray(1 << 24))
+    return _reduce(context)

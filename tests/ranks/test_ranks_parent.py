@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import psutil
 
@@ -81,3 +82,74 @@ def test_control_c_in_the_parent() -> None:
         assert parent.returncode == 0
         assert gone(pids)
         assert not glob.glob(f"{directory}/zerocheck-ranks-*")
+
+
+IMPORTING = f"""
+import sys, time
+sys.path[:0] = [{ROOT!r}, {HERE!r}]
+from zerocheck.ranks.nursery import Nursery
+nursery = Nursery("ranks_targets:run", scratch=[], log=sys.argv[1], warm=["endless_import"])
+print(nursery.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_parent_that_dies_while_the_zygote_imports(tmp_path: Path) -> None:
+    (tmp_path / "endless_import.py").write_text("import time\nwhile True: time.sleep(0.1)\n")
+    parent = subprocess.Popen(
+        [sys.executable, "-c", IMPORTING, str(tmp_path / "log")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert parent.stdout is not None
+    zygote = int(parent.stdout.readline())
+    time.sleep(1.0)
+    assert psutil.pid_exists(zygote)
+    parent.kill()
+    parent.wait()
+    assert gone([zygote])
+
+
+def test_a_zygote_that_is_slow_is_waited_for(tmp_path: Path) -> None:
+    """Time counts only while it does nothing: on a loaded machine it waits for a processor."""
+    (tmp_path / "slow_import.py").write_text(
+        "import time\nend = time.process_time() + 4\nwhile time.process_time() < end: pass\n"
+    )
+    said = waited_for(tmp_path, "slow_import")
+    assert "ready" in said
+
+
+def test_a_zygote_that_does_nothing_is_given_up(tmp_path: Path) -> None:
+    (tmp_path / "stuck_import.py").write_text("import time\ntime.sleep(60)\n")
+    said = waited_for(tmp_path, "stuck_import")
+    assert "no answer for 2 s, in which it did nothing" in said
+
+
+WAITING = f"""
+import sys
+sys.path[:0] = [{ROOT!r}, {HERE!r}]
+from zerocheck.errors import HarnessError
+from zerocheck.ranks import nursery
+nursery.START_TIMEOUT_S = 2.0
+made = nursery.Nursery("ranks_targets:run", scratch=[], log=sys.argv[1], warm=[sys.argv[2]])
+try:
+    made.wait_until_ready()
+    print("ready")
+except HarnessError as error:
+    print(error)
+made.close()
+"""
+
+
+def waited_for(tmp_path: Path, module: str) -> str:
+    """What comes of a zygote that imports the module, and is given 2 s of doing nothing."""
+    done = subprocess.run(
+        [sys.executable, "-c", WAITING, str(tmp_path / "log"), module],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        timeout=120,
+        check=True,
+    )
+    return done.stdout

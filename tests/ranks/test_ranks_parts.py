@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import gc
 import os
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -19,7 +17,6 @@ from zerocheck.errors import HarnessError
 from zerocheck.ranks import ArenaView, JobResult, RankStood, Slot
 from zerocheck.ranks import arena as arena_module
 from zerocheck.ranks.arena import Arena
-from zerocheck.ranks.cores import Cores
 from zerocheck.ranks.failures import place_in_users_code, trim_stack
 from zerocheck.ranks.messages import Inbox, Job, frame
 from zerocheck.ranks.progress import Board, Progress
@@ -291,59 +288,6 @@ class _World:
                 return verdict, self.now
             self.now += 0.25
         return None, self.now
-
-
-class TestCores:
-    def test_slots_are_shared_between_claims(self, tmp_path: Path) -> None:
-        first, second, third = (Cores(slots=2, directory=str(tmp_path)) for _ in range(3))
-        assert first.try_hold() and first.try_hold() and second.try_hold()
-        assert not third.try_hold()
-        first.release()
-        assert third.try_hold()
-        second.release()
-        third.release()
-
-    def test_a_dead_holder_holds_nothing(self, tmp_path: Path) -> None:
-        code = (
-            "import sys, os; sys.path.insert(0, os.getcwd())\n"
-            "from zerocheck.ranks.cores import Cores\n"
-            f"print(Cores(slots=1, directory={str(tmp_path)!r}).try_hold(), flush=True)\n"
-            "input()"
-        )
-        holder = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "True\n"
-        mine = Cores(slots=1, directory=str(tmp_path))
-        assert not mine.try_hold()
-        holder.kill()
-        holder.communicate()
-        assert mine.try_hold()
-        mine.release()
-
-    def test_patience_ends(self, tmp_path: Path) -> None:
-        first = Cores(slots=1, directory=str(tmp_path))
-        second = Cores(slots=1, directory=str(tmp_path), patience_s=0.05)
-        first.hold()
-        second.hold()
-        assert second.held
-        second.release()
-        first.release()
-
-    def test_a_long_holder_passes_on_if_others_wait(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("zerocheck.ranks.cores.QUANTUM_S", 0.0)
-        first, second = (Cores(slots=1, directory=str(tmp_path)) for _ in range(2))
-        first.hold()
-        assert not first.should_pass_on()
-        assert not second.try_hold()
-        assert first.should_pass_on()
-        first.release()
-        second.hold()
-        assert not second.should_pass_on()
-        second.release()
 
 
 class TestScratch:

@@ -191,3 +191,20 @@ def test_a_target_that_cannot_be_loaded() -> None:
         pool.wait(pool.submit(1, b""))
     with pytest.raises(ValueError, match="a target is written"):
         load_target("nonsense")
+
+
+def test_a_stopped_rank_is_a_hang_that_says_so(ask: Ask) -> None:
+    result = ask(2, "stop_one")
+    assert result.outcome == "hung" and result.duration_s < 20
+    assert "rank 0 is stopped, by SIGSTOP or another signal that stops" in result.reason
+
+
+def test_children_with_a_session_of_their_own_end_with_their_rank(
+    shared_pool: Pool, ask: Ask
+) -> None:
+    pids = [int(str(pid)) for pid in answers(ask(2, "daemon", fresh=True))]
+    until = time.monotonic() + 4
+    while any(map(psutil.pid_exists, pids)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(map(psutil.pid_exists, pids))
+    assert answers(ask(2, "reduce")) == [2.0, 2.0]

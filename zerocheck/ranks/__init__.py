@@ -7,7 +7,8 @@ has the same API over ranks that a launcher started.
 from __future__ import annotations
 
 from zerocheck.ranks.context import RankContext
-from zerocheck.ranks.pool import Pending, Pool
+from zerocheck.ranks.flight import Pending
+from zerocheck.ranks.pool import Pool
 from zerocheck.ranks.result import JobResult, RankStood
 from zerocheck.ranks.slot import Slot
 from zerocheck.ranks.view import ArenaView

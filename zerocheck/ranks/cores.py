@@ -2,7 +2,8 @@
 
 N lock files, one per processor: ranks mostly wait for each other, so a run of any world size keeps
 one to two processors busy, and as many runs as processors waste none. The kernel releases the lock
-of a dead holder. It is a courtesy and not a guarantee: who has waited too long goes ahead.
+of a dead holder, and one that a signal stopped is passed by. It is a courtesy and not a guarantee:
+who has waited too long goes ahead.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import os
 import stat
 import tempfile
 import time
+
+from zerocheck.ranks.watchdog import activity
 
 _POLL_S = 0.01
 PATIENCE_S = 30.0
@@ -61,7 +64,11 @@ class Cores:
         else:
             for slot in range(self._slots):
                 lock = self._try_lock(f"slot-{slot}", fcntl.LOCK_EX)
+                if lock < 0 and self._holder_stopped(slot):
+                    lock = self._try_lock(f"slot-{slot}-of-a-stopped-process", fcntl.LOCK_EX)
                 if lock >= 0:
+                    os.ftruncate(lock, 0)
+                    os.pwrite(lock, str(os.getpid()).encode(), 0)
                     self._lock = lock
                     self._held = True
                     break
@@ -102,6 +109,16 @@ class Cores:
         self._stop_waiting()
         if give_way:
             time.sleep(2 * _POLL_S)
+
+    def _holder_stopped(self, slot: int) -> bool:
+        """Whether a signal stopped who holds it: a run in the background of a shell, perhaps."""
+        assert self._directory is not None
+        try:
+            with open(os.path.join(self._directory, f"slot-{slot}"), "rb") as file:
+                seen = activity(int(file.read()), alone=True)
+        except (OSError, ValueError):
+            return False
+        return seen is not None and seen.stopped
 
     def _stop_waiting(self) -> None:
         self._wanted_since = None

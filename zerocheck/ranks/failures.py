@@ -27,14 +27,18 @@ _STANDARD = re.compile(re.escape(sysconfig.get_path("stdlib")) + r"[/\\](?!site-
 _TIMEOUT = re.compile(r"Timed out waiting|collective operation timeout", re.IGNORECASE)
 
 
-def describe(error: BaseException, *, harness: bool = False) -> Raised:
-    """Type, message and traceback, the latter without the harness's own frames on top."""
+def describe(error: BaseException, *, harness: bool = False, before: str = "") -> Raised:
+    """Type, message and traceback, the latter without the harness's own frames on top.
+
+    before: what is to be said before the message.
+    """
     kind = type(error)
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     try:
         text = str(error)
     except Exception as second:  # a __str__ of the user's
         text = f"<no message: str() raised {type(second).__name__}>"
+    text = f"{before} ({text})" if before and text else before or text
     inner = error.__traceback__
     if inner is not None and not harness:
         inner = inner.tb_next or inner

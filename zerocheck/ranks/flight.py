@@ -18,6 +18,8 @@ class Flight:
     payloads: Sequence[bytes]
     fresh: bool
     hosts: tuple[int, ...] = ()
+    room: int = 0
+    """Bytes of memory that each rank may take for it; 0 for no bound."""
     sequence: int = 0
     arena: int = 0
     sent_at: float = 0.0
@@ -33,7 +35,7 @@ class Flight:
         self.sequence, self.arena = sequence, arena
         self.sent_at = time.monotonic()
         self.replies.clear()
-        return [frame(Job(sequence, floor, payload, arena)) for payload in self.payloads]
+        return [frame(Job(sequence, floor, payload, arena, self.room)) for payload in self.payloads]
 
     def unfinished(self, gone: frozenset[int]) -> list[int]:
         """Ranks that live and have not replied."""
@@ -56,3 +58,15 @@ class Flight:
     @property
     def raised(self) -> list[Reply]:
         return [reply for reply in self.replies.values() if reply.error is not None]
+
+
+class Pending:
+    """A submitted job. Give it to `Pool.wait`."""
+
+    def __init__(self, flight: Flight) -> None:
+        self._flight = flight
+
+    @property
+    def done(self) -> bool:
+        """Whether the result is there already, as far as the pool has looked."""
+        return self._flight.result is not None

@@ -103,6 +103,8 @@ class Job(Message, frozen=True):
     floor: int
     payload: bytes
     arena: int
+    room: int = 0
+    """Bytes of memory that the rank may take for it: see memory_bound.py."""
 
 
 class Raised(Message, frozen=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -28,9 +29,11 @@ from zerocheck.ranks.messages import (
     frame,
     receive,
 )
+from zerocheck.ranks.watchdog import activity
 
 START_TIMEOUT_S = 300.0
 _CALL_TIMEOUT_S = 60.0
+_LOOK_S = 1.0
 _FDS_AT_ONCE = 100
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -159,6 +162,7 @@ class Nursery:
         """Take one answer. Raises HarnessError when there is none any more."""
         if self._why_dead:
             raise HarnessError(f"the process that starts ranks is gone: {self._why_dead}")
+        self._await(timeout_s)
         self._control.settimeout(timeout_s)
         try:
             answer = receive(self._control, self._decoder)
@@ -174,6 +178,21 @@ class Nursery:
             self._ready = answer
         elif isinstance(answer, (Spawned, Reaped)):
             self._answers[answer.ticket] = answer
+
+    def _await(self, timeout_s: float) -> None:
+        """Wait until there is something to read. Time counts only while the zygote does nothing:
+        on a loaded machine it may wait minutes for a processor, or for the disk."""
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        idle_s, seen = 0.0, None
+        while not poll.poll(_LOOK_S * 1000):
+            now = activity(self.pid, alone=True)
+            # Where nothing tells, time is all there is.
+            moved = now is not None and not (now.asleep and now == seen)
+            idle_s = 0.0 if moved else idle_s + _LOOK_S
+            seen = now
+            if idle_s >= timeout_s:
+                self._give_up(f"no answer for {timeout_s:g} s, in which it did nothing")
 
     def _give_up(self, why: str) -> None:
         self._why_dead = why

@@ -14,9 +14,10 @@ from zerocheck.devices import CPU
 from zerocheck.errors import HarnessError, UsageError
 from zerocheck.ranks import post_mortem
 from zerocheck.ranks.cores import Cores
-from zerocheck.ranks.flight import Flight
+from zerocheck.ranks.flight import Flight, Pending
 from zerocheck.ranks.leaks import fit
 from zerocheck.ranks.limits import check_world_size
+from zerocheck.ranks.memory_bound import room
 from zerocheck.ranks.nursery import Nursery
 from zerocheck.ranks.result import JobResult
 from zerocheck.ranks.scratch import SHARED_MEMORY, Scratch
@@ -30,18 +31,6 @@ _CEILING_S, _GPU_CEILING_S = 300.0, 60.0
 """Who waits for a GPU that waits for other ranks is busy all the time."""
 _GPU_PATIENCE_S = 30.0
 """Starting a GPU reads libraries from the disk, and waits for the driver."""
-
-
-class Pending:
-    """A submitted job. Give it to `Pool.wait`."""
-
-    def __init__(self, flight: Flight) -> None:
-        self._flight = flight
-
-    @property
-    def done(self) -> bool:
-        """Whether the result is there already, as far as the pool has looked."""
-        return self._flight.result is not None
 
 
 class Pool:
@@ -131,13 +120,14 @@ class Pool:
         *,
         fresh: bool = False,
         hosts: tuple[int, ...] = (),
+        memory: int = 0,
     ) -> Pending:
         """Send a job, one payload for all ranks or one for each, and do not wait for it.
 
         Jobs of one world size and the same hosts run in the order of submission. `fresh`: on new
         processes, which end with the job. `hosts`: as in a case; the ranks' environment says so
-        from their beginning, since user code may read it when it is imported. Raises UsageError
-        for a world size that cannot be.
+        from their beginning, since user code may read it when it is imported. `memory`: bytes
+        that the ranks are known to need. Raises UsageError for a world size that cannot be.
         """
         if self._closed:
             raise HarnessError("the pool is closed")
@@ -149,7 +139,8 @@ class Pool:
         payloads = [payload] * world_size if isinstance(payload, bytes) else list(payload)
         if len(payloads) != world_size:
             raise UsageError(f"{len(payloads)} payloads for a world size of {world_size}")
-        flight = Flight(world_size, payloads, fresh, hosts)
+        bound = room(world_size, memory) if self.device == CPU else 0
+        flight = Flight(world_size, payloads, fresh, hosts, bound)
         with self._all_or_nothing():
             self._queue.append(flight)
             self._turn(0.0)
@@ -294,7 +285,8 @@ class Pool:
             self._looked_at = now
         for team in list(self._teams) if looking else touched:
             self._settle(team, looking=looking)
-        if self._cores.held and not self._queue and not any(t.flights for t in self._teams):
+        busy = [team for team in self._teams if team.flights]
+        if self._cores.held and not self._queue and all(team.watchdog.idle for team in busy):
             self._cores.release()
 
     def _settle(self, team: Team, *, looking: bool) -> None:

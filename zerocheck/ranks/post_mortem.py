@@ -32,6 +32,8 @@ def broken(team: Team, flight: Flight, verdict: Verdict | None) -> JobResult:
             if verdict == "quiet"
             else "ranks kept their processors busy, but none made progress"
         )
+        for rank in sorted(team.watchdog.stopped):
+            reason += f"; rank {rank} is stopped, by SIGSTOP or another signal that stops"
     return _result(team, flight, reason=reason, exits=exits, stacks=stacks)
 
 

@@ -24,7 +24,7 @@ _JOB = struct.Struct("<QQ")  # sequence begun, offset of its output in the log, 
 _JOB_AT = 768
 _FINISHED_AT = 784  # 1 + sequence of the last job that was replied to; 1 after joining
 _RAISED_AT = 792  # sequence of the last job that raised, or left the rank unfit
-_COLLECTIVES_AT = 800  # fingerprint of the collectives called in groups of all ranks
+_COLLECTIVES_AT = (800, 808)  # collectives called in groups of all ranks, see `counted`
 _write_where = _WHERE.pack_into
 _write_collective = _COLLECTIVE.pack_into
 _write_number = _COUNTER.pack_into
@@ -70,14 +70,16 @@ class Progress:
         """A job raised here, or left this rank unfit. To be called before the reply is sent."""
         _write_number(self._page, self._at + _RAISED_AT, sequence)
 
-    def counted(self, collectives: Mapping[str, int]) -> None:
-        """Say how many collectives this rank has called, as of `context.Condition`.
+    def counted(self, sequence: int, collectives: Mapping[str, int]) -> None:
+        """Say how many collectives this rank had called at the end of a job, as of
+        `context.Condition`.
 
         Only those are compared that all ranks have: of the default group, and the number of groups.
+        A rank may be a job ahead of another that still has to compare, so two jobs have places.
         """
         common = [collectives.get(name, 0) for name in ("", "0")]
         digest = zlib.crc32(repr(common).encode())
-        _write_number(self._page, self._at + _COLLECTIVES_AT, digest)
+        _write_number(self._page, self._at + _COLLECTIVES_AT[sequence % 2], digest)
 
     def finish(self, sequence: int) -> None:
         """A job's reply is sent. Number 0 stands for joining the process group."""
@@ -141,18 +143,12 @@ class Board:
             for rank in range(self.world_size)
         )
 
-    def agree(self) -> bool:
-        """Whether all ranks have called as many collectives."""
-        unpack = _COUNTER.unpack_from
-        return (
-            len(
-                {
-                    unpack(self.page, rank * RECORD_BYTES + _COLLECTIVES_AT)[0]
-                    for rank in range(self.world_size)
-                }
-            )
-            == 1
-        )
+    def agree(self, sequence: int) -> bool:
+        """Whether all ranks had called as many collectives at the end of a job. To be asked when
+        all have finished it, and by a rank that has not begun the next but one."""
+        at = _COLLECTIVES_AT[sequence % 2]
+        starts = range(at, at + self.world_size * RECORD_BYTES, RECORD_BYTES)
+        return len({_COUNTER.unpack_from(self.page, start) for start in starts}) == 1
 
     def any_raised(self, after: int, before: int) -> bool:
         """Whether a job between `after` and `before` (both exclusive) raised on some rank, or left

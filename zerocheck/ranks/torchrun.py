@@ -114,6 +114,7 @@ class TorchrunPool:
         *,
         fresh: bool = False,
         hosts: Hosts = (),
+        memory: int = 0,
     ) -> TorchrunPending:
         """As `Pool.submit`, on rank 0. `fresh` means a new process group in the same processes.
 

@@ -18,26 +18,32 @@ from zerocheck.ranks.progress import Board
 Verdict = Literal["quiet", "ceiling"]
 _NO_PROC_PATIENCE_S = 60.0
 _LONGEST_GAP_S = 1.0
+_IDLE_S = 2.0
 _CPU_SHARE = 0.05
-_ASLEEP = (b"S", b"Z", b"X", b"I")
+_STOPPED = b"T"
+"""By a signal. One that a debugger holds is in another state, and waits for a person."""
+_ASLEEP = (b"S", b"Z", b"X", b"I", _STOPPED)
 _POLLER = b"(gloo_tcp_loop"
 """gloo's thread wakes 100 times a second to find nothing: that alone is no work."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
 class Activity(NamedTuple):
-    """Of a process and its descendants: processor time in ticks, and whether all threads sleep."""
+    """Of a process and its descendants: processor time in ticks, and whether all threads sleep, or
+    were stopped by a signal."""
 
     ticks: int
     asleep: bool
+    stopped: bool = False
 
 
-def activity(pid: int) -> Activity | None:
-    """None where there is no /proc, or no such process any more."""
+def activity(pid: int, *, alone: bool = False) -> Activity | None:
+    """None where there is no /proc, or no such process any more. alone: without descendants."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             fields = stat.read().rpartition(b")")[2].split()
         ticks = sum(map(int, fields[11:15]))
+        stopped = fields[0] == _STOPPED
         asleep = True
         children: list[bytes] = []
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -53,12 +59,12 @@ def activity(pid: int) -> Activity | None:
             asleep &= state in _ASLEEP or (state == b"R" and name.endswith(_POLLER))
     except (OSError, ValueError, IndexError):
         return None
-    for child in children:
+    for child in () if alone else children:
         below = activity(int(child))
         if below is not None:
             ticks += below.ticks
             asleep &= below.asleep
-    return Activity(ticks, asleep)
+    return Activity(ticks, asleep, stopped)
 
 
 class Watchdog:
@@ -86,6 +92,13 @@ class Watchdog:
         self._still_s = 0.0  # since a counter moved
         self._quiet_s = 0.0  # since anything at all moved
         self.awake: frozenset[int] = frozenset()
+        self.stopped: frozenset[int] = frozenset()
+        """Ranks that a signal stopped."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether the ranks hang or wait, so that other runs may have the processor meanwhile."""
+        return self._quiet_s > _IDLE_S
 
     def look(
         self, ranks: Sequence[int], pids: Sequence[int], *, patience_s: float
@@ -119,14 +132,16 @@ class Watchdog:
 
     def _measure(self, ranks: Iterable[int], pids: Sequence[int]) -> dict[int, int]:
         ticks = {}
-        awake = set()
+        awake, stopped = set(), set()
         for rank in ranks:
             seen = self._look(pids[rank]) if self._proc else None
             if seen is not None:
                 ticks[rank] = seen.ticks
                 if not seen.asleep:
                     awake.add(rank)
-        self.awake = frozenset(awake)
+                if seen.stopped:
+                    stopped.add(rank)
+        self.awake, self.stopped = frozenset(awake), frozenset(stopped)
         return ticks
 
     def _used(self, ticks: dict[int, int]) -> bool:

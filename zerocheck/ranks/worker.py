@@ -26,6 +26,7 @@ from zerocheck.ranks.arena import Arena
 from zerocheck.ranks.context import RankContext, Target
 from zerocheck.ranks.device import backend_of, prepare, shares
 from zerocheck.ranks.failures import describe
+from zerocheck.ranks.memory_bound import MemoryBound
 from zerocheck.ranks.messages import Job, Raised, Reply, Spawn, frame, receive
 from zerocheck.ranks.progress import Board, Progress
 from zerocheck.ranks.slot import KEPT_BYTES
@@ -67,7 +68,7 @@ def run(target: Target, spawn: Spawn, rank: int, sock: socket.socket, zygote: in
         except (EOFError, ConnectionError):
             return
         _wait_for_others(board, job.sequence - 1)
-        if board.any_raised(job.floor, job.sequence) or not board.agree():
+        if board.any_raised(job.floor, job.sequence) or not board.agree(job.sequence - 1):
             now = time.monotonic()
             reply = Reply(job.sequence, False, now, now, None, None, "", 0)
         else:
@@ -78,12 +79,12 @@ def run(target: Target, spawn: Spawn, rank: int, sock: socket.socket, zygote: in
             arena.reset()
             progress.begin(job.sequence, _log_offset())
             context = RankContext(rank, spawn.world_size, arena, progress, device)
-            reply = execute(target, job.sequence, job.payload, context, broken)
+            reply = execute(target, job.sequence, job.payload, context, broken, room=job.room)
             if os.getpid() != me:  # user code forked, and its child came back to here
                 os._exit(0)
             if reply.error is not None or not reply.fit:
                 progress.raised(job.sequence)
-            progress.counted(reply.collectives)
+            progress.counted(job.sequence, reply.collectives)
         try:
             sock.sendall(frame(reply))
         except ConnectionError:
@@ -100,20 +101,27 @@ def execute(
     payload: bytes,
     context: RankContext,
     broken: Raised | None = None,
+    *,
+    room: int = 0,
 ) -> Reply:
-    """Run the target once. Whatever it raises, SystemExit included, is in the reply."""
+    """Run the target once. Whatever it raises, SystemExit included, is in the reply.
+
+    room: bytes of memory that it may take, 0 for any number.
+    """
     result: bytes | None = None
     began = time.monotonic()
     if broken is None:
+        bound = MemoryBound(room)
         try:
-            result = target(payload, context)
+            with bound:
+                result = target(payload, context)
             if not isinstance(result, bytes):
                 kind = type(result).__name__
                 result = None
                 raise TypeError(f"a target returns bytes, not {kind}")
         except BaseException as error:
             ended = time.monotonic()
-            broken = describe(error)
+            broken = describe(error, before=bound.words)
         else:
             ended = time.monotonic()
     else:

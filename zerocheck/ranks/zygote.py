@@ -9,6 +9,7 @@ own.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import os
@@ -19,7 +20,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 from unittest import mock
 
@@ -42,6 +43,9 @@ from zerocheck.ranks.messages import (
 
 _PARENT_POLL_MS = 1000
 _LAST_WAIT_S = 2.0
+_PR_SET_CHILD_SUBREAPER = 36
+_GENERATIONS = 100
+"""Of descendants that are looked for: what forks faster than it is killed is left."""
 _WARM_MODULES = (
     "torch.distributed.checkpoint",
     "torch.distributed.device_mesh",
@@ -61,13 +65,39 @@ def main(arguments: Sequence[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=int(arguments[0]))
     control.set_inheritable(False)
+    _adopt_orphans()
     hello = receive(control, msgspec.msgpack.Decoder(Hello))
     try:
-        target = _prepare(hello)
+        with _ending_with(hello.parent_pid):
+            target = _prepare(hello)
     except BaseException:
         control.sendall(frame(Failed(traceback.format_exc())))
         return
     _Zygote(control, hello, target).serve(began)
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of processes whose parent, a rank, ended before them: else those that made
+    a session of their own would be out of reach. On Linux; elsewhere they are left alone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+@contextlib.contextmanager
+def _ending_with(parent: int) -> Iterator[None]:
+    """End soon after the parent did, though what runs here does not look: imports take seconds."""
+
+    def look(*_: object) -> None:
+        if os.getppid() != parent:
+            os._exit(1)
+
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, _PARENT_POLL_MS / 1000, _PARENT_POLL_MS / 1000)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
 def _prepare(hello: Hello) -> Target:
@@ -128,9 +158,11 @@ class _Zygote:
             deadline = time.monotonic() + _LAST_WAIT_S
             while time.monotonic() < deadline and not all(map(_ended, self._ends)):
                 time.sleep(0.002)
-            for pid in self._ends:  # not every init reaps at once
+            for pid in list(self._ends):  # not every init reaps at once
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
+            self._ends.clear()
+            self._end_orphans()
             for directory in self._hello.scratch:
                 shutil.rmtree(directory, ignore_errors=True)
 
@@ -215,7 +247,24 @@ class _Zygote:
             _, status = os.waitpid(pid, 0)
             at = self._ends.pop(pid) or time.monotonic()
             exits.append(Exit(pid, os.waitstatus_to_exitcode(status), at))
+        self._end_orphans()
         self._control.sendall(frame(Reaped(request.ticket, exits)))
+
+    def _end_orphans(self) -> None:
+        """End what ranks that are gone left running, the descendants of that as well.
+
+        Those in the process group of a rank that lives are its own.
+        """
+        for _ in range(_GENERATIONS):
+            orphans = [pid for pid in _children() if pid not in self._ends]
+            orphans = [pid for pid in orphans if _group(pid) not in self._ends]
+            if not orphans:
+                return
+            for pid in orphans:
+                # One of another user cannot be ended, and is not waited for.
+                with contextlib.suppress(ProcessLookupError, PermissionError, ChildProcessError):
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
 
     def _kill(self, pids: Sequence[int]) -> None:
         """Kill ranks with their process groups: their own children must not outlive them."""
@@ -223,6 +272,21 @@ class _Zygote:
             for kill in (os.killpg, os.kill):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     kill(pid, signal.SIGKILL)
+
+
+def _children() -> list[int]:
+    """Processes whose parent this one is; none where the kernel lists none."""
+    with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as listing:
+        return [int(pid) for pid in listing.read().split()]
+    return []
+
+
+def _group(pid: int) -> int:
+    """Its process group, 0 if it is gone."""
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return 0
 
 
 def _ended(pid: int) -> bool:

@@ -64,6 +64,11 @@ def need(case: Case) -> Need:
     return Need(elements * max(JUDGE, ranks), elements * (observed + vectors))
 
 
+def granted(case: Case) -> int:
+    """Bytes that `check` found room for; 0 for a case that fits wherever ranks do."""
+    return need(case).memory if parameter_elements(case.model) >= LARGE else 0
+
+
 def alone(case: Case) -> bool:
     """Whether the ranks had better wait with the next case until this one is judged."""
     available = available_bytes()

@@ -14,6 +14,7 @@ from ..judge.verdict import MEMORY, Obligation
 from ..ranks.result import JobResult
 from .legs import Legs, without_waiting
 from .outcome import Outcome, Results, judged
+from .room import granted
 
 TARGET = "zerocheck.drive.rank:run"
 """What rank processes run."""
@@ -34,6 +35,7 @@ class Ranks(Protocol):
         *,
         fresh: bool = False,
         hosts: tuple[int, ...] = (),
+        memory: int = 0,
     ) -> Any: ...
     def wait(self, pending: Any) -> JobResult: ...
     def renew(self) -> None: ...
@@ -80,7 +82,8 @@ class Trial:
         assert job.case is not None
         payload = msgspec.msgpack.encode(job)
         size, hosts = job.case.world_size, job.case.hosts
-        return self._ranks.submit(size, payload, fresh=self._fresh, hosts=hosts)
+        memory = granted(job.case)
+        return self._ranks.submit(size, payload, fresh=self._fresh, hosts=hosts, memory=memory)
 
     @property
     def done(self) -> bool:

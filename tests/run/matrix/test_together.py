@@ -39,6 +39,7 @@ class Ranks:
         *,
         fresh: bool = False,
         hosts: tuple[int, ...] = (),
+        memory: int = 0,
     ) -> Pending:
         job = msgspec.msgpack.decode(payload, type=Job)
         self.submitted.append(job)

@@ -1,0 +1,41 @@
+"""A rank that takes ever more memory fails, and neither the machine nor another process does."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from ranks_asking import TARGET
+
+from zerocheck.ranks import Pool
+from zerocheck.ranks import pool as pools
+from zerocheck.ranks.cores import Cores
+from zerocheck.ranks.memory_bound import SHARE, room
+
+
+@pytest.mark.parametrize("argument", ["", "tensors"])
+def test_a_rank_that_takes_ever_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argument: str
+) -> None:
+    """It says how much it had of how much, and the ranks after it have the whole again."""
+    monkeypatch.setattr(pools, "room", lambda *_: 300_000_000)
+    with Pool(TARGET, patience_s=2.0, grace_s=0.4, cores=Cores(directory=str(tmp_path))) as pool:
+        result = pool.wait(pool.submit(2, f"endless {argument}".encode()))
+        assert result.outcome == "crashed" and result.first_failed == 0
+        said = result.stood[0].text
+        assert said.startswith("out of memory: the rank held 0.") and "of the 0.3 GB" in said, said
+        assert pool.wait(pool.submit(2, b"put 30000000")).outcome == "finished"
+
+
+def test_ranks_of_a_job_share_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one may have all that the job was reckoned to need."""
+    monkeypatch.setattr("zerocheck.ranks.memory_bound.available_bytes", lambda: 100)
+    assert room(1) == int(SHARE * 100) and room(4) == int(SHARE * 100) // 4
+    assert room(4, 70) == int(SHARE * 100) // 4 + 70
+    monkeypatch.setattr("zerocheck.ranks.memory_bound.available_bytes", lambda: None)
+    assert room(4, 70) == 0
+
+
+def test_a_job_has_room_on_this_machine() -> None:
+    assert room(2) > 100_000_000 or not os.path.exists("/proc/meminfo")

@@ -1,0 +1,87 @@
+"""A bound on the memory of a rank, so that a job that takes ever more fails, and not the machine.
+
+Without one, endless recursion or an endless list takes all there is, until the kernel kills some
+process: the rank, its parent, or another user's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import resource
+import sys
+from types import TracebackType
+
+from zerocheck.host import available_bytes
+
+SHARE = 0.8
+"""Of what is available, for all ranks of a job together; the parent and the judge need the rest."""
+_MEMORY = re.compile(r"can't allocate memory|not enough memory|std::bad_alloc", re.IGNORECASE)
+"""What torch's allocator for the CPU says; a RuntimeError has no other mark."""
+
+
+def room(world_size: int, needed: int = 0) -> int:
+    """Bytes that one rank of a new job may take for itself; 0 for no bound.
+
+    needed: of the whole job, as far as it was reckoned beforehand (run/room.py). One rank may need
+    all of it, as one that gathers the model does, and its share of the rest for activations.
+    """
+    available = available_bytes()
+    if available is None or sys.platform != "linux":
+        return 0
+    return int(SHARE * available) // world_size + needed
+
+
+class MemoryBound:
+    """While it is entered, this process gets at most `room` bytes more than it has; 0: no bound.
+
+    RLIMIT_DATA counts private writable memory, and not what ranks share with the parent (arenas)
+    nor address space that is only reserved, as RLIMIT_AS does (setrlimit(2)).
+    """
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._before = _private_bytes()
+        self._hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        self.words = ""
+        """Of an exception that left it, if memory was short: `"out of memory: 3.1 of 3.2 GB"`."""
+
+    def __enter__(self) -> MemoryBound:
+        if self._room:
+            most = self._before + self._room
+            if self._hard != resource.RLIM_INFINITY:
+                most = min(most, self._hard)
+            self._set(most)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        taken = max(0, _private_bytes() - self._before)
+        self._set(self._hard)  # to say what happened takes memory
+        if self._room and error is not None and is_out_of_memory(error):
+            self.words = (
+                f"out of memory: the rank held {taken / 1e9:.3g} GB of the "
+                f"{self._room / 1e9:.3g} GB that it may take"
+            )
+
+    def _set(self, most: int) -> None:
+        with contextlib.suppress(OSError, ValueError):  # a sandbox that allows none of it
+            resource.setrlimit(resource.RLIMIT_DATA, (most, self._hard))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory of the host could not be had."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and _MEMORY.search(str(error)) is not None
+    )
+
+
+def _private_bytes() -> int:
+    """What RLIMIT_DATA counts of this process, as near as /proc tells; 0 where it does not."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/self/statm") as statm:
+        return int(statm.read().split()[5]) * resource.getpagesize()
+    return 0
