@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "faults": {"implementations", "contract", "models", "case", "compat", "errors"},
     "drive": {
         "faults", "contract", "models", "case", "catalogue", "compat", "compat_memory", "devices",
-        "errors",
+        "errors", "importing",
     },
     "ranks": {"drive", "contract", "case", "compat", "launched", "devices", "host", "errors"},
     "judge": {
