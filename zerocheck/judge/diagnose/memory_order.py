@@ -36,7 +36,12 @@ def candidates(evidence: Evidence, others: Iterable[Candidate] = ()) -> Iterator
             yield Candidate(
                 f"first microbatch, {IN_MEMORY_ORDER}",
                 f"of the first microbatch, {SENTENCE}",
-                [_first_reordered(evidence, order)],
+                [_accumulated(evidence, order, again=False)],
+            )
+            yield Candidate(
+                f"accumulated gradient, {IN_MEMORY_ORDER}",
+                f"of the sum so far, again with each microbatch, {SENTENCE}",
+                [_accumulated(evidence, order, again=True)],
             )
     for other in others:
         for order in orders:
@@ -47,16 +52,26 @@ def candidates(evidence: Evidence, others: Iterable[Candidate] = ()) -> Iterator
             )
 
 
-def _first_reordered(evidence: Evidence, order: torch.Tensor) -> Enclosing:
-    """The sum of the first microbatch, reordered, and of the others as they are."""
-    first = summed(evidence, lambda terms: terms[:, 0], evidence.divisor)
-    others = summed(evidence, lambda terms: terms[:, 1:], evidence.divisor)
+def _accumulated(evidence: Evidence, order: torch.Tensor, *, again: bool) -> Enclosing:
+    """Sum of the microbatches, reordered after the first; again: and after each further one."""
+    count = evidence.passes.gradients.shape[1]
+    total = _reordered(evidence, _of_microbatch(evidence, 0), order)
+    for number in range(1, count):
+        total = _added(evidence, total, _of_microbatch(evidence, number))
+        if again:
+            total = _reordered(evidence, total, order)
+    return total
 
+
+def _of_microbatch(evidence: Evidence, number: int) -> Enclosing:
+    return summed(evidence, lambda terms: terms[:, number], evidence.divisor)
+
+
+def _added(evidence: Evidence, first: Enclosing, second: Enclosing) -> Enclosing:
     def at(positions: Positions | None) -> Enclosure:
-        (one, off), (rest, rest_off) = first.at(some(order, positions)), others.at(positions)
-        return Enclosure(
-            one + rest, off + rest_off + slack(evidence, 1, one.abs() + rest.abs(), positions)
-        )
+        (one, off), (other, other_off) = first.at(positions), second.at(positions)
+        rounded = slack(evidence, 1, one.abs() + other.abs(), positions)
+        return Enclosure(one + other, off + other_off + rounded)
 
     return enclosing(evidence, at)
 
