@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from zerocheck.judge.estimate import MARGIN, TWINS, Off, off
 from zerocheck.judge.layout import Layout
 from zerocheck.judge.local import LocalRunner, Passes
 from zerocheck.judge.moving import moved, rounding_otherwise
+from zerocheck.judge.operator_noise import CancellationNoise, OperatorNoise
 from zerocheck.models.network import build_model
 
 U = 2.0**-24
@@ -66,6 +69,38 @@ def test_what_modules_give_is_moved_and_only_within() -> None:
         first, again = layer(x), layer(x)
     assert torch.equal(first, again) and not torch.equal(first, plain)
     assert torch.equal(layer(x), plain)
+
+
+@pytest.mark.parametrize("mode", [CancellationNoise, OperatorNoise])
+@pytest.mark.parametrize(
+    ("norm", "shape"),
+    [
+        (torch.nn.LayerNorm(1), (4, 3, 1)),
+        (torch.nn.LayerNorm((3, 2)), (4, 3, 2)),
+        (torch.nn.GroupNorm(2, 6), (4, 6, 5)),
+    ],
+)
+def test_terms_that_cancel_in_a_norm_are_moved(
+    mode: Any, norm: torch.nn.Module, shape: tuple[int, ...]
+) -> None:
+    """Of equal elements rstd is 1 / sqrt(eps) = 316, and what is left of its terms may be 0."""
+    seed = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+    def gradient_of(*modes: Any) -> torch.Tensor:
+        x = torch.ones(shape, requires_grad=True)
+        with contextlib.ExitStack() as stack:
+            for one in modes:
+                stack.enter_context(one(0))
+            norm(x).backward(seed)
+        assert x.grad is not None
+        return x.grad
+
+    own = gradient_of()
+    moved_by = (gradient_of(mode) - own).abs()
+    unit = 2 * U * 316.3 * float(seed.abs().max())
+    assert 0.1 * unit < float(moved_by.max()) < 4 * unit
+    if shape[-1] == 1:
+        assert not own.any() and moved_by.all()
 
 
 def test_the_bound_is_some_roundings_and_no_more(ran: Ran) -> None:

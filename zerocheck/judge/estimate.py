@@ -2,9 +2,9 @@
 
 A compiler fuses operations and orders additions as it likes, so the round-off of what it computes
 is not derived but estimated: the reference runs again with every parameter, and what every module
-gives, moved by one unit of round-off, up or down at random. How far that moves a result is
-multiplied by MARGIN. A result that nothing moves is let be off by MARGIN roundings of its own, and
-of what underflows.
+gives, moved by one unit of round-off, up or down at random; so are the terms that cancel within a
+normalization (operator_noise.py). How far that moves a result is multiplied by MARGIN. A result
+that nothing moves is let be off by MARGIN roundings of its own, and of what underflows.
 
 The runs stand for one rounding of each operation, and a kernel may round several times; MARGIN is
 for that. It is not derived: a verdict on such a bound is an estimate, and says so.

@@ -38,6 +38,7 @@ from ..models.user import call_with
 from . import vectors
 from .layout import Layout
 from .moving import rounding_otherwise
+from .operator_noise import CancellationNoise
 from .precision import OWN, Computing
 
 Scale = Callable[[torch.Tensor], torch.Tensor]
@@ -258,7 +259,7 @@ class LocalRunner:
     @contextmanager
     def rounding_otherwise(self, twin: int) -> Iterator[None]:
         """What the modules of the model compute is moved by a round-off within it."""
-        with rounding_otherwise(self._model, twin):
+        with rounding_otherwise(self._model, twin), CancellationNoise(twin):
             yield
 
     @contextmanager

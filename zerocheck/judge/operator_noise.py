@@ -21,13 +21,19 @@ sign slice_backward slice_scatter stack threshold_backward tril triu where zeros
 """
 EXACT = frozenset(f"aten::{name}" for name in _EXACT.split())
 """Operators that do not round."""
+_NORMS = ("aten::native_layer_norm_backward", "aten::native_group_norm_backward")
 
 
-class OperatorNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within it each result of an operator that rounds is moved to a number next to it.
+class CancellationNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within it the backward of a normalization is moved by round-off of the terms that it adds.
 
-    Unlike what hooks on modules do, this reaches the operators between modules, and those of the
-    backward. Results that share memory with an argument are left alone.
+    The gradient of the input, with g the gradient of the output times the weight, is
+
+        rstd * (g - mean(g) - x_hat * mean(g * x_hat))
+
+    A kernel rounds each term, and together they may cancel: over a single element the result is 0,
+    or a rounding of rstd * g, as the values and the order of operations have it. No movement of
+    what goes in or comes out of the kernel shows that.
     """
 
     def __init__(self, twin: int) -> None:
@@ -37,6 +43,38 @@ class OperatorNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        if func._schema.name in _NORMS:
+            named = dict(zip((one.name for one in func._schema.arguments), args, strict=False))
+            if result[0] is not None:
+                result[0].add_(self._noise(named, result[0]))
+        return result
+
+    def _noise(self, named: Any, result: torch.Tensor) -> torch.Tensor:
+        grad, weight, rstd = named["grad_out"], named["weight"], named["rstd"]
+        groups = named.get("group")
+        if weight is not None:
+            shape = weight.shape if groups is None else (1, -1, *[1] * (grad.dim() - 2))
+            grad = grad * weight.reshape(shape)
+        rows = grad.reshape(rstd.numel(), -1)  # of what has statistics of its own
+        largest = (rows.abs().amax(1) * rstd.reshape(-1)).unsqueeze(1).expand_as(rows)
+        unit = NEXT * unit_roundoff(result.dtype)
+        noise = unit * largest.double().cpu() * self._signs(rows.shape)
+        moved: torch.Tensor = noise.reshape(result.shape).to(result)
+        return moved
+
+    def _signs(self, shape: torch.Size) -> torch.Tensor:
+        return torch.randint(0, 2, tuple(shape), generator=self._draw) * 2 - 1
+
+
+class OperatorNoise(CancellationNoise):  # type: ignore[no-untyped-call]
+    """Within it each result of an operator that rounds is moved to a number next to it.
+
+    Unlike what hooks on modules do, this reaches the operators between modules, and those of the
+    backward. Results that share memory with an argument are left alone.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
         schema = func._schema
         if schema.name in EXACT or any(one.alias_info is not None for one in schema.returns):
             return result
@@ -45,6 +83,5 @@ class OperatorNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _moved(self, result: torch.Tensor) -> torch.Tensor:
         if not result.is_floating_point():
             return result
-        signs = torch.randint(0, 2, tuple(result.shape), generator=self._draw) * 2 - 1
-        factor = 1 + NEXT * unit_roundoff(result.dtype) * signs.double()
+        factor = 1 + NEXT * unit_roundoff(result.dtype) * self._signs(result.shape).double()
         return result.mul_(factor.to(result.dtype).to(result.device))
