@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 import torch.distributed as dist
 
@@ -104,7 +105,7 @@ def exhaust_address_space():
 def endless_memory():
     """Asks for memory without end, and uses none of it: the machine needs its own."""
     for _ in range(1000):
-        KEPT.append(bytearray(1 << 28))
+        KEPT.append(numpy.empty(1 << 28, numpy.uint8))
     raise Own("250 GiB of memory, and no bound")
 
 
@@ -342,8 +343,12 @@ FAULTS = {
     "no_processor_time": Fault("forward", no_processor_time, "crashed", "died of SIG"),
     "execute_true": Fault("step", lambda: execute("/bin/true"), "crashed", "exit code 0"),
     # It stops
-    "stop_itself": Fault("step", lambda: os.kill(os.getpid(), signal.SIGSTOP), "hung"),
-    "stop_another": Fault("step", lambda: os.kill(peers()[0], signal.SIGSTOP), "hung"),
+    "stop_itself": Fault(
+        "step", lambda: os.kill(os.getpid(), signal.SIGSTOP), "hung", "rank 1 is stopped"
+    ),
+    "stop_another": Fault(
+        "step", lambda: os.kill(peers()[0], signal.SIGSTOP), "hung", "rank 0 is stopped"
+    ),
     "execute_sleep": Fault("step", lambda: execute("/bin/sleep", str(LONG_S)), "hung"),
     "sleep": Fault("forward", lambda: time.sleep(LONG_S), "hung", "in <lambda>"),
     "sleep_of_all": Fault("shards", lambda: time.sleep(LONG_S), "hung", everywhere=True),
