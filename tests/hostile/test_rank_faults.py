@@ -37,7 +37,9 @@ AT_IMPORT = {
     "interrupt": ("raise KeyboardInterrupt", "KeyboardInterrupt"),
     "sleep": ("import time\ntime.sleep(3600)", ""),
     "kill": ("import os\nos.kill(os.getpid(), 9)", "SIGKILL"),
-    "fork": ("import os\nos.fork()\nfrom zerocheck.implementations.textbook.zero1 import Zero1 as Zero2", ""),
+    "fork": (
+        "import os\nos.fork()\nfrom zerocheck.implementations.textbook.zero2 import Zero2", "",
+    ),
 }  # fmt: skip
 
 
