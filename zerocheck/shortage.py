@@ -27,7 +27,8 @@ _BY_TEXT = {
     r"Cannot allocate memory|MemoryError|failed to map segment|bad_alloc|can't allocate": _MEMORY,
     r"No space left on device": _BY_NUMBER[errno.ENOSPC],
     r"File too large": _BY_NUMBER[errno.EFBIG],
-    r"No usable temporary directory": "set TMPDIR to a directory that can be written",
+    r"No usable temporary directory": "no temporary file can be written; set TMPDIR to a directory "
+    "with room that can be written, and let files grow (ulimit -f)",
 }
 
 

@@ -33,7 +33,7 @@ SHELLS: dict[str, tuple[str, tuple[int, ...], str]] = {
         f"mkdir r; ln -s /dev/full r/journal.ndjson; {RUN} --report-dir r",
         REFUSED, "symbolic link",
     ),
-    "report directory is a file": (f"touch r; {RUN} --report-dir r", REFUSED, "r/"),
+    "report directory is a file": (f"touch r; {RUN} --report-dir r", REFUSED, "is a file"),
     "report directory read-only": (
         f"mkdir r; unshare -rm sh -c 'mount -t tmpfs -o ro none r; {RUN} --report-dir r'",
         REFUSED, "Read-only",
@@ -44,8 +44,8 @@ SHELLS: dict[str, tuple[str, tuple[int, ...], str]] = {
     "stderr closed": (f"{RUN} 2>&-", WORKS, ""),
     "all closed": (f"{RUN} <&- >&- 2>&-", EITHER, ""),
     "20 descriptors": (f"ulimit -n 20; {RUN}", REFUSED, "ulimit -n"),
-    "40 descriptors": (f"ulimit -n 40; {RUN}", REFUSED, "ulimit -n"),
-    "64 descriptors": (f"ulimit -n 64; {RUN}", REFUSED, "ulimit -n"),
+    "39 descriptors": (f"ulimit -n 39; {RUN}", REFUSED, "ulimit -n"),
+    "64 descriptors": (f"ulimit -n 64; {RUN}", WORKS, ""),
     "few descriptors that may be more": (f"ulimit -Sn 50; {RUN}", WORKS, ""),
     "address space of 1 GiB": (f"ulimit -v 1048576; {RUN}", EITHER, ""),
     "address space of 2 GiB": (f"ulimit -v 2097152; {RUN}", EITHER, ""),
@@ -59,7 +59,7 @@ SHELLS: dict[str, tuple[str, tuple[int, ...], str]] = {
     "directory removed, memory": (
         f"mkdir d; cd d; rmdir ../d; {MEMORY}", REFUSED, "change to one that exists",
     ),
-    "directory of bytes": (f"mkdir $(printf 'd\\377'); cd d*; {RUN}", WORKS, ""),
+    "directory of bytes": (f"mkdir $(printf 'd\\377'); cd d*; {RUN}", REFUSED, "not UTF-8"),
     "directory of escapes": (f"mkdir $(printf 'd\\033[2J'); cd d*; {RUN}", WORKS, ""),
     "TMPDIR missing": (f"TMPDIR=/nowhere/at/all {RUN}", WORKS, ""),
     "TMPDIR read-only": (

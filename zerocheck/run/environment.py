@@ -7,6 +7,8 @@ import os
 import platform
 import resource
 import socket
+import sys
+import tempfile
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,8 +21,9 @@ from ..devices import CPU, kind_of, placed, processor
 from ..errors import UsageError
 from .records import Environment
 
-DESCRIPTORS, DESCRIPTORS_PER_RANK = 64, 8
-"""Files and sockets that a process of a run has open at once, at most; measured, and doubled."""
+DESCRIPTORS, DESCRIPTORS_PER_RANK = 32, 4
+"""Files and sockets that a process of a run has open at once, at most. The parent and a rank of 2
+had 15 each; user code opens some too."""
 TESTED = ("2.13.0",)
 """torch versions that the test suite runs."""
 
@@ -57,8 +60,20 @@ def environment(device: str = CPU) -> Environment:
 
 def check_machine(world_size: int) -> None:
     """Raise UsageError, with what to do, where ranks cannot be started or cannot meet here."""
+    _check_names()
     _check_loopback()
     _check_descriptors(DESCRIPTORS + DESCRIPTORS_PER_RANK * world_size)
+
+
+def _check_names() -> None:
+    for name in (os.getcwd(), tempfile.gettempdir(), *sys.path):
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"{name!a} is a directory whose name is not UTF-8, and messages to ranks are; run "
+                "this elsewhere"
+            ) from error
 
 
 def _check_loopback() -> None:
