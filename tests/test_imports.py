@@ -20,6 +20,7 @@ ALLOWED: dict[str, set[str]] = {
     "__init__": {"attached", "contract", "errors", "testing"},
     "errors": set(),
     "foreign_text": set(),
+    "shortage": set(),
     "host": {"errors"},
     "devices": {"errors"},
     "launched": {"errors"},
@@ -69,7 +70,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli": {
         "attached", "checkpoint", "memory", "report", "script", "run", "judge", "faults", "case",
         "catalogue", "ds_config", "foreign_text", "importing", "launched", "devices", "errors",
-        "zerocheck",
+        "shortage", "zerocheck",
     },
     "__main__": {"cli"},
 }  # fmt: skip

@@ -7,6 +7,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,6 +16,7 @@ import click
 from .. import __version__, launched
 from ..errors import HarnessError, RanksLost, UsageError, unknown
 from ..foreign_text import printable
+from ..shortage import shortage
 from .output import remark, say
 
 USAGE, HARNESS, INTERRUPTED = 2, 3, 130
@@ -42,6 +44,7 @@ class Program(click.Group):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="replace")  # a terminal may lack a character
         try:
+            _check_directory()
             code = super().main(given, prog_name, **extra)
         except click.exceptions.NoArgsIsHelpError as error:
             say(error.format_message())
@@ -62,6 +65,16 @@ class Program(click.Group):
         _leave(code or 0)
 
 
+def _check_directory() -> None:
+    """Raise UsageError where the current directory was removed."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UsageError(
+            f"the current directory cannot be used ({error.strerror}); change to one that exists"
+        ) from error
+
+
 def _say(message: str, code: int) -> int:
     """Once for a launch, if all ranks find the same: rank 0 says it."""
     if launched.is_rank_0() or code == HARNESS:
@@ -75,10 +88,24 @@ def _leave(code: int) -> NoReturn:
         launched.let_rank_0_speak(code, LINGER_S)
     if launched.launched():
         # Process groups that broke take seconds to tear down, and the launcher ends us meanwhile.
-        sys.stdout.flush()
-        sys.stderr.flush()
+        _flush()
         os._exit(code)
+    if not _flush():
+        code = code or USAGE
     sys.exit(code)
+
+
+def _flush() -> bool:
+    """Write what is left to be printed. False where it cannot be; Python then tries no more."""
+    written = True
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # a full disk; ValueError if it was closed
+            written = False
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return written
 
 
 def _harness_failed(error: Exception, args: list[str]) -> int:
@@ -86,6 +113,9 @@ def _harness_failed(error: Exception, args: list[str]) -> int:
 
     if out_of_memory(error):
         return _say(NO_MEMORY.format(device="the GPU"), USAGE)
+    lacking = shortage(error)
+    if lacking is not None:
+        return _say(lacking, USAGE)
     what = str(error) if isinstance(error, HarnessError) else f"{type(error).__name__}: {error}"
     where = _write_traceback(error, args)
     return _say(

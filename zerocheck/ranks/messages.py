@@ -15,6 +15,8 @@ import msgspec
 _LENGTH = struct.Struct("<Q")
 _encode = msgspec.msgpack.Encoder().encode
 T = TypeVar("T")
+LONGEST_BYTES = 1 << 32
+"""No reply is longer: who says so did not write the frame."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -189,12 +191,17 @@ class Inbox:
         self._data = bytearray()
 
     def take(self, chunk: bytes) -> Iterator[bytes]:
-        """Add `chunk`; yield the body of every frame that is now whole."""
+        """Add `chunk`; yield the body of every frame that is now whole.
+
+        Raises ValueError for a length that no frame has.
+        """
         data = self._data
         data += chunk
         start = 0
         while len(data) - start >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(data, start)
+            if length > LONGEST_BYTES:
+                raise ValueError(f"a frame of {length} bytes")
             end = start + _LENGTH.size + length
             if len(data) < end:
                 break

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 
+import msgspec
+
 from zerocheck.errors import HarnessError, UsageError
 from zerocheck.ranks.failures import is_echo, is_usage_error
 from zerocheck.ranks.flight import Flight
 from zerocheck.ranks.leaks import leaks_of
-from zerocheck.ranks.messages import Exit, Reply
+from zerocheck.ranks.messages import Exit, Leak, Raised, Reply
 from zerocheck.ranks.progress import Standing
 from zerocheck.ranks.result import JobResult, RankStood, State, first_to_fail, once, signal_name
 from zerocheck.ranks.team import Team
+from zerocheck.ranks.view import ArenaView
 from zerocheck.ranks.watchdog import Verdict
 
 
@@ -22,6 +25,8 @@ def finished(team: Team, flight: Flight) -> JobResult:
 
 def broken(team: Team, flight: Flight, verdict: Verdict | None) -> JobResult:
     """Some ranks died, hang, or both. Asks the living for their stacks."""
+    if verdict is not None:
+        team.look_for_the_dead(flight.unfinished(team.gone))
     stacks = team.stacks(flight.unfinished(team.gone))
     exits = team.exits()
     hung = verdict is not None and not exits and not flight.raised
@@ -34,6 +39,11 @@ def broken(team: Team, flight: Flight, verdict: Verdict | None) -> JobResult:
         )
         for rank in sorted(team.watchdog.stopped):
             reason += f"; rank {rank} is stopped, by SIGSTOP or another signal that stops"
+    elif team.orphaned:
+        reason = "the process that starts ranks was killed, and its ranks with it"
+    elif team.garbled:
+        who = ", ".join(map(str, sorted(team.garbled)))
+        reason = f"rank {who} wrote to the socket of zerocheck's own messages, and was ended"
     return _result(team, flight, reason=reason, exits=exits, stacks=stacks)
 
 
@@ -45,6 +55,7 @@ def _result(
     exits: dict[int, Exit],
     stacks: dict[int, str],
 ) -> JobResult:
+    arenas = _arenas(team, flight)
     replies = flight.replies
     for reply in replies.values():
         if reply.error is not None and reply.error.harness:
@@ -67,7 +78,7 @@ def _result(
         payloads=tuple(
             replies[rank].payload if rank in replies else None for rank in range(flight.world_size)
         ),
-        arenas=tuple(team.view(rank, flight) for rank in range(flight.world_size)),
+        arenas=arenas,
         stood=stood,
         duration_s=max(0.0, ended - began),
         first_failed=first,
@@ -76,6 +87,26 @@ def _result(
         team=team.number,
         _release=once(lambda: team.free(arena)),
     )
+
+
+def _arenas(team: Team, flight: Flight) -> tuple[ArenaView | None, ...]:
+    """What each rank put. A rank whose file is gone counts as one that raised, and is not used any
+    more: the user's code removed it."""
+    views: list[ArenaView | None] = []
+    for rank in range(flight.world_size):
+        try:
+            views.append(team.view(rank, flight))
+        except OSError as error:
+            views.append(None)
+            text = f"what it held cannot be read, since zerocheck's file was removed: {error}"
+            reply = flight.replies[rank]
+            flight.replies[rank] = msgspec.structs.replace(
+                reply,
+                payload=None,
+                error=reply.error or Raised(type(error).__name__, text, ""),
+                leaks=[*reply.leaks, Leak("left files of zerocheck removed", undone=False)],
+            )
+    return tuple(views)
 
 
 def _stood(

@@ -39,6 +39,17 @@ class Scratch:
         """Fastest first."""
         return [self.slow] if self.fast == self.slow else [self.fast, self.slow]
 
+    def make(self, base: str, name: str) -> str:
+        """A new directory in one of `directories`, which comes back if user code removed it."""
+        path = os.path.join(base, name)
+        try:
+            os.mkdir(path, 0o700)
+        except FileNotFoundError:
+            os.mkdir(base, 0o700)
+            self._locks.append(_own(base))
+            os.mkdir(path, 0o700)
+        return path
+
     def remove(self) -> None:
         for directory in self.directories:
             shutil.rmtree(directory, ignore_errors=True)

@@ -74,13 +74,15 @@ class Team:
         self.number = number = next(_numbers)
         self.retired = False
         """It gets no further jobs."""
-        self._directory = os.path.join(scratch.slow, f"team-{number}")
-        os.mkdir(self._directory, 0o700)
+        self.garbled: frozenset[int] = frozenset()
+        """Ranks that wrote to the socket of their replies what is no reply."""
+        self.orphaned = False
+        """The process that starts ranks was killed, and these with it."""
+        self._directory = scratch.make(scratch.slow, f"team-{number}")
         # With one directory for all the fast one is the slow one; the names must differ.
-        self._arena_directories = []
-        for base in scratch.directories:
-            self._arena_directories.append(os.path.join(base, f"arenas-{number}"))
-            os.mkdir(self._arena_directories[-1], 0o700)
+        self._arena_directories = [
+            scratch.make(base, f"arenas-{number}") for base in scratch.directories
+        ]
         board, self.board = _make_board(self._arena_directories, world_size)
         self.watchdog = Watchdog(self.board, ceiling_s=ceiling_s)
         self.sockets: list[socket.socket] = []
@@ -166,8 +168,13 @@ class Team:
             if not chunk:
                 self.gone |= {rank}
                 return False
-            for body in self._inboxes[rank].take(chunk):
-                reply = _reply(body)
+            try:
+                replies = [_reply(body) for body in self._inboxes[rank].take(chunk)]
+            except ValueError:  # msgspec's are such: something else wrote to the socket
+                self.garbled |= {rank}
+                self.gone |= {rank}
+                return False
+            for reply in replies:
                 for flight in self.flights:
                     if flight.sequence == reply.sequence:
                         flight.replies[rank] = reply
@@ -190,14 +197,11 @@ class Team:
     # Arenas
 
     def view(self, rank: int, flight: Flight) -> ArenaView | None:
-        """What the rank put, if it replied."""
+        """What the rank put, if it replied. Raises OSError where its file was removed."""
         reply = flight.replies.get(rank)
         if reply is None or not reply.started:
             return None
-        try:
-            return self._mappings.view(rank, flight.arena, reply.arena_path, reply.arena_bytes)
-        except OSError as error:
-            raise HarnessError(f"cannot read what rank {rank} observed: {error}") from error
+        return self._mappings.view(rank, flight.arena, reply.arena_path, reply.arena_bytes)
 
     def free(self, arena: int) -> None:
         """The parent is done with the arenas of that number."""
@@ -228,6 +232,11 @@ class Team:
         start = self.board.read(rank).log_offset
         return trim_stack(_read(log_path(self._directory, rank), start, _OUTPUT_BYTES))
 
+    def look_for_the_dead(self, ranks: Iterable[int]) -> None:
+        """Note ranks that died and whose sockets do not show it: a child that they forked holds
+        them open."""
+        self.gone |= {rank for rank in ranks if _is_zombie(self.pids()[rank])}
+
     def exits(self) -> dict[int, Exit]:
         """How those ranks ended that ended on their own."""
         self._reap(sorted(self.gone), _DEATH_PATIENCE_S)
@@ -249,8 +258,14 @@ class Team:
         # Never twice: a pid that was reaped may belong to somebody else by now.
         ranks = [rank for rank in ranks if rank not in self._exits]
         if ranks:
-            pids = self.pids()
-            ends = self._nursery.reap([pids[rank] for rank in ranks], patience_s=patience_s)
+            pids = [self.pids()[rank] for rank in ranks]
+            try:
+                ends = self._nursery.reap(pids, patience_s=patience_s)
+            except HarnessError:
+                if self._nursery.alive or _exists(self._nursery.pid):
+                    raise
+                self.orphaned = True
+                ends = [Exit(pid, -signal.SIGKILL, time.monotonic()) for pid in pids]
             self._exits.update(zip(ranks, ends, strict=True))
 
     def _remove_files(self) -> None:
@@ -265,6 +280,23 @@ def _make_board(directories: Sequence[str], world_size: int) -> tuple[str, Board
             return path, Board(path, world_size, create=True)
     path = os.path.join(directories[-1], "board-2")
     return path, Board(path, world_size, create=True)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _is_zombie(pid: int) -> bool:
+    """Whether it ended and nobody reaped it yet; False where there is no /proc."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return stat.read().rpartition(b")")[2].split()[0] == b"Z"
+    except (OSError, IndexError):
+        return False
 
 
 def _size(path: str) -> int:

@@ -22,7 +22,7 @@ from .asking import check_builds, describe, refusals
 from .casefile import write
 from .confirmation import TRIES, confirm
 from .drifting import Drifting
-from .environment import environment
+from .environment import check_machine, environment
 from .events import Bus, Handler
 from .findings import Bug, Findings
 from .launch import with_ranks
@@ -53,6 +53,8 @@ def run(options: RunOptions, handlers: Sequence[Handler], *, ranks: Ranks | None
     is finished first; then it is raised again.
     """
     if ranks is None:
+        if options.ranks == "processes":
+            check_machine(max(options.world_sizes))
         return with_ranks(
             options.ranks,
             lambda opened: run(options, handlers, ranks=opened),
