@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> None:
     _adopt_orphans()
     hello = receive(control, msgspec.msgpack.Decoder(Hello))
     try:
-        with _ending_with(hello.parent_pid):
+        with _ending_with(hello):
             target = _prepare(hello)
     except BaseException:
         control.sendall(frame(Failed(traceback.format_exc())))
@@ -84,11 +84,12 @@ def _adopt_orphans() -> None:
 
 
 @contextlib.contextmanager
-def _ending_with(parent: int) -> Iterator[None]:
+def _ending_with(hello: Hello) -> Iterator[None]:
     """End soon after the parent did, though what runs here does not look: imports take seconds."""
 
     def look(*_: object) -> None:
-        if os.getppid() != parent:
+        if os.getppid() != hello.parent_pid:
+            _remove(hello.scratch)
             os._exit(1)
 
     signal.signal(signal.SIGALRM, look)
@@ -163,8 +164,7 @@ class _Zygote:
                     os.waitpid(pid, os.WNOHANG)
             self._ends.clear()
             self._end_orphans()
-            for directory in self._hello.scratch:
-                shutil.rmtree(directory, ignore_errors=True)
+            _remove(self._hello.scratch)
 
     def _loop(self) -> None:
         decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
@@ -190,6 +190,8 @@ class _Zygote:
             if not data:
                 raise EOFError
             sockets += [socket.socket(fileno=descriptor) for descriptor in descriptors]
+        for sock in sockets:  # a program that a rank starts would keep it open when that is dead
+            sock.set_inheritable(False)
         zygote = os.getpid()
         pids = []
         for rank, own in enumerate(sockets):
@@ -272,6 +274,11 @@ class _Zygote:
             for kill in (os.killpg, os.kill):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     kill(pid, signal.SIGKILL)
+
+
+def _remove(directories: Sequence[str]) -> None:
+    for directory in directories:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _children() -> list[int]:

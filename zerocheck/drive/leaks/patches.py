@@ -235,7 +235,10 @@ def _counts(owner: Any, name: str, old: Any, new: Any) -> bool:
 
 
 def _wrapped(old: Any, new: Any) -> bool:
-    """Whether it is the step of an optimizer, which torch wraps when the first one is made."""
+    """Return True for what torch wraps by itself: the step of an optimizer, when the first one is
+    made, and what torch.compile must not enter, when something is first compiled."""
+    if getattr(new, "_torchdynamo_disable", False) is True:
+        return inspect.unwrap(new) is inspect.unwrap(old)
     return getattr(new, "hooked", False) is True and inspect.unwrap(new) is inspect.unwrap(old)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import locale
 import os
@@ -10,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from functools import partial
@@ -18,7 +20,8 @@ from typing import Any
 
 from .settings import Setting
 
-_LIMITS = ("AS", "CPU", "DATA", "FSIZE", "NOFILE", "STACK")
+_LIMITS = ("AS", "CPU", "FSIZE", "NOFILE", "STACK")
+"""But for DATA, which ranks/memory_bound.py sets for each job."""
 _HOOKS: tuple[tuple[ModuleType, str, bool], ...] = (
     (sys, "excepthook", True),
     (sys, "unraisablehook", True),
@@ -32,6 +35,9 @@ _HOOKS: tuple[tuple[ModuleType, str, bool], ...] = (
 _SIGNALS = tuple(sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}))
 _FILES = 64
 """More open files than before are too many: those of process groups come and go."""
+_NO_FILES = ("socket:", "anon_inode:", "pipe:")
+_ENDING_S = 2.0
+"""For how long threads and processes that are more than before may go on ending."""
 
 
 def settings() -> Iterator[Setting]:
@@ -43,10 +49,11 @@ def settings() -> Iterator[Setting]:
         yield Setting(
             f"{module.__name__}.{name}", partial(getattr, module, name), put, lasting=lasting
         )
-    for name in ("path", "meta_path", "path_hooks"):
+    for name in ("meta_path", "path_hooks"):
         listed = getattr(sys, name)
         put_all = partial(_fill, listed)
         yield Setting(f"sys.{name}", partial(_copy, listed), put_all, lasting=True)
+    yield Setting("sys.path", _Path(), partial(_fill, sys.path), lasting=True)
     yield Setting("filters of warnings", _filters, _set_filters, lasting=True)
     yield Setting("signal handlers", _handlers, _set_handlers, lasting=True)
     yield Setting("blocked signals", _blocked, partial(signal.pthread_sigmask, signal.SIG_SETMASK))
@@ -85,13 +92,13 @@ def settings() -> Iterator[Setting]:
     )
     yield Setting("standard output elsewhere", partial(_file, 1))
     yield Setting("standard error elsewhere", partial(_file, 2))
-    yield Setting("threads running", _Growing(threading.active_count), quantity=True, lasting=True)
+    yield Setting("threads running", _Growing(_threads), quantity=True, lasting=True)
     children = f"/proc/self/task/{os.getpid()}/children"
     if os.path.exists(children):
         counts = _Growing(partial(_words_in, children))
         yield Setting("processes running", counts, quantity=True, lasting=True)
     if os.path.isdir("/proc/self/fd"):
-        files = _Growing(lambda: len(os.listdir("/proc/self/fd")), spare=_FILES)
+        files = _Growing(_files, spare=_FILES)
         yield Setting("files open", files, quantity=True, lasting=True)
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
@@ -103,12 +110,49 @@ class _Growing:
 
     def __init__(self, count: Any, *, spare: int = 0) -> None:
         self._count = count
-        self._first = count() + spare
-        self._clean = count()
+        self._clean: int = count()
+        self._first = self._clean + spare
 
     def __call__(self) -> int:
+        until = time.monotonic() + _ENDING_S
+        while (now := self._now()) > self._first:
+            if time.monotonic() > until:
+                return now
+            time.sleep(0.01)  # what is about to end may wait for a processor
+        return self._clean
+
+    def _now(self) -> int:
         now: int = self._count()
-        return now if now > self._first else self._clean
+        return now
+
+
+class _Path:
+    """The first entries of `sys.path`, as many as there were: further ones change no import that
+    worked, and libraries add some where they are used first."""
+
+    def __init__(self) -> None:
+        self._count = len(sys.path)
+
+    def __call__(self) -> list[str]:
+        return sys.path[: self._count]
+
+
+def _files() -> int:
+    """Number of open files; what process groups open as they come and go is none."""
+    names = os.listdir("/proc/self/fd")
+    if len(names) <= _FILES:
+        return 0
+    count = 0
+    for name in names:
+        with contextlib.suppress(OSError):
+            count += not os.readlink(f"/proc/self/fd/{name}").startswith(_NO_FILES)
+    return count
+
+
+def _threads() -> int:
+    """Number of threads that Python started; others it only got to know by a callback."""
+    foreign: Any = vars(threading)["_DummyThread"]
+    return sum(1 for thread in threading.enumerate() if not isinstance(thread, foreign))
 
 
 def _copy(listed: list[Any]) -> list[Any]:
