@@ -108,7 +108,7 @@ def test_a_parent_that_dies_while_the_zygote_imports(tmp_path: Path) -> None:
     assert psutil.pid_exists(zygote)
     parent.kill()
     parent.wait()
-    assert gone([zygote])
+    assert gone([zygote], within_s=60.0)  # an import in C++ is not interrupted
 
 
 def test_a_zygote_that_is_slow_is_waited_for(tmp_path: Path) -> None:
