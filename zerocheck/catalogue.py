@@ -106,7 +106,7 @@ def innermost(name: str) -> str:
 
 
 def is_config(name: str) -> bool:
-    """Whether it is the path of a DeepSpeed config, injected faults aside."""
+    """Return True for the path of a DeepSpeed config, injected faults aside."""
     return innermost(name).endswith(CONFIG)
 
 
@@ -117,7 +117,7 @@ def _stage_of(name: str) -> int | None:
 
 
 def is_built_in(name: str) -> bool:
-    """Whether all of it comes with zerocheck, injected faults aside."""
+    """Return True if the implementation comes with zerocheck, injected faults aside."""
     return innermost(name) in NAMED
 
 

@@ -34,14 +34,17 @@ def local_index(tensor: DTensor) -> tuple[slice, ...]:
 
 
 def _strided(placement: Any) -> bool:
-    """Whether a placement is a shard of what a later axis of the mesh has left."""
+    """Return True for a `_StridedShard`, a shard of what a later mesh axis left of a dim."""
     from torch.distributed.tensor.placement_types import _StridedShard
 
     return isinstance(placement, _StridedShard)
 
 
 def _index_of_strided(tensor: DTensor) -> tuple[slice, ...]:
-    """The same, for shards in chunks of one size, the last ones smaller, as FSDP2 makes them."""
+    """Return the slices of `local_index` for strided shards.
+
+    Chunks are of one size and the last ones smaller, as FSDP2 makes them.
+    """
     ranges = [(0, size) for size in tensor.shape]
     places = list(enumerate(tensor.placements))
     for axis, placement in sorted(places, key=lambda place: _strided(place[1])):
@@ -56,7 +59,7 @@ def _index_of_strided(tensor: DTensor) -> tuple[slice, ...]:
 
 
 def reduces_unused(model: torch.nn.Module) -> bool | None:
-    """Whether FSDP2 reduces zeros for parameters that a rank did not use.
+    """Return True if FSDP2 reduces zeros for parameters that a rank did not use.
 
     See `set_reduce_scatter_unused_params`. None for a model that FSDP2 does not shard.
     """
@@ -176,7 +179,7 @@ def work_from_future(future: torch.futures.Future[Any]) -> Any:
 
 
 def casts(model: torch.nn.Module) -> bool:
-    """Whether FSDP computes, or reduces gradients, in another dtype than the parameters have."""
+    """Return True if FSDP computes or reduces in another dtype than that of the parameters."""
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
     for module in model.modules():

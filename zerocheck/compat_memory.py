@@ -29,10 +29,10 @@ class Allocation(NamedTuple):
 
 
 class AllocatorLog:
-    """What torch's CPU allocator does on this thread, from `start` to `stop`.
+    """Log of torch's CPU allocator on this thread, from `start` to `stop`.
 
-    By the events of torch's profiler, which see what C++ allocates and what `resize_` of a storage
-    does too. It cannot run beside another profile.
+    It is made of the events of torch's profiler, which include allocations in C++ and `resize_` of
+    a storage. It cannot run together with another profile.
     """
 
     def __init__(self) -> None:
@@ -92,11 +92,11 @@ class AllocatorLog:
 
 
 class Snapshot(NamedTuple):
-    """What a GPU's caching allocator says at an instant.
+    """State of a GPU's caching allocator at an instant.
 
     trace: entries of its history since the last time; segments: as `torch.cuda.memory_snapshot`
     gives them; allocated, reserved, inactive: bytes that are handed out, that it has of the driver,
-    and that lie unused between blocks, so that they can be given to nobody else.
+    and that are unused between blocks, so that they can be given to nobody else.
     """
 
     trace: list[dict[str, Any]]
@@ -107,7 +107,7 @@ class Snapshot(NamedTuple):
 
 
 class AllocatorHistory:
-    """What the caching allocator of a GPU does, on all threads, from `start` to `stop`."""
+    """History of a GPU's caching allocator, on all threads, from `start` to `stop`."""
 
     def __init__(self, device: torch.device) -> None:
         """Raises Unsupported for another allocator than torch's own, which keeps no history."""
@@ -207,7 +207,10 @@ def reducer_bytes(model: torch.nn.parallel.DistributedDataParallel) -> Counter[i
 
 
 def map_bytes(model: torch.nn.parallel.DistributedDataParallel) -> int:
-    """Of one map of used parameters. On a GPU the reducer has one there and one on the CPU."""
+    """Return the bytes of one map of used parameters.
+
+    On a GPU the reducer has one there and one on the CPU.
+    """
     return MAP_ITEM_BYTES * len([p for p in model.module.parameters() if p.requires_grad])
 
 
@@ -224,7 +227,10 @@ def gathered_by_fsdp1(parameter: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def users_of(storage: torch.UntypedStorage) -> int:
-    """How many hold a storage, on every thread, in Python and in C++; Python counts once."""
+    """Return the reference count of a storage, over Python and C++ and all threads.
+
+    Python counts once.
+    """
     count: Any = vars(torch._C)["_storage_Use_Count"]
     return int(count(storage._cdata))
 
@@ -264,7 +270,7 @@ def active_fake_mode() -> Any:
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """The same for all tensors that share memory, while it is there."""
+    """Return a key of the tensor's memory, equal for all tensors that share it while it exists."""
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -342,7 +348,7 @@ def shapes_only() -> Iterator[Callable[[], bool]]:
 
 
 def with_data(call: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """What `call` gives, with data, though a `fake_mode` is on."""
+    """Return the result of `call` with real data, even while a `fake_mode` is on."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     with unset_fake_temporarily():

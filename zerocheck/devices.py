@@ -77,7 +77,7 @@ def drawn_from(state: bytes, device: torch.device) -> bytes:
 
 
 def seed_device(seed: int, device: torch.device) -> None:
-    """What `torch.manual_seed` does, for the CPU and this device alone."""
+    """Seed the generators of the CPU and this device alone, unlike `torch.manual_seed`."""
     import torch
 
     torch.default_generator.manual_seed(seed)
@@ -97,8 +97,11 @@ def forked(device: torch.device) -> Iterator[None]:
 
 
 def processor(device: torch.device) -> str:
-    """What decides the bits of its kernels: "NVIDIA H200 (9.0, 132 multiprocessors)"; empty for the
-    CPU, which the environment of a run describes."""
+    """Describe the processor that determines the bits of kernels.
+
+    Such as "NVIDIA H200 (9.0, 132 multiprocessors)"; empty for the CPU, which the environment of a
+    run describes.
+    """
     if device.type == CPU:
         return ""
     told = _module(device).get_device_properties(device)

@@ -75,7 +75,7 @@ def as_json(value: Any) -> bytes:
 
 
 def plain_json(data: bytes) -> bytes:
-    """The same JSON with every character that cannot be printed as `\\uXXXX`."""
+    """Escape every character of the JSON that cannot be printed as `\\uXXXX`."""
     return _BEYOND_ASCII.sub(lambda found: _in_json(found[0]), data.decode()).encode()
 
 

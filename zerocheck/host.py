@@ -48,7 +48,7 @@ def available_bytes() -> int | None:
 
 
 def leaves_half(more: int) -> bool:
-    """Whether half of the memory is left after `more` bytes of it. True where nothing tells."""
+    """Return True if half of the memory is left after `more` bytes, or its size is unknown."""
     available, total = available_bytes(), total_bytes()
     return available is None or total is None or available - more >= total // 2
 

@@ -17,9 +17,9 @@ _stamps: dict[Path, tuple[int, int]] = {}
 
 
 def imported(name: str) -> Any:
-    """What `package.module:Name` or `path/to/file.py:Name` names. Imports the user's code.
+    """Import the object named by `package.module:Name` or `path/to/file.py:Name`.
 
-    Raises UsageError, with what is missing and where.
+    Runs the user's code. Raises UsageError, with what is missing and where.
     """
     where, _, attribute = name.rpartition(":")
     return _attribute(_module(where, attribute), where, attribute)

@@ -1,4 +1,4 @@
-"""What a launcher such as torchrun tells its processes, and how it ends them.
+"""The launcher's environment (torchrun), and the report of the exit code to it.
 
 torchrun ends all processes of a host with SIGTERM as soon as one of them leaves with an error, and
 prints a table of those that did. So all ranks leave together, with one exit code, and the table
@@ -25,12 +25,12 @@ _SIOCGIFADDR = 0x8915
 
 
 def launched() -> bool:
-    """Whether a launcher started this process, beside others."""
+    """Return True if a launcher started this process as one of several."""
     return all(name in os.environ for name in NEEDED)
 
 
 def is_rank_0() -> bool:
-    """Whether this process speaks for all; also where there is no launcher."""
+    """Return True if this process reports for all ranks; also where there is no launcher."""
     return not launched() or os.environ["RANK"] == "0"
 
 
@@ -124,7 +124,7 @@ def leave_at_once(code: int) -> None:
 
 
 def tell(code: int, text: str) -> None:
-    """What the launcher's table of failures says of this rank.
+    """Write this rank's entry for the launcher's table of failures.
 
     The table calls the earliest the root cause, in whole seconds: rank 0 is never later.
     """

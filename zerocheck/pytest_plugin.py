@@ -27,10 +27,10 @@ _PREFIX = "zerocheck_"
 
 
 class _Session:
-    """What this pytest session is asked to do.
+    """Options and runs of this pytest session.
 
-    under, over: settings that give way to those of a test, and that go before them; directory:
-    where runs write; id: the same on all workers; runs: those that tests were collected for.
+    under, over: settings of lower and of higher precedence than those of a test; directory: where
+    runs write; id: the same on all workers; runs: those that tests were collected for.
     """
 
     def __init__(self) -> None:

@@ -32,7 +32,7 @@ _LOCK = ".session"
 
 
 class _Ended(msgspec.Struct):
-    """What stands in the lock's file: which session's run is in the directory, and its error."""
+    """Content of the lock's file: the session whose run is in the directory, and its error."""
 
     session: str
     error: str = ""
@@ -154,7 +154,7 @@ def _lock(directory: Path) -> Iterator[int | None]:
 
 
 def _read(file: int) -> _Ended | None:
-    """What the last run noted; None if it came to no end."""
+    """Read the record of the last run; None if it did not end."""
     try:
         return msgspec.json.decode(os.pread(file, os.fstat(file).st_size, 0), type=_Ended)
     except msgspec.DecodeError:

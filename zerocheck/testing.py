@@ -63,7 +63,7 @@ class Check:
 
     @property
     def id(self) -> str:
-        """How the test is called: `MyFSDP-gradient-sharding`."""
+        """Name of the test: `MyFSDP-gradient-sharding`."""
         return f"{self.run.label}-{self.obligation}-{self.group}"
 
     def __repr__(self) -> str:
@@ -71,7 +71,7 @@ class Check:
 
 
 class CoverageCheck(Check):
-    """Whether a run exercised what its profile promises. Call it in the test."""
+    """Check that a run exercised what its profile promises. Call it in the test."""
 
     def __init__(self, run: SharedRun) -> None:
         self.run = run
@@ -81,7 +81,7 @@ class CoverageCheck(Check):
 
     @property
     def id(self) -> str:
-        """How the test is called: `MyFSDP-coverage`."""
+        """Name of the test: `MyFSDP-coverage`."""
         return f"{self.run.label}-coverage"
 
 
@@ -180,7 +180,7 @@ def importable_name(given: object) -> str:
 
 
 def _in_package(module: str, file: Path) -> bool:
-    """Whether `module` lies in a package that Python finds by name, and its file within it."""
+    """Return True if `module` is in a package that Python finds by name, and its file within it."""
     top, dot, _ = module.partition(".")
     if not dot:
         return False

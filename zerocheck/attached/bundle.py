@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class Bundle(msgspec.Struct, frozen=True, kw_only=True):
-    """What bundle.json holds."""
+    """Content of bundle.json."""
 
     attached: int
     """The format of the bundle."""
@@ -53,8 +53,10 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):
-    """What rank-N.json holds. calls: of the model; None where they cannot be stored; device: of the
-    run, "cuda:1"."""
+    """Content of rank-N.json.
+
+    calls: of the model, None where they cannot be stored; device: of the run, such as "cuda:1".
+    """
 
     seen: Seen
     calls: tuple[Call, ...] | None = ()
@@ -102,7 +104,7 @@ def write(
 
 
 def is_bundle(path: Path) -> bool:
-    """Whether a path names a bundle: its folder, or the bundle.json in it."""
+    """Return True if a path names a bundle: its folder, or the bundle.json in it."""
     return path.name == NAME or (path / NAME).is_file()
 
 

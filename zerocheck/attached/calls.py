@@ -69,7 +69,7 @@ def stored(
 
 
 def restored(calls: Sequence[Call], tensors: Mapping[str, torch.Tensor]) -> list[Forward]:
-    """What `stored` was given."""
+    """Rebuild the forward calls that `stored` serialized."""
     found = []
     for number, call in enumerate(calls):
 

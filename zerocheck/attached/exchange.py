@@ -21,7 +21,7 @@ _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.
 
 
 class _Wish(msgspec.Struct, frozen=True):
-    """What rank 0 wants next: a tensor of a rank, or nothing more (rank -1)."""
+    """Request of rank 0 for a tensor of a rank, or the end of its requests (rank -1)."""
 
     rank: int
     what: str = ""

@@ -47,7 +47,7 @@ class Forward:
 
     @property
     def counts(self) -> bool:
-        """Whether a backward came to it."""
+        """True if a backward reached this forward."""
         return bool(self.returned)
 
 

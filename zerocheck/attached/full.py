@@ -34,7 +34,7 @@ from .seen import Observed, Told
 
 
 class _Plan(msgspec.Struct, frozen=True):
-    """What rank 0 says first. reason: why no gradient is judged."""
+    """First message of rank 0. reason: why no gradient is judged."""
 
     tensors: tuple[Tensor, ...] = ()
     reason: str = ""
@@ -90,7 +90,7 @@ def why_not(seen: Sequence[object]) -> str:
 
 
 def joined(one: Judged, other: Judged) -> Judged:
-    """What a rank found in two tensors."""
+    """Merge the judgements of a rank on two tensors."""
     return Judged(
         max(one.share, other.share),
         {**one.wrong, **other.wrong},

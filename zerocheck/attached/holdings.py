@@ -1,4 +1,4 @@
-"""What this rank holds of a live model, read from the local shards and never from an export."""
+"""Shards of a live model on this rank, read from the local tensors and never from an export."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def count_of(holding: Holding, states: Mapping[Any, Mapping[str, Any]]) -> float
 
 
 def words_for(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """What is checked, in a word each for the sharder and the optimizer."""
+    """Name the sharder and the optimizer that are checked, such as "FSDP2 with AdamW"."""
     modules = list(model.modules())
     kind = UNWRAPPED
     if any(isinstance(module, FSDPModule) for module in modules):

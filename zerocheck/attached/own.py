@@ -46,7 +46,7 @@ class Run(NamedTuple):
 
 
 def judge_own(observed: Observed) -> Told:
-    """What this rank says of its own shards, and what the others need for the rest."""
+    """Judge this rank's own shards, and collect the data that the other ranks need for the rest."""
     with torch.no_grad():
         return _Own(observed).told()
 
@@ -257,7 +257,7 @@ class _Own:
         return share, violation, judge.readings
 
     def _part(self, what: str, run: Run) -> torch.Tensor:
-        """What is not there is 0: the moments before the first step."""
+        """Return the elements of a run; zeros for absent moments, as before the first step."""
         value = self._value(what, run.number)
         if value is not None:
             return value[run.low : run.high]

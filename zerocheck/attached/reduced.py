@@ -44,8 +44,11 @@ class Tensor(NamedTuple):
 
 
 class Total(NamedTuple):
-    """Of one tensor over all ranks: sums of gradients and of their magnitudes, of what each can be
-    off, and of the microbatches that gave one."""
+    """Totals of one tensor over all ranks.
+
+    exact: the sum of the gradients; absolute: that of their magnitudes; noise: that of their
+    possible errors; arrived: microbatches with a gradient.
+    """
 
     exact: torch.Tensor
     absolute: torch.Tensor
@@ -70,7 +73,7 @@ def tensors_of(ranks: Sequence[Seen]) -> list[Tensor]:
 
 
 def share_of(local: Local, tensor: Tensor) -> Total:
-    """What one rank gives to the total."""
+    """Return one rank's contribution to the total."""
     there = [one.double() for one in local.gradients[tensor.name] if one is not None]
     numel = torch.Size(tensor.shape).numel()
     zero = torch.zeros(numel, dtype=torch.float64)
@@ -92,7 +95,10 @@ def summed(shares: Sequence[Total]) -> Total:
 
 
 class Judged(NamedTuple):
-    """What one rank found: the share of the bound, the ranks' worst tensors, what is missing."""
+    """Judgement of one rank on the gradient.
+
+    share: of the bound; wrong: its worst tensors; missing, needless: tensors with such a gradient.
+    """
 
     share: float
     wrong: dict[str, float]
@@ -174,8 +180,11 @@ def put(into: torch.Tensor, entry: Entry, part: torch.Tensor) -> None:
 
 
 class Exhibit(msgspec.Struct, frozen=True):
-    """What a rank shows of wrong tensors: local gradients per tensor and microbatch, None where
-    there is none, and its shards of the reduced one. Tensors as bytes of fp32."""
+    """Wrong tensors of a rank, sent as evidence: bytes of fp32.
+
+    local: gradients per tensor and microbatch, None where there is none; held: the rank's shards of
+    the reduced gradient.
+    """
 
     local: tuple[tuple[bytes | None, ...], ...]
     noise: tuple[float, ...]
@@ -200,7 +209,7 @@ def worst(found: Sequence[Judged], tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def exhibit(observed: Observed, local: Local, asked: Sequence[Tensor]) -> Exhibit:
-    """What this rank shows of them."""
+    """Collect this rank's evidence on the tensors asked for."""
     names = {one.name for one in asked}
     entries, held = [], []
     for number, piece in enumerate(observed.seen.pieces):
@@ -226,7 +235,10 @@ def violation(
     seen: Seen,
     semantics: Semantics,
 ) -> Violation | None:
-    """What is wrong with the gradient, with its causes. found, exhibits: of each rank."""
+    """Return the violation of the gradient with its causes, or None.
+
+    found, exhibits: of each rank.
+    """
     for role, text, cause in (
         ("missing", "has no gradient though the model used it", "gradient missing"),
         (

@@ -37,7 +37,7 @@ from .together import judge_together
 
 
 class Replayed:
-    """What the replay gave, beside what the bundle says."""
+    """Result of a replay, compared with the verdict in the bundle."""
 
     def __init__(self, path: Path, bundle: Bundle, judgement: Judgement, without: str) -> None:
         """without: why the gradient was not judged, if it was not."""

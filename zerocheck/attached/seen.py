@@ -1,4 +1,4 @@
-"""What one rank saw of one checked step: small structured data, and the tensors that it names."""
+"""Record of one checked step on one rank: small structured data, and the tensors that it names."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def name(self) -> str:
-        """Of the parameter, in the unwrapped model."""
+        """Name of the parameter in the unwrapped model."""
         return self.entry.name
 
     @property
@@ -120,10 +120,10 @@ class Observed:
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank tells the others, after it judged its own shards.
+    """Message of a rank to the others, sent after it judged its own shards.
 
-    hashes: per piece, by what is hashed, as in Key; squares, peak: per piece, the sum of squares
-    and the largest magnitude of its gradient before clipping, -1 where there is none; shares,
+    hashes: per piece, by hashed role, as in Key; squares, peaks: per piece, the sum of squares and
+    the largest magnitude of its gradient before clipping, -1 where there is none; shares,
     violations: of its own judgement.
     """
 

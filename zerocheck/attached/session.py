@@ -100,8 +100,11 @@ def attach(
 
 
 class Attached:
-    """What `attach` returns. `taken`: the number of the last step that began; `last`: the verdict
-    on the last step that was checked, or None."""
+    """Handle that `attach` returns.
+
+    `taken`: the number of the last step that began; `last`: the verdict on the last step that was
+    checked, or None.
+    """
 
     def __init__(
         self,

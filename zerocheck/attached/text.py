@@ -1,4 +1,4 @@
-"""How a checked step reads: the same words as a finding of `zerocheck run`."""
+"""Text of a checked step, in the words of a finding of `zerocheck run`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def first_of(judgement: Judgement) -> Violation:
 
 
 def fingerprint(what: str, violation: Violation) -> str:
-    """What is checked, obligation, role and cause; no numbers."""
+    """Return a key of the finding without numbers: what is checked, obligation, role and causes."""
     return joined(what, violation.obligation, violation.role, "+".join(violation.causes))
 
 

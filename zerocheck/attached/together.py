@@ -167,8 +167,11 @@ class _Together:
         return None
 
     def _own(self) -> None:
-        """What ranks found in their own shards. A rank whose copy is right elsewhere is left to
-        `_copies`: what it has to say is that its copy differs."""
+        """Add the violations that ranks found in their own shards.
+
+        A rank whose copy is right on another rank is left to `_copies`: its finding is that its
+        copy differs.
+        """
         for one in self.told:
             for obligation, share in one.shares.items():
                 known: Obligation = obligation  # type: ignore[assignment]
@@ -208,7 +211,7 @@ class _Together:
         return any(its[what] != mine[what] for what in mine if what in its)
 
     def _never_updated(self) -> Violation | None:
-        """Who has a gradient and is in the optimizer has a state on some rank."""
+        """Check that each optimized parameter with a gradient has optimizer state on some rank."""
         seen = self.told[0].seen
         if seen.skipped or not seen.ran:
             return None
@@ -225,7 +228,7 @@ class _Together:
         return None
 
     def _copies(self) -> None:
-        """Who holds the same elements holds the same bits: before the step, the gradient, after."""
+        """Check that replicas are equal bit for bit: before the step, gradients, and after it."""
         if len(self.told) == 1:
             return
         self.exercised.add("publish")
@@ -246,7 +249,7 @@ class _Together:
                     parted |= when == BEFORE
 
     def _all_gave_one(self) -> bool:
-        """Whether every rank came to where its gradient is seen."""
+        """Return True if every rank reached the point at which its gradient is observed."""
         return all(one.seen.ran or one.seen.skipped for one in self.told)
 
     def _different(self, what: str) -> Iterator[tuple[Holder, Holder]]:
@@ -327,7 +330,10 @@ class _Together:
         where: torch.Tensor,
         text: str,
     ) -> tuple[tuple[str, ...], str]:
-        """What explains the copy; what its rank itself found, if no cause of copies does."""
+        """Return the causes that explain a differing copy, and the text of the finding.
+
+        If no cause of copies explains it, they are the causes that the copy's own rank found.
+        """
         earlier = None
         if what.startswith(AFTER):
             earlier = self.fetch(wrong[0], what.replace(AFTER, BEFORE, 1), wrong[1])

@@ -22,7 +22,7 @@ from .tiling import problems
 
 
 class _Absent:
-    """What stands for a value that only one has."""
+    """Placeholder for a value that only one checkpoint has."""
 
     def __repr__(self) -> str:
         return "absent"

@@ -1,9 +1,9 @@
-"""What a checkpoint holds: every tensor with its role and name, steps, settings.
+"""Content of a checkpoint: every tensor with its role and name, step counts, settings.
 
 Roles are `model` (parameters and buffers, which a state dict does not tell apart), the kinds of
 optimizer state (`exp_avg`, `exp_avg_sq`, `step` ...) and `other`, of which nothing is known.
-Names are those of the unwrapped model. Where only numbers are written, for parameters in an
-optimizer's state dict, they are matched to names if that can be done in one way only.
+Names are those of the unwrapped model. Where an optimizer's state dict has only numbers for its
+parameters, they are matched to names if there is exactly one way to do so.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _model(contents: Contents, keys: list[Key], states: Mapping[Key, StateKey]) 
 
 
 def _prefix(names: list[str], wanted: set[str]) -> str:
-    """What stands before the optimizer's names in those of the model, such as `model.`."""
+    """Return the prefix of the model's names in those of the optimizer, such as `model.`, or ""."""
     if not wanted or wanted & set(names):
         return ""
     before = Counter(

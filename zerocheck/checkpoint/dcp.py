@@ -240,7 +240,7 @@ def _spot(index: MetadataIndex) -> str:
 
 
 def _files(directory: Path, metadata: Metadata) -> Iterator[Finding]:
-    """Whether the files are those that the index names, each exactly as long as its records."""
+    """Yield findings for files that are missing, not in the index, or of another size."""
     ranges: dict[str, list[tuple[int, int]]] = {}
     for place in _places(metadata):
         ranges.setdefault(place.relative_path, []).append((place.offset, place.length))

@@ -1,4 +1,4 @@
-"""What could have made one tensor into another: a shift, a swap, zeros.
+"""Explanations of how one tensor became another: a shift, a swap, zeros.
 
 Every explanation is exact: it accounts for each bit of the tensor.
 """
@@ -68,7 +68,7 @@ class Explainer:
 
 
 def _digest(tensor: torch.Tensor) -> bytes:
-    """Of the bits, to find equal tensors among those that are stored."""
+    """Return a digest of the bits, to find equal tensors among those that are stored."""
     return hashlib.blake2b(tensor.numpy().data, digest_size=16).digest()
 
 

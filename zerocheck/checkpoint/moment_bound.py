@@ -1,4 +1,4 @@
-r"""How large exp_avg can be beside exp_avg_sq: a bound that every run of AdamW obeys.
+r"""Bound on exp_avg given exp_avg_sq, which every run of AdamW obeys.
 
 From zero moments, t updates with gradients g_1 ... g_t and constant betas give, without rounding,
 

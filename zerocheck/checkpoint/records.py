@@ -1,4 +1,4 @@
-"""What torch.save wrote: loaded without executing anything, and held to its checksums.
+"""Files of torch.save, loaded without executing anything and verified by their checksums.
 
 torch.save writes a zip archive and a CRC-32 of every record in it. torch.load does not look at
 them: a flipped bit loads in silence. So they are verified here, before anything is loaded.
@@ -27,9 +27,9 @@ class Refused(UsageError):
 
 
 def load(data: Path | bytes, where: str) -> Any:
-    """What torch.save wrote, on the CPU; a file is mapped into memory, not read whole.
+    """Load a file of torch.save on the CPU; it is mapped into memory, not read whole.
 
-    where: what is read, for messages. Raises Damaged for what is truncated or fails its
+    where: the name of the data in messages. Raises Damaged for data that is truncated or fails its
     checksum, Refused for classes that `weights_only=True` does not admit.
     """
     file: Any = data if isinstance(data, Path) else io.BytesIO(data)

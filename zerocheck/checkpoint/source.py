@@ -84,7 +84,7 @@ class Source(Protocol):
 
 
 class Opened:
-    """What every format fills in as it opens a checkpoint; see `Source`."""
+    """State that every format fills in while it opens a checkpoint; see `Source`."""
 
     def __init__(self) -> None:
         self.ordered = True

@@ -1,4 +1,4 @@
-"""Whether the chunks of a tensor cover it exactly once."""
+"""Check that the chunks of a tensor cover it exactly once."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .source import Chunk, Stored
 
 
 def problems(stored: Stored) -> Iterator[str]:
-    """What is wrong with the chunks of a tensor: out of bounds, overlap, gap; nothing if exact.
+    """Yield what is wrong with a tensor's chunks: out of bounds, overlap, gap; nothing if exact.
 
-    Boxes within bounds that are disjoint cover the tensor exactly if and only if their volumes
-    add up to its own. Chunks without elements cover nothing and are only held to the bounds.
+    Boxes within bounds that are disjoint cover the tensor exactly if and only if their volumes add
+    up to its own. Chunks without elements cover nothing and are only checked against the bounds.
     """
     ndim = len(stored.shape)
     boxes = []

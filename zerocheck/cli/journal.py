@@ -1,4 +1,4 @@
-"""What the commands do that write a journal, or read one: run, judge, report."""
+"""Shared part of the commands that write or read a journal: run, judge, report."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def note_configs(names: Sequence[str]) -> None:
 
 
 def _note_sharing(device: str, world_sizes: Sequence[int]) -> None:
-    """That ranks share GPUs, if they will. Raises UsageError for a device that is not there."""
+    """Note that ranks share GPUs, if they do. Raises UsageError for a device that is not there."""
     if device == CPU:
         return
     from ..run.launch import sharing

@@ -1,4 +1,4 @@
-"""What there is: implementations, obligations, features, profiles, known issues, faults."""
+"""Lists of all names: implementations, obligations, features, profiles, known issues, faults."""
 
 from __future__ import annotations
 

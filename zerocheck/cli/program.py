@@ -1,4 +1,4 @@
-"""How the command line fails: one line for people, an exit code, a traceback in a file."""
+"""Failures of the command line: one line for people, an exit code, a traceback in a file."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _write_traceback(error: Exception, args: list[str]) -> Path:
 
 
 def _report_dir(args: list[str]) -> Path:
-    """Of the arguments as given: the context is gone when an error arrives here."""
+    """Find the report directory in the raw arguments: click's context is gone after an error."""
     for index, arg in enumerate(args):
         if arg == "--report-dir" and index + 1 < len(args):
             return Path(args[index + 1])

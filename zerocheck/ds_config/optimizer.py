@@ -1,4 +1,4 @@
-"""What a config says of AdamW: whether the engine makes it, and with which options."""
+"""AdamW in a DeepSpeed config: whether the engine makes it, and with which options."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Adam(NamedTuple):
 
 
 def adam_of(top: Section) -> Adam | None:
-    """What the config says; None where the optimizer is handed to the engine.
+    """Read the optimizer from the config; None where it is handed to the engine.
 
-    An option that is left out is what DeepSpeed's own kernels have: no weight decay. If all are
-    "auto", nothing is said, and groups with options of their own are drawn. If some are, those
+    An option that is left out has the default of DeepSpeed's own kernels: no weight decay. If all
+    are "auto", none is fixed, and groups with options of their own are drawn. If some are, those
     have their default in a case.
     """
     given = top.part("optimizer")

@@ -1,4 +1,4 @@
-"""What a config says of dtypes.
+"""Dtypes in a DeepSpeed config.
 
     compute   bf16.enabled; else fp32
     reduce    communication_data_type; else the dtype of compute
@@ -42,7 +42,7 @@ class Dtypes(NamedTuple):
 
 
 def dtypes_of(top: Section, stage: int) -> Dtypes:
-    """What the config says; nothing is fixed of what is left to "auto"."""
+    """Read the dtypes from the config; those that are "auto" are not fixed."""
     bf16 = top.part("bf16" if "bf16" in top.values else "bfloat16")
     fp16 = top.part("fp16")
     fp16.check_names(FP16, "it refuses the config")

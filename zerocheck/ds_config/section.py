@@ -30,11 +30,11 @@ class Section(NamedTuple):
         return Section(self.source, f"{self.prefix}{key}.", given)
 
     def says(self, key: str) -> bool:
-        """Whether it is said, and not left to be filled in."""
+        """Return True if the key has a value, other than "auto" and null."""
         return key in self.values and self.values[key] not in (AUTO, None)
 
     def auto(self, *keys: str) -> bool:
-        """Whether any of these is left to be filled in."""
+        """Return True if any of the keys is "auto"."""
         return any(self.values.get(key) == AUTO for key in keys)
 
     def flag(self, key: str, default: bool) -> bool:
@@ -90,12 +90,12 @@ class Section(NamedTuple):
                 )
 
     def wrong(self, key: str, allowed: str, more: str = "") -> UsageError:
-        """That a value is not one of those allowed."""
+        """Return the error for a value that is not one of those allowed."""
         given = shown(self.values.get(key))
         return UsageError(f"{self.source}: {self.prefix}{key} is {given}{more}; allowed: {allowed}")
 
     def refuse(self, key: str, why: str, allowed: str) -> UsageError:
-        """That zerocheck cannot check what a key asks for."""
+        """Return the error for a key that asks for something zerocheck cannot check."""
         given = shown(self.values.get(key))
         return UsageError(
             f"{self.source}: {self.prefix}{key} is {given}, which zerocheck does not check: {why} "

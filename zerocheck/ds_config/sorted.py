@@ -20,7 +20,7 @@ class Sorted(NamedTuple):
 
 
 def sort(given: Section, table: Mapping[str, Key], effect: str) -> Sorted:
-    """What becomes of the keys of a section.
+    """Sort the keys of a section into those passed on and those left out.
 
     effect: what DeepSpeed does with a key that it does not know. Raises UsageError for such a key,
     and for one that is refused.

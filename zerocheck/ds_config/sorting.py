@@ -198,7 +198,7 @@ def _check_norm(top: Section, zero: Zero, clip: Mapping[str, float | None]) -> N
 
 
 def _notes(top: Section, zero: Zero, left_out: Mapping[str, str], clip_note: str) -> list[str]:
-    """What is not as it stands in the file."""
+    """Return notes on the differences between the run and the file."""
     notes = [f"{top.source} runs as stage {zero.stage} of DeepSpeed{clip_note}"]
     by_reason: dict[str, list[str]] = {}
     for key, why in left_out.items():

@@ -1,9 +1,9 @@
-"""What a config says of `zero_optimization`: fields of `case.sharding`, and the rest.
+"""`zero_optimization` in a DeepSpeed config: fields of `case.sharding`, and the rest.
 
-Sizes in elements are those of real models: buckets of 5e8 elements would never cut the models of
+Sizes in elements are those of real models: buckets of 5e8 elements would never split the models of
 cases, of about 300, and would keep all of them gathered. So a size is taken as it is up to SMALL,
-and a larger one is drawn as for `deepspeed1` to `deepspeed3`: values that cut a model often, and
-one that never does. With a model of the user's too, for what it is to become is larger still.
+and a larger one is drawn as for `deepspeed1` to `deepspeed3`: values that often split a model, and
+one that never does. The same holds for a user's model, since sizes are meant for a larger one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Zero(NamedTuple):
 
 
 def zero_of(top: Section) -> Zero:
-    """What the config says. Without the key, it is stage 0."""
+    """Read `zero_optimization` from the config. Without the key, it is stage 0."""
     given = _section(top)
     sorted_keys = sort(given, ZERO, "it refuses the config")
     stage = given.whole("stage", 0)
@@ -102,7 +102,7 @@ def _section(top: Section) -> Section:
 
 
 def _offloads(zero: Section, key: str, old: str) -> bool:
-    """Whether it lies on the CPU."""
+    """Return True if the section offloads to the CPU."""
     given = zero.part(key)
     sort(given, OFFLOAD, "it refuses the config")
     device = given.values.get("device")
