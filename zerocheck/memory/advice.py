@@ -1,4 +1,4 @@
-"""What would make it fit: each alternative is simulated before it is said."""
+"""Advice on what would fit: each alternative is simulated before it is reported."""
 
 from __future__ import annotations
 

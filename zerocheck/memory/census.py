@@ -89,7 +89,7 @@ class Census(Operators):
             self._scope = []
 
     def forward_over(self) -> None:
-        """What the forward made and is still there is what the backward needs."""
+        """End the forward: what it allocated and has not freed is what the backward needs."""
         self._end_scope()
         self.enter("backward", self.step)
 
@@ -132,8 +132,10 @@ class Census(Operators):
         return result
 
     def _for_indices(self, func: Any, kwargs: Any) -> bool:
-        """Whether DDP's reducer asks for the int32 tensor in which it sends the order of its
-        buckets, before its second forward: it reads and writes that itself."""
+        """Return True if DDP's reducer allocates the int32 tensor for the order of its buckets.
+
+        It does so before its second forward, and reads and writes that tensor itself.
+        """
         if func is not torch.ops.aten.empty.memory_format or len(self._stack) != 1:
             return False
         return bool(kwargs.get("dtype") == torch.int32)
@@ -201,7 +203,7 @@ class Census(Operators):
             self._change(number, more, moment)
 
     def _evidence(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
-        """What collectives and FSDP2's copies around them tell of storages."""
+        """Classify storages by the collectives, and FSDP2's copies around them, that use them."""
         if "allgather" in name or "all_gather" in name or "split_with_sizes_copy" in name:
             self._is("gathered", (args, kwargs, result))
         elif "reduce_scatter" in name:

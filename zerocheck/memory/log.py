@@ -1,4 +1,4 @@
-"""What a census writes down: storages, and when their sizes changed."""
+"""Log of a census: storages, and when their sizes changed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Storage:
 
 @dataclass(slots=True)
 class Log:
-    """What happened: changes are (index of the moment, number of the storage, bytes more)."""
+    """Log of events: changes are (index of the moment, number of the storage, bytes added)."""
 
     moments: list[Moment] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The same run on tensors with data, counted by torch's allocator of the CPU: for small models."""
+"""Measurement of the same run on tensors with data, by torch's CPU allocator: for small models."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Architecture:
         return outside + self.width + self.blocks * _llama_block(self)
 
     def with_blocks(self, blocks: int) -> Architecture:
-        """The same with another number of blocks."""
+        """Return this architecture with another number of blocks."""
         return replace(self, blocks=blocks, published=None)
 
 

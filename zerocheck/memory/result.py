@@ -1,4 +1,4 @@
-"""What a simulation says, as data: `zerocheck memory --json` writes it."""
+"""Result of a simulation, as data: `zerocheck memory --json` writes it."""
 
 from __future__ import annotations
 
@@ -51,9 +51,12 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether it fits. limit: bytes; over: the first instant that needs more, None if it fits;
-    stages: bytes for each stage of the ZeRO paper by the formula, with the activations and
-    temporaries of this run; asks: the lowest of them that fits; tried: alternatives."""
+    """Comparison with the memory of a device.
+
+    limit: bytes; over: the first instant that needs more, None if it fits; stages: bytes for each
+    stage of the ZeRO paper by the formula, with the activations and temporaries of this run; asks:
+    the lowest of them that fits; tried: alternatives.
+    """
 
     limit: int
     over: Held | None

@@ -1,4 +1,4 @@
-"""What is simulated: the model, the implementation, ranks and options. Imports no torch."""
+"""Input of a simulation: the model, the implementation, ranks and options. Imports no torch."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Setup:
         return recipe("fp32")
 
     def case(self, blocks: int) -> Case:
-        """What the implementation gets. Of its model, only the number of blocks is true."""
+        """Return the case for the implementation; only its model's number of blocks is real."""
         own = self.precision == "mixed" and self.implementation in OWN_PRECISION
         wrap: WrapKind = self.wrap
         return Case(

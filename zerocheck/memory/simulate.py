@@ -34,7 +34,7 @@ that follow."""
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a simulation saw: the log, and the path of the list of blocks."""
+    """Result of a simulation: the log, and the path of the list of blocks."""
 
     log: Log
     blocks: str
@@ -190,7 +190,7 @@ def _nothing_collected() -> Iterator[None]:
 
 @contextmanager
 def _said(setup: Setup) -> Iterator[None]:
-    """What the implementation or the model raises is the user's affair."""
+    """Turn errors of the implementation or the model into a UsageError for the user."""
     try:
         yield
     except ZerocheckError:

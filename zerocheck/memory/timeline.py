@@ -34,8 +34,11 @@ class Event:
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """What is held at one instant. bytes: by category, without those that have none; asked: what
-    the operator has just allocated, included in bytes."""
+    """Live memory at one instant.
+
+    bytes: by category, without empty ones; asked: bytes that the operator has just allocated,
+    included in `bytes`.
+    """
 
     step: int
     phase: Phase
@@ -73,7 +76,7 @@ class Timeline:
             held = after
 
     def lines(self) -> tuple[Line, ...]:
-        """What is held at the end of each phase of each step, by category."""
+        """Return the live memory at the end of each phase of each step, by category."""
         ends: dict[tuple[int, Phase], list[int]] = {}
         for event, _, after in self.instants():
             ends[event.step, event.phase] = list(after)
@@ -114,7 +117,7 @@ class Timeline:
 
 
 def held_at(event: Event, held: Sequence[int]) -> Held:
-    """What is held at an event."""
+    """Return the live memory at an event."""
     return Held(
         step=event.step,
         phase=event.phase,

@@ -39,7 +39,7 @@ class Batch:
     keywords: tuple[str, ...] = ()
 
     def on(self, device: torch.device) -> Batch:
-        """The same samples on a device; they are drawn on the CPU."""
+        """Copy the samples to a device; they are drawn on the CPU."""
         if device.type == "cpu":
             return self
         inputs = tuple(one.to(device) for one in self.inputs)
@@ -107,14 +107,14 @@ def weight(case: Case, *, step: int, rank: int, microbatch: int) -> float:
 
 
 def overflows(case: Case, *, step: int, rank: int, microbatch: int) -> bool:
-    """Whether the loss of this microbatch is infinite: one of the step `training.overflow`."""
+    """Return True if the loss of this microbatch is infinite: one of step `training.overflow`."""
     place = case.seed % (case.readers * case.training.microbatches)
     number = _number(case, case.reader(rank), microbatch)
     return step == case.training.overflow and place == number
 
 
 def carried_seed(case: Case, rank: int) -> int:
-    """What a rank's generator starts from where random numbers are carried on."""
+    """Return the seed of a rank's generator where random numbers are carried on between passes."""
     return seed_of(case.seed, CARRIED, rank=case.reader(rank))
 
 
@@ -124,8 +124,11 @@ def _number(case: Case, reader: int, microbatch: int) -> int:
 
 
 def _tokens(case: Case, step: int, number: int) -> int:
-    """How many targets of a microbatch count: at least one, and never as many as in the next
-    one, so that the mean of means is not the mean."""
+    """Return the number of targets of a microbatch that count.
+
+    It is at least one, and never equal to that of the next microbatch, so that the mean of means is
+    not the mean.
+    """
     return 1 + (case.seed + step + number) % (case.data.batch * case.data.length)
 
 

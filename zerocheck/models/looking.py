@@ -43,7 +43,7 @@ OF_MODULES: tuple[tuple[str, tuple[type[nn.Module], ...]], ...] = (
 
 
 def look(name: str, device: torch.device | None = None) -> UserModel:
-    """What the factory makes. Runs the user's code; torch's global random state is left alone.
+    """Inspect the factory's model. Runs the user's code, and keeps torch's global random state.
 
     device: on which it is tried, None for the CPU. Raises UsageError, with what is given and what
     is needed, for a model that cannot be judged.
@@ -94,7 +94,7 @@ class _Look:
         )
 
     def _uses(self, first: Collection[str]) -> tuple[dict[str, UseKind], bool]:
-        """How each parameter is used, and whether random numbers were drawn.
+        """Return how each parameter is used, and whether random numbers were drawn.
 
         Routing depends on weights as on samples, so each microbatch has other weights too. first:
         names of those with a gradient in the first.
@@ -182,7 +182,7 @@ class _Look:
             )
 
     def _same_batches(self) -> None:
-        """The same generator gives the same batch, and another one another batch."""
+        """Check that equal generators give equal batches, and different ones different batches."""
         torch.default_generator.manual_seed(1)
         first = self._batch(0)
         torch.default_generator.manual_seed(2)
@@ -301,7 +301,7 @@ def said(what: str) -> Iterator[None]:
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors have the same shape, dtype and values; NaN equals NaN."""
+    """Return True if two tensors have the same shape, dtype and values; NaN equals NaN."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     if not one.is_floating_point():

@@ -1,4 +1,4 @@
-"""What a model of the user consists of: what the factory returns, and the repeated blocks in it."""
+"""Parts of a user's model: the module that the factory returns, and its repeated blocks."""
 
 from __future__ import annotations
 

@@ -49,7 +49,10 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True)
 class Parts:
-    """What goes with a model: how its batches are drawn, and its loss; None: it returns that."""
+    """Functions that belong to a model.
+
+    draw: draws a batch; loss: None where the model returns it.
+    """
 
     name: str
     draw: Draw

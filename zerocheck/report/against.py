@@ -69,7 +69,7 @@ class _Run(msgspec.Struct):
 
 
 class Report(msgspec.Struct):
-    """What is compared of a report.json."""
+    """Fields of a report.json that are compared."""
 
     format: int
     environment: Environment | None
@@ -85,7 +85,7 @@ _decoder = msgspec.json.Decoder(Report, strict=False)
 
 @dataclass(frozen=True)
 class Row:
-    """What one thing was, and is. of: the implementation, empty for the whole run."""
+    """Earlier and current value of one thing. of: the implementation, empty for the whole run."""
 
     of: str
     what: str
@@ -94,7 +94,7 @@ class Row:
 
     @property
     def factor(self) -> float:
-        """How many times larger a number is now; infinite where it was 0."""
+        """Ratio of the current number to the earlier one; infinite where that was 0."""
         if self.before == 0 or math.isinf(self.now):
             return math.inf
         return float(self.now / self.before)
@@ -102,7 +102,10 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """What differs. exit_code: 1 if something is newly violated, or no longer checked at all."""
+    """Differences between two runs.
+
+    exit_code: 1 if something is newly violated, or no longer checked at all.
+    """
 
     notes: list[str]
     environment: list[Row]
@@ -156,7 +159,7 @@ def read_report(path: Path) -> Report:
 
 
 def compare(now: Report, before: Report) -> Changes:
-    """What changed from `before` to `now`, in implementations that both have."""
+    """Return the changes from `before` to `now`, in implementations that both have."""
     both = [name for name in now.implementations if name in before.implementations]
     pairs = [(name, now.implementations[name], before.implementations[name]) for name in both]
     newly_violated = _new_findings(now, before, both)
@@ -289,7 +292,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _farthest_first(rows: Iterator[Row]) -> list[Row]:
-    """Those that moved, the largest factor first, whether up or down."""
+    """Sort the rows that changed by the factor, up or down, largest first."""
 
     def distance(row: Row) -> float:
         return math.inf if row.factor in (0.0, math.inf) else abs(math.log(abs(row.factor)))
@@ -308,7 +311,7 @@ def _environment(now: Report, before: Report) -> Iterator[Row]:
 
 
 def _notes(now: Report, before: Report, both: list[str]) -> Iterator[str]:
-    """What limits the comparison."""
+    """Yield the limits of the comparison."""
     for name in ("profile", "seed", "world_sizes", "obligations"):
         was, is_ = getattr(before.run, name), getattr(now.run, name)
         if was != is_:
@@ -332,7 +335,7 @@ def _notes(now: Report, before: Report, both: list[str]) -> Iterator[str]:
 
 
 def _digests(now: Report, before: Report, name: str) -> bool:
-    """Whether the cases differ, or it is not known."""
+    """Return True if the cases differ, or if it is not known."""
     one, other = (report.implementations[name].cases_digest for report in (now, before))
     return not one or one != other
 

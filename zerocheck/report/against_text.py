@@ -1,4 +1,4 @@
-"""How a comparison with an earlier run reads: on the console, in against.md and against.json."""
+"""Text of a comparison with an earlier run: on the console, in against.md and against.json."""
 
 from __future__ import annotations
 

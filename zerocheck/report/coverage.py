@@ -1,4 +1,4 @@
-"""How coverage reads: pairs of features, what was not exercised and why, and what says nothing."""
+"""Text of coverage: pairs of features, those not exercised and why, and vacuous obligations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAIRS_SHOWN = 200
 
 
 def coverage_lines(counted: Tally) -> list[str]:
-    """What the end of a run says of coverage; nothing of a run that promised none."""
+    """Return the lines on coverage for the end of a run; none for a run that promised none."""
     lines = []
     for name, implementation in counted.implementations.items():
         line = implementation.covered.line(name)

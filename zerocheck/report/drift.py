@@ -1,4 +1,4 @@
-"""What is said of free runs: how far implementations drift, beside a twin of the reference."""
+"""Text of free runs: the drift of implementations, next to that of a replica of the reference."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEADERS = (
 
 
 def title(drift: Drift) -> str:
-    """Of which case it is."""
+    """Name the case: implementation, ranks, microbatches."""
     case = drift.case
     count = case.training.microbatches
     microbatches = f", {count} microbatches" if count > 1 else ""

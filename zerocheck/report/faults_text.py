@@ -1,4 +1,4 @@
-"""How a row of the kill matrix reads, on the console and in Markdown."""
+"""Text of a row of the kill matrix, on the console and in Markdown."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def parameters_text(run: Rivals | None) -> str:
 
 
 def control_text(run: Rivals | None) -> str:
-    """Who raises a false alarm on the parent, `"quiet"`, or `"–"` if it was not run."""
+    """Name the checks with a false alarm on the parent; `"quiet"`, or `"–"` if it was not run."""
     if run is None or not run.ran:
         return "–"
     if run.broken:
@@ -64,7 +64,7 @@ def control_text(run: Rivals | None) -> str:
 
 
 def summary_lines(summary: Summary) -> list[str]:
-    """What the matrix adds up to, one sentence each."""
+    """Summarize the matrix, one sentence for each figure."""
     lines = [f"caught: {summary.caught} faults"]
     if summary.median_cases is not None and summary.median_seconds is not None:
         lines.append(

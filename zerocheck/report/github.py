@@ -1,4 +1,4 @@
-"""What GitHub Actions shows of a run: annotations, and the summary of the job.
+"""Output of a run for GitHub Actions: annotations, and the summary of the job.
 
 Annotations are lines of output, `::error file=F,line=N,title=T::MESSAGE`, with the escapes of
 GitHub's toolkit (actions/toolkit, packages/core/src/command.ts). The summary is Markdown in the
@@ -31,7 +31,7 @@ CUT = (
 
 
 def listening() -> bool:
-    """Whether this runs in GitHub Actions."""
+    """Return True in GitHub Actions."""
     return os.environ.get("GITHUB_ACTIONS") == "true"
 
 

@@ -1,4 +1,4 @@
-"""How known issues read: those seen, those that are stale, and cases left out for them."""
+"""Text of known issues: those observed, stale ones, and cases left out because of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def stale_lines(stale: StaleIssue) -> list[str]:
 
 
 def all_hold(counted: Tally) -> str:
-    """What is said of a run that nothing fails."""
+    """Return the sentence on a run without failures."""
     of = [one.cases for one in counted.implementations.values()]
     refused = sum(cases["unsupported"] for cases in of)
     ran = counted.cases - refused

@@ -1,4 +1,4 @@
-"""How the runtime metrics of timed cases read."""
+"""Text of the runtime metrics of timed cases."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _line(name: str, one: Paces) -> str:
 
 
 def pattern_lines(implementations: Implementations) -> list[str]:
-    """What the figures betray, a line for each pattern of each implementation."""
+    """Return hints from the timings, a line for each pattern of each implementation."""
     return [
         f"{name}: {sentence} (in {m.shown[pattern]} of {_cases(m.cases)} timed)"
         for name, implementation in implementations.items()

@@ -233,7 +233,7 @@ def print_outcome(console: Console, counted: Tally) -> None:
 
 
 def ended(counted: Tally) -> str:
-    """How a run ended that did not come to its end."""
+    """Return why a run did not finish."""
     lost = counted.finished is not None and counted.finished.outcome == "lost"
     return "ranks were lost" if lost else "interrupted"
 
@@ -252,7 +252,7 @@ def _print_loads(console: Console, loads: Loads) -> None:
 
 
 def _print_weights(console: Console, counted: Tally) -> None:
-    """What measured cases held and sent."""
+    """Print the memory and communication of measured cases."""
     said = weighed_lines(counted.implementations)
     if not said:
         return

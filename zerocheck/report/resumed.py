@@ -1,4 +1,4 @@
-"""How the loads of resumed cases read: a table of world sizes, and a line per kind of harm."""
+"""Text of the loads of resumed cases: a table of world sizes, and a line per kind of damage."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def cell_lines(verdicts: Mapping[Status, int]) -> list[str]:
 
 
 def headers(loads: Loads) -> list[str]:
-    """Of the table: what the rows are, and the world sizes that loaded."""
+    """Return the headers of the table: the label of the rows, and the world sizes that loaded."""
     return ["ranks", *map(str, loads.loaded)]
 
 

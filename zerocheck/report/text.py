@@ -1,4 +1,4 @@
-"""How a finding reads: on the console, in Markdown, in JUnit and in pytest, the same words."""
+"""Text of a finding, in the same words on the console, in Markdown, in JUnit and in pytest."""
 
 from __future__ import annotations
 
@@ -69,7 +69,10 @@ def known_lines(known: Known) -> list[str]:
 
 
 def _reproduced(finding: Finding) -> str:
-    """How often it showed in fresh rank processes, and what it can mean that it did not always."""
+    """Describe how often a finding was reproduced in fresh rank processes.
+
+    Where that was not always, possible reasons are added.
+    """
     said = f"{finding.confirmed} of {finding.tries} times in fresh rank processes"
     if finding.confirmed == finding.tries:
         return said
@@ -87,7 +90,7 @@ def finding_text(finding: Finding) -> str:
 
 
 def failures_of(record: CaseFinished) -> list[Finding]:
-    """What is wrong in one case, each in the form of a finding; empty if all holds."""
+    """Return the failures of one case, each in the form of a finding; empty if all holds."""
     return [bug.finding(number) for number, bug in enumerate(Findings().add(record))]
 
 

@@ -1,4 +1,4 @@
-"""How the bytes and the communication of measured cases read, beside those of the ZeRO paper."""
+"""Text of the bytes and the communication of measured cases, next to those of the ZeRO paper."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def formula(one: Weights) -> str:
 
 
 def paper(one: Weights) -> int:
-    """What the paper's stage sends, in Psi."""
+    """Return the communication of the paper's stage, in Psi."""
     return 3 if one.stage == 3 else 2
 
 

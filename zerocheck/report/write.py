@@ -57,7 +57,7 @@ def write_reports(records: Iterable[Record], directory: Path) -> list[Path]:
 
 
 def write_matrix(records: Iterable[MatrixRecord], directory: Path) -> list[Path]:
-    """The same for the records of a kill matrix."""
+    """Write all formats for the records of a kill matrix, as `write_reports` does for a run."""
     summary = Summary(records)
     return write_texts(
         directory, {name: render(summary) for name, render in MATRIX_FORMATS.items()}
@@ -65,7 +65,7 @@ def write_matrix(records: Iterable[MatrixRecord], directory: Path) -> list[Path]
 
 
 def write_changes(changes: Changes, directory: Path) -> list[Path]:
-    """The same for a comparison with an earlier run."""
+    """Write all formats for a comparison with an earlier run, as `write_reports` does for a run."""
     return write_texts(
         directory, {name: render(changes) for name, render in AGAINST_FORMATS.items()}
     )

@@ -57,8 +57,7 @@ class Array:
         self._done: set[Case] = set()
 
     def anew(self) -> Array:
-        """The same array with nothing noted yet, for another implementation with the same reasons
-        and features."""
+        """Return a copy without notes, for an implementation with equal reasons and features."""
         other = copy(self)
         other._judged = 0
         other._built_in_vain = []
@@ -66,7 +65,7 @@ class Array:
         return other
 
     def coverage(self, implementation: str, *, max_cases: int | None, model: str) -> Coverage:
-        """What is wanted of a run, for the journal."""
+        """Return the coverage that is wanted of a run, for the journal."""
         return Coverage(
             implementation=implementation,
             features=self._pairs.names,

@@ -1,4 +1,7 @@
-"""What a run was to exercise, what it did, and why not the rest. Counted from the journal."""
+"""Coverage of a run: pairs of features wanted and exercised, and why the rest were not.
+
+Counted from the journal.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,7 @@ class Covered:
 
     @property
     def counted(self) -> bool:
-        """Whether pairs were wanted at all: a run of random cases only promises none."""
+        """True if pairs are wanted at all: a run of random cases only promises none."""
         return bool(self._supported) or bool(self.wanted is not None and self.wanted.refused)
 
     @property
@@ -116,7 +119,7 @@ class Covered:
 
     @property
     def left_out_pairs(self) -> list[tuple[str, str]]:
-        """The same by name."""
+        """Pairs of names of the features in `left_out`."""
         return list(self._pairs.named(self.left_out))
 
     @property
@@ -145,7 +148,7 @@ class Covered:
         return "not possible here"
 
     def sentence(self, implementation: str) -> str:
-        """What was left out, and why; empty if nothing was.
+        """Return a sentence on pairs that were left out, and why; empty if none were.
 
         `"ddp: 12 of 3,410 supported pairs of features were left out, e.g. dropout with world-16
         (--max-cases 30)"`.

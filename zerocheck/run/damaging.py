@@ -62,5 +62,5 @@ def _mix(directory: Path, files: list[Path], older: Path, source: random.Random)
 
 
 def _files(directory: Path) -> list[Path]:
-    """Those that are not empty."""
+    """Return the files of the directory that are not empty."""
     return sorted(path for path in directory.rglob("*") if path.is_file() and path.stat().st_size)

@@ -48,8 +48,11 @@ LARGEST_DRAWN = 8
 
 @dataclass(frozen=True)
 class Apart:
-    """What no covering array gives for sure, and a run must have tried: cases with all of these
-    features, `count` on each world size from `least` to LARGEST_APART. fields: what gives them."""
+    """Cases that a run must try and that no covering array is sure to contain.
+
+    They have all of these features, `count` on each world size from `least` to LARGEST_APART.
+    fields: values of the case that give it the features.
+    """
 
     features: frozenset[str]
     fields: Mapping[str, object]

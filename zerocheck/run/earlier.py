@@ -1,6 +1,6 @@
-"""What an earlier run left in a report directory: kept, and nothing of anybody else's touched.
+"""Earlier runs in a report directory: kept, while foreign files are not touched.
 
-The last runs stand in `earlier/1`, `earlier/2` and so on, each with its journal and its case files;
+The last runs are in `earlier/1`, `earlier/2` and so on, each with its journal and its case files;
 `zerocheck report earlier/2` makes the reports of one again.
 """
 

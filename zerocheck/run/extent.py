@@ -1,6 +1,6 @@
-"""How far a bug reaches, in one sentence: what it needs, on which ranks, in which parameters.
+"""Extent of a bug, in one sentence: the features it needs, its ranks, its parameters.
 
-What it needs is what shrinking could not take back: each of it alone makes the failure go away.
+The features are those that shrinking could not remove: without any one of them the failure is gone.
 """
 
 from __future__ import annotations
@@ -139,14 +139,14 @@ def _without(case: Case, reset: Case) -> list[str]:
 
 
 def _direct(case: Case, reset: Case, path: str) -> list[str]:
-    """Those of them that say best what the field at `path` is."""
+    """Return the lost features that describe the field at `path` best."""
     lost = _without(case, reset)
     direct = [name for name in _DIRECT.get(path.rpartition(".")[2], lost) if name in lost]
     return direct[:1] or [name for name in lost if name.startswith("block-")][:1] or lost[:2]
 
 
 def _lost(case: Case, reset: Case, path: str) -> str:
-    """What the case is and the other is not, in the words of its features."""
+    """Describe in the words of features what the case has and the reset one has not."""
     direct = _direct(case, reset, path)
     # A size may be told by several features; which of them it is was not tried.
     said = " or ".join(FEATURES[name].title for name in direct)

@@ -103,7 +103,7 @@ class Bug:
 
     @property
     def _estimated(self) -> bool:
-        """Whether the bound that the case to replay violates is estimated."""
+        """True if the bound that the replayed case violates is estimated."""
         told, judgement = self.violation, self.replayed.judgement
         return told is not None and judgement is not None and told.obligation in judgement.estimated
 
@@ -287,7 +287,7 @@ def sources_of(judgement: Judgement, listed: Callable[[Violation], bool]) -> lis
 
 
 def _sources(violation: Violation) -> frozenset[Obligation]:
-    """What the violation can follow from."""
+    """Return the obligations that the violation can follow from."""
     if violation.obligation == "update" and "ranks disagree" in violation.causes:
         # Ranks whose gradients are not one and the same overflow each for itself.
         return FOLLOWS["update"] | {"gradient"}
@@ -305,8 +305,10 @@ def _same_kind(
 
 
 def _kind(violation: Violation) -> tuple[str, ...]:
-    """What two violations of one bug have in common. A load may lose one role here, another there,
-    as the state of the case has it."""
+    """Return the key that violations of one bug have in common.
+
+    A load may lose one role in one case, another in the next, depending on the state of the case.
+    """
     if violation.obligation in RESUME:
         return (violation.obligation,)
     return violation.obligation, violation.role

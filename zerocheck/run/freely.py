@@ -24,7 +24,7 @@ def freely(case: Case, fixed: Mapping[str, object]) -> Case:
 
 
 def fixes(fixed: Mapping[str, object], section: str, name: str) -> bool:
-    """Whether an implementation fixes that field of its cases."""
+    """Return True if an implementation fixes that field of its cases."""
     fields = fixed.get(section)
     return isinstance(fields, Mapping) and name in fields
 

@@ -143,12 +143,12 @@ def read(path: Path, note: Note | None = None) -> list[Record]:
 
 
 def read_matrix(path: Path, note: Note | None = None) -> list[MatrixRecord]:
-    """The same for the journal of a kill matrix."""
+    """Read all records of the journal of a kill matrix, as `read` does for a run."""
     return _read(path, _decode_matrix, note)
 
 
 def is_matrix(path: Path) -> bool:
-    """Whether the file begins as the journal of a kill matrix does."""
+    """Return True if the first line of the file is that of a kill matrix's journal."""
     try:
         with path.open("rb") as file:
             first = msgspec.json.decode(file.readline())

@@ -92,12 +92,12 @@ class KnownIssue:
 
     @property
     def implementation(self) -> str:
-        """Of the fingerprint."""
+        """Name of the implementation, from the fingerprint."""
         return self.fingerprint.split(" / ")[0]
 
     @property
     def obligation(self) -> Obligation | None:
-        """Of the fingerprint; None for a crash or hang."""
+        """Obligation from the fingerprint; None for a crash or hang."""
         part = self.fingerprint.split(" / ")[1]
         return next((obligation for obligation in OBLIGATIONS if obligation == part), None)
 
@@ -108,7 +108,7 @@ class KnownIssue:
 
     @property
     def record(self) -> Known:
-        """It, as it stands in the journal."""
+        """Journal record of the issue."""
         return Known(
             fingerprint=self.fingerprint,
             reason=self.reason,
@@ -122,19 +122,19 @@ class KnownIssue:
         return self.device in ("", kind_of(device))
 
     def known_in(self, torch: str) -> bool:
-        """Whether this version of torch, such as "2.13.0+cpu", has it."""
+        """Return True if this version of torch, such as "2.13.0+cpu", has the issue."""
         version = torch.partition("+")[0]
         return any(versions.contains(version, prereleases=True) for versions in self.torch)
 
     def covers(self, case: Case) -> bool:
-        """Whether the case has all features of the entry."""
+        """Return True if the case has all features of the entry."""
         return all(FEATURES[name].present(case) for name in self.features)
 
     def matches(self, finished: CaseFinished, violation: Violation | None) -> bool:
-        """Whether this failure of a case is the issue. violation: None for a crash or hang.
+        """Return True if this failure of a case is the issue. violation: None for a crash or hang.
 
-        With a fault injected into it the implementation has its issues all the same. What is wrong
-        in a step shows in a step after a load too, if the ranks there are such that it does.
+        With a fault injected into it the implementation has its issues all the same. An error in a
+        step shows in a step after a load too, if the ranks there are such that it does.
         """
         if self.implementation not in family(finished.implementation):
             return False

@@ -67,7 +67,7 @@ def started(
 
 
 def sharing(device: str, most: int) -> str:
-    """What to say of ranks that share a GPU, `most` of them at once; empty if none does.
+    """Return a note on ranks that share a GPU, `most` of them at once; empty if none does.
 
     Raises UsageError for a device that is not there.
     """

@@ -98,7 +98,7 @@ class Ledger:
         return matching[0] if matching else None
 
     def listed(self, finished: CaseFinished, violation: Violation | None) -> bool:
-        """Whether this failure is an issue, without a note that it was seen."""
+        """Return True if this failure is a known issue, without noting that it was observed."""
         return bool(self._matching(finished, violation))
 
     def _matching(self, finished: CaseFinished, violation: Violation | None) -> list[KnownIssue]:
@@ -155,7 +155,7 @@ class Ledger:
         ]
 
     def shown(self, issue: KnownIssue) -> bool:
-        """Whether any case showed it."""
+        """Return True if any case showed the issue."""
         return issue in self._shown
 
     def stale(self, issue: KnownIssue, tries: int) -> StaleIssue:

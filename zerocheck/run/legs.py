@@ -19,10 +19,10 @@ from .damaging import damage
 
 
 class Legs:
-    """What the ranks of each leg are asked, with the directories of their checkpoints.
+    """Jobs for the ranks of each training segment, with the directories of their checkpoints.
 
-    Each leg saves into a directory of its own, in a temporary one that `remove` removes. done: what
-    was done to a checkpoint, in words; missing: see `look`.
+    Each segment saves into a directory of its own, in a temporary one that `remove` removes. done:
+    the damage done to a checkpoint, in words; missing: see `look`.
     """
 
     def __init__(self, implementation: str, case: Case, *, trace: bool = False) -> None:
@@ -38,7 +38,7 @@ class Legs:
         return len(self._cases)
 
     def job(self, number: int) -> Job:
-        """What the ranks of a leg are asked. Leg k loads what leg k - 1 saved."""
+        """Return the job for the ranks of a segment; segment k loads what segment k - 1 saved."""
         leg = self._cases[number]
         into = self.case.resume[number - 1].into if number else ""
         job = Job(implementation=into or self._implementation, case=leg, trace=self._trace)

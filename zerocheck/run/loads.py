@@ -1,4 +1,4 @@
-"""What came of the loads of resumed cases, by the world sizes that saved and loaded."""
+"""Results of the loads of resumed cases, by the world sizes that saved and loaded."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _loads(record: CaseFinished) -> Iterator[_One]:
 
 
 def _obligations(kind: str) -> set[Obligation]:
-    """What a load can violate."""
+    """Return the obligations that a load can violate."""
     if not kind:
         return {"roundtrip", "continuation"}
     return {"durability" if kind == "killed" else "damage"}

@@ -1,4 +1,4 @@
-"""How the timed cases of an implementation ran, by world size, and how long checkpoints took."""
+"""Runtime metrics of the timed cases of an implementation, by world size, and of checkpoints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Paces:
 
     @property
     def steps(self) -> int:
-        """That count, of all cases."""
+        """Number of timed steps over all cases."""
         return sum(pace.steps for _, pace in self.cases)
 
     def middle(self, of: Callable[[Pace], float | None]) -> float | None:
@@ -32,7 +32,7 @@ class Paces:
         return _middle(of(pace) for _, pace in self.cases)
 
     def share(self, *kinds: str) -> float | None:
-        """Of the step, that callers wait in collectives of these kinds."""
+        """Return the share of the step that callers wait in collectives of these kinds."""
 
         def of(pace: Pace) -> float | None:
             if pace.waiting is None:
@@ -43,7 +43,7 @@ class Paces:
 
     @property
     def bytes(self) -> float | None:
-        """Of the commonest collective of each case with a tensor."""
+        """Bytes of the commonest collective with a tensor, the median over cases."""
 
         def of(pace: Pace) -> float | None:
             return max(((k.calls, k.bytes) for k in pace.kinds if k.bytes), default=(0.0, None))[1]
@@ -64,7 +64,7 @@ class Paces:
 
     @property
     def idle_of(self) -> tuple[float, ...]:
-        """Of each rank; empty where it is not known."""
+        """Idle share of each rank, the median over cases; empty where it is not known."""
         known = [pace.idle for _, pace in self.cases if pace.idle]
         return tuple(median(of) for of in zip(*known, strict=True))
 
@@ -97,10 +97,12 @@ def _middle(values: Iterable[float | None]) -> float | None:
 
 @dataclass
 class Metrics:
-    """How an implementation ran. paces: by world size; patterns: the sentences, each that of the
-    first case that shows it, and in how many timed cases there is one that begins alike; broken:
-    why cases could not be timed; peaks: bytes of each measured case, by world size; saves, loads:
-    seconds."""
+    """Runtime metrics of an implementation.
+
+    paces: by world size; patterns: sentences, each from the first case that shows the pattern;
+    shown: number of timed cases with it; broken: why cases could not be timed; peaks: bytes of each
+    measured case, by world size; saves, loads: seconds.
+    """
 
     paces: dict[int, Paces] = field(default_factory=dict)
     patterns: dict[str, str] = field(default_factory=dict)
@@ -131,5 +133,5 @@ class Metrics:
 
     @property
     def cases(self) -> int:
-        """That were timed."""
+        """Number of timed cases."""
         return sum(len(one.cases) for one in self.paces.values())

@@ -22,9 +22,9 @@ from .trial import Ranks
 def with_models(
     ranks: Ranks, described: Mapping[str, Described], options: RunOptions
 ) -> tuple[dict[str, Described], dict[Obligation, str]]:
-    """What the implementations declare, with the user's model among the fixed fields; and the
-    obligations that can then not be exercised at all, each with the reason.
+    """Add the user's model to the fixed fields that the implementations declare.
 
+    Returns them with the obligations that then cannot be exercised at all, each with the reason.
     Each model is looked at once, in a rank process. Raises UsageError for one that cannot be
     judged, that does not go with what an implementation fixes, or with what is to be checked.
     """

@@ -1,4 +1,4 @@
-"""What a run is asked to do, checked before anything starts. Imports no torch."""
+"""Options of a run, checked before anything starts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class RunOptions:
         object.__setattr__(self, name, tuple(values))
 
     def leaving_out(self, obligations: Collection[Obligation]) -> RunOptions:
-        """The same options, without these obligations."""
+        """Return these options without the given obligations."""
         left = copy(self)
         left._set("obligations", [o for o in self.obligations if o not in obligations])
         return left

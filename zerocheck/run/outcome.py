@@ -1,4 +1,4 @@
-"""What came of a case: the verdict on what its ranks did."""
+"""Outcome of a case: the verdict on what its ranks did."""
 
 from __future__ import annotations
 
@@ -29,10 +29,13 @@ from .records import CaseFinished
 
 
 class Results(NamedTuple):
-    """What came of each leg of a case, of one if it is not resumed; a leg that only loads comes
-    twice, first with the checkpoint as it was written. done: what was done to it, in words;
-    missing: files of a checkpoint that a killed writer did not leave; measured, timed: what came of
-    the run that is measured, and of that which is timed, if there was one."""
+    """Results of each training segment of a case; only one if it is not resumed.
+
+    A segment that only loads occurs twice, first with the checkpoint as it was written. done: the
+    damage done to it, in words; missing: files of a checkpoint that a killed writer did not leave;
+    measured, timed: results of the run that is measured, and of that which is timed, if there was
+    one.
+    """
 
     legs: tuple[JobResult, ...]
     done: str = ""
@@ -42,14 +45,16 @@ class Results(NamedTuple):
 
     @property
     def all(self) -> tuple[JobResult, ...]:
-        """Of each job that is judged."""
+        """Results of each job that is judged."""
         return self.legs if self.measured is None else (*self.legs, self.measured)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a case. Fields as in CaseFinished; title, causes: of a crash or hang, the latter
-    where collectives were traced."""
+    """Outcome of a case. Fields as in CaseFinished.
+
+    title, causes: of a crash or hang, the latter where collectives were traced.
+    """
 
     status: Status
     judgement: Judgement | None = None
@@ -75,7 +80,7 @@ class Outcome:
         )
 
     def record(self, number: int, implementation: str, case: Case) -> CaseFinished:
-        """It, as it stands in the journal."""
+        """Convert to a journal record."""
         told = {field.name: getattr(self, field.name) for field in fields(self)}
         return CaseFinished(number=number, implementation=implementation, case=case, **told)
 
@@ -173,7 +178,7 @@ def _unmeasured(judgement: Judgement, reason: str, asked: Collection[Obligation]
 
 
 def _pace(case: Case, result: JobResult | None) -> Pace | None:
-    """How the steps passed. That they broke here is no verdict: they are not all the case's."""
+    """Return the timings of the steps. Broken steps here do not affect the verdict on the case."""
     if result is None:
         return None
     if result.outcome != "finished" or None in result.payloads:
@@ -189,12 +194,12 @@ def _peak(seen: Sequence[RankSeen]) -> int | None:
 
 
 def _longest(legs: Iterable[Sequence[float]]) -> tuple[float, ...]:
-    """Of each leg that has any, seconds of the slowest rank."""
+    """Return the seconds of the slowest rank, for each training segment that has any."""
     return tuple(float(f"{max(leg):.{DIGITS}g}") for leg in legs if any(leg))
 
 
 def observed(result: JobResult) -> tuple[list[RankSeen], Fetch]:
-    """What each rank of a case that was finished replied, and how to read its tensors."""
+    """Return the reply of each rank of a finished case, and a function that reads its tensors."""
     seen = [msgspec.msgpack.decode(p, type=RankSeen) for p in result.payloads if p is not None]
 
     def fetch(rank: int, record: Recorded) -> torch.Tensor:
@@ -244,7 +249,7 @@ def _causes(result: JobResult) -> tuple[str, ...]:
 
 
 def _title(status: Status, error: str, result: JobResult) -> str:
-    """What went wrong. Collectives are known where they were traced."""
+    """Return the title of a crash or hang. Collectives are known where they were traced."""
     if status == "hung" and _causes(result):
         return f"the ranks hung: they called {DIFFERENT}"
     if result.first_failed is None:

@@ -65,8 +65,11 @@ def _tokens(case: Case) -> int:
 
 
 def alone(case: Case, calls: Iterable[CollectiveTimes]) -> int:
-    """How many trained parameter tensors there is a call for that has just the tensor's bytes, or,
-    of a reduce-scatter, these up to a multiple of the ranks. Each call counts once."""
+    """Count the trained parameter tensors with a collective of their own.
+
+    A call is a tensor's own if it has just the tensor's bytes, in a reduce-scatter padded to a
+    multiple of the ranks. Each call counts once.
+    """
     shapes, dtypes = parameter_shapes(case.model), parameter_dtypes(case.model)
     free = Counter((call.kind == "reduce_scatter", call.bytes) for call in calls)
     found = 0
@@ -139,7 +142,7 @@ def _union(spans: Iterable[tuple[int, int]]) -> int:
 
 
 def _idle(step: Sequence[StepTimes]) -> list[float] | None:
-    """Of each rank, or None where they call different collectives."""
+    """Return the idle time of each rank, or None where they call different collectives."""
     of = [[call for call in rank.calls if call.kind not in MESSAGES] for rank in step]
     if len({tuple((c.kind, c.bytes, c.ranks, c.root) for c in calls) for calls in of}) > 1:
         return None

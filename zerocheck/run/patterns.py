@@ -1,4 +1,4 @@
-"""What the pace of a case betrays, in words: only where a limit follows from what the case asks.
+"""Hints from the timings of a case, in words: only where a limit follows from what the case asks.
 
 Whether collectives are slow, or a rank is waited for too long, has no limit that could be derived:
 machines differ. Reports show those figures in their order, and no verdict.

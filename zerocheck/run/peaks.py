@@ -1,4 +1,4 @@
-"""How the peak of a step goes with wrapping, prefetching and bucket sizes: predicted and measured.
+"""Peak memory of a step over wrapping, prefetching and bucket sizes: predicted and measured.
 
 Each point is a case that is run on ranks of this machine, as for the obligations of memory. It is
 of rank 0, in the last step.
@@ -64,13 +64,13 @@ class Point:
 
     @property
     def off(self) -> float:
-        """Of the measured peak."""
+        """Prediction error, relative to the measured peak."""
         return abs(self.predicted - self.measured) / self.measured
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What an implementation holds at the end of the forward, and the peak of its step."""
+    """Memory of an implementation at the end of the forward, and the peak of its step."""
 
     implementation: str
     checkpointed: bool
@@ -112,7 +112,7 @@ def stages(pool: Pool, names: Iterable[str] = STAGES) -> Iterator[Terms]:
 
 
 def measured(pool: Pool, implementation: str, case: Case) -> Measured:
-    """What rank 0 measures. Raises ZerocheckError if the case cannot be run."""
+    """Return rank 0's measurements. Raises ZerocheckError if the case cannot be run."""
     job = Job(implementation=implementation, case=case, measure=True)
     result = pool.wait(pool.submit(case.world_size, msgspec.msgpack.encode(job)))
     try:

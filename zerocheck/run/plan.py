@@ -185,7 +185,10 @@ class Plan:
         return sorted(cases, key=lambda case: sum(leg.world_size for leg in legs_of(case)))
 
     def _fixed(self, described: Described) -> dict[str, object]:
-        """What cases of the implementation must have: what it fixes, and nothing that it lacks."""
+        """Return the fields that all cases of the implementation must have.
+
+        They are those that it fixes, and the defaults of those that it lacks.
+        """
         fixed: dict[str, object] = dict(described.fixed)
         unknown = engine_options.plain(described.options)
         if unknown:

@@ -9,7 +9,7 @@ from ..case.schema import Mesh
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """How thorough a run is. cases: per implementation; world_sizes: the default ones.
+    """Thoroughness of a run. cases: per implementation; world_sizes: the default ones.
 
     covering: the cases begin with a covering array of all pairs of features, however many that
     takes; what is left of `cases` is drawn at random; meshes: the default ones of two axes, of

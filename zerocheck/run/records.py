@@ -1,4 +1,4 @@
-"""What a run writes down: one record per line of the journal, as data that round-trips.
+"""Records of a run: one per line of the journal, as data that round-trips.
 
 The journal (NDJSON) is the only source of every report. A record is appended the moment it is
 known, so that a killed run leaves a journal that is whole up to its last verdict.
@@ -87,7 +87,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True, tag="coverage"):
-    """What a run is to exercise on an implementation, said before its first case.
+    """Coverage that a run wants of an implementation, recorded before its first case.
 
     features: all that count; ignored: those of options that it does not obey; supported, refused:
     pairs of features, in hex as the bits of case/covering.py's Pairs over `features`, empty where
@@ -269,7 +269,7 @@ Record = RunStarted | Coverage | CaseFinished | Finding | Drift | StaleIssue | R
 
 
 class CaseFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `replay` takes: a case, the implementation it was run on, and what was seen.
+    """Input of `replay`: a case, the implementation it was run on, and its verdict.
 
     confirmed, tries: as of the Finding; 0 tries where it was not run again; obligations: that were
     asked for, none for all but those of MEMORY.

@@ -111,7 +111,7 @@ def not_without_asking(path: Path, name: str) -> None:
 
 
 def _changed(was: Case, now: Case) -> str:
-    """What differs in the user's own model, in words; empty where it is described alike."""
+    """Describe how the user's model differs from that of the file; empty where it does not."""
     if was.model.user is None or now.model.user is None:
         return ""
     there, here = was.model.user.parameters, now.model.user.parameters
@@ -130,8 +130,11 @@ def _plain(title: str) -> str:
 
 
 class Replayed:
-    """What the replay gave, beside what the file says. outcomes: of each run; changed: how the
-    user's own model differs from the one in the file; device: where it runs now."""
+    """Result of a replay, compared with the case file.
+
+    outcomes: of each run; changed: how the user's model differs from the one in the file; device:
+    where it runs now.
+    """
 
     def __init__(
         self, case_file: CaseFile, implementation: str, *, changed: str = "", device: str = CPU
@@ -144,7 +147,7 @@ class Replayed:
 
     @property
     def runs(self) -> int:
-        """How many runs it takes, by what is known so far.
+        """Number of runs that the replay needs, by the outcomes so far.
 
         One is enough for what showed always, and shows again. A hang costs seconds, so it is not
         waited for more often than a run does.
@@ -158,7 +161,7 @@ class Replayed:
         return TRIES if again and self.outcomes and not self.alike(self.outcomes[0]) else 1
 
     def alike(self, outcome: Outcome) -> bool:
-        """Whether a run fails as the file says: the same crash or hang, or an obligation of it."""
+        """Return True if a run fails as in the file: by the same crash, hang or obligation."""
         was = self.case_file
         told = () if was.judgement is None else was.judgement.violations
         return fails_alike(was.status, [violation.obligation for violation in told], outcome)
@@ -195,7 +198,7 @@ class Replayed:
         return f"reproduced: {now.status} again, but not with the same bits{self._why()}"
 
     def _counted(self) -> str:
-        """How many of several runs showed it."""
+        """Return a sentence on the number of runs that reproduced the failure."""
         count, shown = len(self.outcomes), sum(map(self.alike, self.outcomes))
         others = Counter(in_a_word(one) for one in self.outcomes if not self.alike(one))
         said = ", ".join(f"{what} {times}" for what, times in others.items())
@@ -208,7 +211,7 @@ class Replayed:
         return f"{whose}not reproduced in {count} runs: {said}; it was {self.case_file.status}"
 
     def _elsewhere(self) -> str:
-        """That it was found on another kind of device, if so."""
+        """Return a note that the failure was found on another kind of device, if so."""
         was, now = self.case_file.environment, kind_of(self.device)
         if was.device == now:
             return ""
@@ -217,8 +220,10 @@ class Replayed:
         return f"; it was found on {found}, and ran on the {now} now: its bits are others{hidden}"
 
     def _named(self) -> str:
-        """What the run called it, where one case names it otherwise: a case does not tell apart all
-        causes that the cases of a finding do."""
+        """Return the title that the run gave the finding, where this case has another one.
+
+        A single case does not distinguish all causes that the cases of a finding do.
+        """
         was = self.case_file
         if self.implementation != was.implementation or not was.title:
             return ""

@@ -1,4 +1,4 @@
-"""Whether a case fits in the memory of this host, known before anything of it is run.
+"""Check that a case fits in the memory of this host, before anything of it is run.
 
 Bytes per parameter. The judge keeps in memory what the reference has: the model with its gradients,
 or, before the first step, the state of a start in mid-training; and masks: JUDGE. Each rank builds
@@ -7,7 +7,7 @@ The ranks are done when the judge begins, so the larger of the two counts. Activ
 nobody knows them here.
 
 What ranks observe, and the judge's whole vectors (judge/vectors.py: states, gradients, the local
-gradients of each rank and microbatch, enclosures while a cause is sought), lie in memory while half
+gradients of each rank and microbatch, enclosures while a cause is sought), are in memory while half
 of it is left, and else in files in the folder of TMPDIR.
 """
 
@@ -49,7 +49,7 @@ class Need(NamedTuple):
 
 
 def need(case: Case) -> Need:
-    """What a case takes, activations and the processes themselves aside."""
+    """Return the bytes that a case takes, without activations and the processes themselves."""
     training = case.training
     each = SCALED_GRADIENT if training.loss_scale is not None else GRADIENT
     vectors = VECTORS + each * case.world_size * training.microbatches
@@ -70,7 +70,7 @@ def granted(case: Case) -> int:
 
 
 def alone(case: Case) -> bool:
-    """Whether the ranks had better wait with the next case until this one is judged."""
+    """Return True if the ranks should wait with the next case until this one is judged."""
     available = available_bytes()
     if parameter_elements(case.model) < LARGE or available is None:
         return False

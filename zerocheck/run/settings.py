@@ -197,7 +197,7 @@ def placed(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def project_settings(start: Path) -> dict[str, Any]:
-    """What `[tool.zerocheck]` says in the pyproject.toml of `start` or the nearest folder above.
+    """Read `[tool.zerocheck]` in the pyproject.toml of `start` or the nearest folder above.
 
     Empty if none has the table. Paths in it are taken from the file's folder. Raises UsageError
     that names the file, for one that cannot be read, and for what is no setting.

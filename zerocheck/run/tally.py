@@ -1,4 +1,4 @@
-"""What the records of a run add up to. A pure function of them; every report starts here."""
+"""Counts over the records of a run. A pure function of them; every report starts here."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class ImplementationTally:
 
     @property
     def digest(self) -> str:
-        """Of all cases that were run, in any order: equal for two runs of the same cases."""
+        """Digest of all cases that were run, in any order: equal for two runs of the same cases."""
         whole = hashlib.blake2b(b"".join(sorted(self._run)), digest_size=16)
         return whole.hexdigest() if self._run else ""
 
@@ -230,7 +230,7 @@ class Tally:
 
     @property
     def unreproduced(self) -> list[Finding]:
-        """What failed once, and in no fresh rank processes. It does not fail the run."""
+        """Findings that failed once, and in no fresh rank processes. They do not fail the run."""
         return [finding for finding in self._all() if finding.suspicion]
 
     @property
@@ -269,7 +269,10 @@ class Tally:
 
 
 def concerns(issue: Finding | StaleIssue, implementation: str, obligation: Obligation) -> bool:
-    """Whether it is of this implementation and obligation; a crash or hang is of all."""
+    """Return True if the issue is of this implementation and obligation.
+
+    A crash or hang concerns all obligations.
+    """
     same = issue.implementation == implementation
     return same and issue.obligation in (obligation, None)
 
@@ -294,7 +297,7 @@ def why(counted: Tally) -> tuple[str, ...]:
 
 
 def why_of(counted: Tally, name: str) -> list[str]:
-    """The same for one implementation, stale known issues aside."""
+    """Return why one implementation fails the run, stale known issues aside; see `why`."""
     implementation = counted.implementations[name]
     said: list[str] = []
     failing = [

@@ -25,7 +25,7 @@ class TimedCases:
         self._chosen: set[Planned] = set()
 
     def next(self, item: Planned) -> bool:
-        """Whether this case, the next of its implementation, is timed.
+        """Return True if this case, the next of its implementation, is timed.
 
         The first one of several ranks is, as far as the run has several.
         """

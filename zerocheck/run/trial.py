@@ -87,7 +87,7 @@ class Trial:
 
     @property
     def done(self) -> bool:
-        """Whether the ranks are through, as far as is known without looking."""
+        """True if the ranks are done, as far as is known without polling them."""
         return bool(self._pending.done)
 
     def result(self) -> Results:
@@ -159,7 +159,7 @@ class Trial:
 
 
 def _ended(result: JobResult) -> bool:
-    """Whether no further leg can follow: the ranks broke, or refused."""
+    """Return True if no further training segment can follow: the ranks broke, or refused."""
     if result.outcome != "finished" or None in result.payloads:
         return True
     return msgspec.msgpack.decode(result.payloads[0] or b"", type=RankSeen).unsupported is not None

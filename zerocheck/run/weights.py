@@ -1,4 +1,4 @@
-"""What the measured cases of an implementation hold and send, by world size."""
+"""Memory and communication of the measured cases of an implementation, by world size."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Weights:
 
     @property
     def ratio(self) -> float:
-        """Of the largest case."""
+        """Ratio of the largest case."""
         return _ratio(self.largest, self.ranks)
 
     @property
@@ -41,7 +41,7 @@ class Weights:
 
     @property
     def psi(self) -> float:
-        """What the largest case sends in a step, in units of Psi (N - 1) / N."""
+        """Communication of the largest case in a step, in units of Psi (N - 1) / N."""
         return in_psi(self.largest.sent, self.largest.trained, self.ranks)
 
 

@@ -1,4 +1,4 @@
-"""What a script compares: what the finding's obligation is about."""
+"""Comparisons that a script makes: those of the finding's obligation."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ whose own errors count by the learning rate."""
 
 @dataclass(frozen=True)
 class Margin:
-    """What two right numbers may differ by: units of 2**-24 of the largest, and why."""
+    """Largest difference of two correct numbers: units of 2**-24 of the largest, and the reason."""
 
     units: int
     why: str
 
 
 def checks_of(file: CaseFile, *, replicated: bool) -> tuple[Check, ...]:
-    """What to compare; nothing for a crash or hang, where it is enough to run.
+    """Return the comparisons; none for a crash or hang, where it is enough to run.
 
     replicated: every rank has all parameters.
 

@@ -22,7 +22,7 @@ REDUCE_SCATTERS = "c10d::_reduce_scatter_base_"
 
 @dataclass(frozen=True)
 class Fault:
-    """What it is; the collectives that it changes; lines before and after the call.
+    """Fault to inject: its text, the collectives that it changes, lines before and after the call.
 
     They name `given` (what this rank puts in), `got` (where the caller wants the result), `now`
     (the right result), `mine` (what it would be, had nothing been reduced; only where `local`) and
@@ -139,7 +139,7 @@ class Injection:
 
     @property
     def keeps(self) -> bool:
-        """Whether it needs the dict KEPT."""
+        """True if the lines need the dict KEPT."""
         return any("KEPT" in line for line in self.source)
 
 

@@ -1,4 +1,4 @@
-"""What a short script of torch alone cannot show, said as a feature of the case."""
+"""Features of a case that a short script of torch alone cannot show."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def adamw(case: Case, of: str, *, fused: bool) -> str:
 
 
 def adamw_options(group: Group) -> list[str]:
-    """What a group has other than the defaults."""
+    """Return the options of a group that differ from the defaults."""
     betas, defaults = (group.beta1, group.beta2), (DEFAULT.beta1, DEFAULT.beta2)
     return options(
         [
@@ -101,7 +101,7 @@ def adamw_options(group: Group) -> list[str]:
 
 
 def grouped(case: Case) -> bool:
-    """Whether there are several parameter groups."""
+    """Return True if there are several parameter groups."""
     return len(case.optimizer.groups) > 1 or case.optimizer.groups[0].pattern != "*"
 
 

@@ -95,7 +95,7 @@ def _check_zerocheck(name: str, tree: ast.Module) -> None:
 
 
 def _kind(name: str, source: str) -> tuple[Gather, str]:
-    """How whole tensors are had, and how gradients wait for the last microbatch."""
+    """Return how to gather whole tensors, and the method that defers the reduction of gradients."""
     if "FullyShardedDataParallel" in source:
         if "use_orig_params=True" not in source:
             raise _refused(name, "wraps in FullyShardedDataParallel without use_orig_params=True")

@@ -223,7 +223,10 @@ def _failure(file: CaseFile) -> str:
 
 
 def _optimizes(name: str, case: Case, checks: tuple[Check, ...], steps: int) -> bool:
-    """Whether it takes an optimizer: not for one gradient, unless making it is the fault."""
+    """Return True if the script needs an optimizer.
+
+    It does not for one gradient, unless the construction of the optimizer is the fault.
+    """
     training, sharding = case.training, case.sharding
     if steps > 1 or checks not in (("gradient",), ("loss",)):
         return True
@@ -233,7 +236,7 @@ def _optimizes(name: str, case: Case, checks: tuple[Check, ...], steps: int) -> 
 
 
 def _absent(case: Case) -> bool:
-    """Whether a parameter may have no gradient."""
+    """Return True if a parameter may have no gradient."""
     model = case.model
     return bool(uncalled(model) or sometimes_used(model) or model.frozen)
 

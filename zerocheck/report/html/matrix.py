@@ -57,7 +57,7 @@ class Row:
 
 
 def titles(counted: Tally) -> dict[str, str]:
-    """What each obligation demands."""
+    """Map each obligation to its requirement in words."""
     return {obligation: TITLES[obligation] for obligation in counted.obligations}
 
 

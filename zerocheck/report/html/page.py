@@ -121,7 +121,7 @@ def _table(title: str, words: str, headers: Any, rows: Any) -> dict[str, Any] | 
 
 
 def _communication(counted: Tally) -> list[dict[str, Any]]:
-    """What each implementation sends in a step, in Psi, beside the paper's number."""
+    """Return each implementation's communication per step, in Psi, next to the paper's number."""
     bars = []
     for name, implementation in counted.implementations.items():
         several = [one for ranks, one in sorted(implementation.weights.items()) if ranks > 1]

@@ -30,7 +30,7 @@ soon."""
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a case: how it was judged, or, if it was trained freely, what the rivals say."""
+    """Result of a case: its verdict, or, if it was trained freely, the results of the rivals."""
 
     outcome: Outcome | None = None
     rivals: Rivals | None = None
@@ -134,7 +134,7 @@ class Hunt:
                 after += 1
 
     def _traced(self, item: Planned) -> Search[Answer]:
-        """What a crash or hang comes from is seen by the collectives of each rank."""
+        """Find the cause of a crash or hang from the collectives of each rank."""
         (answer,) = yield (Ask(item.implementation, item.case, traced=True),)
         if answer.outcome is not None:
             (bug,) = self._findings.bugs

@@ -1,4 +1,4 @@
-"""What `zerocheck faults` is asked to do, checked before anything starts. Imports no torch."""
+"""Options of `zerocheck faults`, checked before anything starts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -102,9 +102,9 @@ def _chosen(names: Iterable[str]) -> list[Fault]:
 
 
 def _injected(names: Iterable[str], implementation: str) -> list[Fault]:
-    """Those that are injected at the collectives, once each, on the implementation.
+    """Return the faults injected at the collectives, once each, on the implementation.
 
-    names: what stands after the plus in `IMPLEMENTATION+FAULT`. Raises UsageError for another.
+    names: what follows the plus in `IMPLEMENTATION+FAULT`. Raises UsageError for another.
     """
     rows: dict[str, Fault] = {}
     for fault in FAULTS.values():

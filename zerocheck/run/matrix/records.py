@@ -1,4 +1,4 @@
-"""What the kill matrix writes down: one record per line of its journal."""
+"""Records of the kill matrix: one per line of its journal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FaultsStarted(msgspec.Struct, frozen=True, kw_only=True, tag="faults start
 
 
 class Rivals(msgspec.Struct, frozen=True, kw_only=True):
-    """What the usual checks say of one case that is trained freely: see rivals.py.
+    """Results of the usual checks on one case that is trained freely: see rivals.py.
 
     outcome: of the ranks; reason: why it was not finished; loss_step: the first step (0-based)
     whose loss is off, None for no alarm; loss_deviation: the largest relative one; refused:
@@ -52,7 +52,7 @@ class Rivals(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ran(self) -> bool:
-        """Whether there was anything to look at."""
+        """True if the case was run, so that there is something to compare."""
         return self.outcome != "unsupported"
 
     @property
@@ -115,20 +115,22 @@ class FaultTried(msgspec.Struct, frozen=True, kw_only=True, tag="fault tried"):
 
     @property
     def caught(self) -> bool:
-        """Whether some case failed that the parent did not."""
+        """True if some case failed that the parent did not fail."""
         return bool(self.caught_by)
 
     @property
     def named(self) -> bool | None:
-        """Whether the true cause is among those named; None if the catalogue names none, or the
-        fault was not caught."""
+        """True if the true causes are among those named.
+
+        None if the catalogue names none, or the fault was not caught.
+        """
         if not self.true_causes or not self.caught:
             return None
         return set(self.true_causes) <= set(self.causes)
 
     @property
     def named_alone(self) -> bool:
-        """Whether nothing else is named."""
+        """True if the true causes are named and nothing else is."""
         return bool(self.named) and set(self.causes) == set(self.true_causes)
 
 

@@ -1,7 +1,7 @@
-"""What the usual checks of sharded training say of a case: its loss curve, and its parameters.
+"""Usual checks of sharded training on a case, by its loss curve and by its parameters.
 
-Both let the sharded code and a single-device trainer go some steps (`freely`) from the same start
-on the same samples, and compare what comes of it with a tolerance:
+Both let the sharded code and a single-device trainer run some steps (`freely`) from the same start
+on the same samples, and compare the results with a tolerance:
 
 - loss curve: the mean loss of each step, over ranks and microbatches, at LOSS_RTOL. It stands for
   two curves laid on top of each other, and is stricter than eyes are.
@@ -67,7 +67,7 @@ class FreeRuns:
         self._device = torch.device(CPU)
 
     def rivals(self, case: Case, results: Results) -> Rivals:
-        """What the rivals say of what the ranks did. Gives their arenas back."""
+        """Return the results of the rivals on a finished case. Gives the ranks' arenas back."""
         (result,) = results.legs
         try:
             if result.outcome != "finished" or None in result.payloads:
@@ -88,8 +88,10 @@ class FreeRuns:
             result.release()
 
     def _readings(self, case: Case, seen: RankSeen) -> Iterator[Trajectory]:
-        """What the semantics allow: where nobody used a parameter, a gradient that may count as 0
-        need not exist either."""
+        """Yield a free run of the reference for each reading that the semantics allow.
+
+        Where nobody used a parameter, a gradient that may count as 0 need not exist either.
+        """
         semantics = Semantics(**seen.semantics)  # type: ignore[arg-type]
         self._device = torch.device(seen.device)
         yield self._of(case, semantics, restored=seen.restored)
@@ -108,7 +110,7 @@ class FreeRuns:
 
 
 def compare(case: Case, seen: Sequence[RankSeen], fetch: Fetch, reference: Trajectory) -> Rivals:
-    """What the rivals say, given the free run of the reference."""
+    """Return the results of the rivals, given the free run of the reference."""
     last = case.training.steps - 1
     off = [
         _deviation(mean_loss(rank.steps[step] for rank in seen), reference.losses[step])

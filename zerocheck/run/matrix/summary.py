@@ -1,4 +1,4 @@
-"""What the records of a kill matrix add up to. A pure function of them; its reports start here."""
+"""Summary of the records of a kill matrix. A pure function of them; its reports start here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Alarms:
-    """Who raises an alarm in how many free runs. A crash or hang is one for everybody."""
+    """Free runs in which each check raises an alarm. A crash or hang counts for all checks."""
 
     judged: Share
     loss_curve: Share
@@ -33,7 +33,7 @@ class Alarms:
 
     @classmethod
     def of(cls, runs: Iterable[Rivals | None]) -> Alarms:
-        """Of those that could be run."""
+        """Count the alarms in the runs that could be run."""
         ran = [run for run in runs if run is not None and run.ran]
         return cls(
             *(
@@ -77,7 +77,7 @@ class Summary:
 
     @property
     def tried(self) -> int:
-        """How many there is a row of."""
+        """Number of faults with a row."""
         return len(self._rows)
 
     @property
@@ -106,17 +106,17 @@ class Summary:
 
     @property
     def caught(self) -> Share:
-        """Of all that were tried."""
+        """Share of the tried faults that were caught."""
         return Share(len(self.rows) - len(self.escaped), len(self.rows))
 
     @property
     def median_cases(self) -> float | None:
-        """Of those caught."""
+        """Median number of cases over the faults caught, None without any."""
         return median(cases) if (cases := [row.cases for row in self.rows if row.caught]) else None
 
     @property
     def median_seconds(self) -> float | None:
-        """Of those caught."""
+        """Median time in seconds over the faults caught, None without any."""
         spent = [row.seconds for row in self.rows if row.caught]
         return median(spent) if spent else None
 
@@ -167,7 +167,7 @@ class Summary:
 
     @property
     def seen_usually(self) -> Alarms:
-        """The same from a usual start, of those faults that zerocheck flags there."""
+        """Alarms in free runs from a usual start, of those faults that zerocheck flags there."""
         runs = (row.usual_rivals for row in self.rows)
         return Alarms.of(run for run in runs if run is not None and run.judged_alarm)
 
@@ -189,7 +189,7 @@ class Summary:
 
     @property
     def usually_told_apart(self) -> Alarms:
-        """The same from a usual start, of those faults that zerocheck flags there."""
+        """Alarms of `told_apart` from a usual start, of those faults that zerocheck flags there."""
         return _told_apart(
             (row.usual_rivals, row.usual_control)
             for row in self.rows
@@ -204,7 +204,7 @@ class Summary:
 
     @property
     def usual_false_alarms(self) -> Alarms:
-        """The same from a usual start."""
+        """Alarms of `false_alarms` from a usual start."""
         return Alarms.of({(row.parent, row.case): row.usual_control for row in self.rows}.values())
 
     @property
