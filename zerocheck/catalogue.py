@@ -1,7 +1,4 @@
-"""Names: of the implementations that zerocheck brings along, and of faults to inject.
-
-Imports no torch: the command line lists them.
-"""
+"""Names of zerocheck's own implementations, and of faults to inject."""
 
 from __future__ import annotations
 
@@ -60,7 +57,7 @@ _INJECTED = {
 
 
 def _spelled(kind: str) -> str:
-    """`AverageBecomesSum` as `average-becomes-sum`."""
+    """Convert `AverageBecomesSum` to `average-becomes-sum`."""
     return "".join(f"-{c.lower()}" if c.isupper() else c for c in kind).lstrip("-")
 
 
@@ -77,10 +74,7 @@ INJECTED: dict[str, str] = {
 
 
 def apart(name: str) -> tuple[str, str]:
-    """`"fsdp2+gather-stale"` as `("fsdp2", "gather-stale")`; the fault is "" where there is none.
-
-    A plus in the path of a user's file is no fault. Of several faults it is the last.
-    """
+    """Split `"fsdp2+gather-stale"` into `("fsdp2", "gather-stale")`; without a fault it is ""."""
     parent, plus, fault = name.rpartition("+")
     if not plus or set(fault) & set(":/\\."):
         return name, ""
@@ -88,9 +82,9 @@ def apart(name: str) -> tuple[str, str]:
 
 
 def family(name: str) -> tuple[str, ...]:
-    """The name, and those of the same code with fewer injected faults: known issues are theirs.
+    """Return the name, and those of the code with fewer injected faults: their known issues apply.
 
-    The code of a DeepSpeed config is that of the stage which it says.
+    The code of a DeepSpeed config is that of its stage.
     """
     parent, fault = apart(name)
     if fault:
@@ -141,7 +135,7 @@ def _place(name: str) -> str:
 
 
 def missing(extra: str) -> str | None:
-    """None, or what to say of an extra whose library is not installed."""
+    """Return the message for an extra whose library is not installed, or None."""
     if find_spec(extra) is not None:
         return None
     return (
@@ -150,7 +144,7 @@ def missing(extra: str) -> str | None:
 
 
 def check_spelling(name: str) -> None:
-    """Raise UsageError, with the nearest name, for what cannot be an implementation's name."""
+    """Raise UsageError, with the nearest name, for an impossible name of an implementation."""
     parent, fault = apart(name)
     if fault:
         check_spelling(parent)
@@ -177,7 +171,7 @@ def check_spelling(name: str) -> None:
 
 
 def check_factory(name: str) -> None:
-    """Raise UsageError for what cannot name a function of the user that makes a model."""
+    """Raise UsageError for a name that cannot be that of a user's model factory."""
     where, colon, attribute = name.rpartition(":")
     if not colon and name.endswith(".py"):
         raise UsageError(

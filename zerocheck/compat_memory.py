@@ -1,4 +1,4 @@
-"""Private torch API that memory is measured and simulated by, in one place."""
+"""Private torch API for the measurement and simulation of memory, in one place."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class AllocatorLog:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
     def start(self) -> None:
-        """From now on everything is noted."""
+        """Start the log."""
         from torch._C._profiler import (
             ProfilerActivity,
             ProfilerConfig,
@@ -64,7 +64,7 @@ class AllocatorLog:
         autograd._enable_profiler(config, {ProfilerActivity.CPU}, scopes)
 
     def mark(self, name: str) -> None:
-        """Put a name between what was noted so far and what comes."""
+        """Insert a named mark into the log."""
         with torch.profiler.record_function(name):
             pass
 
@@ -110,7 +110,10 @@ class AllocatorHistory:
     """History of a GPU's caching allocator, on all threads, from `start` to `stop`."""
 
     def __init__(self, device: torch.device) -> None:
-        """Raises Unsupported for another allocator than torch's own, which keeps no history."""
+        """Select the device.
+
+        Raises Unsupported for another allocator than torch's own, which keeps no history.
+        """
         self._device = device
         self._seen = 0
         backend = torch.cuda.get_allocator_backend()
@@ -121,7 +124,7 @@ class AllocatorHistory:
             )
 
     def start(self) -> None:
-        """From now on everything is noted."""
+        """Start the history."""
         # The workspaces of cuBLAS come from the allocator and stay; they are no one's but its own.
         clear_workspaces()
         torch.cuda.memory._record_memory_history(enabled="all", context=None, clear_history=True)
@@ -160,19 +163,19 @@ class AllocatorHistory:
         return int(handed_out), int(taken_back)
 
     def stop(self) -> None:
-        """Note no more."""
+        """Stop the history."""
         torch.cuda.memory._record_memory_history(enabled=None)
 
 
 class LastOfNccl:
-    """Has the process groups of NCCL let go of the tensors of their last collective.
+    """Release of the tensors that NCCL's process groups keep of their last collective.
 
     Each keeps them until its next one (seen with torch 2.11.0, DDP on one rank), whoever else has
     let go of them. That is no leak, and not of whoever called it.
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Takes its memory now, so that it does not count where it is used."""
+        """Allocate the memory now, so that it does not count where it is used."""
         groups = dist.distributed_c10d._world.pg_map if dist.is_initialized() else {}
         self._groups = [one for one in groups if "nccl" in dist.get_backend_config(one)]
         self._spare = torch.zeros(1, device=device) if self._groups else torch.zeros(1)
@@ -193,11 +196,7 @@ def clear_workspaces() -> None:
 
 
 def reducer_bytes(model: torch.nn.parallel.DistributedDataParallel) -> Counter[int]:
-    """{bytes: how many} of what DDP's reducer holds in C++, by its own account.
-
-    Its buckets, as they are now, and its two maps of the parameters that were used, of 4 bytes for
-    each. It makes copies of the buckets to tell of them.
-    """
+    """Return {bytes: count} of the tensors that DDP's reducer holds in C++, by its own account."""
     reducer: Any = model.reducer
     buckets = reducer._get_zeros_like_grad_buckets()
     held = Counter(int(bucket.buffer().untyped_storage().nbytes()) for bucket in buckets)
@@ -219,7 +218,7 @@ MAP_ITEM_BYTES = 4
 
 
 def gathered_by_fsdp1(parameter: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The whole parameters that a flat parameter of FSDP1 holds while they are gathered."""
+    """Yield the whole parameters that a flat parameter of FSDP1 holds while they are gathered."""
     for name in ("_full_param_padded", "_full_prec_full_param_padded"):
         whole = getattr(parameter, name, None)
         if whole is not None:
@@ -237,7 +236,7 @@ def users_of(storage: torch.UntypedStorage) -> int:
 
 @contextmanager
 def fake_ranks(world_size: int, rank: int) -> Iterator[None]:
-    """A default process group of torch's `fake` backend, which moves no data: one rank of many.
+    """Create a default process group of torch's `fake` backend: one rank of many, no data moved.
 
     Raises RuntimeError where there is a process group already.
     """
@@ -263,7 +262,7 @@ def fake_mode() -> Any:
 
 
 def active_fake_mode() -> Any:
-    """The innermost `fake_mode` that is on, or None: DTensor has one of its own for a moment."""
+    """Return the innermost active `fake_mode`, or None: DTensor has one of its own for a moment."""
     from torch._guards import active_fake_mode as active
 
     return active()

@@ -1,9 +1,4 @@
-"""On which device cases run: how it is spelled, and the random states that a forward can draw from.
-
-A device is part of a run and not of a case, as the processor and the version of torch are: the case
-says what is computed, and these decide its last bits. Imports torch only where a tensor is needed,
-so that a wrong spelling is refused at once.
-"""
+"""Devices of cases: their names, and the random states that a forward can draw from."""
 
 from __future__ import annotations
 
@@ -37,7 +32,7 @@ def kind_of(given: str) -> str:
 
 
 def placed(kind: str) -> torch.device:
-    """The device of this kind that this process is on: the current one."""
+    """Return the device of this kind that this process uses: the current one."""
     import torch
 
     if kind == CPU:
@@ -57,7 +52,7 @@ def random_state(device: torch.device) -> bytes:
 
 
 def set_random_state(state: bytes, device: torch.device) -> None:
-    """Go on from what `random_state` gave."""
+    """Restore the state that `random_state` returned."""
     import torch
 
     own = drawn_from(state, device)
@@ -68,7 +63,7 @@ def set_random_state(state: bytes, device: torch.device) -> None:
 
 
 def drawn_from(state: bytes, device: torch.device) -> bytes:
-    """The part of `random_state` that is the device's own: dropout draws from that."""
+    """Return the device's own part of `random_state`: dropout draws from that."""
     import torch
 
     if device.type == CPU:
@@ -88,7 +83,7 @@ def seed_device(seed: int, device: torch.device) -> None:
 
 @contextmanager
 def forked(device: torch.device) -> Iterator[None]:
-    """The random states of the CPU and of this device are as before afterwards."""
+    """Restore the random states of the CPU and of this device afterwards."""
     before = random_state(device)
     try:
         yield
@@ -109,7 +104,7 @@ def processor(device: torch.device) -> str:
 
 
 def _module(device: torch.device) -> Any:
-    """torch.cuda, for a device of that kind."""
+    """Return torch.cuda, for a device of that kind."""
     import torch
 
     return torch.get_device_module(device)

@@ -1,4 +1,4 @@
-"""From `package.module:Name` or `path/to/file.py:Name` to what it names: runs the user's code."""
+"""Import of the user's code by `package.module:Name` or `path/to/file.py:Name`."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _module(where: str, attribute: str) -> ModuleType:
 
 
 def _there(path: Path, names: tuple[str, ...]) -> ModuleType | None:
-    """The module of the file, if it was imported and not changed since."""
+    """Return the module of the file, if it was imported and not changed since."""
     for name in names:
         module = sys.modules.get(name)
         file = getattr(module, "__file__", None)
@@ -103,7 +103,7 @@ def _attribute(module: ModuleType, where: str, attribute: str) -> Any:
 
 
 def _said(error: BaseException, path: Path | None = None) -> str:
-    """Type, message and, for a file of the user, the line in it."""
+    """Describe an error: type, message and, for a file of the user, the line in it."""
     line = ""
     trace = error.__traceback__
     while trace is not None:

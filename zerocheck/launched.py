@@ -35,7 +35,7 @@ def is_rank_0() -> bool:
 
 
 def check_environment() -> None:
-    """Raises UsageError outside of torchrun."""
+    """Raise UsageError outside of torchrun."""
     missing = [name for name in NEEDED if name not in os.environ]
     if missing:
         raise UsageError(
@@ -45,7 +45,7 @@ def check_environment() -> None:
 
 
 def host_number() -> str:
-    """Equal on ranks of one host: the launcher's number of it, or the host's name."""
+    """Return an id of this host, equal on its ranks: the launcher's number or the host's name."""
     return os.environ.get("GROUP_RANK") or socket.gethostname()
 
 
@@ -73,14 +73,14 @@ def choose_interface() -> None:
 
 
 def _address(interface: str) -> str:
-    """Its IPv4 address. Raises OSError if it has none."""
+    """Return the IPv4 address of an interface. Raises OSError if it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         request = struct.pack("256s", interface.encode()[:15])
         return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
 
 
 class Stopping:
-    """On rank 0, what ends the run from outside: Ctrl-C, or SIGTERM of the launcher.
+    """Requests on rank 0 to end the run: Ctrl-C, or SIGTERM of the launcher.
 
     The signal raises where it strikes. User code under test may catch it: `check` raises it again.
     """
@@ -91,7 +91,7 @@ class Stopping:
         signal.signal(signal.SIGTERM, self._terminated)
 
     def check(self) -> None:
-        """Raise what was asked for, if it was."""
+        """Raise the exception of an earlier signal, if there was one."""
         if self._why is not None:
             raise self._why
 
@@ -114,7 +114,7 @@ class Stopping:
 
 
 def leave_at_once(code: int) -> None:
-    """From here on a signal of the launcher ends this process with this exit code."""
+    """Let a signal of the launcher end this process with this exit code from here on."""
 
     def leave(_number: int, _frame: FrameType | None) -> None:
         os._exit(code)
@@ -138,6 +138,6 @@ def tell(code: int, text: str) -> None:
 
 
 def let_rank_0_speak(code: int, seconds: float) -> None:
-    """Before a rank leaves for a reason that rank 0 says too: the launcher would end that first."""
+    """Wait, so that rank 0 can report the error first: the launcher would end it before."""
     leave_at_once(code)
     time.sleep(seconds)

@@ -52,19 +52,19 @@ _session = _Session()
 
 
 def settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a test that gives these: the files' below it, the command line's above."""
+    """Merge a test's settings with those of files, which yield, and the command line's."""
     found = {**_session.under, **given, **_session.over}
     found.pop("report_dir", None)
     return found
 
 
 def result_of(run: SharedRun) -> Tally:
-    """The counts of a run, after it was run by this worker or another one."""
+    """Return the counts of a run, made by this worker or another one."""
     return run.result(_session.place(), _session.id, _session.runs)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--zerocheck-NAME` and the ini option `zerocheck_NAME` for every setting."""
+    """Add `--zerocheck-NAME` and the ini option `zerocheck_NAME` for every setting."""
     group = parser.getgroup("zerocheck")
     for setting in SETTINGS.values():
         files = setting.kind == "files"
@@ -125,7 +125,7 @@ def _from_options(config: pytest.Config) -> dict[str, Any]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup`, all checks of one run go to one worker, while others do the rest."""
+    """Group all checks of a run on one worker with `--dist loadgroup`; others do the rest."""
     if not config.pluginmanager.hasplugin("xdist"):
         return
     for item in items:

@@ -1,13 +1,4 @@
-"""The bundle that a violated step leaves behind: JSON and safetensors, and no code.
-
-    step-1501/
-      bundle.json         format, environment, the verdict
-      rank-0.json         what rank 0 saw, but the tensors
-      rank-0.safetensors  them: before.*, reduced, clipped, gradient, after.*, each by parameter;
-                          with reference= inputs, random states and buffers of the model too
-
-Each rank writes its own files. Where ranks have disks of their own, they are gathered by hand.
-"""
+"""Bundle that a violated step leaves behind: JSON and safetensors, and no code."""
 
 from __future__ import annotations
 
@@ -64,7 +55,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def place_for(directory: Path, number: int) -> Path:
-    """Where the bundle of a step goes: a folder that does not exist yet."""
+    """Return a folder for the bundle of a step that does not exist yet."""
     place, again = directory / f"step-{number}", 1
     while place.exists():
         again += 1
@@ -75,7 +66,7 @@ def place_for(directory: Path, number: int) -> Path:
 def write(
     place: Path, observed: Observed, judgement: Judgement, semantics: Semantics, ranks: Ranks
 ) -> None:
-    """Write the bundle; every rank calls this. bundle.json comes last: with it, it is whole."""
+    """Write the bundle; every rank calls this. bundle.json comes last and makes it complete."""
     seen = observed.seen
     place.mkdir(parents=True, exist_ok=True)
     tensors = {
@@ -109,10 +100,7 @@ def is_bundle(path: Path) -> bool:
 
 
 def read(path: Path) -> tuple[Bundle, list[Observed]]:
-    """A bundle and what each rank saw. Tensors are mapped, not loaded.
-
-    Raises UsageError, with what is wrong where, for what is missing, damaged or of another format.
-    """
+    """Read a bundle and each rank's record. Tensors are mapped, not loaded."""
     folder = path.parent if path.name == NAME else path
     bundle = _json(folder / NAME, Bundle)
     if bundle.attached != FORMAT:
@@ -161,7 +149,7 @@ def _rank(folder: Path, rank: int, world_size: int) -> Observed:
 
 
 def _check(path: Path, seen: Seen, rank: int, world_size: int) -> None:
-    """Raise UsageError for data of one rank that do not go together."""
+    """Raise UsageError for data of one rank that are inconsistent."""
     count = len(seen.pieces)
     wrong = ""
     if (seen.rank, seen.world_size) != (rank, world_size):
@@ -178,8 +166,10 @@ def _check(path: Path, seen: Seen, rank: int, world_size: int) -> None:
 
 
 def _number(path: Path, seen: Seen, name: str, tensor: Stored) -> int:
-    """Which piece a tensor is of, by the end of its name. Raises UsageError if there is none, or
-    of another size."""
+    """Return the number of the piece that a tensor belongs to, from the end of its name.
+
+    Raises UsageError if there is none, or one of another size.
+    """
     number = name.rpartition("/")[2]
     at = int(number) if number.isascii() and number.isdigit() and len(number) < 9 else -1
     if not 0 <= at < len(seen.pieces):

@@ -1,4 +1,4 @@
-"""The calls of a model as data: JSON for their form, tensors by name beside it."""
+"""Calls of a model as data: JSON for their form, and tensors by name."""
 
 from __future__ import annotations
 

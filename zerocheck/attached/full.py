@@ -1,7 +1,6 @@
-"""Over the ranks of a live run: parameters to the reference, gradients summed, causes found.
+"""Check of the gradient over the ranks of a live run, with one reference model on each.
 
-Every rank makes the same calls in the same order. Where one has an error, all leave the next of
-them (see ranks.py).
+Parameters are sent to the reference, local gradients are summed, and causes are sought.
 """
 
 from __future__ import annotations
@@ -55,7 +54,10 @@ def judge_gradient(
     semantics: Semantics,
     ranks: Ranks,
 ) -> Full:
-    """The verdict on rank 0, an empty one on others. told: of all ranks, on rank 0."""
+    """Judge the gradient, with the verdict on rank 0 and an empty one on others.
+
+    told: of all ranks, on rank 0.
+    """
     plan = _Plan()
     if ranks.rank == 0:
         reason = why_not([one.seen for one in told])
@@ -81,7 +83,7 @@ def judge_gradient(
 
 
 def why_not(seen: Sequence[object]) -> str:
-    """Why no gradient is judged in this step, or an empty text."""
+    """Return the reason why no gradient is judged in this step, or an empty text."""
     for one in seen:
         unjudged: str = getattr(one, "unjudged", "")
         if unjudged:

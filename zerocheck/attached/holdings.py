@@ -31,11 +31,7 @@ Cut = Callable[[Role, torch.Tensor], Iterator[Shard]]
 
 @dataclass(frozen=True)
 class Holding:
-    """A parameter, or this rank's part of one.
-
-    held: what the optimizer sees of it (a flat parameter of FSDP1 has many); cut(role, tensor): the
-    shards of it in a tensor that lies as `held` does.
-    """
+    """A parameter, or this rank's shard of one."""
 
     name: str
     held: torch.Tensor
@@ -43,10 +39,10 @@ class Holding:
 
 
 def holdings(model: nn.Module) -> list[Holding]:
-    """All parameters of which this rank holds something, in the order of the model.
+    """Return all parameters of which this rank holds elements, in the order of the model.
 
-    FSDP2 gathers its root for a forward and keeps it until the backward; what a forward without a
-    backward left gathered is freed first.
+    FSDP2 gathers its root for a forward and keeps it until the backward; a root left gathered by a
+    forward without a backward is freed first.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -91,7 +87,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def groups_of(optimizer: torch.optim.Optimizer) -> dict[int, int]:
-    """id(parameter) -> index of its group."""
+    """Map id(parameter) to the index of its parameter group."""
     return {
         id(parameter): number
         for number, group in enumerate(optimizer.param_groups)
@@ -102,7 +98,7 @@ def groups_of(optimizer: torch.optim.Optimizer) -> dict[int, int]:
 def shards_of(
     holding: Holding, states: Mapping[Any, Mapping[str, Any]]
 ) -> Iterator[tuple[str, Shard]]:
-    """(role, shard) of the parameter and its moments."""
+    """Yield (role, shard) of the parameter and its moments."""
     for shard in holding.cut("parameter", holding.held):
         yield "parameter", shard
     state = states.get(holding.held) or {}
@@ -113,7 +109,7 @@ def shards_of(
 
 
 def count_of(holding: Holding, states: Mapping[Any, Mapping[str, Any]]) -> float | None:
-    """Steps that the optimizer counts for a parameter, None if it has no state of it."""
+    """Return the optimizer's step count for a parameter, None if it has no state of it."""
     state = states.get(holding.held)
     return None if not state or "step" not in state else float(state["step"])
 

@@ -92,7 +92,7 @@ class OutputGradients:
     def leave(
         self, entry: tuple[int, tuple[Edge, ...]], outputs: Mapping[str, torch.Tensor]
     ) -> Returned:
-        """Note the end of a call; its gradients, which backwards will fill.
+        """Note the end of a call; return its gradients, which backwards will fill.
 
         outputs: tensors that need a gradient, by their paths.
         """
@@ -118,7 +118,7 @@ class OutputGradients:
         self._handles, self._targets, self._spans = [], {}, []
 
     def observed(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """torch.autograd.backward, with hooks on the nodes that lead to outputs."""
+        """Wrap torch.autograd.backward with hooks on the nodes that lead to outputs."""
 
         def backward(tensors: Any, grad_tensors: Any = None, *more: Any, **named: Any) -> Any:
             handles: list[Any] = []
@@ -168,7 +168,7 @@ class OutputGradients:
     def _passed(
         self, found: Sequence[tuple[int, Target]], sent: Sequence[Any], received: Any
     ) -> None:
-        """Take what a node sends to outputs. sent: gradients, one for each edge of the node."""
+        """Record the gradients that a node sends to outputs. sent: one for each of its edges."""
         with self.guard():
             for at, target in found:
                 if sent[at] is not None:
@@ -186,7 +186,7 @@ class OutputGradients:
 
 
 class _Arrival:
-    """Two hooks where a gradient arrives at an output, of which the second comes after all others.
+    """Pair of hooks where a gradient arrives at an output; the second runs after all others.
 
     A hook of the script can change the gradient between them.
     """
@@ -212,10 +212,7 @@ class _Arrival:
 
 
 class _Walk:
-    """One walk over what lies outside the calls of a model, from the roots of a backward.
-
-    A call is passed from its outputs to its inputs, and its inside is left out.
-    """
+    """Walk over the graph outside the calls of a model, from the roots of a backward."""
 
     def __init__(self, targets: Mapping[Edge, Target]) -> None:
         self._targets = targets
@@ -258,7 +255,7 @@ def _positions(node: Any, edge: Edge) -> list[int]:
 
 
 def _reached(nodes: list[Any], ends: set[Any]) -> Iterator[Any]:
-    """The nodes of a graph that are reached from `nodes` without passing `ends`."""
+    """Yield the nodes of a graph that are reached from `nodes` without passing `ends`."""
     known = ends | set(nodes)
     stack = [one for one in nodes if one not in ends]
     while stack:
@@ -288,7 +285,10 @@ def _edge(tensor: torch.Tensor) -> Edge:
 
 
 def _sequence_number() -> int:
-    """Nodes are numbered as they are made, in each thread."""
+    """Return the current sequence number of the autograd engine.
+
+    Nodes are numbered as they are made, in each thread.
+    """
     with torch.enable_grad():
         made = torch.zeros((), requires_grad=True).view(1)
     assert made.grad_fn is not None

@@ -107,11 +107,7 @@ class Judged(NamedTuple):
 
 
 def enclosure(total: Total, tensor: Tensor, seen: Seen, semantics: Semantics) -> Enclosure:
-    """The reduced gradient of a whole tensor.
-
-    Roundings as where each microbatch is reduced, the most that there can be, and two for a loss
-    scale that is no power of two; then what the local gradients can be off.
-    """
+    """Return the enclosure of the reduced gradient of a whole tensor."""
     divisor = seen.loss_scale * (seen.world_size if semantics.reduction == "mean" else 1)
     roundings = 2 + bounds.gradient_roundings(
         world_size=seen.world_size,
@@ -136,7 +132,7 @@ def gradient_of(observed: Observed, number: int) -> torch.Tensor | None:
 
 
 def compare_own(observed: Observed, tensor: Tensor, total: Total, semantics: Semantics) -> Judged:
-    """One tensor, on one rank."""
+    """Compare this rank's shards of one tensor with the enclosure."""
     share, wrong = 0.0, 0.0
     missing = needless = False
     whole = enclosure(total, tensor, observed.seen, semantics)
@@ -162,7 +158,7 @@ def compare_own(observed: Observed, tensor: Tensor, total: Total, semantics: Sem
 
 
 def cut(whole: torch.Tensor, entry: Entry) -> torch.Tensor:
-    """The elements of a shard, flat, from a whole flat tensor."""
+    """Return the elements of a shard, flat, from a whole flat tensor."""
     if entry.box is None:
         return whole[entry.start : entry.stop]
     box = tuple(slice(low, high) for low, high in entry.box)
@@ -193,7 +189,7 @@ class Exhibit(msgspec.Struct, frozen=True):
 
 
 def worst(found: Sequence[Judged], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The wrong tensors that are looked at: the worst first, not more than ASKED elements."""
+    """Return the wrong tensors to examine: the worst first, not more than ASKED elements."""
     ratios: dict[str, float] = {}
     for one in found:
         for name, ratio in one.wrong.items():
@@ -330,7 +326,7 @@ def _layout(asked: Sequence[Tensor]) -> Layout:
 
 
 def _passes(layout: Layout, exhibits: Sequence[Exhibit], seen: Seen) -> Passes:
-    """Microbatches that a rank did not have are zeros."""
+    """Lay out the local gradients by rank and microbatch; missing microbatches are zeros."""
     count = max((len(one.local[0]) for one in exhibits), default=1) or 1
     gradients = torch.zeros(len(exhibits), count, layout.size)
     arrived = torch.zeros(len(exhibits), count, len(layout.places), dtype=torch.bool)

@@ -22,7 +22,7 @@ the optimizer was given it; "reduced" and "clipped", the gradient around clippin
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
-    """A shard that this rank holds of a parameter.
+    """Shard of a parameter that this rank holds.
 
     local: shape of the local tensor, in elements; dtype: of the parameter; group: index of the
     optimizer's parameter group, -1 if the optimizer does not have it.
@@ -40,12 +40,12 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def place(self) -> tuple[object, ...]:
-        """Equal for the same elements on two ranks."""
+        """Key of the shard's elements, equal on all ranks that hold them."""
         return self.entry.name, self.entry.start, self.entry.stop, self.entry.box
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Its dtype."""
+        """Dtype of the parameter."""
         found = getattr(torch, self.dtype.removeprefix("torch."))
         assert isinstance(found, torch.dtype)
         return found
@@ -78,7 +78,7 @@ class Clip(msgspec.Struct, frozen=True):
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """All but the tensors.
+    """Observed step without its tensors.
 
     number: of the step, the first after `attach` is 1; ran: steps that the optimizer took within
     it; counts: the optimizer's step count per piece, None where it has no state; skipped: the

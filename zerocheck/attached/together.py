@@ -1,8 +1,4 @@
-"""Judges what only all ranks together can tell: ownership, copies, norms, and that they agree.
-
-What ranks send for it is small: places and hashes of their shards, and what they found in them. Of
-a copy that differs, one tensor is fetched from two ranks.
-"""
+"""Checks that need all ranks: ownership, copies, norms, and agreement between ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ from .seen import AFTER, BEFORE, MOMENTS, Fetch, Piece, Told, element_of
 
 
 def judge_together(told: Sequence[Told], fetch: Fetch) -> Judgement:
-    """The verdict on a checked step. told[r]: what rank r says."""
+    """Judge the data of all ranks on a checked step. told[r]: the message of rank r."""
     with torch.no_grad():
         return _Together(told, fetch).judgement()
 
@@ -79,7 +75,7 @@ class _Together:
         )
 
     def _ownership(self) -> Violation | None:
-        """Parameters and moments tile their tensors, by the places that ranks tell."""
+        """Check that the shards of parameters and moments tile their tensors."""
         for role in ("parameter", *MOMENTS):
             shapes: dict[str, tuple[int, ...]] = {}
             held: dict[str, list[tuple[int, object]]] = {}
@@ -104,7 +100,7 @@ class _Together:
         return None
 
     def _agreement(self) -> Violation | None:
-        """All ranks took one and the same step."""
+        """Check that all ranks took one and the same step."""
         seen = [one.seen for one in self.told]
         for what, values in (
             ("took a step", [one.ran > 0 and not one.skipped for one in seen]),
@@ -122,7 +118,7 @@ class _Together:
         return self._decision() or self._options() or self._counts()
 
     def _decision(self) -> Violation | None:
-        """Under a GradScaler a step is skipped if and only if the gradient is not finite."""
+        """Check that a GradScaler skips a step if and only if the gradient is not finite."""
         seen = [one.seen for one in self.told]
         if not all(one.scaling for one in seen) or any(one.finite is None for one in seen):
             return None
@@ -135,7 +131,7 @@ class _Together:
         return self._violation("update", "step", f"the step was {words[0]}", words[1])
 
     def _options(self) -> Violation | None:
-        """Each parameter group has the same options on all ranks."""
+        """Check that each parameter group has equal options on all ranks."""
         for rank, one in enumerate(self.told):
             for number, (mine, first) in enumerate(
                 zip(one.seen.options, self.told[0].seen.options, strict=False)
@@ -150,7 +146,7 @@ class _Together:
         return None
 
     def _counts(self) -> Violation | None:
-        """Each parameter has one step count, on all ranks that have a part of it."""
+        """Check that each parameter has one step count, on all ranks that have a part of it."""
         known: dict[str, tuple[int, float]] = {}
         for rank, one in enumerate(self.told):
             for piece, count in zip(one.seen.pieces, one.seen.after, strict=True):
@@ -253,7 +249,7 @@ class _Together:
         return all(one.seen.ran or one.seen.skipped for one in self.told)
 
     def _different(self, what: str) -> Iterator[tuple[Holder, Holder]]:
-        """(right, wrong) for every copy that differs from that of most ranks, or the lowest."""
+        """Yield (right, wrong) for every copy that differs from most ranks', or the lowest's."""
         for holders in self.holders.values():
             told = {h: self.told[h[0]].hashes[h[1]].get(what) for h in holders}
             here = {holder: one for holder, one in told.items() if one is not None}

@@ -1,7 +1,4 @@
-"""Two checkpoints compared: the same names, shapes, dtypes, bits, steps and settings.
-
-How they are sharded, on how many ranks they were written and in which format makes no difference.
-"""
+"""Comparison of two checkpoints: names, shapes, dtypes, bits, steps and settings."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ _LEFT_OUT = frozenset({"files", "tiling", "readable"})
 
 
 def compare(path: Path, other: Path) -> Report:
-    """Compare what stands at two paths. Raises UsageError for what is no checkpoint.
+    """Compare the checkpoints at two paths. Raises UsageError for a path without one.
 
     Damage that keeps tensors from being read is a finding here too.
     """
@@ -75,7 +72,7 @@ class _Comparison:
         self._explainer = Explainer(one, other)
 
     def findings(self) -> Iterator[Finding]:
-        """Everything that differs."""
+        """Yield a finding for everything that differs."""
         mine, its = self._one.items, self._aligned()
         for here, there, contents in ((mine, its, self._one), (its, mine, self._other)):
             for spot, item in here.items():
@@ -202,7 +199,7 @@ def _label(spot: tuple[str, str]) -> str:
 
 
 def _same(a: object, b: object) -> bool:
-    """Equal values; a tuple and a list of the same are equal, as are NaNs."""
+    """Return True for equal values; a tuple equals a list with equal items, NaN equals NaN."""
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(map(_same, a, b))
     return (type(a) is type(b) and (a == b or (a != a and b != b))) or repr(a) == repr(b)

@@ -42,7 +42,10 @@ class Item:
 
 @dataclass
 class Contents:
-    """See the file's docstring. settings: of each parameter, by name; others: by dotted key."""
+    """Named content of a checkpoint; see the file's docstring.
+
+    settings: of each parameter, by name; others: by dotted key.
+    """
 
     path: Path
     source: Source
@@ -69,7 +72,7 @@ class Contents:
         return list(dict.fromkeys([*first, *found, *self.steps]))
 
     def described(self) -> Described:
-        """For a report."""
+        """Summarize the content for a report."""
         roles: dict[str, list[Stored]] = {}
         for item in self.items.values():
             roles.setdefault(item.role, []).append(item.stored)
@@ -121,10 +124,10 @@ def contents_of(path: Path, source: Source) -> Contents:
 
 
 def _model(contents: Contents, keys: list[Key], states: Mapping[Key, StateKey]) -> None:
-    """The tensors that are no optimizer state: those of the model, and others.
+    """Name the tensors that are no optimizer state: those of the model, and others.
 
-    The model's stand in the mapping that has the most names in common with the optimizer's, then
-    in one that is called so, then in the largest.
+    The model's are in the mapping that has the most names in common with the optimizer's, else in
+    one whose key says so, else in the largest.
     """
     wanted = {unwrapped(str(state.parameter)) for state in states.values()}
     places: dict[Key, list[Key]] = {}

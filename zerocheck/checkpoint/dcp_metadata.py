@@ -57,7 +57,7 @@ _PATHS = {"Path", "PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"
 
 
 class Broken(Exception):
-    """The index is no whole pickle of the expected classes."""
+    """Error for an index that is no whole pickle of the expected classes."""
 
 
 class _Name:
@@ -69,7 +69,7 @@ class _Name:
 
 
 class _Unpickler(pickle._Unpickler):
-    """Python's own unpickler in Python, not that in C.
+    """Python's own unpickler written in Python, not that in C.
 
     A flipped bit can make an index of the memo, which C keeps in an array as long as its largest
     index: tens of gigabytes for one wrong byte. Here it is a dict.
@@ -169,7 +169,7 @@ def read_metadata(path: Path) -> Metadata:
 
 
 def _whole(metadata: Any) -> Metadata:
-    """Refuse what does not have the form of an index, so that the rest can rely on it."""
+    """Refuse data that do not have the form of an index, so that the rest can rely on it."""
     if type(metadata) is not Metadata:
         raise Broken(f"it holds {type(metadata).__name__}, not Metadata")
     try:

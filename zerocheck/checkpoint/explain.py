@@ -18,7 +18,7 @@ _TRIES = 64
 
 
 class Explainer:
-    """Explains tensors of one checkpoint that differ from another's.
+    """Explainer of tensors of one checkpoint that differ from another's.
 
     Values of other tensors are looked up by digest, made when they are first needed, of tensors
     with as many elements of the same dtype.
@@ -29,7 +29,7 @@ class Explainer:
         self._digests: dict[str, dict[bytes, list[str]]] = {}
 
     def explain(self, mine: torch.Tensor, its: torch.Tensor, item: Item) -> str:
-        """In words what explains `its` by `mine`, or an empty string. Same shape and dtype."""
+        """Explain `its` by `mine` in words, or return an empty string. Same shape and dtype."""
         one, other = bits(mine), bits(its)
         for tensor, word in ((other, "the other"), (one, "the first")):
             if not tensor.any():

@@ -1,4 +1,4 @@
-"""The param groups of a checkpoint, whichever way they are written."""
+"""Param groups of a checkpoint, whichever way they are written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
 
 @dataclass
 class Group:
-    """A param group: its members as written (names or numbers), and its settings."""
+    """Param group: its members as written (names or numbers), and its settings."""
 
     members: list[str | int] = field(default_factory=list)
     settings: dict[str, object] = field(default_factory=dict)

@@ -1,13 +1,4 @@
-"""Which keys are optimizer state and param groups, in each of the forms that torch writes.
-
-- `("optim", "state", 3, "exp_avg")`: of `Optimizer.state_dict`, by the number of the parameter
-- `("optim", "state", "blocks.0.weight", "exp_avg")`: of the distributed state-dict API, and of
-  FSDP1's full state dict, by its name
-- `("optim", "state.blocks.0.weight.exp_avg")`: the same with `flatten_optimizer_state_dict`
-- `("optim.state.blocks.0.weight.exp_avg",)`: where a format has names only
-
-and likewise `("optim", "param_groups", 0, "lr")`, `("optim", "param_groups.blocks.0.weight.lr")`.
-"""
+"""Keys of optimizer state and param groups, in each of the forms that torch writes."""
 
 from __future__ import annotations
 
@@ -24,7 +15,7 @@ KINDS = frozenset({
 
 
 class StateKey(NamedTuple):
-    """A key of optimizer state: whose optimizer, which parameter (name or number), what of it."""
+    """Key of optimizer state: path of the optimizer, parameter (name or number), kind."""
 
     owner: Key
     parameter: str | int
@@ -32,7 +23,7 @@ class StateKey(NamedTuple):
 
 
 class GroupKey(NamedTuple):
-    """A key of a param group: whose optimizer, which group or which parameter, which setting."""
+    """Key of a param group: path of the optimizer, group or parameter, setting."""
 
     owner: Key
     of: str | int
@@ -49,7 +40,7 @@ def group_key(key: Key) -> GroupKey | None:
 
 
 def owners(keys: Iterable[Key]) -> frozenset[Key]:
-    """Every optimizer that has param groups, by the way to it."""
+    """Return the paths of all optimizers that have param groups."""
     return frozenset(found.owner for key in keys if (found := group_key(key)))
 
 
@@ -79,6 +70,6 @@ def _flat(key: Key, word: str) -> tuple[Key, str | int, str] | None:
 
 
 def number_or_name(part: str | int) -> str | int:
-    """Digits are a number: torch.distributed.checkpoint writes keys of mappings as words."""
+    """Convert digits to a number: torch.distributed.checkpoint writes keys of mappings as words."""
     number = isinstance(part, str) and part.isascii() and part.isdigit() and len(part) < 19
     return int(part) if number else part

@@ -23,7 +23,7 @@ _BLOCK = 1 << 20
 
 
 class Refused(UsageError):
-    """A pickle names a class that `weights_only=True` does not admit."""
+    """Error for a pickle that names a class which `weights_only=True` does not admit."""
 
 
 def load(data: Path | bytes, where: str) -> Any:
@@ -76,10 +76,7 @@ def has_checksums(path: Path) -> bool:
 
 
 def _verify(file: Any) -> None:
-    """Hold every record to its CRC-32; all of them 0 means that none was written.
-
-    See `torch.serialization.set_crc32_options`.
-    """
+    """Verify the CRC-32 of every record; if all of them are 0, none was written."""
     try:
         with zipfile.ZipFile(file) as archive:
             records = archive.infolist()

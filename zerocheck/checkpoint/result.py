@@ -8,10 +8,10 @@ VERSION = 1
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is wrong, or that differs.
+    """Error in a checkpoint, or difference between two.
 
-    check: a key of CHECKS; where: the tensor with its role, or the file; detail: what is wrong
-    with it, with figures.
+    check: a key of CHECKS; where: the tensor with its role, or the file; detail: the error or
+    difference, with figures.
     """
 
     check: str

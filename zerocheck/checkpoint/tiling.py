@@ -39,7 +39,7 @@ def problems(stored: Stored) -> Iterator[str]:
 
 
 def _overlap(boxes: Sequence[Chunk]) -> tuple[Chunk, Chunk] | None:
-    """Two boxes that share an element, or None.
+    """Return two boxes that share an element, or None.
 
     A sweep over the dim with the most different offsets: only boxes whose ranges there meet are
     compared in full.
@@ -67,7 +67,7 @@ def _overlap(boxes: Sequence[Chunk]) -> tuple[Chunk, Chunk] | None:
 
 
 def _first_gap(boxes: Sequence[Chunk], shape: Sequence[int], dim: int = 0) -> list[int] | None:
-    """The first element, in row-major order, that no box holds, or None."""
+    """Return the first element, in row-major order, that no box holds, or None."""
     if dim == len(shape):
         return None if boxes else []
     for start in _cuts(boxes, dim, shape[dim]):
@@ -79,7 +79,7 @@ def _first_gap(boxes: Sequence[Chunk], shape: Sequence[int], dim: int = 0) -> li
 
 
 def _cuts(boxes: Iterable[Chunk], dim: int, length: int) -> list[int]:
-    """Where the set of boxes can change along a dim: between two cuts it is the same."""
+    """Return the offsets along a dim at which the set of boxes can change."""
     cuts = {0}
     for box in boxes:
         cuts |= {box.offsets[dim], _end(box, dim)}

@@ -84,7 +84,7 @@ class WholeFiles(Opened):
             self._compare(index.weight_map, path.name, {p.name: s for p, s in opened.items()})
 
     def _compare(self, places: dict[str, str], index: str, opened: dict[str, Source]) -> None:
-        """The index of a sharded model against what its files hold."""
+        """Compare the index of a sharded model with the content of its files."""
         files = set(places.values())
         for file in sorted(files - set(opened)):
             count = sum(place == file for place in places.values())

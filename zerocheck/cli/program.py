@@ -63,7 +63,10 @@ class Program(click.Group):
 
 
 def _say(message: str, code: int) -> int:
-    """Once for a launch, if all ranks find the same: rank 0 says it."""
+    """Print an error, and report the exit code to the launcher.
+
+    If all ranks of a launch find the same error, only rank 0 prints it.
+    """
     if launched.is_rank_0() or code == HARNESS:
         remark(f"error: {message}")
     launched.tell(code, printable(message))

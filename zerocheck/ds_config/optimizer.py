@@ -21,8 +21,11 @@ OUT_OF_SCOPE = (
 
 
 class Adam(NamedTuple):
-    """config: what the engine is given as `optimizer`; fixed: fields of `case.optimizer`; named:
-    options of groups that the engine takes from the config."""
+    """AdamW options of a config.
+
+    config: `optimizer` for the engine; fixed: fields of `case.optimizer`; named: options of groups
+    that the engine takes from the config.
+    """
 
     config: dict[str, Any]
     fixed: dict[str, Any]
@@ -74,7 +77,7 @@ def adam_of(top: Section) -> Adam | None:
 
 
 def _group(params: Section, written: dict[str, Any], *, of_torch: bool) -> dict[str, Any]:
-    """The one group of a case, with all parameters."""
+    """Return the one group of a case, with all parameters."""
     betas = written.get("betas", [0.9, 0.999])
     if not (
         isinstance(betas, list)

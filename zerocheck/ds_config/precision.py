@@ -31,9 +31,11 @@ DTYPES = {
 
 
 class Dtypes(NamedTuple):
-    """fixed: fields of `case.precision`; summed: dtype of the sum of microbatches where parameters
-    are in bf16, None for that of the reduction; bf16, data_types: what the engine is given there
-    beside it."""
+    """Dtypes of a config.
+
+    fixed: fields of `case.precision`; summed: dtype of the sum of microbatches where parameters are
+    in bf16, None for that of the reduction; bf16, data_types: further keys for the engine there.
+    """
 
     fixed: dict[str, str]
     summed: str | None
@@ -84,7 +86,7 @@ def dtypes_of(top: Section, stage: int) -> Dtypes:
 
 
 def _check_parameters(types: Section, compute: str) -> None:
-    """DeepSpeed wants `param_dtype` to be what `bf16.enabled` says."""
+    """Check that `param_dtype` agrees with `bf16.enabled`, as DeepSpeed requires."""
     named = types.word("param_dtype", None, tuple(DTYPES))
     if named is not None and DTYPES[named] != compute:
         raise types.wrong("param_dtype", f'"{compute}", as bf16.enabled says')

@@ -1,8 +1,4 @@
-"""A config as a whole: what it fixes in cases, what the engine is given, what is left out.
-
-What is not said is what DeepSpeed takes then: no `bf16` is fp32, no `gradient_clipping` clips at
-1.0. What is "auto", as HuggingFace's integration has it, is open, and drawn.
-"""
+"""Whole config, sorted: the fields that it fixes in cases, the engine's keys, the keys left out."""
 
 from __future__ import annotations
 
@@ -65,11 +61,7 @@ class Given:
 
 
 def read(name: str) -> Given:
-    """The config in a file, read once while it does not change.
-
-    Raises UsageError, with file, key, what is given, what is allowed and why, for what is no
-    config, for a key that DeepSpeed does not know, and for what zerocheck does not check.
-    """
+    """Read the config in a file, once while it does not change."""
     path = file_of(name)
     status = path.stat()
     stamp = (status.st_mtime_ns, status.st_size)
@@ -80,7 +72,7 @@ def read(name: str) -> Given:
 
 
 def stage_of(name: str) -> int | None:
-    """Its stage; None where there is no such file, or nothing to be made of it."""
+    """Return the stage of a config; None if the file is missing or invalid."""
     try:
         return read(name).stage
     except UsageError:
@@ -135,7 +127,7 @@ def _sorted(top: Section) -> Given:
 
 
 def _clip(top: Section) -> tuple[dict[str, float | None], str]:
-    """`training.clip`, and what to say of it. DeepSpeed clips where nothing is said."""
+    """Return `training.clip` and a note on it. DeepSpeed clips by default."""
     if top.auto("gradient_clipping"):
         return {}, ""
     clip = top.number("gradient_clipping", CLIP, below=1e30)

@@ -1,4 +1,4 @@
-"""From the file to plain data."""
+"""Parsing of a config file into plain data."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ LARGEST = 1 << 20
 
 
 def plain(name: str) -> dict[str, Any]:
-    """The object in the file, as dicts, lists and numbers.
-
-    Comments and commas too many are read as DeepSpeed reads them, which takes Hjson. Raises
-    UsageError, with line and column, for what is neither, and for a key that stands twice.
-    """
+    """Return the object in the file, as dicts, lists and numbers."""
     path = file_of(name)
     try:
         if path.stat().st_size > LARGEST:
@@ -37,7 +33,7 @@ def plain(name: str) -> dict[str, Any]:
 
 
 def shown(value: Any) -> str:
-    """The value as it stands in JSON, cut where it is long."""
+    """Return the value as JSON, shortened where it is long."""
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

@@ -33,8 +33,11 @@ _SIZES_PASSED = ("allgather_bucket_size", "stage3_max_reuse_distance")
 
 
 class Zero(NamedTuple):
-    """fixed: fields of `case.sharding`; passed: what the engine is given beside; optimizer, param:
-    whether these are offloaded; left_out: keys and why; drawn: sizes that are."""
+    """`zero_optimization` of a config, sorted.
+
+    fixed: fields of `case.sharding`; passed: further keys for the engine; optimizer, param: whether
+    these are offloaded; left_out: keys and why; drawn: sizes that are drawn.
+    """
 
     stage: int
     fixed: dict[str, Any]
@@ -87,7 +90,7 @@ def zero_of(top: Section) -> Zero:
 
 
 def _section(top: Section) -> Section:
-    """The object, with the names that are written. true was once stage 1."""
+    """Return the object, with aliases of keys replaced. true was once stage 1."""
     given = top.values.get("zero_optimization")
     if isinstance(given, bool):
         return Section(top.source, "zero_optimization.", {"stage": int(given)})

@@ -15,11 +15,7 @@ DOUBLINGS = 4
 
 
 def advise(setup: Setup, limit: int, peak_of: Callable[[Setup], int]) -> tuple[Tried, ...]:
-    """One change at a time; if none is enough, one after the other on top of what came before.
-
-    limit: bytes; peak_of: simulates, and gives the most bytes held in a step. A change that grows
-    by steps (fewer samples, more ranks) is taken as far as is needed.
-    """
+    """Try one change at a time; if none is enough, one after the other on top of the previous."""
     tried = [_first_that_fits(list(steps), limit, peak_of) for steps in _changes(setup)]
     single = [one for one in tried if one is not None]
     if any(one.fits for one in single):
@@ -30,8 +26,10 @@ def advise(setup: Setup, limit: int, peak_of: Callable[[Setup], int]) -> tuple[T
 def _first_that_fits(
     steps: list[Change], limit: int, peak_of: Callable[[Setup], int]
 ) -> Tried | None:
-    """The first of growing steps that fits, or the last one, which is tried first: it says whether
-    the others are worth it."""
+    """Return the first of growing steps that fits, or the last one.
+
+    The last is tried first: it shows whether any of them can fit.
+    """
     if not steps:
         return None
     last = _tried(*steps[-1], limit, peak_of)
@@ -61,7 +59,7 @@ def _changes(setup: Setup) -> Iterator[Iterator[Change]]:
 
 
 def _together(setup: Setup, limit: int, peak_of: Callable[[Setup], int]) -> Iterator[Tried]:
-    """Everything that costs no more machines first."""
+    """Combine changes, those that need no more machines first."""
     words: list[str] = []
     for change in (_highest, _checkpointed, _smallest, _finer, _more_ranks):
         last: Change | None = None

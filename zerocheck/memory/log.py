@@ -9,8 +9,11 @@ from ..contract.layout import Category, Phase
 
 
 class Moment(NamedTuple):
-    """Where an operator was called. module: the innermost one, "" for none; again: in a forward
-    that runs once more for activation checkpointing."""
+    """Place and time of an operator's call.
+
+    module: the innermost one, "" for none; again: in a forward that runs once more for activation
+    checkpointing.
+    """
 
     step: int
     phase: Phase

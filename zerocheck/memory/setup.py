@@ -54,7 +54,7 @@ class Setup:
     wrap: Wrap = "block"
 
     def check(self) -> None:
-        """Raise UsageError for numbers and words that make no sense."""
+        """Raise UsageError for invalid numbers and names."""
         for option, value in (
             ("--world-size", self.world_size),
             ("--batch", self.batch),
@@ -72,13 +72,16 @@ class Setup:
 
     @property
     def stage(self) -> int | None:
-        """The stage of the ZeRO paper, or None for code that we do not know."""
+        """Stage of the ZeRO paper, or None for unknown code."""
         return STAGE.get(self.implementation)
 
     @property
     def held(self) -> Recipe:
-        """Bytes per parameter as torch holds them: weights and gradients in fp32 (4 + 4), two
-        moments (8). In mixed precision the weights are the master, so it is 16 as in the paper."""
+        """Bytes per parameter as torch holds them.
+
+        Weights and gradients in fp32 (4 + 4), two moments (8). In mixed precision the weights are
+        the master, so it is 16 as in the paper.
+        """
         return recipe("fp32")
 
     def case(self, blocks: int) -> Case:

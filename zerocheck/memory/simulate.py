@@ -1,4 +1,4 @@
-"""The implementation's own code, for one rank of many, on tensors that have no data."""
+"""Simulation: the implementation's own code, for one rank of many, on tensors without data."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class _Watched(Microbatch):
-    """A microbatch whose forward runs in a context, and says when it is over."""
+    """Microbatch whose forward runs in a context and reports its end."""
 
     census: Census
     casts: AbstractContextManager[Any]
@@ -92,10 +92,9 @@ def built(
     kind: type[Implementation], model: nn.Module, case: Case, mesh: DeviceMesh,
     on: AbstractContextManager[Any], census: Census,
 ) -> tuple[Implementation, nn.Module]:  # fmt: skip
-    """The implementation with its memory, and the wrapped model where there is one.
+    """Build the implementation with its memory; return it and the wrapped model.
 
-    FSDP2 shards on the meta device and gets memory afterwards, as torch recommends for what is
-    larger than a device; then the optimizer is made. Others get the whole model.
+    An implementation without a wrapped model gets the model itself.
     """
     if issubclass(kind, Fsdp2):
         sharder = kind(model, case, mesh)
@@ -151,7 +150,7 @@ def _steps(setup: Setup, implementation: Implementation, census: Census) -> None
 
 
 def loss_of(outputs: Any, target: torch.Tensor) -> torch.Tensor:
-    """Cross entropy in fp32 over the last dim for (batch, sequence, classes), else the mean."""
+    """Return the cross entropy of (batch, sequence, classes) in fp32, else the mean."""
     outputs = getattr(outputs, "logits", outputs)
     if not isinstance(outputs, torch.Tensor):
         raise UsageError(
@@ -176,8 +175,11 @@ def _path(wrapped: str) -> str:
 
 @contextmanager
 def _nothing_collected() -> Iterator[None]:
-    """Python's collector frees cycles of earlier runs, and of this one, whenever it likes. Here it
-    does so before and afterwards, so that a run is the same each time."""
+    """Disable Python's garbage collector within the context, and collect before and afterwards.
+
+    It frees cycles of earlier runs, and of this one, at any time; without it a run is the same each
+    time.
+    """
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Where the model comes from: a preset, or the user's factory; and its blocks."""
+"""Source of the model, a preset or the user's factory, and its blocks."""
 
 from __future__ import annotations
 
@@ -81,11 +81,7 @@ def source(name: str) -> Source:
 
 
 def alike(blocks: nn.ModuleList) -> str | None:
-    """None if the blocks are the same but for their weights, else how one differs from the first.
-
-    The same modules with the same parameters (shape, dtype, whether they train) and the same plain
-    attributes; a number may count the blocks (`layer_idx`).
-    """
+    """Return None if the blocks differ in their weights alone, else the first difference."""
     first = _described(blocks[0])
     for index, block in enumerate(blocks):
         other = _described(block)

@@ -1,4 +1,4 @@
-"""The tables that people know, from the formulas, beside what is simulated and measured."""
+"""Well-known tables from the formulas, next to simulated and measured bytes."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def measured_table(names: Iterable[str] = tuple(STAGE)) -> str:
 
 
 def _gb(size: Fraction) -> str:
-    """Four digits, without an exponent."""
+    """Format four digits, without an exponent."""
     gigabytes = float(size) / 1e9
     return f"{gigabytes:.0f}" if gigabytes >= 1000 else f"{gigabytes:.4g}"
 

@@ -1,4 +1,4 @@
-"""From the log of a run to what was held when: events, peaks, bytes at the end of a phase."""
+"""Live memory over time, from the log of a run: events, peaks, bytes at the end of a phase."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ NOTHING: Bytes = (0,) * len(CATEGORIES)
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An operator that allocates, and what was freed between it and the next one.
-
-    module: the innermost one; block: number of the block that it is in, or for which it allocates,
-    -1 for none; allocated, freed: bytes by category, both positive.
-    """
+    """Operator that allocates, with the bytes freed between it and the next one."""
 
     step: int
     phase: Phase
@@ -50,7 +46,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total(self) -> int:
-        """All categories together."""
+        """Bytes of all categories together."""
         return sum(self.bytes.values())
 
 
@@ -64,9 +60,9 @@ class Timeline:
         self.events = list(events)
 
     def instants(self) -> Iterator[tuple[Event, list[int], list[int]]]:
-        """Each event with what is held at it (the peak) and after what follows was freed.
+        """Yield each event with the bytes live at it (the peak) and after the frees that follow.
 
-        The lists are changed in place: copy what is to stay.
+        The lists are changed in place: copy those to keep.
         """
         held = list(NOTHING)
         for event in self.events:
@@ -88,7 +84,7 @@ class Timeline:
         )
 
     def at_end(self, phase: Phase, step: int) -> dict[Category, int]:
-        """Bytes by category at the end of a phase."""
+        """Return the bytes by category at the end of a phase."""
         lines = [line for line in self.lines() if (line.phase, line.step) == (phase, step)]
         return {line.category: line.bytes for line in lines}
 
@@ -109,7 +105,7 @@ class Timeline:
         return {key: held_at(event, held) for key, (_, event, held) in best.items()}
 
     def first_over(self, limit: int) -> Held | None:
-        """The first instant at which more than `limit` bytes are held, or None."""
+        """Return the first instant with more than `limit` live bytes, or None."""
         for event, held, _ in self.instants():
             if sum(held) > limit:
                 return held_at(event, held)
@@ -202,5 +198,5 @@ def _block(path: str, blocks: str) -> int:
 
 
 def terms(held: Mapping[Category, int]) -> Iterable[tuple[Category, int]]:
-    """In the order of CATEGORIES."""
+    """Return the categories with bytes, in the order of CATEGORIES."""
     return [(category, held[category]) for category in CATEGORIES if held.get(category)]

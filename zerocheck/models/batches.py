@@ -1,4 +1,4 @@
-"""The samples of a case: other ones on every rank, at every step and in every microbatch."""
+"""Samples of a case, different on every rank, at every step and in every microbatch."""
 
 from __future__ import annotations
 
@@ -47,13 +47,7 @@ class Batch:
 
 
 def batch(case: Case, *, step: int, rank: int, microbatch: int) -> Batch:
-    """The samples that `rank` reads in `microbatch` (0-based) of step `step` (0-based).
-
-    Ranks of one data-parallel rank (`Case.reader`) read the same.
-
-    The first token and class count through all pairs, so that two ranks never read the same,
-    however small the vocabulary is, as long as there are more pairs than microbatches in a case.
-    """
+    """Return the samples that `rank` reads in `microbatch` (0-based) of step `step` (0-based)."""
     rank = case.reader(rank)
     generator = generator_of(case.seed, DATA, step=step, rank=rank, microbatch=microbatch)
     seed = seed_of(case.seed, DROPOUT, step=step, rank=rank, microbatch=microbatch)
@@ -94,7 +88,7 @@ def _side(case: Case, *, step: int, rank: int, microbatch: int) -> tuple[torch.T
 
 
 def weight(case: Case, *, step: int, rank: int, microbatch: int) -> float:
-    """Tokens of the microbatch over the mean number of tokens of all microbatches of the step.
+    """Return the tokens of the microbatch over their mean in the step's microbatches.
 
     So the mean over ranks and microbatches of `loss * weight` is the mean over tokens. 1.0 without
     `data.masked`.
@@ -119,7 +113,7 @@ def carried_seed(case: Case, rank: int) -> int:
 
 
 def _number(case: Case, reader: int, microbatch: int) -> int:
-    """Counts the microbatches of all data-parallel ranks in one step."""
+    """Number the microbatches of all data-parallel ranks in one step."""
     return reader * case.training.microbatches + microbatch
 
 

@@ -1,9 +1,4 @@
-"""A look at the user's own model: what it is, and whether it can be judged at all.
-
-It runs in a rank process. A model is judged by running it twice, once by the implementation and
-once by the reference, so it must do the same both times: that is tried here, and what differs is
-named.
-"""
+"""Inspection of the user's model: its description, and whether it can be judged."""
 
 from __future__ import annotations
 
@@ -125,8 +120,10 @@ class _Look:
         return uses, random
 
     def _spread(self, uses: dict[str, UseKind]) -> None:
-        """Where an item of a list is used sometimes, as an expert is, so are the others like it: a
-        few samples may have called one of them always, or never."""
+        """Mark all items of a list like one that is used sometimes, as an expert is.
+
+        A few samples may have called some of them always, or never.
+        """
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         for module in self.model.modules():
             if not isinstance(module, nn.ModuleList):
@@ -146,7 +143,7 @@ class _Look:
                     uses.update(dict.fromkeys(held, "sometimes"))
 
     def _parameters(self) -> list[UserParameter]:
-        """Each of them described. Raises UsageError for one that cannot be judged."""
+        """Describe all parameters. Raises UsageError for one that cannot be judged."""
         if not self.parameters:
             raise UsageError(f"the model of {self.name} has no parameters")
         for name, tensor in (*self.parameters.items(), *self.buffers.items()):
@@ -210,7 +207,10 @@ class _Look:
     def _pass(
         self, model: nn.Module, number: int, *, counted: bool = False
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor], bool]:
-        """(loss, gradients, whether random numbers were drawn) of a forward and backward."""
+        """Run a forward and backward.
+
+        Returns (loss, gradients, True if random numbers were drawn).
+        """
         *inputs, target = (one.to(self.device) for one in self._batch(number))
         for parameter in model.parameters():
             parameter.grad = None
@@ -251,8 +251,10 @@ class _Look:
 
     @contextmanager
     def _counting(self) -> Iterator[None]:
-        """Counts the calls of modules with parameters. Not around a backward: that of a checkpoint
-        calls its modules once more."""
+        """Count the calls of modules with parameters.
+
+        Not around a backward: that of a checkpoint calls its modules once more.
+        """
 
         def called(module: nn.Module, _: object) -> None:
             if any(True for _ in module.parameters()):
@@ -291,7 +293,7 @@ def _pads(module: nn.Module) -> bool:
 
 @contextmanager
 def said(what: str) -> Iterator[None]:
-    """Errors of the user's code, as usage errors that say where."""
+    """Turn errors of the user's code into usage errors that say where they come from."""
     try:
         yield
     except UsageError:

@@ -64,7 +64,7 @@ def checks_of(file: CaseFile, *, replicated: bool) -> tuple[Check, ...]:
 
 
 def steps_of(file: CaseFile) -> int:
-    """Steps to take: to the first that is wrong, and one more where the next forward shows it."""
+    """Return the number of steps: to the first wrong one, and one more if the next forward shows it."""
     violation = told(file)
     if violation is None:
         return file.case.training.steps
@@ -72,8 +72,10 @@ def steps_of(file: CaseFile) -> int:
 
 
 def told(file: CaseFile) -> Violation | None:
-    """The violation that the finding of the file is about: the one that its title explains, or
-    else the first. A case may show several."""
+    """Return the violation of the file's finding: the one that its title explains, else the first.
+
+    A case may show several.
+    """
     if file.judgement is None:
         return None
     violations = independent(file.judgement.violations)
@@ -82,7 +84,7 @@ def told(file: CaseFile) -> Violation | None:
 
 
 def margin(case: Case, checks: tuple[Check, ...]) -> Margin | None:
-    """None where nothing is compared."""
+    """Return the margin of a comparison, None where nothing is compared."""
     if not checks:
         return None
     if checks == ("update",):

@@ -1,7 +1,4 @@
-"""The text of faults that are injected at the collectives: a few lines of a dispatch mode each.
-
-They are what `faults/injected/` does, said for the one operator that the implementation calls.
-"""
+"""Text of faults that are injected at the collectives: a few lines of a dispatch mode each."""
 
 from __future__ import annotations
 
@@ -127,11 +124,7 @@ FAULTS: dict[str, Fault] = {
 
 @dataclass(frozen=True)
 class Injection:
-    """The text of a fault.
-
-    source: lines of the class `Fault`; where: which part of a step is within it; only: an
-    expression that says in which steps, or "" for all.
-    """
+    """Text of an injected fault."""
 
     source: list[str]
     where: Literal["backward", "clip", "step"]
@@ -144,10 +137,7 @@ class Injection:
 
 
 def injection_of(name: str, fault: str, case: Case, gather: Gather) -> Injection:
-    """The fault in the collectives that the implementation `name` calls.
-
-    Raises UsageError for a fault that has no short text, or that changes none of its collectives.
-    """
+    """Return the fault in the collectives that the implementation `name` calls."""
     if fault not in FAULTS:
         raise unknown(f"fault that a script can inject into {name},", fault, FAULTS)
     given = FAULTS[fault]
@@ -180,7 +170,7 @@ def _class(fault: Fault, lines: list[str]) -> list[str]:
 
 
 def _collective(fault: Fault, *, sharded: bool, lists: bool) -> list[str]:
-    """For operators of c10d, which write in place and return a Work."""
+    """Return the lines for operators of c10d, which write in place and return a Work."""
     if fault.kind == "broadcast":
         operator, sharded = "c10d::broadcast_", False
     elif fault.kind == "gather":
@@ -225,7 +215,7 @@ def _collective(fault: Fault, *, sharded: bool, lists: bool) -> list[str]:
 
 
 def _norm(gather: Gather) -> list[str]:
-    """For the all-reduce of a 0-d tensor."""
+    """Return the lines for the all-reduce of a 0-d tensor."""
     if gather == "dtensor":
         return [
             "if DTensor in types:",

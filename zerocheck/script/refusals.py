@@ -12,7 +12,7 @@ from .sharding import STRATEGIES, grouped
 
 
 def reasons(name: str, case: Case, checks: tuple[Check, ...], steps: int) -> Iterator[str]:
-    """Why a script of the case would be too long, or not the same; nothing if it can be written."""
+    """Yield why a script of the case would be too long, or not the same; nothing if neither."""
     if case.model.user is not None:
         yield "the model is the user's own (model.user)"
     if len(case.mesh) != 1:

@@ -1,4 +1,4 @@
-"""The text that shards a model as a user of torch writes it, per implementation."""
+"""Text that shards a model as a user of torch writes it, per implementation."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Sharding:
 
 
 def sharding_of(name: str, case: Case) -> Sharding:
-    """For one of TITLES."""
+    """Return the sharding text of an implementation in TITLES."""
     if name in STRATEGIES:
         made = _fsdp1(name, case)
     elif name == "fsdp2":
@@ -121,7 +121,7 @@ def _arguments(case: Case, of: str, *, fused: bool) -> list[str]:
 
 
 def _in_order(case: Case, optimizer: list[str], wrap: list[str]) -> list[str]:
-    """The optimizer after the model is wrapped, or before."""
+    """Order the lines: the optimizer after the model is wrapped, or before."""
     return [*optimizer, *wrap] if case.sharding.optimizer_first else [*wrap, *optimizer]
 
 

@@ -20,9 +20,9 @@ TAKEN = ("Built", "groups")
 
 
 def user_sharding(name: str, case: Case) -> Sharding:
-    """For `path/to/file.py:function`.
+    """Return the sharding text for `path/to/file.py:function`.
 
-    Raises UsageError, with what is in the way, for what needs more of zerocheck than TAKEN.
+    Raises UsageError, with the obstacle, for a function that needs more of zerocheck than TAKEN.
     """
     where, _, function = name.rpartition(":")
     path = Path(where)
@@ -149,7 +149,7 @@ def _groups(case: Case) -> str:
 
 
 def _imported(tree: ast.Module) -> list[tuple[str, str]]:
-    """(module, name) of every import; name is "" for a module itself."""
+    """Return (module, name) of every import; name is "" for a module itself."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
