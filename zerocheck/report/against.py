@@ -1,8 +1,6 @@
-"""A run beside an earlier one: what became wrong or right, and what moved. For upgrades of torch.
+"""Comparison of a run with an earlier one, for upgrades of torch.
 
-Both are taken in the form of report.json, so an earlier run may be a journal or that file. The
-largest errors of two runs of the same cases on one machine are the same bit for bit; whatever
-differs is listed, by how many times it grew or shrank, and no size of a change is called small.
+It lists regressions, fixes and changed figures.
 """
 
 from __future__ import annotations
@@ -123,15 +121,12 @@ class Changes:
 
 
 def report_of(counted: Tally) -> Report:
-    """The report of a run, as `read_report` gives it."""
+    """Return the report of a run, as `read_report` returns it."""
     return _decoder.decode(json_report.render(counted))
 
 
 def read_report(path: Path) -> Report:
-    """The report of an earlier run: a journal, a report.json, or the directory with them.
-
-    Raises UsageError for anything else.
-    """
+    """Read the report of an earlier run: a journal, a report.json, or the directory with them."""
     if path.is_dir():
         names = ("journal.ndjson", "report.json")
         path = next((path / name for name in names if (path / name).is_file()), path / names[0])
@@ -230,7 +225,7 @@ def _fingerprints(report: Report, *, known: bool = False) -> set[str]:
 
 
 def _new_findings(now: Report, before: Report, both: list[str]) -> list[Row]:
-    """New findings, and obligations that fail now with none of their own, as what follows does."""
+    """Return new findings, and obligations that fail now without one, as consequences do."""
     there = _fingerprints(before)
     new = [f for f in now.findings if f.implementation in both and f.fingerprint not in there]
     rows = [Row(f.implementation, f.title, "", f.fingerprint) for f in new]
@@ -245,7 +240,7 @@ def _new_findings(now: Report, before: Report, both: list[str]) -> list[Row]:
 
 
 def _fixed(now: Report, before: Report, both: list[str]) -> Iterator[Row]:
-    """Findings and known issues that do not show any more."""
+    """Yield findings and known issues that do not show any more."""
     there = _fingerprints(now, known=True)
     for finding in (*before.findings, *before.known_issues.seen):
         if finding.implementation in both and finding.fingerprint not in there:
@@ -258,7 +253,7 @@ def _refused(implementation: _Implementation) -> dict[str, int]:
 
 
 def _counts(name: str, now: Mapping[str, int], before: Mapping[str, int]) -> Iterator[Row]:
-    """Reasons that count otherwise; those that are new or gone have a count of 0 on one side."""
+    """Yield reasons with changed counts; a new or vanished one has a count of 0 on one side."""
     for reason in dict.fromkeys((*now, *before)):
         row = Row(name, reason, before.get(reason, 0), now.get(reason, 0))
         if row.before != row.now:
@@ -266,7 +261,10 @@ def _counts(name: str, now: Mapping[str, int], before: Mapping[str, int]) -> Ite
 
 
 def _figures(name: str, now: Any, before: Any, path: str = "") -> Iterator[Row]:
-    """Numbers at the same place of what was measured; what has a world size is told by that."""
+    """Yield measured numbers at the same place in both.
+
+    Entries with a world size are matched by it.
+    """
     if isinstance(now, list) and isinstance(before, list):
         now, before = _named(now), _named(before)
     if isinstance(now, dict) and isinstance(before, dict):

@@ -29,7 +29,10 @@ def _status(row: Row) -> list[str]:
 
 
 def _bug(row: Row) -> list[str]:
-    """A finding has a fingerprint on one side; an obligation that follows has two statuses."""
+    """Return the cells of a new or fixed failure.
+
+    A finding has a fingerprint on one side; an obligation that follows has two statuses.
+    """
     fingerprint = row.now or row.before
     changed = f"{row.before}, now {row.now}" if row.before and row.now else fingerprint
     return [row.of, row.what, changed]
@@ -100,7 +103,7 @@ def _filled(changes: Changes) -> Iterator[tuple[_Section, Sequence[Row]]]:
 
 
 def outcome(changes: Changes) -> str:
-    """One sentence: whether something became wrong."""
+    """Return one sentence on whether something became wrong."""
     new, lost = len(changes.newly_violated), len(changes.no_longer_checked)
     if not new and not lost:
         return "nothing is newly violated"

@@ -32,7 +32,7 @@ PASSED = Told("passed")
 
 
 def groups_of(obligation: Obligation) -> tuple[str, ...]:
-    """The groups of features that have a test: that of checkpoints only where these are judged."""
+    """Return the groups of features with a test; checkpoints only for obligations of resume."""
     of_resume = {FEATURES[name].dimension for name in OF_RESUME}
     return tuple(name for name in GROUPS if obligation in RESUME or name not in of_resume)
 
@@ -103,5 +103,5 @@ def _failed(counted: Tally, name: str, obligation: Obligation, group: str) -> To
 
 
 def _places(finding: Finding, among: Sequence[str]) -> Sequence[str]:
-    """The groups in whose tests the finding shows."""
+    """Return the groups in whose tests the finding shows."""
     return [group for group in finding.groups if group in among] or [BASIC]

@@ -27,7 +27,7 @@ def finding_title(finding: Finding) -> str:
 
 
 def finding_lines(finding: Finding) -> list[str]:
-    """The finding for people, without markup and without control characters."""
+    """Return the finding as lines, without markup and without control characters."""
     lines = [finding_title(finding)]
     if finding.known is not None:
         lines += known_lines(finding.known)
@@ -59,7 +59,7 @@ def finding_lines(finding: Finding) -> list[str]:
 
 
 def known_lines(known: Known) -> list[str]:
-    """Reason, link and page of an entry, and where it is listed."""
+    """Return reason, link and page of an entry, and where it is listed."""
     lines = row("known", known.reason)
     if known.link:
         lines += row("link", known.link)
@@ -85,7 +85,7 @@ def _reproduced(finding: Finding) -> str:
 
 
 def finding_text(finding: Finding) -> str:
-    """`finding_lines` as one text."""
+    """Return `finding_lines` as one text."""
     return "\n".join(finding_lines(finding))
 
 
@@ -95,11 +95,7 @@ def failures_of(record: CaseFinished) -> list[Finding]:
 
 
 def replay_line(finding: Finding) -> str:
-    """The command that replays the finding, or an empty text if no case file was written.
-
-    A user's implementation or model is named again, since `replay` imports no code that only a file
-    names.
-    """
+    """Return the command that replays the finding, or an empty text if no case file was written."""
     if not finding.case_file:
         return ""
     command = ["zerocheck", "replay", finding.case_file]
@@ -169,7 +165,7 @@ def _some(names: tuple[str, ...] | list[str]) -> str:
 
 
 def row(label: str, text: str) -> list[str]:
-    """`  label       text`, further lines of the text below the first."""
+    """Format `  label       text`, further lines of the text below the first."""
     lines = [line.rstrip() for line in printable(text).split("\n") if line.strip()] or [""]
     gap = " " * (_LABEL_WIDTH + 2)
     first = f"  {label:<{_LABEL_WIDTH}}{lines[0]}"
@@ -177,12 +173,15 @@ def row(label: str, text: str) -> list[str]:
 
 
 def number(value: float, *, digits: int = 9) -> str:
-    """A number as people read it; 9 digits tell all float32 values apart."""
+    """Format a number; 9 digits distinguish all float32 values."""
     return f"{value:.{digits}g}"
 
 
 def cell_text(cell: Cell) -> str:
-    """`46 hold`, `3 violated of 46`, `45 hold, 1 known`, `– not exercised`, `all 9 unsupported`."""
+    """Format a cell of the matrix.
+
+    `46 hold`, `3 violated of 46`, `45 hold, 1 known`, `– not exercised`, `all 9 unsupported`.
+    """
     status: Status = cell.status
     if not cell.counts:
         return "–"

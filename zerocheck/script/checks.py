@@ -64,7 +64,11 @@ def checks_of(file: CaseFile, *, replicated: bool) -> tuple[Check, ...]:
 
 
 def steps_of(file: CaseFile) -> int:
-    """Return the number of steps: to the first wrong one, and one more if the next forward shows it."""
+    """Return the number of steps to take.
+
+    They lead to the first wrong one, and one further where only the next forward shows the
+    violation.
+    """
     violation = told(file)
     if violation is None:
         return file.case.training.steps

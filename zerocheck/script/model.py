@@ -259,7 +259,7 @@ def _attention(spec: Block, width: int, classes: dict[str, Class]) -> str:
 
 
 def _experts(spec: Block, width: int, classes: dict[str, Class]) -> str:
-    """Return the router's class, a linear layer that has the experts."""
+    """Return the class name of the router, a linear layer that has the experts."""
     inside = ", ".join(f"{key}={text}" for key, text in _mlp(spec, width).items())
     made = Class(
         "Experts",

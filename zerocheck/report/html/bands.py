@@ -1,9 +1,4 @@
-"""The memory of a rank as three bands over N, by the formulas, beside what was measured.
-
-Bytes per parameter, so that models of any size lie in one picture. The formulas are those of the
-ZeRO paper (judge/paper.py); what was measured is the largest case of each implementation and number
-of ranks, its bytes over its elements.
-"""
+"""Memory of a rank as three bands over N, by the formulas, next to measured values."""
 
 from __future__ import annotations
 
@@ -53,7 +48,7 @@ class Chart:
 
 
 def charts(counted: Tally) -> list[Chart]:
-    """A chart for each precision and stage."""
+    """Return a chart for each precision and stage."""
     measured = list(_measured(counted))
     top = max([16.0, *(dot[2] for dot in measured)])
     return [
@@ -64,14 +59,14 @@ def charts(counted: Tally) -> list[Chart]:
 
 
 def ticks(counted: Tally) -> list[tuple[float, str]]:
-    """(height, label) of the lines behind all charts."""
+    """Return (height, label) of the lines behind all charts."""
     top = max([16.0, *(dot[2] for dot in _measured(counted))])
     step = 4 if top <= 32 else 16
     return [(_up(value, top), str(value)) for value in range(0, int(top) + 1, step)]
 
 
 def across(ranks: int) -> float:
-    """Where a number of ranks lies; between two that the slider has, in proportion."""
+    """Return the horizontal position of a number of ranks, interpolated between the slider's."""
     place = 0.0
     for number, (low, high) in enumerate(pairwise(RANKS)):
         if ranks >= high:
@@ -111,7 +106,7 @@ def _chart(
 
 
 def _measured(counted: Tally) -> Iterator[tuple[str, int, float, float, int]]:
-    """(implementation, ranks, bytes per parameter, by the formula, stage)."""
+    """Yield (implementation, ranks, bytes per parameter, by the formula, stage)."""
     for name, implementation in counted.implementations.items():
         for ranks in sorted(implementation.weights):
             one = implementation.weights[ranks]

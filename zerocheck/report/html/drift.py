@@ -1,4 +1,4 @@
-"""Free runs as two pictures: the losses, and how far parameters are from those of the reference."""
+"""Free runs as two pictures: the losses, and the distance of parameters from the reference's."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _across(step: int, steps: int) -> float:
 
 
 def _losses(curves: Sequence[Sequence[float]]) -> Plot:
-    """On a linear scale: losses may be negative."""
+    """Plot the losses on a linear scale: they may be negative."""
     finite = [value for curve in curves for value in curve if math.isfinite(value)] or [0.0]
     low, high = min(finite), max(finite)
     if low == high:
@@ -85,7 +85,7 @@ def _losses(curves: Sequence[Sequence[float]]) -> Plot:
 
 
 def _distances(curves: Sequence[Sequence[float]]) -> Plot:
-    """On a logarithmic scale, 0 at the bottom and what is not finite at the top."""
+    """Plot the distances on a logarithmic scale, 0 at the bottom and non-finite ones at the top."""
     known = [value for curve in curves for value in curve if 0 < value < math.inf] or [1e-8]
     low, high = math.floor(math.log10(min(known))), math.ceil(math.log10(max(known)))
     high = max(high, low + 1)

@@ -1,4 +1,4 @@
-"""A finding as fields of a page: where it parts, by how much, why, and how to see it again."""
+"""Finding as fields of a page: place, size, cause, and the command to replay it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The conformance matrix, and what is behind each of its cells."""
+"""Conformance matrix, and the details of each of its cells."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def titles(counted: Tally) -> dict[str, str]:
 
 
 def matrix(counted: Tally) -> list[Row]:
-    """A row for each implementation."""
+    """Return a row for each implementation."""
     return [
         _row(f"{number}-{_slug(name)}", name, implementation)
         for number, (name, implementation) in enumerate(counted.implementations.items())
@@ -70,7 +70,7 @@ def matrix(counted: Tally) -> list[Row]:
 
 
 def kind_of(status: Status) -> str:
-    """good, bad, known or none."""
+    """Return the kind of a status: good, bad, known or none."""
     if status in FAILING:
         return "bad"
     return {"known": "known", "holds": "good"}.get(status, "none")
