@@ -1,4 +1,7 @@
-"""Names of zerocheck's own implementations, and of faults to inject."""
+"""Names of zerocheck's own implementations, and of faults to inject.
+
+Imports no torch: the command line lists them.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,10 @@ INJECTED: dict[str, str] = {
 
 
 def apart(name: str) -> tuple[str, str]:
-    """Split `"fsdp2+gather-stale"` into `("fsdp2", "gather-stale")`; without a fault it is ""."""
+    """Split `"fsdp2+gather-stale"` into `("fsdp2", "gather-stale")`; without a fault it is "".
+
+    A plus in the path of a user's file is no fault. Of several faults it is the last.
+    """
     parent, plus, fault = name.rpartition("+")
     if not plus or set(fault) & set(":/\\."):
         return name, ""

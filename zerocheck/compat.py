@@ -107,7 +107,11 @@ def reduce_scatter_single(
 
 
 class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Dispatch mode: while it is entered, `called` replaces each operator that runs."""
+    """Dispatch mode: while it is entered, `called` replaces each operator that runs.
+
+    What a DTensor communicates within an operator is called from its own dispatch. So operators of
+    DTensors are left to them first, or the mode would not see what is within.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -238,7 +242,13 @@ class FlatPiece(NamedTuple):
 
 
 class Flat(NamedTuple):
-    """Flat parameter of FSDP1 on this rank."""
+    """Flat parameter of FSDP1 on this rank.
+
+    names: of all its parameters, in the wrapped model; tensor: the local shard, or the whole with
+    NO_SHARD; originals: the parameters that the
+    optimizer sees, by name, or None if it sees the flat one; pieces: without parameters of which
+    this rank holds nothing; padding: ranges of `tensor` that belong to no parameter.
+    """
 
     names: list[str]
     tensor: torch.nn.Parameter

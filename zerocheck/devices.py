@@ -1,4 +1,9 @@
-"""Devices of cases: their names, and the random states that a forward can draw from."""
+"""Devices of cases: their names, and the random states that a forward can draw from.
+
+A device is part of a run and not of a case, as the processor and the version of torch are: the case
+says what is computed, and these decide its last bits. Imports torch only where a tensor is needed,
+so that a wrong spelling is refused at once.
+"""
 
 from __future__ import annotations
 

@@ -31,11 +31,18 @@ class RanksLost(ZerocheckError):
 
 
 class Unsupported(ZerocheckError):
-    """Refusal of a case by an implementation that cannot run it: raise it with the reason."""
+    """Refusal of a case by an implementation that cannot run it: raise it with the reason.
+
+    The case gets the verdict `unsupported` and the reason stands in the report. Any other
+    exception gives the verdict `crashed`.
+    """
 
 
 class Violated(ZerocheckError):
-    """Violation of an obligation in a checked step of an attached run. All ranks raise it."""
+    """Violation of an obligation in a checked step of an attached run. All ranks raise it.
+
+    The message names it and where it was written; rank 0 has printed the finding.
+    """
 
 
 class CheckpointError(ZerocheckError):

@@ -1,4 +1,10 @@
-"""Foreign text, made safe for a terminal, a report or a shell."""
+"""Foreign text, made safe for a terminal, a report or a shell.
+
+Names of tensors and files, errors, notes and titles come from elsewhere. An escape sequence in
+them can set the title of a terminal, move its cursor or hide text; a newline can fake a line of a
+report. All output passes through `printable`: the console of `report`, `say` of `cli`, and every
+format of reports.
+"""
 
 from __future__ import annotations
 

@@ -54,7 +54,10 @@ def leaves_half(more: int) -> bool:
 
 
 def reserve(descriptor: int, size: int) -> None:
-    """Allocate `size` bytes of real space for the file, so that a full disk is an error now."""
+    """Allocate `size` bytes of real space for the file, so that a full disk is an error now.
+
+    A sparse file would be a SIGBUS later. Raises OSError (ENOSPC).
+    """
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, size)
     else:  # macOS

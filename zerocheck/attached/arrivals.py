@@ -1,6 +1,11 @@
-"""Agreement of all ranks, at the end of a step, that each of them reached it.
+"""Agreement of all ranks, at the end of a step, on whether each of them reached it.
 
-They agree by the store of the process group.
+A script can raise in a step on one rank, catch it, and go on. The others must not wait for that
+rank in a collective, since its next one is of the training. So they agree by the store of the
+process group. A store has no order: the rank that leaves a step writes so, and the others read it.
+
+Each step has one entry that is written once: "judge" by the last rank that arrives, "leave" by the
+first that does not. So all ranks read the same.
 """
 
 from __future__ import annotations

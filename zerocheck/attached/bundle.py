@@ -1,4 +1,13 @@
-"""Bundle that a violated step leaves behind: JSON and safetensors, and no code."""
+"""Bundle that a violated step leaves behind: JSON and safetensors, and no code.
+
+    step-1501/
+      bundle.json         format, environment, the verdict
+      rank-0.json         what rank 0 saw, but the tensors
+      rank-0.safetensors  them: before.*, reduced, clipped, gradient, after.*, each by parameter;
+                          with reference= inputs, random states and buffers of the model too
+
+Each rank writes its own files. Where ranks have disks of their own, they are gathered by hand.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +109,10 @@ def is_bundle(path: Path) -> bool:
 
 
 def read(path: Path) -> tuple[Bundle, list[Observed]]:
-    """Read a bundle and each rank's record. Tensors are mapped, not loaded."""
+    """Read a bundle and each rank's record. Tensors are mapped, not loaded.
+
+    Raises UsageError, with what is wrong where, for what is missing, damaged or of another format.
+    """
     folder = path.parent if path.name == NAME else path
     bundle = _json(folder / NAME, Bundle)
     if bundle.attached != FORMAT:

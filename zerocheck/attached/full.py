@@ -1,6 +1,8 @@
 """Check of the gradient over the ranks of a live run, with one reference model on each.
 
-Parameters are sent to the reference, local gradients are summed, and causes are sought.
+Parameters are sent to the reference, local gradients are summed, and causes are sought. Every rank
+makes the same calls in the same order. Where one has an error, all leave the next of them (see
+ranks.py).
 """
 
 from __future__ import annotations

@@ -31,7 +31,11 @@ Cut = Callable[[Role, torch.Tensor], Iterator[Shard]]
 
 @dataclass(frozen=True)
 class Holding:
-    """A parameter, or this rank's shard of one."""
+    """A parameter, or this rank's shard of one.
+
+    held: what the optimizer sees of it (a flat parameter of FSDP1 has many); cut(role, tensor): the
+    shards of it in a tensor that lies as `held` does.
+    """
 
     name: str
     held: torch.Tensor

@@ -212,7 +212,10 @@ class _Arrival:
 
 
 class _Walk:
-    """Walk over the graph outside the calls of a model, from the roots of a backward."""
+    """Walk over the graph outside the calls of a model, from the roots of a backward.
+
+    A call is passed from its outputs to its inputs, and its inside is left out.
+    """
 
     def __init__(self, targets: Mapping[Edge, Target]) -> None:
         self._targets = targets

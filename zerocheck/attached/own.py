@@ -1,6 +1,8 @@
 """Checks of a rank's own shards.
 
-AdamW and clipping are elementwise, so the checks need no communication.
+AdamW and clipping are elementwise, so the checks need no communication. The parameters are taken in
+batches of at most BATCH elements, since the bounds are computed in float64: the judge needs a few
+hundred MiB, however large the model is.
 """
 
 from __future__ import annotations
@@ -355,7 +357,10 @@ def in_whole_tensors(
 
 
 def merged(found: Sequence[Violation]) -> Violation | None:
-    """Merge the violations of all batches: what is computed first, where it is worst."""
+    """Merge the violations of all batches: what is computed first, where it is worst.
+
+    Causes are those that explain all of them, if there are any; else those of the worst.
+    """
     if not found:
         return None
     role = min((one.role for one in found), key=_order)

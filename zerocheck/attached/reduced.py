@@ -107,7 +107,11 @@ class Judged(NamedTuple):
 
 
 def enclosure(total: Total, tensor: Tensor, seen: Seen, semantics: Semantics) -> Enclosure:
-    """Return the enclosure of the reduced gradient of a whole tensor."""
+    """Return the enclosure of the reduced gradient of a whole tensor.
+
+    Roundings as where each microbatch is reduced, the most that there can be, and two for a loss
+    scale that is no power of two; then what the local gradients can be off.
+    """
     divisor = seen.loss_scale * (seen.world_size if semantics.reduction == "mean" else 1)
     roundings = 2 + bounds.gradient_roundings(
         world_size=seen.world_size,

@@ -1,4 +1,10 @@
-"""Local gradient of the unwrapped model on one device, and its error bound."""
+"""Local gradient of the unwrapped model on one device, and its error bound.
+
+The bits of a local gradient depend on kernels, alignment and the order of additions, which the run
+chooses as it likes (torch.compile, cuDNN, FSDP's flat parameters). So its round-off is not derived
+but estimated: all parameters are moved by one unit of round-off, up or down at random, and how far
+the gradient of a tensor moves is multiplied by MARGIN, as in judge/estimate.py.
+"""
 
 from __future__ import annotations
 

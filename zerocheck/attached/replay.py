@@ -1,4 +1,7 @@
-"""Replay of the bundle of a checked step: one process, no ranks."""
+"""Replay of the bundle of a checked step: one process, no ranks.
+
+No code of the user runs, unless a model is named, to judge gradients too.
+"""
 
 from __future__ import annotations
 

@@ -114,7 +114,10 @@ class Watch:
         self._values = {}
 
     def observed(self) -> Observed:
-        """Take the hooks off, copy the state after the step, and return the observation."""
+        """Take the hooks off, copy the state after the step, and return the observation.
+
+        Raises UsageError for a step that is more than one update, and what went wrong in a hook.
+        """
         self._hooks.close()
         if self._guard.error is not None:
             raise self._guard.error

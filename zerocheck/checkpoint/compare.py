@@ -1,4 +1,7 @@
-"""Comparison of two checkpoints: names, shapes, dtypes, bits, steps and settings."""
+"""Comparison of two checkpoints: names, shapes, dtypes, bits, steps and settings.
+
+How they are sharded, on how many ranks they were written and in which format makes no difference.
+"""
 
 from __future__ import annotations
 

@@ -83,7 +83,12 @@ def _steps_of_files(contents: Contents) -> Iterator[Finding]:
 
 
 def _moments(contents: Contents) -> Iterator[Finding]:
-    """Check that every parameter with a moment or a step has both moments, of its shape."""
+    """Check that every parameter with a moment or a step has both moments, of its shape.
+
+    Only of an optimizer that has such moments: one of the family of Adam, known by its setting
+    amsgrad, has both, and of another those that occur. max_exp_avg_sq is for all or none
+    of the parameters of a group with amsgrad.
+    """
     model = contents.named(MODEL)
     adam = any("amsgrad" in settings for settings in contents.settings.values())
     roles = [role for role in MOMENTS if contents.named(role) or (adam and role in MOMENTS[:2])]

@@ -19,7 +19,11 @@ _ALLOWED = (
 
 
 def open_checkpoint(path: Path) -> Source:
-    """Open the checkpoint at a path, a directory or a file."""
+    """Open the checkpoint at a path, a directory or a file.
+
+    Raises UsageError where nothing stands there, for an unknown format, and for what cannot be
+    read without executing it.
+    """
     if not _exists(path):
         near = did_you_mean(path.name, [one.name for one in _listed(path.parent)])
         raise UsageError(f"there is no checkpoint {str(path)!r}{near}")

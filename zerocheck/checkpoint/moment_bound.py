@@ -44,9 +44,9 @@ _EVALUATION = 1 + 1e-12
 
 
 def largest(v: torch.Tensor, betas: tuple[float, float], step: float) -> torch.Tensor | None:
-    """Return the largest |exp_avg| for each element of exp_avg_sq.
+    """Return the largest |exp_avg| for each element of exp_avg_sq, float64, or None if unbounded.
 
-    float64, or None for no bound.
+    v: exp_avg_sq, floating point, any shape; step: the number of updates, a whole number from 1 on.
     """
     info = torch.finfo(v.dtype)
     u, tiny = info.eps / 2, info.tiny

@@ -1,4 +1,13 @@
-"""Keys of optimizer state and param groups, in each of the forms that torch writes."""
+"""Keys of optimizer state and param groups, in each of the forms that torch writes.
+
+- `("optim", "state", 3, "exp_avg")`: of `Optimizer.state_dict`, by the number of the parameter
+- `("optim", "state", "blocks.0.weight", "exp_avg")`: of the distributed state-dict API, and of
+  FSDP1's full state dict, by its name
+- `("optim", "state.blocks.0.weight.exp_avg")`: the same with `flatten_optimizer_state_dict`
+- `("optim.state.blocks.0.weight.exp_avg",)`: where a format has names only
+
+and likewise `("optim", "param_groups", 0, "lr")`, `("optim", "param_groups.blocks.0.weight.lr")`.
+"""
 
 from __future__ import annotations
 

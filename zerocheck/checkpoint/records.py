@@ -76,7 +76,10 @@ def has_checksums(path: Path) -> bool:
 
 
 def _verify(file: Any) -> None:
-    """Verify the CRC-32 of every record; if all of them are 0, none was written."""
+    """Verify the CRC-32 of every record; if all of them are 0, none was written.
+
+    See `torch.serialization.set_crc32_options`.
+    """
     try:
         with zipfile.ZipFile(file) as archive:
             records = archive.infolist()

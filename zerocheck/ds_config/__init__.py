@@ -1,4 +1,15 @@
-"""DeepSpeed config of the user's own (`ds_config.json`), read and sorted by meaning."""
+"""DeepSpeed config of the user's own (`ds_config.json`), read and sorted by meaning.
+
+text      from the file to plain data
+keys      every key of DeepSpeed's configuration, and what becomes of it
+section   values of one object of it, checked one by one
+precision, optimizer, zero
+          what it says of dtypes, of AdamW, and of sharding
+sorting   all of it: fields of cases that it fixes, what the engine is given as it stands, what is
+          left out, and what is refused
+
+Imports neither torch nor DeepSpeed, so that what is wrong is said at once.
+"""
 
 from .sorting import Given, read, stage_of
 

@@ -1,4 +1,14 @@
-"""All keys of DeepSpeed 0.19.8's configuration, and their treatment in a check."""
+"""All keys of DeepSpeed 0.19.8's configuration, and their treatment in a check.
+
+    said      a field of cases holds it, or what the implementation declares
+    size      in elements: taken where it is small, else drawn (see `zero`)
+    passed    the engine is given it as it stands, and every obligation must hold all the same
+    left out  nothing that is checked depends on it, or a case decides it
+    refused   with any other value than those allowed
+    removed   DeepSpeed itself refuses a config with it
+
+`tests/ds_config/test_keys.py` has DeepSpeed say which keys it reads.
+"""
 
 from __future__ import annotations
 

@@ -76,7 +76,11 @@ class Section(NamedTuple):
         return given.lower()
 
     def check_names(self, known: Collection[str], effect: str) -> None:
-        """Raise UsageError, with the nearest spelling, for an unknown key."""
+        """Raise UsageError, with the nearest spelling, for an unknown key.
+
+        Those that begin with an underscore, and `comment`, are notes of the author.
+        effect: what DeepSpeed does with an unknown one.
+        """
         for name in self.values:
             if name not in known and not name.startswith("_") and name != "comment":
                 whole = f"{self.prefix}{name}"

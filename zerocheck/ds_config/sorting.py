@@ -1,4 +1,8 @@
-"""Whole config, sorted: the fields that it fixes in cases, the engine's keys, the keys left out."""
+"""Whole config, sorted: the fields that it fixes in cases, the engine's keys, the keys left out.
+
+What is not said is what DeepSpeed takes then: no `bf16` is fp32, no `gradient_clipping` clips at
+1.0. What is "auto", as HuggingFace's integration has it, is open, and drawn.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +65,11 @@ class Given:
 
 
 def read(name: str) -> Given:
-    """Read the config in a file, once while it does not change."""
+    """Read the config in a file, once while it does not change.
+
+    Raises UsageError, with file, key, what is given, what is allowed and why, for what is no
+    config, for a key that DeepSpeed does not know, and for what zerocheck does not check.
+    """
     path = file_of(name)
     status = path.stat()
     stamp = (status.st_mtime_ns, status.st_size)

@@ -14,7 +14,11 @@ LARGEST = 1 << 20
 
 
 def plain(name: str) -> dict[str, Any]:
-    """Return the object in the file, as dicts, lists and numbers."""
+    """Return the object in the file, as dicts, lists and numbers.
+
+    Comments and commas too many are read as DeepSpeed reads them, which takes Hjson. Raises
+    UsageError, with line and column, for what is neither, and for a key that stands twice.
+    """
     path = file_of(name)
     try:
         if path.stat().st_size > LARGEST:

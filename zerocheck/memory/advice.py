@@ -15,7 +15,11 @@ DOUBLINGS = 4
 
 
 def advise(setup: Setup, limit: int, peak_of: Callable[[Setup], int]) -> tuple[Tried, ...]:
-    """Try one change at a time; if none is enough, one after the other on top of the previous."""
+    """Try one change at a time; if none is enough, one after the other on top of the previous.
+
+    limit: bytes; peak_of: simulates, and gives the most bytes held in a step. A change that grows
+    by steps (fewer samples, more ranks) is taken as far as is needed.
+    """
     tried = [_first_that_fits(list(steps), limit, peak_of) for steps in _changes(setup)]
     single = [one for one in tried if one is not None]
     if any(one.fits for one in single):
@@ -28,7 +32,7 @@ def _first_that_fits(
 ) -> Tried | None:
     """Return the first of growing steps that fits, or the last one.
 
-    The last is tried first: it shows whether any of them can fit.
+    The last is tried first: it shows whether the others are worth it.
     """
     if not steps:
         return None

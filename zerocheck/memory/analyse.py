@@ -20,7 +20,10 @@ MANY = 2 * max(TRIED)
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """Timeline of the whole model, and its origin."""
+    """Timeline of the whole model, and its origin.
+
+    counts: bytes of step counts; simulated, reason: see Report.
+    """
 
     timeline: Timeline
     counts: int

@@ -1,4 +1,12 @@
-"""Extrapolation from a model with a few blocks: the events of a block in the middle repeat."""
+"""Extrapolation from a model with a few blocks: the events of a block in the middle repeat.
+
+A timeline is cut where the block changes. What belongs to no block must have as many events for
+every number of blocks, with bytes that grow by a constant (an optimizer's kernel over all
+parameters). What goes through the blocks, up or down, must have the very same events in every block
+but the outermost EDGE ones, whose events must not depend on the number of blocks. That is demanded
+of three timelines, with k, k + 1 and k + 2 blocks. Then with each block more, the same events are
+put in at the same places, so the timeline with L blocks is known, event by event.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +47,10 @@ def refuse_early(few: Timeline, more: Timeline) -> None:
 
 
 def extrapolate(given: Sequence[Timeline], blocks: str, wanted: int) -> Timeline:
-    """Return the timeline with `wanted` blocks, from those with TRIED of them."""
+    """Return the timeline with `wanted` blocks, from those with TRIED of them.
+
+    Raises NotUniform if it does not follow.
+    """
     parts = [_parts(one, count) for one, count in zip(given, TRIED, strict=True)]
     if len({tuple(part.sweep for part in each) for each in parts}) != 1:
         raise NotUniform("blocks are not gone through in the same order")

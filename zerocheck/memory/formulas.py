@@ -1,4 +1,18 @@
-"""Formulas of the ZeRO paper for bytes per rank and communication per step. Imports no torch."""
+"""Formulas of the ZeRO paper for bytes per rank and communication per step. Imports no torch.
+
+Source: Rajbhandari, Rasley, Ruwase, He, "ZeRO: Memory Optimizations Toward Training Trillion
+Parameter Models", SC20 (arXiv 1910.02054): section 3.1 (bytes of mixed-precision Adam), section 5
+with Figure 1 and Table 1 (bytes per stage), section 7 (communication). Psi is the number of
+parameters, N that of the ranks, K the bytes of optimizer state per parameter.
+
+    stage  placement                                   mixed precision, Adam (K = 12)
+    0      all replicated (data parallel)              (2 + 2 + K) Psi        = 16 Psi
+    1      optimizer states are sharded (P_os)         (2 + 2 + K/N) Psi      = 4 Psi + 12 Psi/N
+    2      gradients too (P_os+g)                      2 Psi + (2 + K)/N Psi  = 2 Psi + 14 Psi/N
+    3      parameters too (P_os+g+p)                   (2 + 2 + K)/N Psi      = 16 Psi/N
+
+All of it is persistent memory: activations, buckets and what is gathered for a moment come on top.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Shapes and parameter counts of known models, as data. Imports no torch."""
+"""Shapes and parameter counts of known models, as data. Imports no torch.
+
+Shapes: GPT-2 from Radford et al. 2019 (Table 2; the sizes are those of the published weights, with
+tied embeddings), GPT-3 from Brown et al. 2020 (Table 2.1), Llama 7B and 13B from Touvron et al.
+2023 (Table 2), Llama 8B, 70B and 405B from Grattafiori et al. 2024 (Table 3) with the intermediate
+sizes of the published weights. Rajbhandari et al. 2020 give their 7.5B by its number of parameters
+only: the shape of `zero-7.5b` is ours, the nearest of width 4096.
+"""
 
 from __future__ import annotations
 

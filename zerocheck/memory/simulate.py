@@ -94,7 +94,8 @@ def built(
 ) -> tuple[Implementation, nn.Module]:  # fmt: skip
     """Build the implementation with its memory; return it and the wrapped model.
 
-    An implementation without a wrapped model gets the model itself.
+    FSDP2 shards on the meta device and gets memory afterwards, as torch recommends for models
+    larger than a device; then the optimizer is made. Others get the whole model.
     """
     if issubclass(kind, Fsdp2):
         sharder = kind(model, case, mesh)
@@ -175,9 +176,9 @@ def _path(wrapped: str) -> str:
 
 @contextmanager
 def _nothing_collected() -> Iterator[None]:
-    """Disable Python's garbage collector within the context, and collect before and afterwards.
+    """Disable Python's garbage collector within the context; collect before and afterwards.
 
-    It frees cycles of earlier runs, and of this one, at any time; without it a run is the same each
+    It frees cycles of earlier runs, and of this one, at any time. Without it a run is the same each
     time.
     """
     enabled = gc.isenabled()

@@ -81,7 +81,11 @@ def source(name: str) -> Source:
 
 
 def alike(blocks: nn.ModuleList) -> str | None:
-    """Return None if the blocks differ in their weights alone, else the first difference."""
+    """Return None if the blocks differ in their weights alone, else the first difference.
+
+    The same modules with the same parameters (shape, dtype, whether they train) and the same plain
+    attributes; a number may count the blocks (`layer_idx`).
+    """
     first = _described(blocks[0])
     for index, block in enumerate(blocks):
         other = _described(block)

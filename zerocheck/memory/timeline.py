@@ -17,7 +17,11 @@ NOTHING: Bytes = (0,) * len(CATEGORIES)
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Operator that allocates, with the bytes freed between it and the next one."""
+    """Operator that allocates, with the bytes freed between it and the next one.
+
+    module: the innermost one; block: number of the block that it is in, or for which it allocates,
+    -1 for none; allocated, freed: bytes by category, both positive.
+    """
 
     step: int
     phase: Phase

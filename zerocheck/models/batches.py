@@ -47,7 +47,13 @@ class Batch:
 
 
 def batch(case: Case, *, step: int, rank: int, microbatch: int) -> Batch:
-    """Return the samples that `rank` reads in `microbatch` (0-based) of step `step` (0-based)."""
+    """Return the samples that `rank` reads in `microbatch` (0-based) of step `step` (0-based).
+
+    Ranks of one data-parallel rank (`Case.reader`) read the same.
+
+    The first token and class count through all pairs, so that two ranks never read the same,
+    however small the vocabulary is, as long as there are more pairs than microbatches in a case.
+    """
     rank = case.reader(rank)
     generator = generator_of(case.seed, DATA, step=step, rank=rank, microbatch=microbatch)
     seed = seed_of(case.seed, DROPOUT, step=step, rank=rank, microbatch=microbatch)

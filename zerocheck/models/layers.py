@@ -102,7 +102,10 @@ class GRU(nn.GRU):
 
 
 def store_transposed(module: nn.Module) -> None:
-    """Store every matrix of the module transposed, so that it is not contiguous."""
+    """Store every matrix of the module transposed, so that it is not contiguous.
+
+    A matrix with a dim of size 1 stays as it is: it is contiguous either way.
+    """
     for part in module.modules():
         for name, parameter in list(part.named_parameters(recurse=False)):
             if parameter.dim() == 2 and min(parameter.shape) > 1:

@@ -1,4 +1,9 @@
-"""Inspection of the user's model: its description, and whether it can be judged."""
+"""Inspection of the user's model: its description, and whether it can be judged.
+
+It runs in a rank process. A model is judged by running it twice, once by the implementation and
+once by the reference, so it must do the same both times: that is tried here, and what differs is
+named.
+"""
 
 from __future__ import annotations
 

@@ -41,7 +41,12 @@ def block_list(model: nn.Module) -> tuple[str, nn.ModuleList] | None:
 
 
 def show_blocks(model: nn.Module, otherwise: Iterable[nn.Module] = ()) -> None:
-    """Expose the model's repeated blocks as `blocks`, for code that makes units of them."""
+    """Expose the model's repeated blocks as `blocks`, for code that makes units of them.
+
+    What has a ModuleList of that name is left alone. A ModuleDict whose keys are numbers counts as
+    a list, as torchtitan's `layers`. otherwise: the blocks of a model without any list. Nothing is
+    registered: names and parameters stay as they are.
+    """
     if isinstance(getattr(model, "blocks", None), nn.ModuleList):
         return
     found = block_list(model)

@@ -17,9 +17,13 @@ SCALES = {"typical": 1.0, "tiny": 1e-12, "huge": 1e6}
 
 @torch.no_grad()
 def initial_state(case: Case, model: nn.Module) -> dict[tuple[str, str], torch.Tensor] | None:
-    """Return the state as whole tensors by (name, role).
+    """Return whole tensors by (name, role), or None for a start at step 0 with zero moments.
 
-    None for a start at step 0, where moments are zero.
+    Roles: `parameter` for every parameter; for the trainable ones `exp_avg`, `exp_avg_sq` (>= 0),
+    `max_exp_avg_sq` (>= exp_avg_sq; with amsgrad) and `step` (0-d). The parameters are not those
+    that `build_model` gave, so that a restore which forgets them is seen; zeros stay zeros. Tensors
+    have the dtype of their parameter, as torch's AdamW keeps them, but for `step`: fp32. They are
+    drawn in fp32 and rounded, which keeps the order of exp_avg_sq and its maximum.
     """
     if case.start.step == 0:
         return None

@@ -1,4 +1,18 @@
-"""User's own model as the model of a case: `--model path/to/file.py:factory`."""
+"""User's own model as the model of a case: `--model path/to/file.py:factory`.
+
+The factory takes no arguments and returns one of
+
+    (model, batch)          batch(generator) -> the arguments of the model, which returns the loss,
+                            or an object or mapping with the loss under `loss`
+    (model, batch, loss)    batch(generator) -> (inputs, target), of which the loss is
+                            loss(model(*inputs), target)
+
+`batch` draws one microbatch of one rank with the torch.Generator that it is given, and nothing
+else; inputs are a tensor, a tuple of tensors, or a dict of tensors, which the model gets as keyword
+arguments; the target is a tensor. The loss is a 0-d tensor, the mean over the microbatch. The
+harness seeds torch before it calls the factory, so that every rank and the judge build the same
+model; which one follows from the seed of the case.
+"""
 
 from __future__ import annotations
 

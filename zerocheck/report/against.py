@@ -1,6 +1,8 @@
-"""Comparison of a run with an earlier one, for upgrades of torch.
+"""Comparison of a run with an earlier one: regressions, fixes, figures. For upgrades of torch.
 
-It lists regressions, fixes and changed figures.
+Both are taken in the form of report.json, so an earlier run may be a journal or that file. The
+largest errors of two runs of the same cases on one machine are the same bit for bit; every
+difference is listed, by the factor of its change, and no change is called small.
 """
 
 from __future__ import annotations
@@ -126,7 +128,10 @@ def report_of(counted: Tally) -> Report:
 
 
 def read_report(path: Path) -> Report:
-    """Read the report of an earlier run: a journal, a report.json, or the directory with them."""
+    """Read the report of an earlier run: a journal, a report.json, or the directory with them.
+
+    Raises UsageError for anything else.
+    """
     if path.is_dir():
         names = ("journal.ndjson", "report.json")
         path = next((path / name for name in names if (path / name).is_file()), path / names[0])

@@ -54,7 +54,10 @@ def left_out_lines(counted: Tally) -> list[str]:
 
 
 def known_text(counted: Tally, implementation: str, obligation: Obligation) -> str:
-    """Return the known issues behind an obligation, one line each."""
+    """Return the known issues behind an obligation, one line each.
+
+    A violation that only follows from another obligation's has none of its own: then all.
+    """
     of = [finding for finding in counted.known if finding.implementation == implementation]
     own = [finding for finding in of if concerns(finding, implementation, obligation)]
     lines = []

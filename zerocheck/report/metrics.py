@@ -103,7 +103,10 @@ def pattern_lines(implementations: Implementations) -> list[str]:
 
 
 def ranked_lines(implementations: Implementations) -> list[str]:
-    """Return figures without a limit, the largest first: copies between devices, ranks waited for."""
+    """Return figures without a limit: copies between devices, then ranks that are waited for.
+
+    Each kind has the largest first.
+    """
     waits: list[tuple[float, str]] = []
     copies: list[tuple[float, str]] = []
     for name, one in _each(implementations):

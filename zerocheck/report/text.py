@@ -95,7 +95,11 @@ def failures_of(record: CaseFinished) -> list[Finding]:
 
 
 def replay_line(finding: Finding) -> str:
-    """Return the command that replays the finding, or an empty text if no case file was written."""
+    """Return the command that replays the finding, or an empty text if no case file was written.
+
+    A user's implementation or model is named again, since `replay` imports no code that only a file
+    names.
+    """
     if not finding.case_file:
         return ""
     command = ["zerocheck", "replay", finding.case_file]

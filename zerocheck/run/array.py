@@ -1,4 +1,4 @@
-"""The covering array of one implementation: which cases it needs, and what stands in for others.
+"""Covering array of one implementation: the cases it needs, and replacements for refused ones.
 
 What an implementation refuses at once is known before anything runs. A case may still be refused
 while it is built; then other cases are to bring its pairs.
@@ -20,7 +20,7 @@ TRIES = 3
 
 
 class Array:
-    """Cases that together have every pair that the implementation supports.
+    """Covering array: cases that together have every pair that the implementation supports.
 
     held: candidates and the pairs of each; reasons: of each, why it is refused, or None; ignored:
     features that it ignores, whose pairs do not count.
@@ -79,7 +79,7 @@ class Array:
         )
 
     def note(self, case: Case, *, refused: bool) -> None:
-        """A case was judged, or refused while it was built."""
+        """Note a case that was judged, or refused while it was built."""
         self._done.add(case)
         if refused:
             self._built_in_vain.append(self._pairs.of(case))
@@ -87,7 +87,7 @@ class Array:
             self._judged |= self._pairs.of(case)
 
     def more(self) -> list[Case]:
-        """Cases for the pairs that stood in refused cases only, as far as others may have them.
+        """Return cases for pairs that occurred in refused cases only, if others may have them.
 
         It ends: a pair that is refused again and again becomes a culprit.
         """

@@ -34,7 +34,7 @@ def runs_to_see(confirmed: int, tries: int) -> int:
 
 
 def confirm(bug: Bug, ranks: Ranks, obligations: Collection[Obligation]) -> Outcome | None:
-    """Run its case again in fresh processes, since those of the run may be dirty.
+    """Run the case of a bug again in fresh processes, since those of the run may be dirty.
 
     Returns what came of the last run, or None if it has been confirmed before.
 
@@ -93,7 +93,7 @@ def _same(seen: Violation | None, again: Outcome) -> bool:
 
 
 def in_a_word(again: Outcome) -> str:
-    """`"holds"`, `"crashed"`, `"violated update"`."""
+    """Describe an outcome in short: `"holds"`, `"crashed"`, `"violated update"`."""
     if again.status == "violated" and again.judgement is not None:
         return f"violated {', '.join(v.obligation for v in again.judgement.violations)}"
     return again.status

@@ -1,4 +1,4 @@
-"""Damage to the files of a checkpoint, as disks and people do it. Determined by a seed."""
+"""Damage to the files of a checkpoint, as disks and people cause it. Determined by a seed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..case.schema import DamageKind
 
 
 def damage(directory: Path, kind: DamageKind, seed: int, *, older: Path) -> str:
-    """Damage one file of a checkpoint; returns what was done, in words ("" if nothing can be).
+    """Damage one file of a checkpoint; return the damage in words ("" if none is possible).
 
     older: another checkpoint of the same training, from which `mix` takes a file. Empty files are
     let be, and so are files that are equal in both checkpoints. Where one file is all that differs,
@@ -47,7 +47,7 @@ def flip(path: Path, bit: int, name: str) -> str:
 
 
 def _mix(directory: Path, files: list[Path], older: Path, source: random.Random) -> str:
-    """Put a file of the older checkpoint in place of the one with its name."""
+    """Replace a file by the one with its name in the older checkpoint."""
     others = {path.name: path for path in _files(older)}
     fitting = [
         path

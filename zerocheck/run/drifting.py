@@ -63,7 +63,7 @@ def comparable(case: Case) -> bool:
 
 
 class Drifting:
-    """Chooses cases as they are judged, and drives them freely at the end of a run.
+    """Choice of cases as they are judged, and their free runs at the end of a run.
 
     fixed: by implementation, the fields of cases that it fixes.
     """
@@ -75,7 +75,7 @@ class Drifting:
         self._chosen: dict[str, Case] = {}
 
     def note(self, record: CaseFinished) -> None:
-        """A case was judged. Of those that hold the one with the most to show is taken."""
+        """Note a judged case; of those that hold, keep the one with the most round-off to show."""
         name, case = record.implementation, record.case
         self._judged[name] += record.judgement is not None
         if record.status != "holds" or case.world_size == 1 or not comparable(case):
@@ -113,7 +113,7 @@ def _worth(case: Case) -> tuple[bool, float, int]:
 
 
 def drift(ranks: Ranks, implementation: str, case: Case) -> Drift:
-    """All steps of a case by an implementation, by the reference, and by its twin."""
+    """Run all steps of a case by an implementation, the reference and its replica."""
     (result,) = Trial(ranks, implementation, case).result().legs
     try:
         found = _compared(case, result)
@@ -184,7 +184,7 @@ def _twin(twin: Trajectory, reference: Trajectory) -> FreeRun:
 
 
 def _far(given: torch.Tensor, wanted: torch.Tensor) -> tuple[float, float]:
-    """(largest |difference|, 2-norm of it over that of what is wanted); inf for NaN."""
+    """Return (largest |difference|, its 2-norm over that of the expected value); inf for NaN."""
     off = given.double() - wanted
     if not off.numel():
         return 0.0, 0.0

@@ -1,4 +1,4 @@
-"""The engine: plans cases, runs and judges them, and tells its handlers what it knows."""
+"""Engine: plans cases, runs and judges them, and sends records to its handlers."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class _Run:
                 check_builds(self.ranks, name, case)
 
     def _under_way(self) -> str:
-        """Write down the case that ran when ranks were lost: it may be what killed them."""
+        """Record the case that ran when ranks were lost: it may have killed them."""
         if self.running is None:
             return ""
         path = write(
@@ -186,7 +186,7 @@ class _Run:
         )
 
     def _refusals(self, implementation: str, cases: Sequence[Case]) -> list[str | None]:
-        """Why cases are not run: the implementation refuses them, or they are known to hang it."""
+        """Return why cases are not run: the implementation refuses them, or is known to hang."""
         size = min(self.options.world_sizes)
         reasons = refusals(self.ranks, implementation, cases, world_size=size)
         return [
@@ -195,7 +195,7 @@ class _Run:
         ]
 
     def _cases(self, planned: Sequence[Planned]) -> None:
-        """While one case is judged here, the ranks run the next one; not if it needs the memory."""
+        """Judge each case while the ranks run the next one, unless that needs the memory."""
         waiting: tuple[int, Trial] | None = None
         number = 0
         while waiting is not None or number < len(planned) or self.plan.more():
@@ -288,7 +288,10 @@ class _Run:
         return finished if counts else msgspec.structs.replace(judged, unreproduced=seen)
 
     def _shrink(self) -> None:
-        """At the end, when all cases have had their say about causes."""
+        """Shrink the cases of findings at the end, when all cases are judged.
+
+        Only then are the causes known.
+        """
         left = float(RUN_TRIES)
         launched = self.options.ranks == "torchrun"
         for bug in self.findings.bugs if self.options.shrink else ():
@@ -306,7 +309,7 @@ class _Run:
             self._tell(bug) if bug.shrunk is None else self._write(bug)
 
     def _shrink_one(self, bug: Bug, tries: float) -> float:
-        """Look for its smallest case; returns what that cost, in tries."""
+        """Search for the smallest case of a bug; return the cost in tries."""
         name = bug.first.implementation
         limits = Limits(
             tries=tries,
@@ -321,7 +324,7 @@ class _Run:
         return bug.shrunk.spent
 
     def _write(self, bug: Bug) -> None:
-        """Write its case file, in place of the one before, and tell of it."""
+        """Write the bug's case file, in place of an earlier one, and the record of the finding."""
         replayed = bug.replayed
         if bug.case_file:
             Path(bug.case_file).unlink(missing_ok=True)

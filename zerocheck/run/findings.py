@@ -1,4 +1,4 @@
-"""From failing cases to findings: one bug is one finding."""
+"""Findings from failing cases: one bug is one finding."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ IssueOf = Callable[[CaseFinished, Violation | None], KnownIssue | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Shrunk:
-    """The smallest case that was found to fail in the same way.
+    """Smallest case that was found to fail in the same way.
 
-    finished: what came of it in fresh rank processes; violation: None for a crash or hang; size,
-    extent, groups: see Finding; tries, seconds: what it took; spent: what the tries
-    counted as (see shrink.py).
+    finished: its result in fresh rank processes; violation: None for a crash or hang; size,
+    extent, groups: see Finding; tries, seconds: of the search; spent: the cost of the tries
+    (see shrink.py).
     """
 
     finished: CaseFinished
@@ -58,7 +58,7 @@ class Shrunk:
 
 @dataclass
 class Bug:
-    """All failing cases that one bug explains.
+    """Bug: all failing cases that it explains.
 
     causes: those that explain every one of them; a small world size makes causes coincide, so
     each further case can only rule some out. issue: the listed known issue that it is.
@@ -88,7 +88,7 @@ class Bug:
 
     @property
     def fingerprint(self) -> str:
-        """Implementation, obligation, role and cause; no numbers."""
+        """Join implementation, obligation, role and cause to a key without numbers."""
         if self.issue is not None:
             return self.issue.fingerprint
         if self.violation is None:
@@ -98,7 +98,7 @@ class Bug:
 
     @property
     def replayed(self) -> CaseFinished:
-        """The case to replay: the smallest that is known."""
+        """Smallest known case, which is the one to replay."""
         return self.first if self.shrunk is None else self.shrunk.finished
 
     @property
@@ -116,7 +116,7 @@ class Bug:
 
     @property
     def title(self) -> str:
-        """One plain sentence."""
+        """Title of the finding, one plain sentence."""
         if self.violation is not None:
             return self.violation.explanation
         said = f"the ranks {self.status}" + (f": {self.first.error}" if self.first.error else "")
@@ -124,7 +124,7 @@ class Bug:
 
     @property
     def slug(self) -> str:
-        """The fingerprint as a file name, without the place of the implementation."""
+        """Fingerprint as a file name, without the place of the implementation."""
         short = self.fingerprint.replace(self.implementation, self.implementation.split(":")[-1])
         return re.sub(r"[^a-z0-9]+", "-", short.lower()).strip("-")[:100]
 
@@ -159,7 +159,7 @@ class Bug:
     def seen_again(
         self, causes: tuple[str, ...], finished: CaseFinished, violation: Violation | None
     ) -> None:
-        """Take a further case of what could not be reproduced as the one to reproduce."""
+        """Reproduce a further case of a bug that could not be reproduced so far."""
         self.causes, self.first, self.violation = causes, finished, violation
         self._unconfirmed()
 
@@ -168,7 +168,7 @@ class Bug:
         self.otherwise.clear()
 
     def finding(self, number: int) -> Finding:
-        """The record of this bug as it is known now. number: its place among the bugs."""
+        """Return the record of this bug as known now. number: its place among the bugs."""
         shrunk, user = self.shrunk, self.replayed.case.model.user
         return Finding(
             number=number,
@@ -200,7 +200,7 @@ class Bug:
 
 
 class Findings:
-    """Collects failing cases; `add` returns the bugs that are new, or told better than before.
+    """Collection of failing cases; `add` returns the bugs that are new, or whose cause is updated.
 
     A failure that is a listed known issue belongs to that issue and to nothing else, so that no
     other bug hides behind it.
@@ -258,14 +258,14 @@ class Findings:
 
 
 def words_of(finished: CaseFinished, violation: Violation | None) -> tuple[str, ...]:
-    """Other declared semantics under which a case holds; none for what a step does not compute."""
+    """Return other declared semantics under which a case holds; none for obligations of memory."""
     if violation is None or finished.judgement is None or violation.obligation in MEMORY:
         return ()
     return finished.judgement.words
 
 
 def independent(violations: Sequence[Violation]) -> list[Violation]:
-    """Violations that do not merely follow from another one, the first step first."""
+    """Return the violations that do not merely follow from another one, the first step first."""
     ordered = sorted(violations, key=lambda v: (v.step, v.mild, OBLIGATIONS.index(v.obligation)))
     kept: list[Violation] = []
     for violation in ordered:
@@ -276,10 +276,10 @@ def independent(violations: Sequence[Violation]) -> list[Violation]:
 
 
 def sources_of(judgement: Judgement, listed: Callable[[Violation], bool]) -> list[Violation]:
-    """Violations of a case that do not merely follow from another one.
+    """Return the violations of a case that do not merely follow from another one.
 
-    Of an obligation whose first violation is a listed known issue, the further ones too: nothing
-    hides behind a known issue.
+    If the first violation of an obligation is a listed known issue, the further ones count too:
+    nothing hides behind a known issue.
     """
     known = {one.obligation for one in judgement.violations if listed(one)}
     further = [one for one in judgement.further if one.obligation in known]

@@ -1,4 +1,4 @@
-"""Known issues: faults that a run may show without failing, from a TOML file.
+"""Known issues from a TOML file: faults that a run may show without failing.
 
 The header of `known_issues.toml` beside this file explains the format. An entry names a finding by
 its fingerprint; the other fields keep it from covering another fault under the same conditions. A
@@ -43,7 +43,7 @@ _ENTRY = re.compile(r"^\s*\[\[\s*issue\s*\]\]", re.MULTILINE)
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
-    """An entry as it stands in the file."""
+    """Entry of the file, unchanged."""
 
     fingerprint: str
     reason: str
@@ -65,7 +65,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, kw_only=True)
 class KnownIssue:
-    """One entry. Fields as in the file; source: which file and entry it is, for messages.
+    """Known issue. Fields as in the file; source: its file and entry, for messages.
 
     torch: the versions that have it, one of several specifiers (PEP 440); device: "cpu" or "cuda"
     if it shows on no other kind; sometimes: it depends on the moment, so that no case shows it for
@@ -103,7 +103,7 @@ class KnownIssue:
 
     @property
     def hangs(self) -> bool:
-        """A known hang: each case that shows it costs seconds of patience."""
+        """True for a known hang: each case that shows it costs seconds of patience."""
         return self.fingerprint.split(" / ")[1] == "hung"
 
     @property
@@ -161,7 +161,7 @@ class KnownIssue:
         )
 
     def _names(self, violation: Violation, obligation: Obligation) -> bool:
-        """The causes named here are among those that explain the violation, or both have none."""
+        """Return True if the causes named here are among the violation's, or both have none."""
         role = violation.role
         if any(fnmatchcase(role, pattern) for pattern in self.roles):
             role = "".join(self.fingerprint.split(" / ")[2:3])
@@ -175,7 +175,10 @@ class KnownIssue:
 def matching(
     issues: Iterable[KnownIssue], finished: CaseFinished, violation: Violation | None
 ) -> list[KnownIssue]:
-    """The issues that a failure of a case is. None where any part of a violation is no issue."""
+    """Return the issues that match a failure of a case.
+
+    None where any part of a violation is no issue.
+    """
     issues = tuple(issues)
     if violation is None or not violation.parts:
         return [issue for issue in issues if issue.matches(finished, violation)]
@@ -184,12 +187,12 @@ def matching(
 
 
 def joined(*parts: str) -> str:
-    """A fingerprint of its parts; empty ones and repetitions are left out."""
+    """Join parts to a fingerprint; empty ones and repetitions are left out."""
     return " / ".join(dict.fromkeys(part for part in parts if part))
 
 
 def load(given: Iterable[str]) -> tuple[KnownIssue, ...]:
-    """The entries of the files, then ours, unless `none` is among the names.
+    """Load the entries of the files, then ours, unless `none` is among the names.
 
     Raises UsageError, with file, entry and line, for what cannot be used.
     """
@@ -200,12 +203,12 @@ def load(given: Iterable[str]) -> tuple[KnownIssue, ...]:
 
 @cache
 def ours() -> tuple[KnownIssue, ...]:
-    """The entries that come with zerocheck."""
+    """Return the entries that come with zerocheck."""
     return read(OURS)
 
 
 def read(path: Path) -> tuple[KnownIssue, ...]:
-    """The entries of one file. Raises UsageError as `load` does."""
+    """Read the entries of one file. Raises UsageError as `load` does."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -290,7 +293,7 @@ def _issue(raw: dict[str, Any], source: str) -> KnownIssue:
 
 
 def _in_words(message: str) -> str:
-    """msgspec's message with the field first: `reason: expected str, got int`."""
+    """Move the field of a msgspec message to its front: `reason: expected str, got int`."""
     said, _, place = message.replace("`", "").partition(" - at $.")
     return f"{place}: {said[0].lower()}{said[1:]}" if place else said
 

@@ -28,7 +28,7 @@ class Paces:
         return sum(pace.steps for _, pace in self.cases)
 
     def middle(self, of: Callable[[Pace], float | None]) -> float | None:
-        """Median of a figure."""
+        """Return the median of a figure over cases."""
         return _middle(of(pace) for _, pace in self.cases)
 
     def share(self, *kinds: str) -> float | None:
@@ -52,14 +52,14 @@ class Paces:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Positions that all ranks together read."""
+        """Positions that all ranks together read per second, the median over cases."""
         return self.middle(
             lambda pace: pace.tokens / pace.seconds if pace.tokens and pace.seconds else None
         )
 
     @property
     def idle(self) -> float | None:
-        """Mean over ranks."""
+        """Idle share of the step, the mean over ranks and median over cases."""
         return self.middle(lambda pace: sum(pace.idle) / len(pace.idle) if pace.idle else None)
 
     @property
@@ -70,17 +70,17 @@ class Paces:
 
     @property
     def gathered(self) -> float | None:
-        """Largest all-gather over the bytes of all parameters."""
+        """Size of the largest all-gather over the bytes of all parameters."""
         return _middle(_gathered(case, pace) for case, pace in self.cases)
 
     @property
     def allocated(self) -> int | None:
-        """Bytes, the most of any case."""
+        """Allocated bytes, the most of any case."""
         return max((p.allocated for _, p in self.cases if p.allocated is not None), default=None)
 
     @property
     def reserved(self) -> int | None:
-        """Bytes, the most of any case."""
+        """Reserved bytes, the most of any case."""
         return max((p.reserved for _, p in self.cases if p.reserved is not None), default=None)
 
 

@@ -1,4 +1,4 @@
-"""The user's own model as that of every case: `--model`, or `fixed = {"model": ...}`."""
+"""User's own model as that of every case: `--model`, or `fixed = {"model": ...}`."""
 
 from __future__ import annotations
 
@@ -47,9 +47,10 @@ def with_models(
 
 
 def case_with(ranks: Ranks, case: Case, factory: str, *, world_size: int) -> Case:
-    """The case, which has a model of the user's, with what the factory makes now.
+    """Replace the user's model in a case by that which the factory makes now.
 
-    Raises UsageError where the rest of the case does not go with it."""
+    Raises UsageError where the rest of the case does not go with it.
+    """
     user = look(ranks, factory, world_size=world_size)
     case = msgspec.structs.replace(case, model=msgspec.structs.replace(case.model, user=user))
     check(case)
@@ -93,7 +94,7 @@ def _fields(value: object) -> Mapping[str, object]:
 
 
 def _factory(name: str, fixed: Mapping[str, object], asked: str | None) -> str | None:
-    """Which model an implementation is checked with, or None for drawn ones."""
+    """Return the model that an implementation is checked with, or None for drawn ones."""
     own = fixed.get("model")
     if own is None:
         return asked

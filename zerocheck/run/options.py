@@ -117,21 +117,21 @@ class RunOptions:
 
     @property
     def cases(self) -> int:
-        """Cases per implementation; a covering array may take more."""
+        """Number of cases per implementation; a covering array may take more."""
         count = PROFILES[self.profile].cases
         return count if self.max_cases is None else min(count, self.max_cases)
 
 
 def check_ranks(given: str) -> None:
-    """Raise UsageError for a kind of ranks that there is not."""
+    """Raise UsageError for an unknown kind of ranks."""
     if given not in RANKS:
         raise unknown("kind of ranks", given, RANKS)
 
 
 def choose_ranks(given: str | None) -> Ranks:
-    """The kind of ranks that is asked for, or that there is: a launcher's, if it started us.
+    """Return the requested kind of ranks, else a launcher's if it started this process.
 
-    Raises UsageError for a kind that there is not.
+    Raises UsageError for an unknown kind.
     """
     if given is None:
         return "torchrun" if launched() else "processes"
@@ -140,13 +140,13 @@ def choose_ranks(given: str | None) -> Ranks:
 
 
 def check_timeout(given: float) -> None:
-    """Raise UsageError for a number of seconds that nothing can be waited for."""
+    """Raise UsageError for a number of seconds that cannot be a timeout."""
     if not 1.0 <= given <= 86_400.0:
         raise UsageError(f"--timeout {given:g} is out of range (allowed: 1 to 86400 seconds)")
 
 
 def check_backend(given: str | None, device: str) -> None:
-    """Raise UsageError for a backend that there is not, or not on this device."""
+    """Raise UsageError for an unknown backend, or one that this device does not have."""
     if given is None:
         return
     if given not in BACKENDS:

@@ -74,7 +74,7 @@ class Outcome:
 
     @property
     def headline(self) -> str:
-        """The title, or, of a crash, what is behind it."""
+        """Title, or, of a crash with a known cause, that cause."""
         return (
             f"the ranks {self.status}: they called {self.causes[0]}" if self.causes else self.title
         )
@@ -93,7 +93,7 @@ def judged(
     digest: bool = False,
     words: bool = False,
 ) -> Outcome:
-    """The verdict on what the ranks of each leg did. Gives their arenas back."""
+    """Judge the results of each training segment. Gives the ranks' arenas back."""
     leaks = tuple(dict.fromkeys(leak for result in results.all for leak in result.leaks))
     try:
         outcome = _judged(case, results, obligations=obligations, digest=digest, words=words)
@@ -152,7 +152,7 @@ def _judged(
 def _judged_steps(
     case: Case, legs: Sequence[Seen], results: Results, *, digest: bool, words: bool
 ) -> Judgement:
-    """The judgement of all but memory."""
+    """Return the judgement of all obligations but those of memory."""
 
     def judgement(legs: Sequence[Seen], *, digest: bool, brief: bool) -> Judgement:
         if case.resume:
@@ -188,7 +188,7 @@ def _pace(case: Case, result: JobResult | None) -> Pace | None:
 
 
 def _peak(seen: Sequence[RankSeen]) -> int | None:
-    """The most that any rank held at any instant, or None if no step was measured."""
+    """Return the most bytes that any rank held at any instant, or None if no step was measured."""
     peaks = (peak for rank in seen if rank.measured is not None for peak in rank.measured.peaks)
     return max((peak.total for peak in peaks), default=None)
 
@@ -211,7 +211,10 @@ def observed(result: JobResult) -> tuple[list[RankSeen], Fetch]:
 
 
 def _broken(case: Case, result: JobResult, begun: int) -> Outcome:
-    """begun: the loads that had begun; a leg that only loads has two of them."""
+    """Return the outcome of a crash or hang.
+
+    begun: the loads that had begun; a segment that only loads has two of them.
+    """
     status: Status = "hung" if result.outcome == "hung" else "crashed"
     error = ""
     if result.first_failed is not None:
@@ -236,8 +239,11 @@ DIFFERENT = "different collectives"
 
 
 def _causes(result: JobResult) -> tuple[str, ...]:
-    """Ranks wait in different collectives; or, in a crash, those of one number, by which calls of
-    ranks are matched, differ in kind or size. A rank at another number may only be ahead."""
+    """Return the cause if ranks called different collectives.
+
+    They wait in different ones; or, in a crash, those of one number, by which calls of ranks are
+    matched, differ in kind or size. A rank at another number may only be ahead.
+    """
     stood = [one for one in result.stood if one.collective]
     called: dict[int, set[str]] = {}
     for one in stood:

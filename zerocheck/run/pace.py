@@ -9,7 +9,7 @@ REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 
 
 class Kind(msgspec.Struct, frozen=True, array_like=True):
-    """The collectives of one kind.
+    """Collectives of one kind.
 
     kind: as of `contract.layout.Call`; calls: of one rank in a step, median over ranks and steps;
     bytes: median of a call; largest: bytes of the largest one; share: time that callers wait in
@@ -69,5 +69,5 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def calls(self) -> float:
-        """Collectives of one rank in a step."""
+        """Number of collectives of one rank in a step."""
         return sum(kind.calls for kind in self.kinds)

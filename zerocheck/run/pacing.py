@@ -1,4 +1,4 @@
-"""From the times of the ranks of a case to its pace."""
+"""Pace of a case, from the times of its ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ USED = ("bucket", "wrap")
 
 
 def paced(case: Case, ranks: Sequence[Timed]) -> Pace | None:
-    """The figures of one case, or None if no step counts. ranks[r]: what rank r saw."""
+    """Compute the figures of one case, or None if no step counts. ranks[r]: times of rank r."""
     # steps[i][r]: step i on rank r
     steps = list(zip(*(one.steps for one in ranks), strict=True))
     if not steps:
@@ -58,7 +58,7 @@ def paced(case: Case, ranks: Sequence[Timed]) -> Pace | None:
 
 
 def _tokens(case: Case) -> int:
-    """Positions of one step. What the user's own batches hold is not known from the case: 0."""
+    """Return the positions of one step; 0 for the user's own batches, whose content is unknown."""
     if case.model.user is not None:
         return 0
     return case.data.batch * case.data.length * case.training.microbatches * case.world_size
@@ -111,12 +111,12 @@ def _length(step: StepTimes) -> int:
 
 
 def _all(ranks: Sequence[StepTimes]) -> int:
-    """Time of a step, summed over ranks."""
+    """Return the time of a step, summed over ranks."""
     return sum(map(_length, ranks)) or 1
 
 
 def _waits(call: CollectiveTimes) -> tuple[tuple[int, int], ...]:
-    """When its caller waited."""
+    """Return the spans in which the caller waited."""
     return (call.begun, call.returned), (call.stalled, call.over)
 
 
@@ -133,7 +133,7 @@ def _overlap(step: Sequence[StepTimes]) -> float | None:
 
 
 def _union(spans: Iterable[tuple[int, int]]) -> int:
-    """Length of what any of the spans covers."""
+    """Return the length of the union of the spans."""
     covered, reached = 0, 0
     for start, end in sorted(spans):
         covered += max(0, end - max(start, reached))

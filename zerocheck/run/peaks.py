@@ -80,7 +80,7 @@ class Terms:
 
 
 def windows(pool: Pool) -> Iterator[Point]:
-    """FSDP2 and ZeRO-3: each wrapping over prefetching."""
+    """Measure FSDP2 and ZeRO-3: each wrapping over prefetching."""
     for name in ("fsdp2", "zero3"):
         for wrap, sharding in WRAPS.items():
             for prefetch in PREFETCHES:
@@ -88,13 +88,13 @@ def windows(pool: Pool) -> Iterator[Point]:
 
 
 def buckets(pool: Pool) -> Iterator[Point]:
-    """ZeRO-2 over the size of its buckets."""
+    """Measure ZeRO-2 over the size of its buckets."""
     for size in BUCKETS:
         yield _point(pool, "zero2", "buckets", size, Sharding(bucket=size))
 
 
 def stages(pool: Pool, names: Iterable[str] = STAGES) -> Iterator[Terms]:
-    """Each implementation, without and with activation checkpointing."""
+    """Measure each implementation, without and with activation checkpointing."""
     again = replace(
         CASE.model, blocks=tuple(replace(block, checkpoint=True) for block in CASE.model.blocks)
     )
@@ -126,7 +126,7 @@ def measured(pool: Pool, implementation: str, case: Case) -> Measured:
 
 
 def pool() -> Pool:
-    """Ranks of this machine."""
+    """Start rank processes on this machine."""
     return Pool(TARGET)
 
 
@@ -141,7 +141,7 @@ def _point(pool: Pool, name: str, curve: str, x: int, sharding: Sharding) -> Poi
 
 
 def predicted(seen: Measured) -> int:
-    """The peak of the last step by the layout: what lasts, and the most of what works."""
+    """Return the peak of the last step by the layout: lasting bytes, and the most working ones."""
     layout = seen.layout
     if layout is None or layout.highest is None:
         raise ZerocheckError("no layout says how much is held within a step")

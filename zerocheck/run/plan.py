@@ -1,4 +1,4 @@
-"""Which cases a run has, in which order."""
+"""Plan of a run: its cases and their order."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ Ask = Callable[[str, Sequence[Case]], list[str | None]]
 
 @dataclass(frozen=True)
 class Planned:
-    """A case to run on an implementation."""
+    """Case to run on an implementation."""
 
     implementation: str
     case: Case
 
 
 class Drawn:
-    """Candidates and covering arrays that several plans have in common, each computed once.
+    """Candidates and covering arrays that several plans share, each computed once.
 
     An array follows from the candidates, from those that are refused and from the features that
     are ignored; implementations that agree in these share it, such as a fault and its parent.
@@ -104,8 +104,11 @@ class Plan:
         ask: Ask,
         drawn: Drawn | None = None,
     ) -> None:
-        """drawn: what other plans drew already. Raises UsageError if no case has the features
-        asked for."""
+        """Plan the cases of a run.
+
+        drawn: candidates that other plans drew already. Raises UsageError if no case has the
+        features asked for.
+        """
         self._options = options
         self._drawn = Drawn() if drawn is None else drawn
         self._arrays: dict[str, Array] = {}
@@ -119,7 +122,7 @@ class Plan:
         self.cases = [planned for turn in zip_longest(*queues) for planned in turn if planned]
 
     def note(self, done: Planned, *, refused: bool) -> None:
-        """A case was judged, or refused while it was built."""
+        """Note a case that was judged, or refused while it was built."""
         for stream in self._streams[done.implementation] if refused else ():
             stream.note(done.case)
         if done.implementation in self._arrays and not done.case.resume:
@@ -144,7 +147,7 @@ class Plan:
     def _stream(
         self, name: str, draw_some: Callable[[int], list[Case]], count: int, ask: Ask
     ) -> list[Case]:
-        """The first cases of a stream that goes on where most of them are refused."""
+        """Return the first cases of a stream that continues if most of them are refused."""
         stream = Stream(draw_some, count, partial(ask, name))
         self._streams[name].append(stream)
         return stream.cases
@@ -264,13 +267,13 @@ class Plan:
 
 
 def _model(described: Described) -> str:
-    """The user's own model that every case has, or an empty text."""
+    """Return the user's own model that every case has, or an empty text."""
     user = mapping(mapping(described.fixed.get("model")).get("user"))
     return str(user.get("factory", ""))
 
 
 def _ignored(described: Described) -> list[str]:
-    """Features of options that the implementation does not obey."""
+    """Return the features of options that the implementation does not obey."""
     if described.options is None:
         return []
     return [

@@ -1,4 +1,4 @@
-"""Profiles: which cases a run has, how many, and over which world sizes."""
+"""Profiles: cases of a run, their number, and world sizes."""
 
 from __future__ import annotations
 

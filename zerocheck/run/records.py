@@ -18,7 +18,7 @@ JOURNAL_FORMAT = 1
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run took place."""
+    """Environment in which a run took place."""
 
     zerocheck: str
     torch: str
@@ -51,7 +51,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
-    """Cases that are not run since a known hang covers them."""
+    """Cases that are not run because a known hang covers them."""
 
     implementation: str
     count: int
@@ -147,7 +147,7 @@ class CaseFinished(msgspec.Struct, frozen=True, kw_only=True, tag="case finished
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
-    """A bug: all failing cases of one fingerprint are one finding.
+    """Finding: one bug, with all failing cases of its fingerprint.
 
     It is written when it is found, and again when more cases say more of it: of several records
     with one `number`, its place in the order of discovery, the last one counts.
@@ -204,12 +204,12 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
 
     @property
     def intermittent(self) -> bool:
-        """In fresh rank processes it was seen sometimes."""
+        """True if the failure showed in some fresh rank processes and not in others."""
         return 0 < self.confirmed < self.tries
 
 
 class FreeRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps without the judge between them, and how far they lead from those of the reference.
+    """Steps without the judge between them, and their distance from those of the reference.
 
     Per step: losses: the mean over ranks and microbatches; largest: the largest |difference| of an
     element of any parameter; relative: 2-norm of all differences over that of all parameters of the

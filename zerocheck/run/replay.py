@@ -1,4 +1,4 @@
-"""Run one case again, as a case file names it, in fresh rank processes.
+"""Replay of one case, as in a case file, in fresh rank processes.
 
 Once, if that says it all. What shows sometimes is run several times, and counted.
 """
@@ -39,7 +39,7 @@ def replay(
     device: str | None = None,
     backend: str | None = None,
 ) -> Replayed:
-    """Run the case of a file, several times if what it shows depends on the moment.
+    """Run the case of a file, several times if its result depends on timing.
 
     implementation: run it on this one instead. Without it only built-in ones are run: no code is
     imported that only the file names. model: the user's own that the case has, by its name or
@@ -66,9 +66,9 @@ def replay(
 
 
 def device_for(was: str) -> str:
-    """Where a case is replayed if nobody says where; was: cpu or cuda, where it was found.
+    """Return the device for a replay without a given one. was: cpu or cuda, where it was found.
 
-    There, if that is here; else on the CPU, which the verdict says.
+    It is that kind, if this machine has it; else the CPU, which the verdict says.
     """
     if was == CPU:
         return CPU
@@ -80,7 +80,7 @@ def device_for(was: str) -> str:
 
 
 def _replayed(case_file: CaseFile, name: str, model: str | None, ranks: Ranks) -> Replayed:
-    """Run it as often as it takes."""
+    """Run a case as often as the replay needs."""
     smallest = 1 if isinstance(ranks, Pool) else case_file.case.world_size
     describe(ranks, name, world_size=smallest)
     changed = ""
@@ -125,7 +125,7 @@ def _changed(was: Case, now: Case) -> str:
 
 
 def _plain(title: str) -> str:
-    """Without the figures of one case: `the gradient is W times too large (on 3 ranks: 3)`."""
+    """Remove the figures of one case: `the gradient is W times too large (on 3 ranks: 3)`."""
     return title.partition(" (")[0]
 
 
@@ -168,19 +168,19 @@ class Replayed:
 
     @property
     def outcome(self) -> Outcome:
-        """The run to show: one that fails as the file says, else one that fails."""
+        """Outcome to show: one that fails as the file says, else one that fails."""
         failing = [one for one in self.outcomes if one.status in FAILING]
         alike = [one for one in failing if self.alike(one)]
         return (alike or failing or self.outcomes)[0]
 
     @property
     def finished(self) -> CaseFinished:
-        """The replayed case as a record."""
+        """Replayed case as a record."""
         return self.outcome.record(0, self.implementation, self.case_file.case)
 
     @property
     def verdict(self) -> str:
-        """One sentence: reproduced bit for bit, the same verdict with other bits, or not."""
+        """Sentence on the result: reproduced bit for bit, equal verdict with other bits, or not."""
         return self._verdict() + self.changed + self._elsewhere() + self._named()
 
     def _verdict(self) -> str:
@@ -245,5 +245,5 @@ class Replayed:
 
     @property
     def exit_code(self) -> int:
-        """0 if the case holds now, in every run; 1 otherwise."""
+        """Exit code: 0 if the case holds now, in every run; 1 otherwise."""
         return 1 if self.outcome.status in FAILING else 0

@@ -42,7 +42,7 @@ LARGE = 1 << 24
 
 
 class Need(NamedTuple):
-    """Bytes that a case takes of this host at least: memory, and what may lie in files."""
+    """Bytes that a case takes of this host at least: memory, and data that may be in files."""
 
     memory: int
     files: int
@@ -65,7 +65,7 @@ def need(case: Case) -> Need:
 
 
 def granted(case: Case) -> int:
-    """Bytes that `check` found room for; 0 for a case that fits wherever ranks do."""
+    """Return the bytes that `check` found room for; 0 for a case that fits wherever ranks do."""
     return need(case).memory if parameter_elements(case.model) >= LARGE else 0
 
 
@@ -78,7 +78,7 @@ def alone(case: Case) -> bool:
 
 
 def check(cases: Iterable[Case]) -> None:
-    """Raise UsageError for the first case that cannot fit, with what would."""
+    """Raise UsageError for the first case that cannot fit, with a size that would."""
     for case in cases:
         if parameter_elements(case.model) >= LARGE:
             _check(case)

@@ -1,4 +1,4 @@
-"""A failing case made small: the smallest that fails in the same way, for replay.
+"""Reduction of a failing case to the smallest one that fails in the same way, for replay.
 
 It is not for naming: a small world makes causes coincide, so causes stay those that explain all
 failing cases of the run. Which cases are tried is said by `case/reductions.py`.
@@ -56,7 +56,7 @@ class Limits:
 
 
 def paths(fixed: Mapping[str, object]) -> tuple[str, ...]:
-    """`{"training": {"clip": None}, "mesh": [2]}` as `training.clip` and `mesh`."""
+    """Return `{"training": {"clip": None}, "mesh": [2]}` as `training.clip` and `mesh`."""
     return tuple(
         f"{section}.{name}" if name else section
         for section, fields in fixed.items()
@@ -196,10 +196,10 @@ class _Shrinking:
 
 
 def _same_causes(causes: Collection[str], named: Collection[str]) -> bool:
-    """Some cause explains both, or nothing explains either."""
+    """Return True if some cause explains both, or nothing explains either."""
     return bool(set(causes) & set(named)) or not (causes or named)
 
 
 def _wording(title: str) -> str:
-    """An error's message without numbers, and names of parameters."""
+    """Return an error's message without numbers and names of parameters."""
     return " ".join(word for word in title.split() if not re.search(r"\d|\w\.\w", word))

@@ -1,4 +1,4 @@
-"""Failures that no fresh rank processes show: what may be behind them, and whether they count."""
+"""Failures that no fresh rank processes show: possible causes, and whether they count."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LastOnRanks:
 
 @dataclass(frozen=True)
 class Suspicion:
-    """Why a failure showed in its run alone. counts: it fails the run all the same."""
+    """Reason why a failure showed in its run alone. counts: it fails the run all the same."""
 
     words: str
     counts: bool

@@ -45,7 +45,7 @@ _WORST_FIRST: tuple[Status, ...] = (*FAILING, "known", "holds", "unsupported", "
 
 @dataclass
 class Cell:
-    """One obligation of one implementation, over all cases.
+    """Counts of one obligation of one implementation, over all cases.
 
     counts: cases per verdict; share: largest part of the bound that was used, 1.0 is the edge;
     broken: known crashes and hangs, after which the obligation could not be looked at; vacuous:
@@ -65,23 +65,23 @@ class Cell:
 
     @property
     def checked(self) -> int:
-        """Cases in which the obligation was looked at, whatever came of it."""
+        """Number of cases in which the obligation was checked, whatever the result."""
         return sum(self.counts[status] for status in _LOOKED_AT) - self.broken
 
     @property
     def telling(self) -> int:
-        """Cases in which it was looked at, and could have failed."""
+        """Number of cases in which the obligation was checked and could have failed."""
         return self.checked - self.vacuous
 
     @property
     def status(self) -> Status:
-        """One verdict for all cases: a failing one if there is any."""
+        """Verdict over all cases: a failing one if there is any."""
         return next((s for s in _WORST_FIRST if self.counts[s]), "not exercised")
 
 
 @dataclass
 class ImplementationTally:
-    """All cases of one implementation."""
+    """Counts over all cases of one implementation."""
 
     name: str
     cells: dict[Obligation, Cell]
@@ -120,7 +120,7 @@ class ImplementationTally:
 
     @property
     def nothing_checked(self) -> bool:
-        """No obligation was looked at in any case."""
+        """True if no obligation was checked in any case."""
         return not any(cell.checked for cell in self.cells.values())
 
     def add(self, record: CaseFinished) -> None:
@@ -164,7 +164,10 @@ class ImplementationTally:
 
 
 def _status_of(record: CaseFinished, obligation: Obligation) -> Status:
-    """The verdict of a case on one obligation. A crash or hang leaves all open ones failing."""
+    """Return the verdict of a case on one obligation.
+
+    A crash or hang leaves all open ones failing.
+    """
     if obligation in record.known:
         return "known"
     if record.judgement is not None and obligation in record.judgement.statuses:
@@ -173,7 +176,7 @@ def _status_of(record: CaseFinished, obligation: Obligation) -> Status:
 
 
 def status_of_case(record: CaseFinished) -> Status:
-    """`known` if all that failed is a known issue."""
+    """Return the status of a case, `known` if all that failed is a known issue."""
     if record.status not in FAILING or not record.known:
         return record.status
     statuses = record.judgement.statuses if record.judgement is not None else {}
@@ -224,8 +227,10 @@ class Tally:
 
     @property
     def findings(self) -> list[Finding]:
-        """Every finding as it was last written, in the order of discovery, but for the known ones
-        and those that could not be reproduced."""
+        """Findings as last written, in the order of discovery.
+
+        Known ones and those that could not be reproduced are left out.
+        """
         return [one for one in self._all() if one.known is None and not one.suspicion]
 
     @property
@@ -248,18 +253,21 @@ class Tally:
 
     @property
     def planned(self) -> int:
-        """Cases that the run set out to do."""
+        """Number of cases that the run set out to do."""
         return max(self.cases, self.started.planned if self.started is not None else 0)
 
     @property
     def complete(self) -> bool:
-        """The run came to its end."""
+        """True if the run came to its end."""
         return self.finished is not None and self.finished.outcome == "done"
 
     def findings_of(
         self, implementation: str, obligation: Obligation | None = None
     ) -> list[Finding]:
-        """Findings of one implementation; with an obligation, those and the crashes and hangs."""
+        """Return the findings of one implementation.
+
+        With an obligation, those of it, and the crashes and hangs.
+        """
         return [
             finding
             for finding in self.findings
@@ -286,7 +294,7 @@ def tally(records: Iterable[Record]) -> Tally:
 
 
 def why(counted: Tally) -> tuple[str, ...]:
-    """Why the run fails, one plain sentence each; empty if all obligations hold."""
+    """Return why the run fails, one plain sentence each; empty if all obligations hold."""
     said = [reason for name in counted.implementations for reason in why_of(counted, name)]
     said += [
         f"{stale.implementation}: a known issue is stale: {stale.known.fingerprint} "
@@ -330,8 +338,10 @@ def why_of(counted: Tally, name: str) -> list[str]:
 
 
 def unchecked(counted: Tally) -> Iterator[tuple[str, Obligation, str]]:
-    """(implementation, obligation, reason) of what an implementation says that no case of it can
-    exercise, and none did."""
+    """Yield (implementation, obligation, reason) for obligations that no case can exercise.
+
+    The implementation declares so, and no case did.
+    """
     for name, implementation in counted.implementations.items():
         for obligation, cell in implementation.cells.items():
             if obligation in implementation.without and not cell.checked:
@@ -339,7 +349,7 @@ def unchecked(counted: Tally) -> Iterator[tuple[str, Obligation, str]]:
 
 
 def why_nothing(implementation: ImplementationTally) -> str:
-    """Why no obligation of the implementation was looked at."""
+    """Return why no obligation of the implementation was checked."""
     cases = sum(implementation.cases.values())
     if not cases:
         return "no case was run"
@@ -350,9 +360,11 @@ def why_nothing(implementation: ImplementationTally) -> str:
 
 
 def exit_code(counted: Tally) -> int:
-    """0 if all obligations hold, known issues aside; 1 for a finding, a failing case, an obligation
-    unchecked, a stale known issue, or a supported pair of features that was to be covered and was
-    not."""
+    """Return 0 if all obligations hold, known issues aside, else 1.
+
+    1 is for a finding, a failing case, an obligation unchecked, a stale known issue, or a supported
+    pair of features that was to be covered and was not.
+    """
     return 1 if why(counted) else 0
 
 

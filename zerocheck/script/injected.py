@@ -1,4 +1,7 @@
-"""Text of faults that are injected at the collectives: a few lines of a dispatch mode each."""
+"""Text of faults that are injected at the collectives: a few lines of a dispatch mode each.
+
+They are what `faults/injected/` does, said for the one operator that the implementation calls.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +127,11 @@ FAULTS: dict[str, Fault] = {
 
 @dataclass(frozen=True)
 class Injection:
-    """Text of an injected fault."""
+    """Text of an injected fault.
+
+    source: lines of the class `Fault`; where: which part of a step is within it; only: an
+    expression that says in which steps, or "" for all.
+    """
 
     source: list[str]
     where: Literal["backward", "clip", "step"]
@@ -137,7 +144,10 @@ class Injection:
 
 
 def injection_of(name: str, fault: str, case: Case, gather: Gather) -> Injection:
-    """Return the fault in the collectives that the implementation `name` calls."""
+    """Return the fault in the collectives that the implementation `name` calls.
+
+    Raises UsageError for a fault that has no short text, or that changes none of its collectives.
+    """
     if fault not in FAULTS:
         raise unknown(f"fault that a script can inject into {name},", fault, FAULTS)
     given = FAULTS[fault]

@@ -1,4 +1,9 @@
-"""Text of a case's model: the blocks and options that occur in it, and no others."""
+"""Text of a case's model: the blocks and options that occur in it, and no others.
+
+Parameters have the names of `models/network.py`, which patterns of groups and the paths of sharding
+units go by. Layers that follow each other are an nn.Sequential; a class is made only for what does
+more than that.
+"""
 
 from __future__ import annotations
 

@@ -15,9 +15,12 @@ FORMAT: Literal[1] = 1
 
 
 class FaultsStarted(msgspec.Struct, frozen=True, kw_only=True, tag="faults started"):
-    """First line. faults: names, in the order of the catalogue; implementation: what they are
-    injected into, or empty for the parents of the catalogue; started: seconds since the epoch;
-    free_steps, loss_rtol: steps that the rivals have, and the tolerance of the loss curve."""
+    """First line of the journal.
+
+    faults: names, in the order of the catalogue; implementation: that they are injected into, or
+    empty for the parents of the catalogue; started: seconds since the epoch; free_steps, loss_rtol:
+    steps that the rivals have, and the tolerance of the loss curve.
+    """
 
     environment: Environment
     faults: tuple[str, ...]
@@ -57,27 +60,27 @@ class Rivals(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def broken(self) -> bool:
-        """The ranks crashed or hung, which nobody overlooks."""
+        """True if the ranks crashed or hung, which nobody overlooks."""
         return self.outcome in ("crashed", "hung")
 
     @property
     def judged_alarm(self) -> bool:
-        """Zerocheck flags an obligation, or the ranks are broken."""
+        """True if zerocheck flags an obligation, or the ranks are broken."""
         return self.broken or bool(self.flagged)
 
     @property
     def loss_alarm(self) -> bool:
-        """The loss curve is off, or there is none."""
+        """True if the loss curve is off, or there is none."""
         return self.broken or self.loss_step is not None
 
     @property
     def parameter_alarm(self) -> bool:
-        """The parameters are off, or there are none."""
+        """True if the parameters are off, or there are none."""
         return self.broken or bool(self.refused)
 
 
 class FaultTried(msgspec.Struct, frozen=True, kw_only=True, tag="fault tried"):
-    """One row of the matrix.
+    """Row of the matrix.
 
     where: the faulty implementation; expected, true_causes: what the catalogue says it must be
     flagged as, an obligation or None for a crash or hang, and the cause; caught_by: an obligation,
@@ -135,7 +138,7 @@ class FaultTried(msgspec.Struct, frozen=True, kw_only=True, tag="fault tried"):
 
 
 class FaultShrunk(msgspec.Struct, frozen=True, kw_only=True, tag="fault shrunk"):
-    """The smallest case that shows a fault.
+    """Smallest case that shows a fault.
 
     case: it, or None if no small case failed in fresh rank processes; size: in words; extent: how
     far the fault reaches, one sentence; tries: cases that were run; seconds: what they took.
@@ -150,12 +153,12 @@ class FaultShrunk(msgspec.Struct, frozen=True, kw_only=True, tag="fault shrunk")
 
     @property
     def ranks(self) -> int:
-        """Most ranks that a leg of it has."""
+        """Number of ranks in the largest training segment."""
         return 0 if self.case is None else max(leg.world_size for leg in legs_of(self.case))
 
 
 class FaultsFinished(msgspec.Struct, frozen=True, kw_only=True, tag="faults finished"):
-    """Last line. seconds: of the whole matrix; exit_code as of the command line."""
+    """Last line. seconds: of the whole matrix; exit_code: of the command line."""
 
     outcome: Literal["done", "interrupted"]
     exit_code: int

@@ -45,8 +45,10 @@ LOSS_RTOL = 1e-4
 
 
 def usually(case: Case, fixed: Mapping[str, object]) -> Case:
-    """The case as tests mostly start: at step 0, with moments of 0, the loss as it is. A maximum
-    norm stays what it is in units of the loss."""
+    """Return the case as tests mostly start: at step 0, with moments of 0 and an unscaled loss.
+
+    A maximum norm stays equal in units of the loss.
+    """
     if "start" not in fixed:
         case = replace(case, start=replace(case.start, step=0, moments="zero"))
     if fixes(fixed, "data", "loss_factor") or fixes(fixed, "training", "clip"):
@@ -60,7 +62,7 @@ def usually(case: Case, fixed: Mapping[str, object]) -> Case:
 
 
 class FreeRuns:
-    """Compares free runs with those of the reference, which it computes once for each case."""
+    """Comparison of free runs with those of the reference, computed once for each case."""
 
     def __init__(self) -> None:
         self._reference: dict[tuple[Case, Semantics, bool], Trajectory] = {}
@@ -128,7 +130,7 @@ def compare(case: Case, seen: Sequence[RankSeen], fetch: Fetch, reference: Traje
 
 
 def agreed(found: Sequence[Rivals]) -> Rivals:
-    """The alarms that every reading of the semantics gives, parameter by parameter."""
+    """Return the alarms that every reading of the semantics raises, parameter by parameter."""
     first, *others = found
     quiet = any(not one.loss_alarm for one in others)
     return replace(
@@ -141,7 +143,7 @@ def agreed(found: Sequence[Rivals]) -> Rivals:
 
 
 def _deviation(got: float, expected: float) -> float:
-    """Relative; 0 where both overflow alike."""
+    """Return the relative deviation; 0 where both overflow alike."""
     if got == expected:
         return 0.0
     return abs(got - expected) / abs(expected) if expected else math.inf
@@ -150,7 +152,7 @@ def _deviation(got: float, expected: float) -> float:
 def _refused(
     observation: Observation, step: int, expected: Mapping[str, torch.Tensor]
 ) -> tuple[tuple[str, ...], float]:
-    """Parameters that assert_close refuses, and the largest difference; after a step."""
+    """Return the parameters that assert_close refuses after a step, and the largest difference."""
     try:
         held = observation.held(step, "state", "parameter")
         given = [] if held is None else list(copies(held))
