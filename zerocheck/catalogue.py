@@ -127,7 +127,7 @@ def extra_of(name: str) -> str:
 
 
 def modules_of(names: Iterable[str]) -> list[str]:
-    """The modules of those implementations that need a library beside torch."""
+    """Return the modules of those implementations that need a library besides torch."""
     places = [_place(innermost(name)) for name in names]
     ours = {place.partition(":")[0] for place in OF_EXTRAS.values()} | FAULTY_OF_EXTRAS.keys()
     return list(dict.fromkeys(place for place in places if place in ours))

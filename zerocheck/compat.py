@@ -163,13 +163,15 @@ def wait_for_work(boxed: Any) -> None:
 
 
 def when_over(boxed: Any, call: Callable[[], None]) -> None:
-    """Have `call` called, on whatever thread, once the Work that a c10d operator returned, boxed
-    for C++, is over. Raises RuntimeError for one that cannot tell (send, recv)."""
+    """Call `call`, on any thread, once a c10d operator's Work is over.
+
+    The Work is boxed for C++. Raises RuntimeError for one that cannot tell (send, recv).
+    """
     dist.Work.unbox(boxed).get_future().add_done_callback(lambda _: call())
 
 
 def work_from_future(future: torch.futures.Future[Any]) -> Any:
-    """A Work, boxed for C++, that is over when the future is; its value is a list of tensors.
+    """Return a Work, boxed for C++, that ends with the future; its value is a list of tensors.
 
     Its `wait` raises nothing: a future that fails is none for it.
     """

@@ -256,7 +256,7 @@ def fake_ranks(world_size: int, rank: int) -> Iterator[None]:
 
 
 def fake_mode() -> Any:
-    """A mode in which operators compute shapes and dtypes only. Tensors without it are converted.
+    """Return a mode in which operators compute shapes and dtypes only. Other tensors are converted.
 
     Tensors say that they are on the CPU, and have storages with a size and no memory.
     """
@@ -309,8 +309,9 @@ def before_resize(call: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def shapes_only() -> Iterator[Callable[[], bool]]:
-    """Let DTensor, DDP and FSDP1 work under `fake_mode`. Gives a function: does DTensor ask for a
-    shape?
+    """Let DTensor, DDP and FSDP1 work under `fake_mode`.
+
+    Gives a function that returns True while DTensor asks for a shape.
 
     DTensor runs operators on whole shapes to learn the shape of a result, in the fake mode that is
     on: they are no allocations. DDP's constructor compares the shapes of all ranks by reading data,

@@ -46,8 +46,10 @@ def placed(kind: str) -> torch.device:
 
 
 def random_state(device: torch.device) -> bytes:
-    """The state of the generator that a forward on this device draws from; then, if that is not the
-    CPU's, the state of the CPU's, from which user code may draw as well."""
+    """Return the state of the generator that a forward on this device draws from.
+
+    If that is not the CPU's, the state of the CPU's follows, from which user code may draw as well.
+    """
     import torch
 
     ours: bytes = torch.get_rng_state().numpy().tobytes()
@@ -128,6 +130,6 @@ NO_MEMORY = (
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return True for torch's errors that say that a GPU has no memory left."""
+    """Return True for torch's errors about exhausted memory of a GPU."""
     said = str(error)
     return isinstance(error, RuntimeError) and "CUDA" in said and "out of memory" in said

@@ -97,8 +97,10 @@ def unknown(what: str, given: str, allowed: Iterable[str]) -> UsageError:
 
 
 def file_of(name: str) -> Path:
-    """The file of that name. Raises UsageError, with the nearest one of its kind in its folder, if
-    it is not there."""
+    """Return the path of the file of that name.
+
+    Raises UsageError, with the nearest one of its kind in its folder, if it does not exist.
+    """
     path = Path(name).resolve()
     if path.is_file():
         return path

@@ -26,9 +26,11 @@ def imported(name: str) -> Any:
 
 
 def check_file(name: str) -> None:
-    """Raise UsageError if `path/to/file.py:Name` names a file that is not there, or for a DeepSpeed
-    config that cannot be used: at once, where importing it waits for rank processes. Other names
-    pass; nothing is imported."""
+    """Raise UsageError for a missing file in `path/to/file.py:Name`, or a bad DeepSpeed config.
+
+    It does so at once, where importing it waits for rank processes. Other names pass; nothing is
+    imported.
+    """
     if name.endswith(".json"):
         ds_config.read(name)
     where = name.rpartition(":")[0]

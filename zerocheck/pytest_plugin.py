@@ -1,5 +1,4 @@
-"""The pytest plugin: options and ini options, where checks leave their reports, and what is said
-of them at the end.
+"""The pytest plugin: command-line and ini options, report directories, terminal summary.
 
 It is loaded in every pytest session of an environment that has zerocheck installed, so it imports
 neither torch nor what takes time.

@@ -154,9 +154,9 @@ def _listed(given: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def importable_name(given: object) -> str:
-    """`package.module:Name` or `path/to/file.py:Name`, by which rank processes import `given`.
+    """Return the name by which rank processes import `given`.
 
-    Raises UsageError for what they could not find there.
+    `package.module:Name` or `path/to/file.py:Name`.
     """
     if not (inspect.isclass(given) or inspect.isfunction(given)):
         raise UsageError(

@@ -17,9 +17,12 @@ Words = tuple[str, str] | None
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """A Forward without its tensors. In trees {"a tensor": n} stands for the n-th of them, and {"a
-    tuple": [...]} for a tuple. random: states that there are; returned: paths of outputs that got
-    a gradient; differentiable: numbers of the inputs that need one. The rest: as in Forward."""
+    """Record of one forward call without its tensors.
+
+    In trees {"a tensor": n} stands for the n-th of them, and {"a tuple": [...]} for a tuple.
+    random: states that exist; returned: paths of outputs that got a gradient; differentiable:
+    numbers of the inputs that need one. The rest: as in Forward.
+    """
 
     args: Any
     kwargs: Any

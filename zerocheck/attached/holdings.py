@@ -72,7 +72,7 @@ def _whole(name: str, parameter: torch.Tensor, role: Role, tensor: torch.Tensor)
 
 
 def computes_on(model: nn.Module) -> torch.device:
-    """The device of its forward, which with offloading is not that of its parameters."""
+    """Device of the forward, which with offloading is not that of the parameters."""
     for module in model.modules():
         if isinstance(module, FullyShardedDataParallel):
             return module.compute_device or torch.device(CPU)

@@ -137,7 +137,7 @@ class OutputGradients:
         return backward
 
     def _hook(self, roots: Sequence[Any], gradients: Sequence[Any], handles: list[Any]) -> None:
-        """Follow the graph from its roots, and hook into what leads to outputs."""
+        """Follow the graph from its roots, and hook the nodes that lead to outputs."""
         walk = _Walk(self._targets)
         for position, root in enumerate(roots):
             if isinstance(root, torch.Tensor) and not root.requires_grad:

@@ -108,7 +108,7 @@ class _Own:
         return tuple(squares), tuple(peaks)
 
     def _still(self) -> set[int]:
-        """Pieces of which no bit may change."""
+        """Return the pieces of which no bit may change."""
         seen = self.observed.seen
         if seen.skipped or not seen.ran:
             return set(range(len(seen.pieces)))

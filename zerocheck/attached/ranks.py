@@ -141,8 +141,10 @@ class Group:
         return Total(exact, absolute, float(few[0]), int(few[1]))
 
     def fail(self, problem: Problem) -> Problem:
-        """Meet the others in their next operation, which all leave; the problem of the first rank
-        that has one."""
+        """Report a problem in the others' next operation, which all of them leave.
+
+        Returns the problem of the first rank that has one.
+        """
         if self._in_collective:  # the process group itself failed, so nobody can be told
             return problem
         try:

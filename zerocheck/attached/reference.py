@@ -29,8 +29,11 @@ Factory = Callable[[], nn.Module]
 
 @dataclass(frozen=True)
 class Local:
-    """The gradients of one rank. gradients[name][m]: of microbatch m, flat fp32 on the CPU, None
-    where it has none; noise[name]: how far an element of their sum can be off."""
+    """Local gradients of one rank.
+
+    gradients[name][m]: of microbatch m, flat fp32 on the CPU, None where it has none; noise[name]:
+    the largest error of an element of their sum.
+    """
 
     gradients: Mapping[str, Sequence[torch.Tensor | None]]
     noise: Mapping[str, float]

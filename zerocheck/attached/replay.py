@@ -56,7 +56,7 @@ class Replayed:
 
     @property
     def verdict(self) -> str:
-        """One sentence. Without a model the gradient is left out on both sides."""
+        """One sentence on the verdicts. Without a model the gradient is left out on both sides."""
         number, note = self.bundle.number, ""
         was, now = self.bundle.judgement.violations, self.judgement.violations
         if self.bundle.judgement.tier == "full" and self.judgement.tier != "full":
@@ -86,8 +86,10 @@ def _kind(violation: Violation) -> tuple[object, ...]:
 
 
 def replay(path: Path, model: str | None = None, device: str | None = None) -> Replayed:
-    """Judge a bundle again. model: `path/to/file.py:factory`, the model before it is wrapped;
-    device: on which it is called for the gradient, None for the kind that the run was on.
+    """Judge a bundle again.
+
+    model: `path/to/file.py:factory`, the model before it is wrapped; device: on which it is called
+    for the gradient, None for the kind that the run was on.
 
     Raises UsageError for a bundle that is not whole, a model that is not that of the run, or a
     device that is not here.

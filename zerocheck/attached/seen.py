@@ -68,8 +68,11 @@ class Options(msgspec.Struct, frozen=True):
 
 
 class Clip(msgspec.Struct, frozen=True):
-    """One clipping by norm. norm: what was reported; kind: "2" or "inf", or another p; pieces: the
-    numbers of those that it clipped."""
+    """Clipping of the gradient by its norm.
+
+    norm: as reported; kind: "2" or "inf", or another p; pieces: the numbers of those that it
+    clipped.
+    """
 
     max_norm: float
     kind: str
@@ -107,9 +110,12 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Observed:
-    """A checked step on one rank. values: flat tensors on the CPU, in row-major order; forwards:
-    the calls of the model, for the reference; buffers: before them, by name; device: of the run;
-    norms: by the number of their clipping, those that are not reduced over the ranks yet."""
+    """Checked step on one rank.
+
+    values: flat tensors on the CPU, in row-major order; forwards: the calls of the model, for the
+    reference; buffers: before them, by name; device: of the run; norms: by the number of their
+    clipping, those that are not reduced over the ranks yet.
+    """
 
     seen: Seen
     values: dict[Key, torch.Tensor] = field(default_factory=dict)

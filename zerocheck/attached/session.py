@@ -47,7 +47,7 @@ def attach(
     group: dist.ProcessGroup | None = None,
     quiet: bool = False,
 ) -> Attached:
-    """Check chosen steps of a training run, in which `model` and `optimizer` are used as always.
+    """Check chosen steps of a training run that uses `model` and `optimizer` as always.
 
         check = zerocheck.attach(model, optimizer)
         for x, y in loader:
@@ -159,7 +159,7 @@ class Attached:
         check_parameters(self._model, self._optimizer)
 
     def step(self) -> _Nothing:
-        """The context for one update. One comparison, unless the step is to be checked."""
+        """Return the context for one update; it costs a comparison, unless the step is checked."""
         self.taken += 1
         return _NOTHING if self.taken != self._next else self._checking
 
@@ -282,7 +282,7 @@ class Attached:
             raise Violated(one_line(said) + where)
 
     def _written(self, observed: Observed, judgement: Judgement, ranks: Ranks) -> str:
-        """The folder of the bundle; empty where a rank cannot write it, which is printed."""
+        """Write the bundle and return its folder; empty if a rank cannot, which is printed."""
 
         def write() -> str:
             place = ""

@@ -58,7 +58,7 @@ class Contents:
     notes: list[str] = field(default_factory=list)
 
     def read(self, item: Item) -> torch.Tensor:
-        """The tensor; raises Damaged."""
+        """Read the tensor; raises Damaged."""
         return self.source.read(item.key)
 
     def named(self, role: str) -> dict[str, Item]:
@@ -192,7 +192,7 @@ def _note_step(contents: Contents, name: str, value: object) -> None:
 
 
 def _number(source: Source, key: Key) -> object:
-    """The number in a tensor of one element, or in words why there is none."""
+    """Return the number in a tensor of one element, or in words why there is none."""
     if source.tensors[key].numel != 1:
         return f"a tensor of shape {list(source.tensors[key].shape)}"
     try:

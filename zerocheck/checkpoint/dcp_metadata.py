@@ -61,8 +61,11 @@ class Broken(Exception):
 
 
 class _Name:
-    """An admitted name. The class or function itself is never an object of the pickle, so nothing
-    in it can be changed by the pickle, and it is called with plain values only."""
+    """Admitted name in place of a class or function.
+
+    The class or function itself is never an object of the pickle, so nothing in it can be changed
+    by the pickle, and it is called with plain values only.
+    """
 
     def __init__(self, made: Callable[..., Any]) -> None:
         self.made = made
@@ -152,7 +155,7 @@ def _filled_in(instance: Any, state: Any) -> None:
 
 
 def read_metadata(path: Path) -> Metadata:
-    """The index in a file.
+    """Read the index in a file.
 
     Raises UsageError for a pickle that asks for a class that is not admitted, Broken for a file
     that is truncated or damaged.

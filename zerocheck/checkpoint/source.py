@@ -126,8 +126,10 @@ def shape_problem(shape: Sequence[int], dtype: torch.dtype) -> str:
 
 
 def with_values(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor. Raises Damaged for one without values of its own: on the meta device, quantized,
-    or far larger than what is stored of it."""
+    """Return the tensor if it has values of its own.
+
+    Raises Damaged for one on the meta device, quantized, or far larger than its stored bytes.
+    """
     if tensor.is_meta:
         raise Damaged("it is on the meta device, so it has no values")
     if tensor.is_quantized:

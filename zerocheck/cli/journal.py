@@ -140,8 +140,10 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def _check_outputs(journal: Path) -> None:
-    """Raise UsageError for files of the user's with the names of a report, where there was no run
-    before."""
+    """Raise UsageError for a user's files with the names of reports.
+
+    Only in a directory where there was no run before.
+    """
     if journal.exists() or {one.name for one in journal.parent.iterdir()} <= {
         f"{journal.name}.new"
     }:
@@ -215,8 +217,10 @@ def journal_in(given: Path) -> Path:
 
 
 def report_run(journal: Path, directory: Path, against: Path | None) -> int:
-    """Write the reports of a journal again; the exit code of its run. With `against`, that of the
-    comparison with an earlier run."""
+    """Write the reports of a journal again; return the exit code of its run.
+
+    With `against`, that of the comparison with an earlier run.
+    """
     from ..report.console import new_console
     from ..report.progress import print_findings, print_outcome
     from ..report.write import write_reports

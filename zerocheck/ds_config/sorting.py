@@ -144,7 +144,7 @@ def _clip(top: Section) -> tuple[dict[str, float | None], str]:
 
 
 def _accumulation(top: Section) -> dict[str, int]:
-    """`training.microbatches`. Where the sizes of both batches are given, ranks decide it."""
+    """Return `training.microbatches`. Ranks determine it if the sizes of both batches are given."""
     if top.auto("gradient_accumulation_steps"):
         return {}
     derived = all(map(top.says, ("train_batch_size", "train_micro_batch_size_per_gpu")))
@@ -162,8 +162,11 @@ def _average(top: Section, zero: Zero) -> Average:
 
 
 def _predivide(top: Section, zero: Zero) -> float:
-    """`gradient_predivide_factor`. A power of two divides exactly; any other rounds twice more than
-    a division by the number of ranks, and bounds count only that."""
+    """Return `gradient_predivide_factor`.
+
+    A power of two divides exactly; any other rounds twice more than a division by the number of
+    ranks, and bounds count only that.
+    """
     factor = top.number("gradient_predivide_factor", 1.0, lowest=1.0, below=1e6)
     changed = [
         name

@@ -49,8 +49,9 @@ class Recipe:
 
 
 def recipe(precision: PrecisionKind = "mixed", optimizer: OptimizerKind = "adam") -> Recipe:
-    """Section 3.1: mixed precision is 2 + 2 + K with K = 4 (master) + 4 per state; fp32 is
-    4 + 4 + 4 per state.
+    """Return the bytes per parameter by section 3.1 of the paper.
+
+    Mixed precision is 2 + 2 + K with K = 4 (master) + 4 per state; fp32 is 4 + 4 + 4 per state.
 
     Raises UsageError for other words.
     """

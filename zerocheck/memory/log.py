@@ -24,7 +24,7 @@ class Moment(NamedTuple):
 
 @dataclass(slots=True)
 class Storage:
-    """A storage: what it was found to be (`kind`), and who holds it.
+    """Storage with its classification (`kind`) and its holder.
 
     held: claimed by the implementation's shards, which no operator's evidence overrules; counts: a
     step count.

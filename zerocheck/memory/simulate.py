@@ -55,8 +55,10 @@ class _Watched(Microbatch):
 
 
 def simulate(setup: Setup, source: Source, blocks: int | None = None, *, data: bool = False) -> Run:
-    """Build, and take two steps. blocks: with the first blocks of the model only; data: on tensors
-    that have some, as the allocator counts them, with the same collectives that move nothing.
+    """Build the model and the implementation, and take two steps.
+
+    blocks: with the first blocks of the model only; data: on tensors with data, as the allocator
+    counts them, with the same collectives that move nothing.
 
     Raises UsageError where the implementation or the model's code fails: it says how.
     """

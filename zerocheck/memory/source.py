@@ -60,7 +60,7 @@ class Source:
 
 
 def source(name: str) -> Source:
-    """A preset by its name, or `package.module:factory`, `path/to/file.py:factory`.
+    """Return a preset by name, or the model of `package.module:factory`, `path/to/file.py:factory`.
 
     The factory takes no arguments and returns the model, or the model first of a tuple, as
     `zerocheck run --model` takes it.

@@ -35,7 +35,7 @@ SMALL_RANKS = 3
 
 
 def render_tables() -> str:
-    """All tables in Markdown. The simulated ones take a minute or two."""
+    """Render all tables in Markdown. The simulated ones take a minute or two."""
     return "\n".join(_tables()) + "\n"
 
 
@@ -91,7 +91,7 @@ def paper_table() -> str:
 
 
 def fp32_table() -> str:
-    """7B on 8 ranks in fp32: GB per stage, and what is saved, here and for N to infinity."""
+    """Render a table of 7B on 8 ranks in fp32: GB and savings per stage, here and as N grows."""
     fp32 = recipe("fp32")
     limits = ("0%", "50%", "75%", "100%")
     rows = [

@@ -83,7 +83,7 @@ def batch(case: Case, *, step: int, rank: int, microbatch: int) -> Batch:
 
 
 def _side(case: Case, *, step: int, rank: int, microbatch: int) -> tuple[torch.Tensor, ...]:
-    """The second input, which about half of the microbatches of a model with `side` have."""
+    """Return the second input, present in about half of the microbatches of a model with `side`."""
     if not case.model.side:
         return ()
     generator = generator_of(case.seed, SIDE, step=step, rank=rank, microbatch=microbatch)
@@ -144,7 +144,7 @@ def _kept(case: Case, step: int, number: int) -> torch.Tensor:
 
 
 def loss_of(case: Case) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """(outputs, target) -> mean loss times `data.loss_factor`, 0-d fp32.
+    """Return the mean loss times `data.loss_factor`, 0-d fp32.
 
     Cross entropy over the outputs for a stem `embedding`, of the tokens that are not masked; mean
     squared error otherwise; the user's own model has its own.

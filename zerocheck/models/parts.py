@@ -11,7 +11,7 @@ from ..errors import UsageError
 
 
 def model_of(name: str, made: Any) -> nn.Module:
-    """The model in what the factory `name` returned: it, or the first of a tuple.
+    """Return the model in the result of the factory `name`: the result, or the first of a tuple.
 
     Raises UsageError for anything else.
     """

@@ -113,7 +113,7 @@ def outcome(changes: Changes) -> str:
 
 
 def print_changes(console: Console, changes: Changes) -> None:
-    """The comparison for a terminal."""
+    """Print the comparison."""
     for note in changes.notes:
         console.print(Text(one_line(note)))
     console.print()
@@ -127,7 +127,7 @@ def print_changes(console: Console, changes: Changes) -> None:
 
 
 def markdown(changes: Changes) -> str:
-    """The comparison as Markdown."""
+    """Render the comparison as Markdown."""
     said = outcome(changes)
     parts = ["# zerocheck: against an earlier run", f"**{said[0].upper()}{said[1:]}.**"]
     parts.append("\n".join(f"- {escape(note)}" for note in changes.notes))
@@ -140,7 +140,7 @@ def markdown(changes: Changes) -> str:
 
 
 def as_json(changes: Changes) -> str:
-    """The comparison for machines."""
+    """Render the comparison as JSON."""
     data: dict[str, Any] = {
         "format": AGAINST_FORMAT,
         "notes": changes.notes,

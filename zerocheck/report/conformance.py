@@ -21,7 +21,7 @@ EXPLAINED = (
 
 
 def render(counted: Tally) -> str:
-    """The whole page as Markdown."""
+    """Render the whole page as Markdown."""
     parts = [
         "# Conformance",
         *_said(counted),

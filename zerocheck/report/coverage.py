@@ -45,8 +45,10 @@ def pairs_cell(covered: Covered) -> str:
 
 
 def feature_rows(counted: Tally) -> list[list[str]]:
-    """Per feature: name, title, and of each implementation the judged cases, or why there are
-    none."""
+    """Return rows per feature: name, title, and each implementation's judged cases.
+
+    Where there are none, the reason.
+    """
     some = [implementation.covered for implementation in counted.implementations.values()]
     missing = [covered.not_exercised for covered in some]
     shown = {name for covered in some for name in covered.names}

@@ -81,7 +81,7 @@ class FaultsProgress:
         return Text(said, style="dim")
 
     def show(self, summary: Summary) -> None:
-        """Print what the matrix adds up to."""
+        """Print the summary of the matrix."""
         self._console.print()
         for line in summary_lines(summary):
             self._console.print(Text(one_line(line)))

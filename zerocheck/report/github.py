@@ -78,8 +78,10 @@ def summarize(text: str) -> None:
 
 
 def fitting(text: str, room: int) -> bytes:
-    """`text` in UTF-8, cut at the end of a line so that it and the sentence that says so take
-    `room` bytes at most."""
+    """Encode `text` in UTF-8, truncated at the end of a line if it is too long.
+
+    With the sentence that says so it takes `room` bytes at most.
+    """
     data = text.encode("utf-8", "replace")
     if len(data) <= room:
         return data

@@ -174,8 +174,10 @@ def _cell(cell: Cell) -> Text:
 
 
 def print_findings(console: Console, counted: Tally) -> None:
-    """Known issues, what could not be reproduced, findings, and what is stale; what fails the run
-    stands last."""
+    """Print known issues, unreproduced failures, findings, and stale issues.
+
+    Those that fail the run are last.
+    """
     for finding in (*counted.known, *counted.unreproduced, *counted.findings):
         print_finding(console, finding)
     for stale in counted.stale:

@@ -15,8 +15,10 @@ _SHOWN = 3
 
 
 def finding_title(finding: Finding) -> str:
-    """`"VIOLATED zero2: the gradient is ..."`, or KNOWN or NOT REPRODUCED, and how often if it is
-    intermittent."""
+    """Return the title of a finding: `"VIOLATED zero2: the gradient is ..."`.
+
+    Or KNOWN or NOT REPRODUCED, and how often if it is intermittent.
+    """
     label = finding.status.upper() if finding.known is None else "KNOWN"
     label = "NOT REPRODUCED" if finding.suspicion else label
     often = ""

@@ -112,8 +112,10 @@ class Array:
         return [candidates[place] for place in cover(held, costs, lost)]
 
     def _culprits(self) -> int:
-        """The pairs that explain refusals: of a feature, or themselves, refused in TRIES cases and
-        judged in none."""
+        """Return the pairs that explain refusals.
+
+        They are of a feature, or themselves, refused in TRIES cases and judged in none.
+        """
         found = 0
         for name in self._pairs.names:
             own = self._pairs.with_feature(name)
@@ -129,8 +131,10 @@ class Array:
 
 
 def _by_reason(refused: Sequence[int], reasons: Sequence[str | None]) -> dict[str, int]:
-    """The refused pairs by reason, each under the one that goes with it best: given in many
-    candidates that have the pair, and in few others."""
+    """Return the refused pairs by reason, each under the one that fits it best.
+
+    That is the reason given in many candidates that have the pair, and in few others.
+    """
     given_at_all = Counter(reason for reason in reasons if reason is not None)
     all_refused = given_at_all.total()
     said: defaultdict[int, Counter[str]] = defaultdict(Counter)

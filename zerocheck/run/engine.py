@@ -45,10 +45,12 @@ HANGS = 3
 
 
 def run(options: RunOptions, handlers: Sequence[Handler], *, ranks: Ranks | None = None) -> int:
-    """Run everything; returns the exit code (0 all hold, 1 a finding or nothing checked, 3 ranks of
-    a launcher were lost and nothing was found before).
+    """Run everything and return the exit code.
 
-    ranks: rank processes that are there already; they are left open.
+    0: all obligations hold; 1: a finding or nothing checked; 3: ranks of a launcher were lost and
+    nothing was found before.
+
+    ranks: rank processes that exist already; they are left open.
     Raises UsageError for an implementation that cannot be loaded. On KeyboardInterrupt the journal
     is finished first; then it is raised again.
     """
@@ -67,7 +69,7 @@ def run(options: RunOptions, handlers: Sequence[Handler], *, ranks: Ranks | None
 
 
 def _on_given_ranks(options: RunOptions, ranks: TorchrunPool) -> RunOptions:
-    """The options for a launcher's ranks: all cases run on all of them, where they are."""
+    """Return the options for a launcher's ranks: all cases run on all of them, where they are."""
     world_size = ranks.world_size
     if options.world_sizes_given and options.world_sizes != (world_size,):
         raise UsageError(
@@ -265,8 +267,10 @@ class _Run:
         finished: CaseFinished,
         before: CaseFinished | None,
     ) -> CaseFinished:
-        """Say how often each bug of a case shows in fresh processes. Returns the case; where it
-        failed in its run alone, as it was there."""
+        """Count how often each bug of a case shows in fresh processes.
+
+        Returns the case; if it failed in its run alone, as it was there.
+        """
         again = None
         doubtful = [bug for bug in bugs if bug.cases == 1 or bug.suspicion]
         for bug in bugs:
@@ -354,8 +358,11 @@ class _Run:
             self.bus.handle(finding)
 
     def _drift(self) -> None:
-        """Leave some cases to themselves, beside the reference; those of findings too, but not with
-        ranks of a launcher, which cannot be started anew if one breaks them."""
+        """Run some cases freely, next to the reference.
+
+        Those of findings too, but not with ranks of a launcher, which cannot be restarted if one
+        breaks them.
+        """
         for drift in self.drifting.held():
             self.bus.handle(drift)
         if self.options.ranks == "processes":

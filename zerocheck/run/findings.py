@@ -131,8 +131,10 @@ class Bug:
     def narrow(
         self, causes: tuple[str, ...], finished: CaseFinished, violation: Violation | None
     ) -> bool:
-        """Keep the causes and words that are left. A case that tells causes apart becomes the one
-        to replay; True if anything is reported otherwise."""
+        """Keep the causes and words that are left; return True if the report of the bug changes.
+
+        A case that tells causes apart becomes the one to replay.
+        """
         if violation is None:
             return False
         words = tuple(word for word in self.words if word in words_of(finished, violation))

@@ -65,8 +65,11 @@ class Journal:
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises UsageError if the file cannot be written, another run is writing it, or it is
-        something else than a journal."""
+        """Open the journal.
+
+        Raises UsageError if the file cannot be written, another run is writing it, or it is
+        something else than a journal.
+        """
         self.path = path
         self.begun = False
         """Whether it has its name, and a record."""

@@ -136,8 +136,11 @@ class Legs:
 
 
 def without_waiting(result: JobResult) -> JobResult:
-    """The result of a leg that only loads; where some ranks refused the checkpoint and the others
-    hung, as these wait for them, those have a reply that says so."""
+    """Return the result of a segment that only loads, with replies for the ranks that waited.
+
+    Where some ranks refused the checkpoint and the others hung, as these wait for them, the latter
+    get a reply that says so.
+    """
     if result.outcome != "hung":
         return result
     replies = [msgspec.msgpack.decode(one, type=RankSeen) for one in result.payloads if one]

@@ -16,8 +16,10 @@ from .records import CaseFinished
 
 @dataclass
 class Paces:
-    """The timed cases of one implementation on one number of ranks. Figures are medians over cases,
-    of those that have them; None where none has."""
+    """Timed cases of one implementation on one number of ranks.
+
+    Figures are medians over cases, of those that have them; None where none has.
+    """
 
     ranks: int
     cases: list[tuple[Case, Pace]] = field(default_factory=list)

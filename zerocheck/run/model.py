@@ -60,8 +60,11 @@ def case_with(ranks: Ranks, case: Case, factory: str, *, world_size: int) -> Cas
 def _without(
     options: RunOptions, described: Mapping[str, Described], looked: Mapping[str, UserModel]
 ) -> dict[Obligation, str]:
-    """`buffers`, where every case has a model of the user's without any; and what cannot be told on
-    the device."""
+    """Return the obligations that cannot be exercised, with the reasons.
+
+    They are `buffers`, where every case has a model of the user's without any, and those that
+    cannot be judged on the device.
+    """
     without = _untold(options)
     if not set(options.obligations) - set(without):
         name, reason = next(iter(without.items()))

@@ -98,7 +98,7 @@ class RunOptions:
         self._fill_in()
 
     def _fill_in(self) -> None:
-        """Defaults for what was left empty; what was given twice counts once."""
+        """Set defaults for empty options; repeated values count once."""
         profile = PROFILES[self.profile]
         self._set("implementations", dict.fromkeys(self.implementations or BUILT_IN))
         self._set("world_sizes", dict.fromkeys(self.world_sizes or profile.world_sizes))
@@ -156,12 +156,12 @@ def check_backend(given: str | None, device: str) -> None:
 
 
 def parse_world_sizes(text: str) -> tuple[int, ...]:
-    """`"1,2,3"` or `"2-4"` as numbers. Raises UsageError for what is not a number."""
+    """Parse `"1,2,3"` or `"2-4"`. Raises UsageError for anything but numbers."""
     return SETTINGS["world_sizes"].of_text(text)  # type: ignore[no-any-return]
 
 
 def parse_obligations(text: str) -> tuple[Obligation, ...]:
-    """`"gradient,update"` or `"equivalence"` as obligations. Raises UsageError for other names."""
+    """Parse `"gradient,update"` or `"equivalence"`. Raises UsageError for other names."""
     chosen: list[Obligation] = []
     for part in (part.strip() for part in text.split(",")):
         if part in OBLIGATION_SETS:

@@ -125,8 +125,11 @@ def _waited(call: CollectiveTimes) -> int:
 
 
 def _overlap(step: Sequence[StepTimes]) -> float | None:
-    """The share of hidden time. Waits lie within the time on the way, and apart from each other:
-    one caller waits for one collective at a time."""
+    """Return the share of communication time in which no caller waits.
+
+    Waits are within the time on the way, and do not overlap: one caller waits for one collective at
+    a time.
+    """
     on_the_way = sum(_union((call.begun, call.over) for call in rank.calls) for rank in step)
     waited = sum(_waited(call) for rank in step for call in rank.calls)
     return 1 - waited / on_the_way if on_the_way else None

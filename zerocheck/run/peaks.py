@@ -52,8 +52,11 @@ STAGES = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
 
 @dataclass(frozen=True)
 class Point:
-    """One case. x: what is varied along the curve, predicted, measured: bytes of the peak;
-    highest: the most of each term in the step, as measured."""
+    """Case on a curve.
+
+    x: the parameter varied along the curve; predicted, measured: bytes of the peak; highest: the
+    most of each term in the step, as measured.
+    """
 
     implementation: str
     curve: str

@@ -129,8 +129,10 @@ class Plan:
             self._arrays[done.implementation].note(done.case, refused=refused)
 
     def more(self) -> bool:
-        """Put cases at the end of `cases` for pairs that only refused ones had, and where few cases
-        could be built; whether it did."""
+        """Append cases for pairs that only refused ones had, and where few cases could be built.
+
+        They go to the end of `cases`. Returns True if there were any.
+        """
         added = False
         for name in self._options.implementations:
             sources: list[Array | Stream] = [*self._streams[name]]

@@ -196,8 +196,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
 
     @property
     def hint(self) -> str:
-        """Declarations to try before the code is blamed: "right if you mean buffers='rank0':
-        ..."."""
+        """Declarations to try before the code is blamed.
+
+        "right if you mean buffers='rank0': ...".
+        """
         if not self.words or self.known is not None:
             return ""
         return f"right if you mean {' or '.join(self.words)}: declare it, or fix it"
@@ -222,8 +224,9 @@ class FreeRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True, tag="drift"):
-    """An implementation and the reference left to themselves, and a twin of the reference that has
-    other round-off (judge/free.py). It informs: no verdict hangs on it.
+    """Free run of an implementation and the reference, next to a replica of the reference.
+
+    The replica has other round-off (judge/free.py). It informs: no verdict depends on it.
 
     case: with the steps that were taken; expected: losses of the reference; own, twin: None if the
     steps could not be taken, and broken says why; finding: the number of that which the case shows,

@@ -26,7 +26,7 @@ FILE = "pyproject.toml"
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One setting. default: as the help says it; help: one sentence."""
+    """Setting of a run. default: as the help says it; help: one sentence."""
 
     name: str
     kind: Kind
@@ -94,7 +94,7 @@ class Setting:
         return Path(given) if self.kind == "folder" else given
 
     def _range(self, text: str) -> Sequence[int]:
-        """The numbers of `3`, or of the range `2-4`, which has both ends."""
+        """Parse `3`, or the range `2-4`, which includes both ends."""
         found = re.fullmatch(r"(\d{1,9})\s*-\s*(\d{1,9})", text)
         if found is None:
             return [self._number(text)]

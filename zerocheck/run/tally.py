@@ -369,8 +369,11 @@ def exit_code(counted: Tally) -> int:
 
 
 def run_exit_code(counted: Tally) -> int:
-    """The exit code of the whole run: as `exit_code`, 130 if it did not come to its end, and if it
-    lost its ranks the code that it said."""
+    """Return the exit code of the whole run.
+
+    As `exit_code`; 130 if it did not come to its end, and if it lost its ranks the code that it
+    recorded.
+    """
     if counted.finished is not None and counted.finished.outcome == "lost":
         return counted.finished.exit_code
     return exit_code(counted) if counted.complete else INTERRUPTED

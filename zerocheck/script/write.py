@@ -56,7 +56,7 @@ def write_script(path: Path, text: str) -> None:
 
 
 def script_of(file: CaseFile, *, implementation: str | None = None) -> str:
-    """The script, at most LONGEST lines.
+    """Return the script of a case file, at most LONGEST lines.
 
     implementation: shard by this one instead of that of the file. Raises UsageError, with the
     feature that is in the way, where such a script cannot be written.

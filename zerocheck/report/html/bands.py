@@ -41,8 +41,10 @@ class Dot:
 
 @dataclass(frozen=True)
 class Chart:
-    """One stage in one precision. bands: (category, points of its polygon); steps[n]: the bytes of
-    each category on RANKS[n]."""
+    """Chart of one stage in one precision.
+
+    bands: (category, points of its polygon); steps[n]: the bytes of each category on RANKS[n].
+    """
 
     stage: int
     precision: str

@@ -18,7 +18,10 @@ WHO = ("reference", "implementation", "twin")
 
 @dataclass(frozen=True)
 class Plot:
-    """One picture. ticks: (height, label); lines: (who, points of a polyline, its dots)."""
+    """Picture of a free run.
+
+    ticks: (height, label); lines: (who, points of a polyline, its dots).
+    """
 
     name: str
     words: str
@@ -28,8 +31,11 @@ class Plot:
 
 @dataclass(frozen=True)
 class Shown:
-    """One free run. plots: none if it could not be taken; parts: where the violated step lies, None
-    if there is none; across: (place, number) of each step that has a label."""
+    """Free run on the page.
+
+    plots: none if it could not be taken; parts: where the violated step is, None if there is none;
+    across: (place, number) of each step that has a label.
+    """
 
     anchor: str
     title: str
@@ -42,7 +48,7 @@ class Shown:
 
 
 def shown(number: int, drift: Drift) -> Shown:
-    """One free run, the `number`-th of the page."""
+    """Return the `number`-th free run of the page."""
     steps = len(drift.expected)
     plots: tuple[Plot, ...] = ()
     if drift.own is not None and drift.twin is not None:

@@ -24,7 +24,10 @@ SIGNS: dict[Status, str] = {
 
 @dataclass(frozen=True)
 class Shown:
-    """One cell. kind: the class that gives its colour; words: for readers; share: of the bound."""
+    """Cell of the matrix.
+
+    kind: the class that gives its colour; words: for readers; share: of the bound.
+    """
 
     obligation: str
     kind: str
