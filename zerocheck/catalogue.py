@@ -79,7 +79,7 @@ INJECTED: dict[str, str] = {
 def apart(name: str) -> tuple[str, str]:
     """Split `"fsdp2+gather-stale"` into `("fsdp2", "gather-stale")`; without a fault it is "".
 
-    A plus in the path of a user's file is no fault. Of several faults it is the last.
+    A plus in the path of a user's file is no fault. The last of several faults is taken.
     """
     parent, plus, fault = name.rpartition("+")
     if not plus or set(fault) & set(":/\\."):
@@ -100,7 +100,7 @@ def family(name: str) -> tuple[str, ...]:
 
 
 def innermost(name: str) -> str:
-    """The name without injected faults."""
+    """Return the name without injected faults."""
     parent, fault = apart(name)
     return innermost(parent) if fault else name
 
@@ -122,7 +122,7 @@ def is_built_in(name: str) -> bool:
 
 
 def extra_of(name: str) -> str:
-    """The extra that an implementation of OF_EXTRAS, or a config, needs: the library's name too."""
+    """Return the extra for an implementation of OF_EXTRAS or a config: also its library's name."""
     return _place(name).rpartition(".")[2]
 
 
@@ -134,7 +134,7 @@ def modules_of(names: Iterable[str]) -> list[str]:
 
 
 def _place(name: str) -> str:
-    """The module of an implementation, if its name says it."""
+    """Return the module of an implementation, if its name says it."""
     if is_config(name):
         return OF_CONFIG.rpartition(".")[0]
     return OF_EXTRAS.get(name, name).partition(":")[0]

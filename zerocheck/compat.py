@@ -109,8 +109,8 @@ def reduce_scatter_single(
 class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode: while it is entered, `called` replaces each operator that runs.
 
-    What a DTensor communicates within an operator is called from its own dispatch. So operators of
-    DTensors are left to them first, or the mode would not see what is within.
+    A DTensor calls its collectives from its own dispatch of an operator. So operators of DTensors
+    are left to them first, or the mode would not see those.
     """
 
     def __init__(self) -> None:
@@ -324,7 +324,7 @@ def _gaps(pieces: list[FlatPiece], numel: int) -> list[slice]:
 
 
 def size_based_units(model: torch.nn.Module, least: int) -> list[torch.nn.Module]:
-    """The modules that FSDP1 wraps below the root by `size_based_auto_wrap_policy`."""
+    """Return the modules that FSDP1 wraps below the root by `size_based_auto_wrap_policy`."""
     from torch.distributed.fsdp import wrap
 
     found: list[torch.nn.Module] = []

@@ -69,7 +69,10 @@ class AllocatorLog:
             pass
 
     def stop(self, marks: str) -> list[str | Allocation]:
-        """All that happened, in its order; marks: how the names begin that were given to `mark`."""
+        """Stop the log and return all events, in order.
+
+        marks: the prefix of the names given to `mark`.
+        """
         autograd: Any = torch._C._autograd
         tree = autograd._disable_profiler().experimental_event_tree()
         found: list[tuple[int, int, str | Allocation]] = []
@@ -170,8 +173,8 @@ class AllocatorHistory:
 class LastOfNccl:
     """Release of the tensors that NCCL's process groups keep of their last collective.
 
-    Each keeps them until its next one (seen with torch 2.11.0, DDP on one rank), whoever else has
-    let go of them. That is no leak, and not of whoever called it.
+    Each keeps them until its next one (seen with torch 2.11.0, DDP on one rank), even when nothing
+    else refers to them. That is no leak of the caller.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -199,7 +202,7 @@ def reducer_bytes(model: torch.nn.parallel.DistributedDataParallel) -> Counter[i
     """Return {bytes: count} of the tensors that DDP's reducer holds in C++, by its own account.
 
     Its buckets, as they are now, and its two maps of the parameters that were used, of 4 bytes for
-    each. It makes copies of the buckets to tell of them.
+    each. It copies the buckets to report them.
     """
     reducer: Any = model.reducer
     buckets = reducer._get_zeros_like_grad_buckets()

@@ -33,8 +33,8 @@ class RanksLost(ZerocheckError):
 class Unsupported(ZerocheckError):
     """Refusal of a case by an implementation that cannot run it: raise it with the reason.
 
-    The case gets the verdict `unsupported` and the reason stands in the report. Any other
-    exception gives the verdict `crashed`.
+    The case gets the verdict `unsupported` and the reason is in the report. Any other exception
+    gives the verdict `crashed`.
     """
 
 

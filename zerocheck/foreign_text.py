@@ -65,7 +65,7 @@ def _in_shell(character: str) -> str:
 def as_json(value: Any) -> bytes:
     """Return indented JSON with every character that cannot be printed as `\\uXXXX`.
 
-    What no JSON in UTF-8 can hold, a lone surrogate of a file name or of a pickle, becomes its
+    A lone surrogate of a file name or of a pickle, which no JSON in UTF-8 can hold, becomes its
     escape as text.
     """
     import msgspec  # not where only text is wanted

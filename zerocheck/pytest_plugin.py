@@ -40,7 +40,7 @@ class _Session:
         self.runs: list[SharedRun] = []
 
     def place(self) -> Path:
-        """The directory, made where pytest has no cache."""
+        """Return the directory, made where pytest has no cache."""
         if self.directory is None:
             self.directory = Path(tempfile.gettempdir()) / f"zerocheck-{self.id}"
             self.directory.mkdir(mode=0o700, exist_ok=True)

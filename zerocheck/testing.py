@@ -103,9 +103,9 @@ def parametrize_with_checks(
     line. The others are the options of `zerocheck run`, with the same defaults, so the same seed
     has the same verdicts; obligations: names, or sets of them such as "resume"; known_issues: files
     of known issues, or "none"; model: your own in every case, `path/to/file.py:factory`, as
-    `--model`. What is left out is taken from pytest's ini file, then from
-    `[tool.zerocheck]` in pyproject.toml; `pytest --zerocheck-NAME` is taken before all of them.
-    Raises UsageError for what cannot be used.
+    `--model`. Missing settings are taken from pytest's ini file, then from `[tool.zerocheck]` in
+    pyproject.toml; `pytest --zerocheck-NAME` is taken before all of them. Raises UsageError for
+    what cannot be used.
 
         @zerocheck.parametrize_with_checks([MyFSDP, "fsdp2"], profile="ci")
         def test_sharding(check):
@@ -156,7 +156,8 @@ def _listed(given: Sequence[str] | None) -> tuple[str, ...] | None:
 def importable_name(given: object) -> str:
     """Return the name by which rank processes import `given`.
 
-    `package.module:Name` or `path/to/file.py:Name`.
+    `package.module:Name` or `path/to/file.py:Name`. Raises UsageError for an object that they could
+    not find there.
     """
     if not (inspect.isclass(given) or inspect.isfunction(given)):
         raise UsageError(

@@ -38,7 +38,10 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 def stored(
     forwards: Sequence[Forward],
 ) -> tuple[tuple[Call, ...] | None, dict[str, torch.Tensor]]:
-    """The calls and their tensors; (None, {}) where an input is no tensor and no plain value."""
+    """Return the calls and their tensors; (None, {}) for an unsupported kind of input.
+
+    Inputs are tensors and plain values.
+    """
     calls, tensors = [], {}
     try:
         for number, forward in enumerate(forwards):

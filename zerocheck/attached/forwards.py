@@ -109,7 +109,7 @@ class Forwards:
 
 
 def tensors_in(tree: Any) -> dict[str, torch.Tensor]:
-    """The tensors of a tree that need a gradient, by their path: `['logits']`, `.hidden[2]`.
+    """Return the tensors of a tree that need a gradient, by their path: `['logits']`, `.hidden[2]`.
 
     Containers are mappings, lists, tuples, dataclasses, and objects that keep their values as
     attributes.
@@ -142,7 +142,7 @@ def _inside_of(tree: Any) -> list[tuple[str, Any]]:
 
 
 def mapped(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A copy of a tree with all its tensors changed; objects of other kinds are not copied."""
+    """Copy a tree with all its tensors changed; objects of other kinds are not copied."""
     if isinstance(tree, torch.Tensor):
         return change(tree)
     new: Any = None

@@ -118,7 +118,7 @@ def _of_reference() -> Iterator[None]:
 
 
 def _whole(observed: Observed, tensor: Tensor, ranks: Ranks) -> torch.Tensor:
-    """A parameter before the step, flat: this rank's own copy, or put together from all."""
+    """Return a parameter before the step, flat: this rank's own copy, or put together from all."""
     own = [
         (piece.entry, observed.values["before.parameter", number])
         for number, piece in enumerate(observed.seen.pieces)

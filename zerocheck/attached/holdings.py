@@ -34,7 +34,7 @@ class Holding:
     """A parameter, or this rank's shard of one.
 
     held: what the optimizer sees of it (a flat parameter of FSDP1 has many); cut(role, tensor): the
-    shards of it in a tensor that lies as `held` does.
+    shards of it in a tensor laid out as `held`.
     """
 
     name: str
@@ -84,7 +84,10 @@ def computes_on(model: nn.Module) -> torch.device:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The local tensor, detached. The private field: `to_local` may wait or differentiate."""
+    """Return the local tensor, detached, from a private field.
+
+    `to_local` may wait or differentiate.
+    """
     if isinstance(tensor, DTensor):
         return tensor._local_tensor.detach()
     return tensor.detach()

@@ -19,7 +19,7 @@ INNER = ("optimizer", "optim")
 
 
 def observed_optimizer(optimizer: Any) -> Optimizer:
-    """The optimizer below the wrappers, whose `step` is observed.
+    """Return the optimizer below the wrappers, whose `step` is observed.
 
     Raises UsageError for what is no torch optimizer and has none inside.
     """

@@ -225,7 +225,7 @@ class _Walk:
         self.spans: dict[int, Span] = {}
 
     def follow(self, edge: Edge) -> Target | None:
-        """The output that an edge leads to; else None, and its node comes up later."""
+        """Return the output that an edge leads to, or None; its node is visited later."""
         target = self._targets.get(edge)
         if target is None:
             if edge.node not in self._known:
@@ -242,7 +242,7 @@ class _Walk:
         return target
 
     def nodes(self) -> Iterator[Any]:
-        """All nodes outside the calls."""
+        """Yield all nodes outside the calls."""
         while self._stack:
             yield self._stack.pop()
 

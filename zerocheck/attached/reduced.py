@@ -57,7 +57,7 @@ class Total(NamedTuple):
 
 
 def tensors_of(ranks: Sequence[Seen]) -> list[Tensor]:
-    """All parameters of the run, in the order in which ranks tell them."""
+    """Return all parameters of the run, in the order in which ranks report them."""
     found: dict[str, Tensor] = {}
     whole: dict[str, int] = {}
     for seen in ranks:
@@ -85,7 +85,7 @@ def share_of(local: Local, tensor: Tensor) -> Total:
 
 
 def summed(shares: Sequence[Total]) -> Total:
-    """The total of the shares of all ranks."""
+    """Return the total of the shares of all ranks."""
     return Total(
         torch.stack([one.exact for one in shares]).sum(0),
         torch.stack([one.absolute for one in shares]).sum(0),
@@ -130,7 +130,7 @@ _NOWHERE = Entry("", (), 0, 0)
 
 
 def gradient_of(observed: Observed, number: int) -> torch.Tensor | None:
-    """The reduced gradient of a piece, before clipping."""
+    """Return the reduced gradient of a piece, before clipping."""
     reduced = observed.values.get(("reduced", number))
     return observed.values.get(("gradient", number)) if reduced is None else reduced
 

@@ -108,7 +108,7 @@ class Reference:
             parameter.copy_(whole.view(parameter.shape))
 
     def local(self, forwards: Sequence[Forward], buffers: Mapping[str, torch.Tensor]) -> Local:
-        """The gradients of these calls. buffers: those that the run had before them."""
+        """Return the gradients of these calls. buffers: those that the run had before them."""
         buffers = {self._bare(name): one for name, one in buffers.items()}
         forwards = [self._within_wrappers(one) for one in forwards]
         with _own_random(self.device):

@@ -92,7 +92,7 @@ def _list(shape: Shape) -> object:
 
 
 def pipeline_stages(model: nn.Module) -> list[int]:
-    """The stages of torch's pipelines that run this model, or a part of it.
+    """Return the stages of torch's pipelines that run this model, or a part of it.
 
     Parameters of two stages can have the same names and shapes, and only the stage tells them
     apart.

@@ -1,7 +1,7 @@
 """Checks that need all ranks: ownership, copies, norms, and agreement between ranks.
 
-What ranks send for it is small: places and hashes of their shards, and what they found in them. Of
-a copy that differs, one tensor is fetched from two ranks.
+Ranks send little for it: places and hashes of their shards, and their findings. For a copy that
+differs, one tensor is fetched from two ranks.
 """
 
 from __future__ import annotations

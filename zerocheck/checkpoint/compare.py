@@ -1,6 +1,6 @@
 """Comparison of two checkpoints: names, shapes, dtypes, bits, steps and settings.
 
-How they are sharded, on how many ranks they were written and in which format makes no difference.
+Sharding, number of ranks and format of the checkpoints make no difference.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class _Comparison:
         yield from self._settings()
 
     def _aligned(self) -> dict[tuple[str, str], Item]:
-        """The other's items; without an optimizer, names may lack the container's prefix."""
+        """Return the other's items; without an optimizer, names may lack the container's prefix."""
         mine = self._one.named(MODEL)
         its = self._other.named(MODEL)
         if not mine or not its or set(mine) & set(its):
@@ -214,7 +214,7 @@ def _short(value: object) -> str:
 
 
 def _largest(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The largest |a - b|, NaN where one of them is NaN; infinities that are equal are left out."""
+    """Return the largest |a - b|, NaN if one of them is NaN; equal infinities are left out."""
     if not one.numel():
         return 0.0
     a, b = one.double().reshape(-1), other.double().reshape(-1)

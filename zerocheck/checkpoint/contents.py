@@ -62,7 +62,7 @@ class Contents:
         return self.source.read(item.key)
 
     def named(self, role: str) -> dict[str, Item]:
-        """The items of a role, by name."""
+        """Return the items of a role, by name."""
         return {item.name: item for item in self.items.values() if item.role == role}
 
     def optimized(self) -> list[str]:

@@ -1,7 +1,7 @@
 """Directories of torch.distributed.checkpoint: `.metadata` and files of records, `*.distcp`.
 
 No process group and none of the user's classes are needed. The index says for each chunk of each
-tensor in which file it lies, from which byte on and how many; the bytes are a record of torch.save.
+tensor its file, first byte and length; the bytes are a record of torch.save.
 """
 
 from __future__ import annotations

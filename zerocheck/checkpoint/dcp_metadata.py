@@ -1,7 +1,7 @@
 """The index of torch.distributed.checkpoint, `.metadata`, read without trust.
 
-It is a pickle, and torch reads it with an ordinary unpickler, which runs whatever a file asks
-for. Here a name is looked up only if it stands in the table below: the record classes of
+It is a pickle, and torch reads it with an ordinary unpickler, which runs whatever a file asks for.
+Here a name is looked up only if it is in the table below: the record classes of
 `torch.distributed.checkpoint`, `torch.Size`, dtypes and layouts, paths, and the plain containers.
 Anything else is refused by name before it is imported. None of the admitted names does more than
 build a value, none is an object of the pickle itself, and only instances of the record classes are

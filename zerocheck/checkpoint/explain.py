@@ -73,7 +73,7 @@ def _digest(tensor: torch.Tensor) -> bytes:
 
 
 def _roll(one: torch.Tensor, other: torch.Tensor) -> int | None:
-    """The least k > 0 with other = one rolled by k, of the first 64 that can be, or None."""
+    """Return the least k > 0, of 64 candidates, with other = one rolled by k, or None."""
     where = (other == one[0]).nonzero().reshape(-1)
     for place in where[:_TRIES].tolist():
         if place and torch.equal(one.roll(place), other):

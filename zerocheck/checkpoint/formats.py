@@ -21,8 +21,8 @@ _ALLOWED = (
 def open_checkpoint(path: Path) -> Source:
     """Open the checkpoint at a path, a directory or a file.
 
-    Raises UsageError where nothing stands there, for an unknown format, and for what cannot be
-    read without executing it.
+    Raises UsageError for a missing path, for an unknown format, and for a file that cannot be read
+    without executing it.
     """
     if not _exists(path):
         near = did_you_mean(path.name, [one.name for one in _listed(path.parent)])

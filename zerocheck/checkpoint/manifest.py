@@ -2,7 +2,7 @@
 
     {"files": {"__0_0.distcp": {"size": 4096, "sha256": "..."}, ...}}
 
-It is the one thing that tells a file of another save of equal shapes and steps apart.
+Nothing else distinguishes a file of another save with equal shapes and steps.
 """
 
 from __future__ import annotations

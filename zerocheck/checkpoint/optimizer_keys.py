@@ -40,7 +40,7 @@ class GroupKey(NamedTuple):
 
 
 def group_key(key: Key) -> GroupKey | None:
-    """The parts of a key of a param group, or None for another key."""
+    """Return the parts of a key of a param group, or None for another key."""
     for place, part in enumerate(key):
         if part == "param_groups" and len(key) == place + 3:
             return GroupKey(key[:place], number_or_name(key[place + 1]), str(key[place + 2]))
@@ -54,7 +54,7 @@ def owners(keys: Iterable[Key]) -> frozenset[Key]:
 
 
 def state_key(key: Key, known: frozenset[Key]) -> StateKey | None:
-    """The parts of a key of optimizer state, or None; `known`: from `owners`."""
+    """Return the parts of a key of optimizer state, or None; `known`: from `owners`."""
     for place, part in enumerate(key):
         if part == "state" and len(key) == place + 3:
             kind = str(key[place + 2])
@@ -67,7 +67,7 @@ def state_key(key: Key, known: frozenset[Key]) -> StateKey | None:
 
 
 def _flat(key: Key, word: str) -> tuple[Key, str | int, str] | None:
-    """The parts of `...word.<name>.<kind>` in the last part of a key; digits are a number."""
+    """Split `...word.<name>.<kind>` in the last part of a key; digits are a number."""
     *above, last = key or ("",)
     parts = str(last).split(".")
     if word not in parts[:-2]:

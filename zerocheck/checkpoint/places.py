@@ -33,7 +33,7 @@ def blocks(*tensors: torch.Tensor) -> Iterator[tuple[int, tuple[torch.Tensor, ..
 
 
 def index_of(flat: int, shape: tuple[int, ...]) -> list[int]:
-    """The index of an element, from its place in row-major order."""
+    """Return the index of an element, from its place in row-major order."""
     index = []
     for length in reversed(shape):
         flat, place = divmod(flat, length)

@@ -79,7 +79,7 @@ class Source(Protocol):
         ...
 
     def read(self, key: Key) -> torch.Tensor:
-        """The whole tensor on the CPU. Raises Damaged; a gap between chunks is not filled."""
+        """Read the whole tensor on the CPU. Raises Damaged; a gap between chunks is not filled."""
         ...
 
 

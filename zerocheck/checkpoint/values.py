@@ -44,7 +44,7 @@ class ValueChecks:
                 self._read(item)
 
     def _read(self, item: Item) -> torch.Tensor | None:
-        """A tensor with defined values, after the check that they are finite."""
+        """Return a tensor with defined values, after the check that they are finite."""
         if (item.role, item.name) in self._broken:
             return None
         try:

@@ -1,7 +1,7 @@
 """Several files with whole tensors as one checkpoint, with the index of a sharded one.
 
-Files of a sharded model (`model-00001-of-00003.safetensors`) are one; others stand beside each
-other, and their names without ending (`model`, `optimizer`) come before those of their tensors.
+Files of a sharded model (`model-00001-of-00003.safetensors`) are one; others are separate, and
+their names without ending (`model`, `optimizer`) come before those of their tensors.
 """
 
 from __future__ import annotations

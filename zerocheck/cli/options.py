@@ -47,7 +47,7 @@ def obligations(default: str) -> Callable[[F], F]:
 
 
 def settings(command: F) -> F:
-    """The options of SETTINGS; those that are not given are None, or empty."""
+    """Add the options of SETTINGS to a command; those that are not given are None, or empty."""
     for setting in reversed(SETTINGS.values()):
         kind: dict[str, Any] = {"metavar": setting.metavar}
         names = [f"--{setting.option}"]

@@ -8,7 +8,7 @@ precision, optimizer, zero
 sorting   all of it: fields of cases that it fixes, what the engine is given as it stands, what is
           left out, and what is refused
 
-Imports neither torch nor DeepSpeed, so that what is wrong is said at once.
+Imports neither torch nor DeepSpeed, so that errors are reported up front.
 """
 
 from .sorting import Given, read, stage_of

@@ -1,7 +1,7 @@
 """Whole config, sorted: the fields that it fixes in cases, the engine's keys, the keys left out.
 
-What is not said is what DeepSpeed takes then: no `bf16` is fp32, no `gradient_clipping` clips at
-1.0. What is "auto", as HuggingFace's integration has it, is open, and drawn.
+A missing key has DeepSpeed's default: no `bf16` is fp32, no `gradient_clipping` clips at 1.0.
+Values of "auto", as in HuggingFace's integration, are open, and drawn.
 """
 
 from __future__ import annotations

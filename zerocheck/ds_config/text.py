@@ -16,8 +16,8 @@ LARGEST = 1 << 20
 def plain(name: str) -> dict[str, Any]:
     """Return the object in the file, as dicts, lists and numbers.
 
-    Comments and commas too many are read as DeepSpeed reads them, which takes Hjson. Raises
-    UsageError, with line and column, for what is neither, and for a key that stands twice.
+    Comments and superfluous commas are read as DeepSpeed reads them, which takes Hjson. Raises
+    UsageError, with line and column, for text that is neither, and for a repeated key.
     """
     path = file_of(name)
     try:

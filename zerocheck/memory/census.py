@@ -1,12 +1,12 @@
 """Allocation tracker of all storages of one rank: origin, module, phase and release.
 
-A dispatch mode notes the storages that operators put out; a weak reference tells of their end,
-and `UntypedStorage.resize_`, which no mode sees, is noted too. Buckets that DDP makes in C++ come
+A dispatch mode records the storages that operators return, a weak reference their release;
+`UntypedStorage.resize_`, which no mode sees, is recorded too. Buckets that DDP makes in C++ come
 through the dispatcher like all others. torch's own MemTracker was not taken: it knows FSDP2 alone,
 by hooks into its internals, files DDP's bucket and FSDP2's padding as activation, and counts the
 first optimizer step wrongly.
 
-What a storage is for is known late: a gradient when somebody holds it, an activation when the
+The purpose of a storage is known late: a gradient when it is held as such, an activation when the
 forward is over. So the log holds numbers of storages, and categories are asked for at the end.
 
 Not seen: what a kernel allocates and frees inside of itself.

@@ -1,11 +1,11 @@
 """Extrapolation from a model with a few blocks: the events of a block in the middle repeat.
 
-A timeline is cut where the block changes. What belongs to no block must have as many events for
-every number of blocks, with bytes that grow by a constant (an optimizer's kernel over all
-parameters). What goes through the blocks, up or down, must have the very same events in every block
-but the outermost EDGE ones, whose events must not depend on the number of blocks. That is demanded
-of three timelines, with k, k + 1 and k + 2 blocks. Then with each block more, the same events are
-put in at the same places, so the timeline with L blocks is known, event by event.
+A timeline is split where the block changes. The parts that belong to no block must have as many
+events for every number of blocks, with bytes that grow by a constant (an optimizer's kernel over
+all parameters). The parts that go through the blocks, up or down, must have the very same events in
+every block but the outermost EDGE ones, whose events must not depend on the number of blocks. That
+is demanded of three timelines, with k, k + 1 and k + 2 blocks. Then with each block more, the same
+events are put in at the same places, so the timeline with L blocks is known, event by event.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class Setup:
         )
 
     def command(self) -> str:
-        """The command line that simulates this."""
+        """Return the command line that simulates this."""
         words = [
             f"zerocheck memory {self.model} --implementation {self.implementation}",
             f"--world-size {self.world_size} --batch {self.batch} --sequence {self.sequence}",

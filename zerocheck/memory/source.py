@@ -29,7 +29,7 @@ class Source:
     make: Callable[[], nn.Module]
 
     def build(self, blocks: int | None = None) -> nn.Module:
-        """The model on the meta device; blocks: with its first blocks only."""
+        """Return the model on the meta device; blocks: with its first blocks only."""
         if self.shape is not None:
             shape = self.shape if blocks is None else self.shape.with_blocks(blocks)
             return build(shape)

@@ -93,11 +93,11 @@ class Timeline:
         return {line.category: line.bytes for line in lines}
 
     def peak(self) -> Held:
-        """The first instant with the most bytes."""
+        """Return the first instant with the most bytes."""
         return max(self.peaks().values(), key=lambda held: held.total)
 
     def peaks(self) -> dict[tuple[int, Phase, str], Held]:
-        """The peak within each module in each phase of each step, in order of time."""
+        """Return the peak within each module in each phase of each step, in order of time."""
         best: dict[tuple[int, Phase, str], tuple[int, Event, list[int]]] = {}
         for event, held, _ in self.instants():
             if event.phase == "built":

@@ -135,6 +135,6 @@ class Transformer(nn.Module):
 
 
 def build(shape: Architecture) -> Transformer:
-    """The model on the meta device: shapes without memory."""
+    """Return the model on the meta device: shapes without memory."""
     with torch.device("meta"):
         return Transformer(shape)

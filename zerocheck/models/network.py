@@ -58,7 +58,7 @@ class Network(nn.Module):
 
 
 def build_model(case: Case) -> nn.Module:
-    """The model of the case, in training mode, on the CPU, in fp32 but for its bf16 blocks.
+    """Build the model of the case, in training mode, on the CPU, in fp32 but for its bf16 blocks.
 
     The user's own is in the mode and the dtypes that its factory gives it.
 

@@ -29,7 +29,7 @@ def model_of(name: str, made: Any) -> nn.Module:
 def block_list(model: nn.Module) -> tuple[str, nn.ModuleList] | None:
     """Path and list of the model's blocks: the ModuleList with the most parameters.
 
-    What says that it is `conditional`, as a list of experts, is no list of blocks.
+    A list marked as `conditional`, such as one of experts, is no list of blocks.
     """
     lists = [(path, m) for path, m in model.named_modules() if _is_list(m)]
     sized = [(sum(p.numel() for p in found.parameters()), path, found) for path, found in lists]
@@ -43,9 +43,9 @@ def block_list(model: nn.Module) -> tuple[str, nn.ModuleList] | None:
 def show_blocks(model: nn.Module, otherwise: Iterable[nn.Module] = ()) -> None:
     """Expose the model's repeated blocks as `blocks`, for code that makes units of them.
 
-    What has a ModuleList of that name is left alone. A ModuleDict whose keys are numbers counts as
-    a list, as torchtitan's `layers`. otherwise: the blocks of a model without any list. Nothing is
-    registered: names and parameters stay as they are.
+    A model with a ModuleList of that name is left alone. A ModuleDict whose keys are numbers counts
+    as a list, as torchtitan's `layers`. otherwise: the blocks of a model without any list. Nothing
+    is registered: names and parameters stay as they are.
     """
     if isinstance(getattr(model, "blocks", None), nn.ModuleList):
         return

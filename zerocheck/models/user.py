@@ -127,7 +127,7 @@ _parts: dict[str, Parts] = {}
 
 
 def factory_of(name: str) -> Callable[[], Any]:
-    """The function of that name, imported once per process. Runs the user's code.
+    """Return the function of that name, imported once per process. Runs the user's code.
 
     Raises UsageError, with the nearest name, where there is none.
     """
@@ -176,7 +176,7 @@ def parts_of(user: UserModel) -> Parts:
 
 
 def build_user_model(case: Case) -> nn.Module:
-    """The model of a case with `model.user`, on the CPU, in the mode that the factory left it in.
+    """Build the model of a case with `model.user`, on the CPU, in the factory's mode.
 
     Raises UsageError where it is not the one that the case describes.
     """

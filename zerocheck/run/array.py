@@ -1,7 +1,7 @@
 """Covering array of one implementation: the cases it needs, and replacements for refused ones.
 
-What an implementation refuses at once is known before anything runs. A case may still be refused
-while it is built; then other cases are to bring its pairs.
+Cases that an implementation rejects up front are known before anything runs. A case may still be
+refused while it is built; then other cases are to provide its pairs.
 """
 
 from __future__ import annotations

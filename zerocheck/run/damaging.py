@@ -14,8 +14,8 @@ def damage(directory: Path, kind: DamageKind, seed: int, *, older: Path) -> str:
     """Damage one file of a checkpoint; return the damage in words ("" if none is possible).
 
     older: another checkpoint of the same training, from which `mix` takes a file. Empty files are
-    let be, and so are files that are equal in both checkpoints. Where one file is all that differs,
-    nothing can be mixed: with it in place the older checkpoint would be there, whole.
+    skipped, and so are files that are equal in both checkpoints. Where one file is all that
+    differs, nothing can be mixed: with it in place the older checkpoint would be there, whole.
     """
     source = random.Random(seed)
     files = _files(directory)

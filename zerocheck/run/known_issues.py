@@ -1,6 +1,6 @@
 """Known issues from a TOML file: faults that a run may show without failing.
 
-The header of `known_issues.toml` beside this file explains the format. An entry names a finding by
+The header of `known_issues.toml` next to this file explains the format. An entry names a finding by
 its fingerprint; the other fields keep it from covering another fault under the same conditions. A
 violation is a known issue only if each of its parts is. Imports no torch.
 """

@@ -140,7 +140,7 @@ class Ledger:
     def unseen(self) -> list[tuple[KnownIssue, int | None]]:
         """Return issues that were expected and not observed, and the number of their own case.
 
-        Of an issue without a case of its own, one other case with its features must have run. One
+        For an issue without a case of its own, another case with its features must have run. One
         that shows sometimes is never missed; nor is one without a case in a run of the user's own
         model, which shows little of what drawn ones do.
         """

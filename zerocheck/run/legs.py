@@ -79,7 +79,7 @@ class Legs:
     def killed(self, number: int, saved: RankSeen) -> Job | None:
         """Return the job of segment `number` again, if the next loads a killed writer's files.
 
-        saved: what the rank that is to die told of the leg when it was not killed.
+        saved: the reply of the rank to be killed, from the run of the segment in which it was not.
         """
         if number >= len(self.case.resume) or self.case.resume[number].killed is None:
             return None

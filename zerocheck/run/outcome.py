@@ -169,7 +169,7 @@ def _judged_steps(
 
 
 def _unmeasured(judgement: Judgement, reason: str, asked: Collection[Obligation]) -> Judgement:
-    """The judgement, with the obligations of memory of a case that cannot be measured."""
+    """Return the judgement, with memory obligations of an unmeasurable case as unsupported."""
     unjudged = {one: reason for one in MEMORY if one in asked}
     unsupported: dict[Obligation, Status] = dict.fromkeys(unjudged, "unsupported")
     return msgspec.structs.replace(

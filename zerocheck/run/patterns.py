@@ -1,7 +1,7 @@
 """Hints from the timings of a case, in words: only where a limit follows from what the case asks.
 
-Whether collectives are slow, or a rank is waited for too long, has no limit that could be derived:
-machines differ. Reports show those figures in their order, and no verdict.
+No limit can be derived for slow collectives or long waits for a rank: machines differ. Reports show
+those figures in their order, and no verdict.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def _whole_gather(case: Case, pace: Pace) -> str | None:
 
     The bytes of all parameters are then gathered in fewer all-gathers than there are units. Each
     block that is called is a unit at least, and the stem with the head another, and each is
-    gathered once in a step at least. Bytes alone do not tell: a unit of a tiny model may be padded
-    to more than the model. Of units by size, and of the user's own models, nothing is said.
+    gathered once in a step at least. Bytes alone are not enough: a unit of a tiny model may be
+    padded to more than the model. Units by size and the user's own models are not covered.
     """
     asked = case.sharding.wrap
     if "wrap" not in pace.obeys or asked not in ("block", "layer") or case.model.user is not None:

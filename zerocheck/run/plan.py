@@ -70,7 +70,7 @@ class Drawn:
         ignored: Sequence[str],
         ask: Asking,
     ) -> tuple[Array, dict[Case, int]]:
-        """The array, with nothing noted yet, and the candidates it is made of."""
+        """Return a fresh array, and the candidates that it is made of."""
         asked = (options.seed, options.world_sizes, meshes, options.features, fixed)
         key = msgspec.json.encode(asked, order="deterministic")
         if key not in self._pools:
@@ -94,7 +94,7 @@ class Plan:
     """All cases of a run, the same for the same options.
 
     cases: implementations take turns, so that the first minute says something of all of them. It
-    grows while the run goes on, by cases that stand in for others: see `more`.
+    grows while the run goes on, by cases that replace others: see `more`.
     """
 
     def __init__(

@@ -215,7 +215,7 @@ class FreeRun(msgspec.Struct, frozen=True, kw_only=True):
 
     Per step: losses: the mean over ranks and microbatches; largest: the largest |difference| of an
     element of any parameter; relative: 2-norm of all differences over that of all parameters of the
-    reference. Of ranks that hold different copies the farthest counts.
+    reference. If ranks hold different copies, the farthest counts.
     """
 
     losses: tuple[float, ...]

@@ -1,6 +1,6 @@
 """Replay of one case, as in a case file, in fresh rank processes.
 
-Once, if that says it all. What shows sometimes is run several times, and counted.
+A case runs once, if that is enough. An intermittent failure is run several times, and counted.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Bytes per parameter. The judge keeps in memory what the reference has: the model
 or, before the first step, the state of a start in mid-training; and masks: JUDGE. Each rank builds
 the model, and that state; all together hold at least one copy of parameters, gradients and moments.
 The ranks are done when the judge begins, so the larger of the two counts. Activations come on top:
-nobody knows them here.
+they are unknown here.
 
 What ranks observe, and the judge's whole vectors (judge/vectors.py: states, gradients, the local
 gradients of each rank and microbatch, enclosures while a cause is sought), are in memory while half

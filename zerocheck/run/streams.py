@@ -1,8 +1,8 @@
 """Streams of drawn cases that continue until enough of them can be run.
 
 Code that is made for little (one dtype, one way to clip) would be tried on a handful of cases
-otherwise. What it refuses is known beforehand where it says so in `supports`; else a case is
-refused while it is built.
+otherwise. Its refusals are known in advance from `supports`; else a case is refused while it is
+built.
 """
 
 from __future__ import annotations

@@ -45,10 +45,11 @@ class Ranks(Protocol):
 class Trial:
     """Trial of a case. Create it to submit, call `outcome` to wait and judge.
 
-    The legs of a resumed case run one after the other, as `result` waits for them. Where one of
-    MEMORY is among the obligations, the steps are taken once more and measured; where nothing else
-    is, they are measured alone. obligations: those that are judged; None: all but MEMORY. timed:
-    the steps are taken once more, with nothing observed, and timed; nothing of it is judged.
+    The training segments of a resumed case run one after the other, as `result` waits for them.
+    Where one of MEMORY is among the obligations, the steps are taken once more and measured; where
+    nothing else is, they are measured alone. obligations: those that are judged; None: all but
+    MEMORY. timed: the steps are taken once more, with nothing observed, and timed; nothing of it is
+    judged.
     """
 
     def __init__(

@@ -83,7 +83,7 @@ def sharding_of(name: str, case: Case) -> Sharding:
 
 
 def adamw(case: Case, of: str, *, fused: bool) -> str:
-    """The optimizer of the case over the parameters of the model `of`."""
+    """Return the optimizer of the case over the parameters of the model `of`."""
     return f"torch.optim.AdamW({', '.join(_arguments(case, of, fused=fused))})"
 
 

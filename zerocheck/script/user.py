@@ -1,6 +1,6 @@
 """A user's `build` function in a script: its module is imported, and zerocheck is not.
 
-The file is read, never run. Of zerocheck it may use `Built(model, optimizer)` and `groups`, for
+The file is read, never run. It may use zerocheck's `Built(model, optimizer)` and `groups`, for
 which the script has two lines of its own.
 """
 
@@ -75,7 +75,7 @@ def _refused(name: str, why: str) -> UsageError:
 
 
 def _check_zerocheck(name: str, tree: ast.Module) -> None:
-    """Raise UsageError if the module uses more of zerocheck than a script stands in for."""
+    """Raise UsageError if the module uses more of zerocheck than a script can replace."""
     for module, attribute in _imported(tree):
         if module.partition(".")[0] == "zerocheck" and (module, attribute) != ("zerocheck", ""):
             raise _refused(name, f"imports {module}.{attribute}".rstrip(".") + " of zerocheck")
@@ -106,7 +106,7 @@ def _kind(name: str, source: str) -> tuple[Gather, str]:
 
 
 def _case_fields(tree: ast.Module, case: Case) -> str:
-    """An expression for the part of `case` that the module reads."""
+    """Return an expression for the part of `case` that the module reads."""
     read: dict[str, dict[str, object]] = {}
     for node in ast.walk(tree):
         if not isinstance(node, ast.Attribute):

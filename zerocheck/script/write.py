@@ -211,7 +211,7 @@ def _init(file: CaseFile) -> str:
 
 
 def _failure(file: CaseFile) -> str:
-    """A literal: words of the ranks' failure, or "" where nothing of it is expected."""
+    """Return a literal: words of the ranks' failure, or "" where nothing of it is expected."""
     if file.status == "hung":
         return quoted("process")  # however the rank ends that waited too long
     if file.status != "crashed":
@@ -249,7 +249,7 @@ def _start(case: Case) -> dict[str, Any] | None:
 
 
 def _factors(case: Case, steps: int) -> tuple[float, ...]:
-    """The learning rate at each step, over that of the group."""
+    """Return the learning rate at each step, over that of the group."""
     if case.optimizer.schedule == "constant":
         return ()
     first = next((group.lr for group in case.optimizer.groups if group.lr), 1.0)
@@ -258,7 +258,7 @@ def _factors(case: Case, steps: int) -> tuple[float, ...]:
 
 
 def _options(case: Case) -> str:
-    """The groups, as {pattern: options}."""
+    """Return the groups, as {pattern: options}."""
     parts = []
     for group in case.optimizer.groups:
         given = [option.split("=", 1) for option in adamw_options(group)]
@@ -268,7 +268,7 @@ def _options(case: Case) -> str:
 
 
 def _longest(case: Case) -> str:
-    """The features of the model that take most lines."""
+    """Return the features of the model that take most lines."""
     kinds = {block.kind for block in case.model.blocks}
     named = [f"{len(case.model.blocks)} blocks ({', '.join(sorted(kinds))})"] if kinds else []
     if grouped(case):

@@ -92,7 +92,7 @@ class FreeRuns:
     def _readings(self, case: Case, seen: RankSeen) -> Iterator[Trajectory]:
         """Yield a free run of the reference for each reading that the semantics allow.
 
-        Where nobody used a parameter, a gradient that may count as 0 need not exist either.
+        Where no rank used a parameter, a gradient that may count as 0 need not exist either.
         """
         semantics = Semantics(**seen.semantics)  # type: ignore[arg-type]
         self._device = torch.device(seen.device)

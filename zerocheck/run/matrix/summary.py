@@ -205,7 +205,7 @@ class Summary:
     def false_alarms(self) -> Alarms:
         """Alarms on the parents in the same cases.
 
-        Each parent and case counts once, whatever number of faults it stands for.
+        Each parent and case counts once, for any number of faults.
         """
         return Alarms.of({(row.parent, row.case): row.control for row in self.rows}.values())
 

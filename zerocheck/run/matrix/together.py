@@ -48,7 +48,7 @@ def together(
     """Run all searches to their end, `ahead` of them at a time.
 
     A search yields what it asks for, and is sent the answers in the same order. answer(ask,
-    result): one of them; it must release the result. What several searches ask for is run once.
+    result): one of them; it must release the result. A request of several searches is run once.
     Raises whatever a search or `answer` raises.
     """
     _Together(ranks, searches, answer, ahead).run()
