@@ -194,7 +194,7 @@ def _built_as_one(events: Sequence[Event]) -> list[Event]:
 
 
 def _block(path: str, blocks: str) -> int:
-    """Number of the block in a path such as `blocks.3.mlp.up`, -1 for none."""
+    """Return the number of the block in a path such as `blocks.3.mlp.up`, -1 for none."""
     if not blocks or not path.startswith(f"{blocks}."):
         return -1
     number = path.removeprefix(f"{blocks}.").partition(".")[0]

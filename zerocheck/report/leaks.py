@@ -18,7 +18,7 @@ NOT_REPRODUCED = (
 
 
 def leak_lines(counted: Tally) -> Iterator[str]:
-    """Return a line for each implementation and kind of state.
+    """Yield a line for each implementation and kind of state.
 
     `"mine.py:Mine left grad mode off (12 cases)"`.
     """

@@ -22,7 +22,7 @@ from .pace import REDUCING, Pace
 
 
 def patterns(case: Case, pace: Pace) -> tuple[str, ...]:
-    """Yield one sentence for each pattern that the case shows."""
+    """Return one sentence for each pattern that the case shows."""
     if case.world_size == 1 or not pace.steps:
         return ()
     found = (_one_by_one(case, pace), _whole_bucket(case, pace), _whole_gather(case, pace))
