@@ -42,7 +42,7 @@ class Architecture:
         return self.width // self.heads
 
     def elements(self) -> int:
-        """Number of parameters (Psi), counted from the shape."""
+        """Return the number of parameters (Psi), counted from the shape."""
         outside = self.vocabulary * self.width * (1 if self.tied else 2)
         if self.family == "gpt":
             outside += self.positions * self.width + 2 * self.width

@@ -292,10 +292,7 @@ class _Run:
         return finished if counts else msgspec.structs.replace(judged, unreproduced=seen)
 
     def _shrink(self) -> None:
-        """Shrink the cases of findings at the end, when all cases are judged.
-
-        Only then are the causes known.
-        """
+        """Shrink the cases of findings at the end, when all cases are judged and causes known."""
         left = float(RUN_TRIES)
         launched = self.options.ranks == "torchrun"
         for bug in self.findings.bugs if self.options.shrink else ():
