@@ -1,4 +1,4 @@
-"""zerocheck tells the authors of sharded-training code whether that code is right."""
+"""Step-by-step checks of sharded-training code against a single-device reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names: of the implementations that zerocheck brings along, and of faults to inject.
+"""Names of zerocheck's own implementations, and of faults to inject.
 
 Imports no torch: the command line lists them.
 """
@@ -60,7 +60,7 @@ _INJECTED = {
 
 
 def _spelled(kind: str) -> str:
-    """`AverageBecomesSum` as `average-becomes-sum`."""
+    """Convert `AverageBecomesSum` to `average-becomes-sum`."""
     return "".join(f"-{c.lower()}" if c.isupper() else c for c in kind).lstrip("-")
 
 
@@ -77,9 +77,9 @@ INJECTED: dict[str, str] = {
 
 
 def apart(name: str) -> tuple[str, str]:
-    """`"fsdp2+gather-stale"` as `("fsdp2", "gather-stale")`; the fault is "" where there is none.
+    """Split `"fsdp2+gather-stale"` into `("fsdp2", "gather-stale")`; without a fault it is "".
 
-    A plus in the path of a user's file is no fault. Of several faults it is the last.
+    A plus in the path of a user's file is no fault. The last of several faults is taken.
     """
     parent, plus, fault = name.rpartition("+")
     if not plus or set(fault) & set(":/\\."):
@@ -88,9 +88,9 @@ def apart(name: str) -> tuple[str, str]:
 
 
 def family(name: str) -> tuple[str, ...]:
-    """The name, and those of the same code with fewer injected faults: known issues are theirs.
+    """Return the name, and those of the code with fewer injected faults: their known issues apply.
 
-    The code of a DeepSpeed config is that of the stage which it says.
+    The code of a DeepSpeed config is that of its stage.
     """
     parent, fault = apart(name)
     if fault:
@@ -100,13 +100,13 @@ def family(name: str) -> tuple[str, ...]:
 
 
 def innermost(name: str) -> str:
-    """The name without injected faults."""
+    """Return the name without injected faults."""
     parent, fault = apart(name)
     return innermost(parent) if fault else name
 
 
 def is_config(name: str) -> bool:
-    """Whether it is the path of a DeepSpeed config, injected faults aside."""
+    """Return True for the path of a DeepSpeed config, injected faults aside."""
     return innermost(name).endswith(CONFIG)
 
 
@@ -117,31 +117,31 @@ def _stage_of(name: str) -> int | None:
 
 
 def is_built_in(name: str) -> bool:
-    """Whether all of it comes with zerocheck, injected faults aside."""
+    """Return True if the implementation comes with zerocheck, injected faults aside."""
     return innermost(name) in NAMED
 
 
 def extra_of(name: str) -> str:
-    """The extra that an implementation of OF_EXTRAS, or a config, needs: the library's name too."""
+    """Return the extra for an implementation of OF_EXTRAS or a config: also its library's name."""
     return _place(name).rpartition(".")[2]
 
 
 def modules_of(names: Iterable[str]) -> list[str]:
-    """The modules of those implementations that need a library beside torch."""
+    """Return the modules of those implementations that need a library besides torch."""
     places = [_place(innermost(name)) for name in names]
     ours = {place.partition(":")[0] for place in OF_EXTRAS.values()} | FAULTY_OF_EXTRAS.keys()
     return list(dict.fromkeys(place for place in places if place in ours))
 
 
 def _place(name: str) -> str:
-    """The module of an implementation, if its name says it."""
+    """Return the module of an implementation, if its name says it."""
     if is_config(name):
         return OF_CONFIG.rpartition(".")[0]
     return OF_EXTRAS.get(name, name).partition(":")[0]
 
 
 def missing(extra: str) -> str | None:
-    """None, or what to say of an extra whose library is not installed."""
+    """Return the message for an extra whose library is not installed, or None."""
     if find_spec(extra) is not None:
         return None
     return (
@@ -150,7 +150,7 @@ def missing(extra: str) -> str | None:
 
 
 def check_spelling(name: str) -> None:
-    """Raise UsageError, with the nearest name, for what cannot be an implementation's name."""
+    """Raise UsageError, with the nearest name, for an impossible name of an implementation."""
     parent, fault = apart(name)
     if fault:
         check_spelling(parent)
@@ -177,7 +177,7 @@ def check_spelling(name: str) -> None:
 
 
 def check_factory(name: str) -> None:
-    """Raise UsageError for what cannot name a function of the user that makes a model."""
+    """Raise UsageError for a name that cannot be that of a user's model factory."""
     where, colon, attribute = name.rpartition(":")
     if not colon and name.endswith(".py"):
         raise UsageError(

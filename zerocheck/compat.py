@@ -1,4 +1,4 @@
-"""Every private torch API that zerocheck needs, probed in this one place."""
+"""Private torch API that zerocheck needs, probed in this one place."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .errors import HarnessError
 
 
 def local_index(tensor: DTensor) -> tuple[slice, ...]:
-    """Where the local tensor of a DTensor lies in the whole one, a slice per dim.
+    """Return the slices of the whole tensor that the local tensor of a DTensor is, one per dim.
 
     FSDP2 shards what tensor parallelism left of a dim, and calls that `_StridedShard` (of an
-    earlier axis of the mesh, though it was cut later). What torch computes of that placement is
-    another place where the axes divide the dim unevenly: of 7 rows on 3 x 2 ranks it takes the last
+    earlier axis of the mesh, though it was sharded later). torch computes another place for that
+    placement where the axes divide the dim unevenly: of 7 rows on 3 x 2 ranks it takes the last
     row to be that of rank 4, and rank 5 has it. So it is computed here.
     """
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -34,14 +34,17 @@ def local_index(tensor: DTensor) -> tuple[slice, ...]:
 
 
 def _strided(placement: Any) -> bool:
-    """Whether a placement is a shard of what a later axis of the mesh has left."""
+    """Return True for a `_StridedShard`, a shard of what a later mesh axis left of a dim."""
     from torch.distributed.tensor.placement_types import _StridedShard
 
     return isinstance(placement, _StridedShard)
 
 
 def _index_of_strided(tensor: DTensor) -> tuple[slice, ...]:
-    """The same, for shards in chunks of one size, the last ones smaller, as FSDP2 makes them."""
+    """Return the slices of `local_index` for strided shards.
+
+    Chunks are of one size and the last ones smaller, as FSDP2 makes them.
+    """
     ranges = [(0, size) for size in tensor.shape]
     places = list(enumerate(tensor.placements))
     for axis, placement in sorted(places, key=lambda place: _strided(place[1])):
@@ -56,7 +59,7 @@ def _index_of_strided(tensor: DTensor) -> tuple[slice, ...]:
 
 
 def reduces_unused(model: torch.nn.Module) -> bool | None:
-    """Whether FSDP2 reduces zeros for parameters that a rank did not use.
+    """Return True if FSDP2 reduces zeros for parameters that a rank did not use.
 
     See `set_reduce_scatter_unused_params`. None for a model that FSDP2 does not shard.
     """
@@ -75,9 +78,10 @@ def reduces_unused(model: torch.nn.Module) -> bool | None:
 
 
 def use_deterministic(mode: bool, *, warn_only: bool) -> None:
-    """`torch.use_deterministic_algorithms`, for who compiles nothing.
+    """Set `torch.use_deterministic_algorithms` without importing the compiler.
 
-    torch imports its compiler to tell it too, which takes two seconds. Told here if it is there.
+    torch imports its compiler to set it there too, which takes two seconds. It is set here if the
+    compiler is imported already.
     """
     quick = getattr(torch._C, "_set_deterministic_algorithms", None)
     if quick is None or "torch._inductor.config" in sys.modules:
@@ -103,10 +107,10 @@ def reduce_scatter_single(
 
 
 class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode: while it is entered, `called` stands for each operator that runs.
+    """Dispatch mode: while it is entered, `called` replaces each operator that runs.
 
-    What a DTensor communicates within an operator is called from its own dispatch. So operators of
-    DTensors are left to them first, or the mode would not see what is within.
+    A DTensor calls its collectives from its own dispatch of an operator. So operators of DTensors
+    are left to them first, or the mode would not see those.
     """
 
     def __init__(self) -> None:
@@ -127,16 +131,16 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.called(func, args, kwargs or {})
 
     def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run an operator; what this returns is what its caller gets."""
+        """Run an operator; the result goes to its caller."""
         raise NotImplementedError
 
 
 class Unchanged(Operators):
-    """Each operator runs as it is.
+    """Dispatch mode in which each operator runs unchanged.
 
-    Within a mode what an operator has let go of lives on until Python returns: a GRU holds one more
-    tensor, batch norm one of the size of its input. So what is compared with a run under a mode is
-    run under one too.
+    Within a mode the tensors that an operator has let go of live on until Python returns: a GRU
+    holds one more tensor, batch norm one of the size of its input. So a run that is compared with
+    one under a mode is run under one too.
     """
 
     def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -144,7 +148,7 @@ class Unchanged(Operators):
 
 
 def process_group(given: Any) -> dist.ProcessGroup:
-    """The group that a c10d operator gets: boxed for C++, by name, or as it is."""
+    """Return the process group in a c10d operator's argument: boxed, by name, or itself."""
     if isinstance(given, dist.ProcessGroup):
         return given
     if isinstance(given, str):
@@ -159,13 +163,15 @@ def wait_for_work(boxed: Any) -> None:
 
 
 def when_over(boxed: Any, call: Callable[[], None]) -> None:
-    """Have `call` called, on whatever thread, once the Work that a c10d operator returned, boxed
-    for C++, is over. Raises RuntimeError for one that cannot tell (send, recv)."""
+    """Call `call`, on any thread, once a c10d operator's Work is over.
+
+    The Work is boxed for C++. Raises RuntimeError for one that cannot tell (send, recv).
+    """
     dist.Work.unbox(boxed).get_future().add_done_callback(lambda _: call())
 
 
 def work_from_future(future: torch.futures.Future[Any]) -> Any:
-    """A Work, boxed for C++, that is over when the future is; its value is a list of tensors.
+    """Return a Work, boxed for C++, that ends with the future; its value is a list of tensors.
 
     Its `wait` raises nothing: a future that fails is none for it.
     """
@@ -176,7 +182,7 @@ def work_from_future(future: torch.futures.Future[Any]) -> Any:
 
 
 def casts(model: torch.nn.Module) -> bool:
-    """Whether FSDP computes, or reduces gradients, in another dtype than the parameters have."""
+    """Return True if FSDP computes or reduces in another dtype than that of the parameters."""
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
     for module in model.modules():
@@ -192,7 +198,7 @@ def casts(model: torch.nn.Module) -> bool:
 
 
 def clip_functions() -> tuple[Any, str, str]:
-    """(module, name, name) of what torch's clip_grad_norm_ looks up when it is called.
+    """Return (module, name, name) of the functions that torch's clip_grad_norm_ looks up.
 
     The first takes (gradients, norm_type, ...) and returns the norm, the second (parameters,
     max_norm, norm, ...) and multiplies the gradients. They are seen however a script imported
@@ -208,9 +214,9 @@ def clip_functions() -> tuple[Any, str, str]:
 
 
 def store_of(group: dist.ProcessGroup | None) -> tuple[str, Any]:
-    """(name, store) of a process group, that of all ranks for None. A few backends have no store.
+    """Return (name, store) of a process group, that of all ranks for None.
 
-    Keys in it are of this group alone.
+    A few backends have no store. Keys in it are of this group alone.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return "", None
@@ -222,7 +228,7 @@ def store_of(group: dist.ProcessGroup | None) -> tuple[str, Any]:
 
 
 class FlatPiece(NamedTuple):
-    """Where an original parameter lies in the flat parameter of a unit of FSDP1.
+    """Place of an original parameter in the flat parameter of a unit of FSDP1.
 
     name: in the wrapped model; strides: of the whole, in elements: the flat parameter has its
     elements in the order of memory. This rank holds `numel` of them, from `start` on, at `offset`
@@ -238,7 +244,7 @@ class FlatPiece(NamedTuple):
 
 
 class Flat(NamedTuple):
-    """A flat parameter of FSDP1, as this rank holds it.
+    """Flat parameter of FSDP1 on this rank.
 
     names: of all its parameters, in the wrapped model; tensor: the local shard, or the whole with
     NO_SHARD; originals: the parameters that the
@@ -255,7 +261,7 @@ class Flat(NamedTuple):
 
 
 def flat_parameters(model: torch.nn.Module) -> list[Flat]:
-    """Every flat parameter of a model wrapped by FSDP1, without communication."""
+    """Return every flat parameter of a model wrapped by FSDP1, without communication."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     paths = {module: path for path, module in model.named_modules()}
@@ -318,7 +324,7 @@ def _gaps(pieces: list[FlatPiece], numel: int) -> list[slice]:
 
 
 def size_based_units(model: torch.nn.Module, least: int) -> list[torch.nn.Module]:
-    """The modules that FSDP1 wraps below the root by `size_based_auto_wrap_policy`."""
+    """Return the modules that FSDP1 wraps below the root by `size_based_auto_wrap_policy`."""
     from torch.distributed.fsdp import wrap
 
     found: list[torch.nn.Module] = []

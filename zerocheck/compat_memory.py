@@ -1,4 +1,4 @@
-"""Private torch API that memory is measured and simulated by, in one place."""
+"""Private torch API for the measurement and simulation of memory, in one place."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Allocation(NamedTuple):
 
 
 class AllocatorLog:
-    """What torch's CPU allocator does on this thread, from `start` to `stop`.
+    """Log of torch's CPU allocator on this thread, from `start` to `stop`.
 
-    By the events of torch's profiler, which see what C++ allocates and what `resize_` of a storage
-    does too. It cannot run beside another profile.
+    It is made of the events of torch's profiler, which include allocations in C++ and `resize_` of
+    a storage. It cannot run together with another profile.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class AllocatorLog:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
     def start(self) -> None:
-        """From now on everything is noted."""
+        """Start the log."""
         from torch._C._profiler import (
             ProfilerActivity,
             ProfilerConfig,
@@ -64,12 +64,15 @@ class AllocatorLog:
         autograd._enable_profiler(config, {ProfilerActivity.CPU}, scopes)
 
     def mark(self, name: str) -> None:
-        """Put a name between what was noted so far and what comes."""
+        """Insert a named mark into the log."""
         with torch.profiler.record_function(name):
             pass
 
     def stop(self, marks: str) -> list[str | Allocation]:
-        """All that happened, in its order; marks: how the names begin that were given to `mark`."""
+        """Stop the log and return all events, in order.
+
+        marks: the prefix of the names given to `mark`.
+        """
         autograd: Any = torch._C._autograd
         tree = autograd._disable_profiler().experimental_event_tree()
         found: list[tuple[int, int, str | Allocation]] = []
@@ -92,11 +95,11 @@ class AllocatorLog:
 
 
 class Snapshot(NamedTuple):
-    """What a GPU's caching allocator says at an instant.
+    """State of a GPU's caching allocator at an instant.
 
     trace: entries of its history since the last time; segments: as `torch.cuda.memory_snapshot`
     gives them; allocated, reserved, inactive: bytes that are handed out, that it has of the driver,
-    and that lie unused between blocks, so that they can be given to nobody else.
+    and that are unused between blocks, so that they can be given to nobody else.
     """
 
     trace: list[dict[str, Any]]
@@ -107,10 +110,13 @@ class Snapshot(NamedTuple):
 
 
 class AllocatorHistory:
-    """What the caching allocator of a GPU does, on all threads, from `start` to `stop`."""
+    """History of a GPU's caching allocator, on all threads, from `start` to `stop`."""
 
     def __init__(self, device: torch.device) -> None:
-        """Raises Unsupported for another allocator than torch's own, which keeps no history."""
+        """Select the device.
+
+        Raises Unsupported for another allocator than torch's own, which keeps no history.
+        """
         self._device = device
         self._seen = 0
         backend = torch.cuda.get_allocator_backend()
@@ -121,7 +127,7 @@ class AllocatorHistory:
             )
 
     def start(self) -> None:
-        """From now on everything is noted."""
+        """Start the history."""
         # The workspaces of cuBLAS come from the allocator and stay; they are no one's but its own.
         clear_workspaces()
         torch.cuda.memory._record_memory_history(enabled="all", context=None, clear_history=True)
@@ -160,19 +166,19 @@ class AllocatorHistory:
         return int(handed_out), int(taken_back)
 
     def stop(self) -> None:
-        """Note no more."""
+        """Stop the history."""
         torch.cuda.memory._record_memory_history(enabled=None)
 
 
 class LastOfNccl:
-    """Has the process groups of NCCL let go of the tensors of their last collective.
+    """Release of the tensors that NCCL's process groups keep of their last collective.
 
-    Each keeps them until its next one (seen with torch 2.11.0, DDP on one rank), whoever else has
-    let go of them. That is no leak, and not of whoever called it.
+    Each keeps them until its next one (seen with torch 2.11.0, DDP on one rank), even when nothing
+    else refers to them. That is no leak of the caller.
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Takes its memory now, so that it does not count where it is used."""
+        """Allocate the memory now, so that it does not count where it is used."""
         groups = dist.distributed_c10d._world.pg_map if dist.is_initialized() else {}
         self._groups = [one for one in groups if "nccl" in dist.get_backend_config(one)]
         self._spare = torch.zeros(1, device=device) if self._groups else torch.zeros(1)
@@ -193,10 +199,10 @@ def clear_workspaces() -> None:
 
 
 def reducer_bytes(model: torch.nn.parallel.DistributedDataParallel) -> Counter[int]:
-    """{bytes: how many} of what DDP's reducer holds in C++, by its own account.
+    """Return {bytes: count} of the tensors that DDP's reducer holds in C++, by its own account.
 
     Its buckets, as they are now, and its two maps of the parameters that were used, of 4 bytes for
-    each. It makes copies of the buckets to tell of them.
+    each. It copies the buckets to report them.
     """
     reducer: Any = model.reducer
     buckets = reducer._get_zeros_like_grad_buckets()
@@ -207,7 +213,10 @@ def reducer_bytes(model: torch.nn.parallel.DistributedDataParallel) -> Counter[i
 
 
 def map_bytes(model: torch.nn.parallel.DistributedDataParallel) -> int:
-    """Of one map of used parameters. On a GPU the reducer has one there and one on the CPU."""
+    """Return the bytes of one map of used parameters.
+
+    On a GPU the reducer has one there and one on the CPU.
+    """
     return MAP_ITEM_BYTES * len([p for p in model.module.parameters() if p.requires_grad])
 
 
@@ -216,7 +225,7 @@ MAP_ITEM_BYTES = 4
 
 
 def gathered_by_fsdp1(parameter: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The whole parameters that a flat parameter of FSDP1 holds while they are gathered."""
+    """Yield the whole parameters that a flat parameter of FSDP1 holds while they are gathered."""
     for name in ("_full_param_padded", "_full_prec_full_param_padded"):
         whole = getattr(parameter, name, None)
         if whole is not None:
@@ -224,14 +233,17 @@ def gathered_by_fsdp1(parameter: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def users_of(storage: torch.UntypedStorage) -> int:
-    """How many hold a storage, on every thread, in Python and in C++; Python counts once."""
+    """Return the reference count of a storage, over Python and C++ and all threads.
+
+    Python counts once.
+    """
     count: Any = vars(torch._C)["_storage_Use_Count"]
     return int(count(storage._cdata))
 
 
 @contextmanager
 def fake_ranks(world_size: int, rank: int) -> Iterator[None]:
-    """A default process group of torch's `fake` backend, which moves no data: one rank of many.
+    """Create a default process group of torch's `fake` backend: one rank of many, no data moved.
 
     Raises RuntimeError where there is a process group already.
     """
@@ -247,7 +259,7 @@ def fake_ranks(world_size: int, rank: int) -> Iterator[None]:
 
 
 def fake_mode() -> Any:
-    """A mode in which operators compute shapes and dtypes only. Tensors without it are converted.
+    """Return a mode in which operators compute shapes and dtypes only. Other tensors are converted.
 
     Tensors say that they are on the CPU, and have storages with a size and no memory.
     """
@@ -257,14 +269,14 @@ def fake_mode() -> Any:
 
 
 def active_fake_mode() -> Any:
-    """The innermost `fake_mode` that is on, or None: DTensor has one of its own for a moment."""
+    """Return the innermost active `fake_mode`, or None: DTensor has one of its own for a moment."""
     from torch._guards import active_fake_mode as active
 
     return active()
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """The same for all tensors that share memory, while it is there."""
+    """Return a key of the tensor's memory, equal for all tensors that share it while it exists."""
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -300,8 +312,9 @@ def before_resize(call: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def shapes_only() -> Iterator[Callable[[], bool]]:
-    """Let DTensor, DDP and FSDP1 work under `fake_mode`. Gives a function: does DTensor ask for a
-    shape?
+    """Let DTensor, DDP and FSDP1 work under `fake_mode`.
+
+    Gives a function that returns True while DTensor asks for a shape.
 
     DTensor runs operators on whole shapes to learn the shape of a result, in the fake mode that is
     on: they are no allocations. DDP's constructor compares the shapes of all ranks by reading data,
@@ -342,7 +355,7 @@ def shapes_only() -> Iterator[Callable[[], bool]]:
 
 
 def with_data(call: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """What `call` gives, with data, though a `fake_mode` is on."""
+    """Return the result of `call` with real data, even while a `fake_mode` is on."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     with unset_fake_temporarily():

@@ -1,4 +1,4 @@
-"""On which device cases run: how it is spelled, and the random states that a forward can draw from.
+"""Devices of cases: their names, and the random states that a forward can draw from.
 
 A device is part of a run and not of a case, as the processor and the version of torch are: the case
 says what is computed, and these decide its last bits. Imports torch only where a tensor is needed,
@@ -37,7 +37,7 @@ def kind_of(given: str) -> str:
 
 
 def placed(kind: str) -> torch.device:
-    """The device of this kind that this process is on: the current one."""
+    """Return the device of this kind that this process uses: the current one."""
     import torch
 
     if kind == CPU:
@@ -46,8 +46,10 @@ def placed(kind: str) -> torch.device:
 
 
 def random_state(device: torch.device) -> bytes:
-    """The state of the generator that a forward on this device draws from; then, if that is not the
-    CPU's, the state of the CPU's, from which user code may draw as well."""
+    """Return the state of the generator that a forward on this device draws from.
+
+    If that is not the CPU's, the state of the CPU's follows, from which user code may draw as well.
+    """
     import torch
 
     ours: bytes = torch.get_rng_state().numpy().tobytes()
@@ -57,7 +59,7 @@ def random_state(device: torch.device) -> bytes:
 
 
 def set_random_state(state: bytes, device: torch.device) -> None:
-    """Go on from what `random_state` gave."""
+    """Restore the state that `random_state` returned."""
     import torch
 
     own = drawn_from(state, device)
@@ -68,7 +70,7 @@ def set_random_state(state: bytes, device: torch.device) -> None:
 
 
 def drawn_from(state: bytes, device: torch.device) -> bytes:
-    """The part of `random_state` that is the device's own: dropout draws from that."""
+    """Return the device's own part of `random_state`: dropout draws from that."""
     import torch
 
     if device.type == CPU:
@@ -77,7 +79,7 @@ def drawn_from(state: bytes, device: torch.device) -> bytes:
 
 
 def seed_device(seed: int, device: torch.device) -> None:
-    """What `torch.manual_seed` does, for the CPU and this device alone."""
+    """Seed the generators of the CPU and this device alone, unlike `torch.manual_seed`."""
     import torch
 
     torch.default_generator.manual_seed(seed)
@@ -88,7 +90,7 @@ def seed_device(seed: int, device: torch.device) -> None:
 
 @contextmanager
 def forked(device: torch.device) -> Iterator[None]:
-    """The random states of the CPU and of this device are as before afterwards."""
+    """Restore the random states of the CPU and of this device afterwards."""
     before = random_state(device)
     try:
         yield
@@ -97,8 +99,11 @@ def forked(device: torch.device) -> Iterator[None]:
 
 
 def processor(device: torch.device) -> str:
-    """What decides the bits of its kernels: "NVIDIA H200 (9.0, 132 multiprocessors)"; empty for the
-    CPU, which the environment of a run describes."""
+    """Describe the processor that determines the bits of kernels.
+
+    Such as "NVIDIA H200 (9.0, 132 multiprocessors)"; empty for the CPU, which the environment of a
+    run describes.
+    """
     if device.type == CPU:
         return ""
     told = _module(device).get_device_properties(device)
@@ -106,7 +111,7 @@ def processor(device: torch.device) -> str:
 
 
 def _module(device: torch.device) -> Any:
-    """torch.cuda, for a device of that kind."""
+    """Return torch.cuda, for a device of that kind."""
     import torch
 
     return torch.get_device_module(device)
@@ -125,6 +130,6 @@ NO_MEMORY = (
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return True for torch's errors that say that a GPU has no memory left."""
+    """Return True for torch's errors about exhausted memory of a GPU."""
     said = str(error)
     return isinstance(error, RuntimeError) and "CUDA" in said and "out of memory" in said

@@ -1,4 +1,4 @@
-"""The errors of zerocheck, and the words that help a user out of them."""
+"""Errors of zerocheck, and hints that help a user to fix them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class ZerocheckError(Exception):
 
 
 class UsageError(ZerocheckError):
-    """Something the user gave cannot be used.
+    """Error in the user's input.
 
     The message says what was given, what is allowed and, where there is one, the nearest right
     spelling. The command line prints it without a traceback and exits with code 2.
@@ -20,33 +20,33 @@ class UsageError(ZerocheckError):
 
 
 class HarnessError(ZerocheckError):
-    """zerocheck itself failed (exit code 3). Please report it with the message."""
+    """Failure of zerocheck itself (exit code 3). Please report it with the message."""
 
 
 class RanksLost(ZerocheckError):
-    """Ranks of a launcher are gone, so the run ends (exit code 3, or 1 if it found something).
+    """Loss of ranks of a launcher, which ends the run (exit code 3, or 1 if it found something).
 
     Not a failure of the code under test, as far as is known: hosts die for other reasons too.
     """
 
 
 class Unsupported(ZerocheckError):
-    """Raise it in an implementation to say that it cannot run a case, with the reason.
+    """Refusal of a case by an implementation that cannot run it: raise it with the reason.
 
-    The case gets the verdict `unsupported` and the reason stands in the report. Any other
-    exception gives the verdict `crashed`.
+    The case gets the verdict `unsupported` and the reason is in the report. Any other exception
+    gives the verdict `crashed`.
     """
 
 
 class Violated(ZerocheckError):
-    """A checked step of an attached run violates an obligation. All ranks raise it.
+    """Violation of an obligation in a checked step of an attached run. All ranks raise it.
 
     The message names it and where it was written; rank 0 has printed the finding.
     """
 
 
 class CheckpointError(ZerocheckError):
-    """A checkpoint cannot be written, or there is none that is whole.
+    """Failure to write a checkpoint, or to find one that is whole.
 
     All ranks raise it. After a failed save, the older checkpoint is as it was: make room or give
     the right to write, and save again. After a failed load, nothing was read from a damaged file:
@@ -56,7 +56,7 @@ class CheckpointError(ZerocheckError):
 
 
 def did_you_mean(given: str, allowed: Iterable[str]) -> str:
-    """`"; did you mean 'fsdp2'?"` for the nearest allowed word, or an empty string."""
+    """Return `"; did you mean 'fsdp2'?"` for the nearest allowed word, or an empty string."""
     spelled = {name.casefold(): name for name in allowed}
     word = given.casefold()
     close = difflib.get_close_matches(word, list(spelled), n=len(spelled) or 1, cutoff=0.5)
@@ -67,14 +67,17 @@ def did_you_mean(given: str, allowed: Iterable[str]) -> str:
 
 
 def _distance(word: str, name: str) -> int:
-    """An ending too many is one mistake: 'cliping' means 'clip' rather than 'clip-inf'."""
+    """Return the edit distance, with a superfluous ending as one edit.
+
+    'cliping' means 'clip' rather than 'clip-inf'.
+    """
     if word.startswith(name) and len(word) <= len(name) + len("ing"):
         return min(1, len(word) - len(name))
     return _edits(word, name)
 
 
 def _edits(one: str, other: str) -> int:
-    """Letters to insert, delete or replace (Levenshtein's distance)."""
+    """Return the Levenshtein distance: letters to insert, delete or replace."""
     before = list(range(len(other) + 1))
     for row, letter in enumerate(one, 1):
         now = [row]
@@ -86,7 +89,7 @@ def _edits(one: str, other: str) -> int:
 
 
 def unknown(what: str, given: str, allowed: Iterable[str]) -> UsageError:
-    """A UsageError for a name that is not one of `allowed`: `what` is the kind of name."""
+    """Return a UsageError for a name that is not one of `allowed`. what: the kind of name."""
     names = sorted(allowed)
     return UsageError(
         f"unknown {what} {given!r}{did_you_mean(given, names)} (allowed: {', '.join(names)})"
@@ -94,8 +97,10 @@ def unknown(what: str, given: str, allowed: Iterable[str]) -> UsageError:
 
 
 def file_of(name: str) -> Path:
-    """The file of that name. Raises UsageError, with the nearest one of its kind in its folder, if
-    it is not there."""
+    """Return the path of the file of that name.
+
+    Raises UsageError, with the nearest one of its kind in its folder, if it does not exist.
+    """
     path = Path(name).resolve()
     if path.is_file():
         return path

@@ -1,4 +1,4 @@
-"""Text that zerocheck did not write, made fit for a terminal, a report or a shell.
+"""Foreign text, made safe for a terminal, a report or a shell.
 
 Names of tensors and files, errors, notes and titles come from elsewhere. An escape sequence in
 them can set the title of a terminal, move its cursor or hide text; a newline can fake a line of a
@@ -18,7 +18,7 @@ _BEYOND_ASCII = re.compile(r"[^\x20-\x7e\n]")
 
 
 def printable(text: str) -> str:
-    """`text` without what could move a cursor, end an XML document or hide itself.
+    """Remove from `text` what could move a cursor, end an XML document or hide itself.
 
     Newlines and tabs stay; every other character that cannot be printed becomes its escape.
     """
@@ -28,17 +28,17 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """`text` in one line of printable characters."""
+    """Return `text` as one line of printable characters."""
     return " ".join(printable(text).split())
 
 
 def indented(text: str) -> str:
-    """Printable text whose further lines are indented, so that none passes for a message."""
+    """Return printable text with its further lines indented, so that none passes for a message."""
     return printable(text).replace("\n", f"\n{_INDENT}")
 
 
 def copyable(command: Iterable[str]) -> str:
-    """A command to copy into a shell: one line, every word quoted where it has to be.
+    """Return a command to copy into a shell: one line, every word quoted where necessary.
 
     A word with control characters is quoted as `$'...'`, which bash, zsh and ksh read.
     """
@@ -63,9 +63,9 @@ def _in_shell(character: str) -> str:
 
 
 def as_json(value: Any) -> bytes:
-    """Indented JSON in which every character that cannot be printed is `\\uXXXX`: the same data.
+    """Return indented JSON with every character that cannot be printed as `\\uXXXX`.
 
-    What no JSON in UTF-8 can hold, a lone surrogate of a file name or of a pickle, becomes its
+    A lone surrogate of a file name or of a pickle, which no JSON in UTF-8 can hold, becomes its
     escape as text.
     """
     import msgspec  # not where only text is wanted
@@ -75,12 +75,12 @@ def as_json(value: Any) -> bytes:
 
 
 def plain_json(data: bytes) -> bytes:
-    """The same JSON with every character that cannot be printed as `\\uXXXX`."""
+    """Escape every character of the JSON that cannot be printed as `\\uXXXX`."""
     return _BEYOND_ASCII.sub(lambda found: _in_json(found[0]), data.decode()).encode()
 
 
 def encodable(value: Any) -> Any:
-    """Plain data whose texts all have a form in UTF-8."""
+    """Return plain data whose texts can all be encoded in UTF-8."""
     match value:
         case str():
             return value.encode("utf-8", "backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""The memory of this host, and files that stand in for it."""
+"""Memory of this host, and files that replace it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _GROUP = "/sys/fs/cgroup/memory"
 
 
 def total_bytes() -> int | None:
-    """The least of what the machine and the control group have. None where nothing tells."""
+    """Return the smaller of the machine's memory and the control group's limit, None if unknown."""
     found = _meminfo("MemTotal:")
     with contextlib.suppress(OSError, ValueError), open(f"{_GROUP}.max") as most:
         found.append(int(most.read()))
@@ -29,7 +29,7 @@ def _meminfo(field: str) -> list[int]:
 
 
 def available_bytes() -> int | None:
-    """The least of what the machine and the control group leave. None where nothing tells."""
+    """Return the smaller of the free memory of machine and control group, None if unknown."""
     found = _meminfo("MemAvailable:")
     with (
         contextlib.suppress(OSError, ValueError),
@@ -48,13 +48,13 @@ def available_bytes() -> int | None:
 
 
 def leaves_half(more: int) -> bool:
-    """Whether half of the memory is left after `more` bytes of it. True where nothing tells."""
+    """Return True if half of the memory is left after `more` bytes, or its size is unknown."""
     available, total = available_bytes(), total_bytes()
     return available is None or total is None or available - more >= total // 2
 
 
 def reserve(descriptor: int, size: int) -> None:
-    """Give the file `size` bytes of real space, so that a full disk is an error now.
+    """Allocate `size` bytes of real space for the file, so that a full disk is an error now.
 
     A sparse file would be a SIGBUS later. Raises OSError (ENOSPC).
     """

@@ -1,4 +1,4 @@
-"""From `package.module:Name` or `path/to/file.py:Name` to what it names: runs the user's code."""
+"""Import of the user's code by `package.module:Name` or `path/to/file.py:Name`."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ _stamps: dict[Path, tuple[int, int]] = {}
 
 
 def imported(name: str) -> Any:
-    """What `package.module:Name` or `path/to/file.py:Name` names. Imports the user's code.
+    """Import the object named by `package.module:Name` or `path/to/file.py:Name`.
 
-    Raises UsageError, with what is missing and where.
+    Runs the user's code. Raises UsageError, with what is missing and where.
     """
     where, _, attribute = name.rpartition(":")
     return _attribute(_module(where, attribute), where, attribute)
 
 
 def check_file(name: str) -> None:
-    """Raise UsageError if `path/to/file.py:Name` names a file that is not there, or for a DeepSpeed
-    config that cannot be used: at once, where importing it waits for rank processes. Other names
-    pass; nothing is imported."""
+    """Raise UsageError for a missing file in `path/to/file.py:Name`, or a bad DeepSpeed config.
+
+    It does so at once, where importing it waits for rank processes. Other names pass; nothing is
+    imported.
+    """
     if name.endswith(".json"):
         ds_config.read(name)
     where = name.rpartition(":")[0]
@@ -71,7 +73,7 @@ def _module(where: str, attribute: str) -> ModuleType:
 
 
 def _there(path: Path, names: tuple[str, ...]) -> ModuleType | None:
-    """The module of the file, if it was imported and not changed since."""
+    """Return the module of the file, if it was imported and not changed since."""
     for name in names:
         module = sys.modules.get(name)
         file = getattr(module, "__file__", None)
@@ -103,7 +105,7 @@ def _attribute(module: ModuleType, where: str, attribute: str) -> Any:
 
 
 def _said(error: BaseException, path: Path | None = None) -> str:
-    """Type, message and, for a file of the user, the line in it."""
+    """Describe an error: type, message and, for a file of the user, the line in it."""
     line = ""
     trace = error.__traceback__
     while trace is not None:

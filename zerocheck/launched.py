@@ -1,4 +1,4 @@
-"""What a launcher such as torchrun tells its processes, and how it ends them.
+"""The launcher's environment (torchrun), and the report of the exit code to it.
 
 torchrun ends all processes of a host with SIGTERM as soon as one of them leaves with an error, and
 prints a table of those that did. So all ranks leave together, with one exit code, and the table
@@ -25,17 +25,17 @@ _SIOCGIFADDR = 0x8915
 
 
 def launched() -> bool:
-    """Whether a launcher started this process, beside others."""
+    """Return True if a launcher started this process as one of several."""
     return all(name in os.environ for name in NEEDED)
 
 
 def is_rank_0() -> bool:
-    """Whether this process speaks for all; also where there is no launcher."""
+    """Return True if this process reports for all ranks; also where there is no launcher."""
     return not launched() or os.environ["RANK"] == "0"
 
 
 def check_environment() -> None:
-    """Raises UsageError outside of torchrun."""
+    """Raise UsageError outside of torchrun."""
     missing = [name for name in NEEDED if name not in os.environ]
     if missing:
         raise UsageError(
@@ -45,7 +45,7 @@ def check_environment() -> None:
 
 
 def host_number() -> str:
-    """Equal on ranks of one host: the launcher's number of it, or the host's name."""
+    """Return an id of this host, equal on its ranks: the launcher's number or the host's name."""
     return os.environ.get("GROUP_RANK") or socket.gethostname()
 
 
@@ -73,14 +73,14 @@ def choose_interface() -> None:
 
 
 def _address(interface: str) -> str:
-    """Its IPv4 address. Raises OSError if it has none."""
+    """Return the IPv4 address of an interface. Raises OSError if it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         request = struct.pack("256s", interface.encode()[:15])
         return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
 
 
 class Stopping:
-    """On rank 0, what ends the run from outside: Ctrl-C, or SIGTERM of the launcher.
+    """Requests on rank 0 to end the run: Ctrl-C, or SIGTERM of the launcher.
 
     The signal raises where it strikes. User code under test may catch it: `check` raises it again.
     """
@@ -91,7 +91,7 @@ class Stopping:
         signal.signal(signal.SIGTERM, self._terminated)
 
     def check(self) -> None:
-        """Raise what was asked for, if it was."""
+        """Raise the exception of an earlier signal, if there was one."""
         if self._why is not None:
             raise self._why
 
@@ -114,7 +114,7 @@ class Stopping:
 
 
 def leave_at_once(code: int) -> None:
-    """From here on a signal of the launcher ends this process with this exit code."""
+    """Let a signal of the launcher end this process with this exit code from here on."""
 
     def leave(_number: int, _frame: FrameType | None) -> None:
         os._exit(code)
@@ -124,7 +124,7 @@ def leave_at_once(code: int) -> None:
 
 
 def tell(code: int, text: str) -> None:
-    """What the launcher's table of failures says of this rank.
+    """Write this rank's entry for the launcher's table of failures.
 
     The table calls the earliest the root cause, in whole seconds: rank 0 is never later.
     """
@@ -138,6 +138,6 @@ def tell(code: int, text: str) -> None:
 
 
 def let_rank_0_speak(code: int, seconds: float) -> None:
-    """Before a rank leaves for a reason that rank 0 says too: the launcher would end that first."""
+    """Wait, so that rank 0 can report the error first: the launcher would end it before."""
     leave_at_once(code)
     time.sleep(seconds)

@@ -1,5 +1,4 @@
-"""The pytest plugin: options and ini options, where checks leave their reports, and what is said
-of them at the end.
+"""The pytest plugin: command-line and ini options, report directories, terminal summary.
 
 It is loaded in every pytest session of an environment that has zerocheck installed, so it imports
 neither torch nor what takes time.
@@ -27,10 +26,10 @@ _PREFIX = "zerocheck_"
 
 
 class _Session:
-    """What this pytest session is asked to do.
+    """Options and runs of this pytest session.
 
-    under, over: settings that give way to those of a test, and that go before them; directory:
-    where runs write; id: the same on all workers; runs: those that tests were collected for.
+    under, over: settings of lower and of higher precedence than those of a test; directory: where
+    runs write; id: the same on all workers; runs: those that tests were collected for.
     """
 
     def __init__(self) -> None:
@@ -41,7 +40,7 @@ class _Session:
         self.runs: list[SharedRun] = []
 
     def place(self) -> Path:
-        """The directory, made where pytest has no cache."""
+        """Return the directory, made where pytest has no cache."""
         if self.directory is None:
             self.directory = Path(tempfile.gettempdir()) / f"zerocheck-{self.id}"
             self.directory.mkdir(mode=0o700, exist_ok=True)
@@ -52,19 +51,19 @@ _session = _Session()
 
 
 def settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a test that gives these: the files' below it, the command line's above."""
+    """Merge a test's settings with those of files, which yield, and the command line's."""
     found = {**_session.under, **given, **_session.over}
     found.pop("report_dir", None)
     return found
 
 
 def result_of(run: SharedRun) -> Tally:
-    """The counts of a run, after it was run by this worker or another one."""
+    """Return the counts of a run, made by this worker or another one."""
     return run.result(_session.place(), _session.id, _session.runs)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--zerocheck-NAME` and the ini option `zerocheck_NAME` for every setting."""
+    """Add `--zerocheck-NAME` and the ini option `zerocheck_NAME` for every setting."""
     group = parser.getgroup("zerocheck")
     for setting in SETTINGS.values():
         files = setting.kind == "files"
@@ -125,7 +124,7 @@ def _from_options(config: pytest.Config) -> dict[str, Any]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup`, all checks of one run go to one worker, while others do the rest."""
+    """Group all checks of a run on one worker with `--dist loadgroup`; others do the rest."""
     if not config.pluginmanager.hasplugin("xdist"):
         return
     for item in items:

@@ -32,7 +32,7 @@ _LOCK = ".session"
 
 
 class _Ended(msgspec.Struct):
-    """What stands in the lock's file: which session's run is in the directory, and its error."""
+    """Content of the lock's file: the session whose run is in the directory, and its error."""
 
     session: str
     error: str = ""
@@ -43,7 +43,7 @@ class SharedRun:
     """A run of one implementation that starts when its first check is called."""
 
     def __init__(self, label: str, given: Mapping[str, Any]) -> None:
-        """given: fields of RunOptions. Raises UsageError for what cannot be used."""
+        """Prepare a run. given: fields of RunOptions. Raises UsageError for invalid ones."""
         # What cannot be used is said when tests are collected.
         self.obligations = RunOptions(**given).obligations
         digest = hashlib.sha256(repr(sorted(given.items())).encode()).hexdigest()[:8]
@@ -54,7 +54,7 @@ class SharedRun:
         self._trace: TracebackType | None = None
 
     def result(self, directory: Path, session: str, others: Sequence[SharedRun] = ()) -> Tally:
-        """The counts of the run. A second call does not run it again, even after an error.
+        """Return the counts of the run. A second call does not run it again, even after an error.
 
         directory: where runs write, each in a folder of its own; session: the same for all workers
         of one pytest session, and for no other; others: runs to begin while another worker does
@@ -70,7 +70,7 @@ class SharedRun:
         return self._result
 
     def _done(self, directory: Path, session: str) -> bool:
-        """Take the result: run it, or read what another worker left. False while one runs it."""
+        """Take the result: run it, or read another worker's. False while another one runs it."""
         with _lock(directory / self.key) as file:
             if file is None:
                 return False
@@ -97,7 +97,7 @@ class SharedRun:
         return True
 
     def _start(self, directory: Path, file: int, session: str) -> None:
-        """Run it, and note in the lock's file what came of it."""
+        """Run it, and record the result in the lock's file."""
         ended = _Ended(session)
         try:
             self._result = self._run(directory)
@@ -154,7 +154,7 @@ def _lock(directory: Path) -> Iterator[int | None]:
 
 
 def _read(file: int) -> _Ended | None:
-    """What the last run noted; None if it came to no end."""
+    """Read the record of the last run; None if it did not end."""
     try:
         return msgspec.json.decode(os.pread(file, os.fstat(file).st_size, 0), type=_Ended)
     except msgspec.DecodeError:

@@ -63,7 +63,7 @@ class Check:
 
     @property
     def id(self) -> str:
-        """How the test is called: `MyFSDP-gradient-sharding`."""
+        """Name of the test: `MyFSDP-gradient-sharding`."""
         return f"{self.run.label}-{self.obligation}-{self.group}"
 
     def __repr__(self) -> str:
@@ -71,7 +71,7 @@ class Check:
 
 
 class CoverageCheck(Check):
-    """Whether a run exercised what its profile promises. Call it in the test."""
+    """Check that a run exercised what its profile promises. Call it in the test."""
 
     def __init__(self, run: SharedRun) -> None:
         self.run = run
@@ -81,7 +81,7 @@ class CoverageCheck(Check):
 
     @property
     def id(self) -> str:
-        """How the test is called: `MyFSDP-coverage`."""
+        """Name of the test: `MyFSDP-coverage`."""
         return f"{self.run.label}-coverage"
 
 
@@ -103,9 +103,9 @@ def parametrize_with_checks(
     line. The others are the options of `zerocheck run`, with the same defaults, so the same seed
     has the same verdicts; obligations: names, or sets of them such as "resume"; known_issues: files
     of known issues, or "none"; model: your own in every case, `path/to/file.py:factory`, as
-    `--model`. What is left out is taken from pytest's ini file, then from
-    `[tool.zerocheck]` in pyproject.toml; `pytest --zerocheck-NAME` is taken before all of them.
-    Raises UsageError for what cannot be used.
+    `--model`. Missing settings are taken from pytest's ini file, then from `[tool.zerocheck]` in
+    pyproject.toml; `pytest --zerocheck-NAME` is taken before all of them. Raises UsageError for
+    what cannot be used.
 
         @zerocheck.parametrize_with_checks([MyFSDP, "fsdp2"], profile="ci")
         def test_sharding(check):
@@ -154,9 +154,10 @@ def _listed(given: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def importable_name(given: object) -> str:
-    """`package.module:Name` or `path/to/file.py:Name`, by which rank processes import `given`.
+    """Return the name by which rank processes import `given`.
 
-    Raises UsageError for what they could not find there.
+    `package.module:Name` or `path/to/file.py:Name`. Raises UsageError for an object that they could
+    not find there.
     """
     if not (inspect.isclass(given) or inspect.isfunction(given)):
         raise UsageError(
@@ -180,7 +181,7 @@ def importable_name(given: object) -> str:
 
 
 def _in_package(module: str, file: Path) -> bool:
-    """Whether `module` lies in a package that Python finds by name, and its file within it."""
+    """Return True if `module` is in a package that Python finds by name, and its file within it."""
     top, dot, _ = module.partition(".")
     if not dot:
         return False

@@ -1,1 +1,1 @@
-"""Checks of chosen steps of a real training run, and the replay of what they find."""
+"""Checks of chosen steps of a real training run, and the replay of their findings."""

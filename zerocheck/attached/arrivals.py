@@ -1,8 +1,8 @@
-"""Agree at the end of a step whether all ranks came to it, by the store of the process group.
+"""Agreement of all ranks, at the end of a step, on whether each of them reached it.
 
 A script can raise in a step on one rank, catch it, and go on. The others must not wait for that
-rank in a collective, since its next one is of the training. A store has no order: the rank that
-leaves a step writes so, and the others read it.
+rank in a collective, since its next one is of the training. So they agree by the store of the
+process group. A store has no order: the rank that leaves a step writes so, and the others read it.
 
 Each step has one entry that is written once: "judge" by the last rank that arrives, "leave" by the
 first that does not. So all ranks read the same.
@@ -24,13 +24,13 @@ class Arrivals:
     """The ends of the steps of one attached run."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
-        """Every rank of the group makes its instances in the same order."""
+        """Take the next number of the group: every rank makes its instances in the same order."""
         name, self._store = store_of(group)
         _instances[name] += 1
         self._run = f"zerocheck/{_instances[name]}"
 
     def arrive(self, number: int, ranks: Ranks) -> bool:
-        """Wait for all ranks; whether the step is judged, which is the same on all of them."""
+        """Wait for all ranks; return True if the step is judged, equal on all of them."""
         if self._store is None:
             return True
         key = f"{self._run}/{number}"

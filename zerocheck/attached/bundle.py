@@ -1,4 +1,4 @@
-"""The bundle that a violated step leaves behind: JSON and safetensors, and no code.
+"""Bundle that a violated step leaves behind: JSON and safetensors, and no code.
 
     step-1501/
       bundle.json         format, environment, the verdict
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class Bundle(msgspec.Struct, frozen=True, kw_only=True):
-    """What bundle.json holds."""
+    """Content of bundle.json."""
 
     attached: int
     """The format of the bundle."""
@@ -53,8 +53,10 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):
-    """What rank-N.json holds. calls: of the model; None where they cannot be stored; device: of the
-    run, "cuda:1"."""
+    """Content of rank-N.json.
+
+    calls: of the model, None where they cannot be stored; device: of the run, such as "cuda:1".
+    """
 
     seen: Seen
     calls: tuple[Call, ...] | None = ()
@@ -62,7 +64,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def place_for(directory: Path, number: int) -> Path:
-    """Where the bundle of a step goes: a folder that does not exist yet."""
+    """Return a folder for the bundle of a step that does not exist yet."""
     place, again = directory / f"step-{number}", 1
     while place.exists():
         again += 1
@@ -73,7 +75,7 @@ def place_for(directory: Path, number: int) -> Path:
 def write(
     place: Path, observed: Observed, judgement: Judgement, semantics: Semantics, ranks: Ranks
 ) -> None:
-    """Write the bundle; every rank calls this. bundle.json comes last: with it, it is whole."""
+    """Write the bundle; every rank calls this. bundle.json comes last and makes it complete."""
     seen = observed.seen
     place.mkdir(parents=True, exist_ok=True)
     tensors = {
@@ -102,12 +104,12 @@ def write(
 
 
 def is_bundle(path: Path) -> bool:
-    """Whether a path names a bundle: its folder, or the bundle.json in it."""
+    """Return True if a path names a bundle: its folder, or the bundle.json in it."""
     return path.name == NAME or (path / NAME).is_file()
 
 
 def read(path: Path) -> tuple[Bundle, list[Observed]]:
-    """A bundle and what each rank saw. Tensors are mapped, not loaded.
+    """Read a bundle and each rank's record. Tensors are mapped, not loaded.
 
     Raises UsageError, with what is wrong where, for what is missing, damaged or of another format.
     """
@@ -159,7 +161,7 @@ def _rank(folder: Path, rank: int, world_size: int) -> Observed:
 
 
 def _check(path: Path, seen: Seen, rank: int, world_size: int) -> None:
-    """Raise UsageError for data of one rank that do not go together."""
+    """Raise UsageError for data of one rank that are inconsistent."""
     count = len(seen.pieces)
     wrong = ""
     if (seen.rank, seen.world_size) != (rank, world_size):
@@ -176,8 +178,10 @@ def _check(path: Path, seen: Seen, rank: int, world_size: int) -> None:
 
 
 def _number(path: Path, seen: Seen, name: str, tensor: Stored) -> int:
-    """Which piece a tensor is of, by the end of its name. Raises UsageError if there is none, or
-    of another size."""
+    """Return the number of the piece that a tensor belongs to, from the end of its name.
+
+    Raises UsageError if there is none, or one of another size.
+    """
     number = name.rpartition("/")[2]
     at = int(number) if number.isascii() and number.isdigit() and len(number) < 9 else -1
     if not 0 <= at < len(seen.pieces):

@@ -1,4 +1,4 @@
-"""The calls of a model as data: JSON for their form, tensors by name beside it."""
+"""Calls of a model as data: JSON for their form, and tensors by name."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ Words = tuple[str, str] | None
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """A Forward without its tensors. In trees {"a tensor": n} stands for the n-th of them, and {"a
-    tuple": [...]} for a tuple. random: states that there are; returned: paths of outputs that got
-    a gradient; differentiable: numbers of the inputs that need one. The rest: as in Forward."""
+    """Record of one forward call without its tensors.
+
+    In trees {"a tensor": n} stands for the n-th of them, and {"a tuple": [...]} for a tuple.
+    random: states that exist; returned: paths of outputs that got a gradient; differentiable:
+    numbers of the inputs that need one. The rest: as in Forward.
+    """
 
     args: Any
     kwargs: Any
@@ -35,7 +38,10 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 def stored(
     forwards: Sequence[Forward],
 ) -> tuple[tuple[Call, ...] | None, dict[str, torch.Tensor]]:
-    """The calls and their tensors; (None, {}) where an input is no tensor and no plain value."""
+    """Return the calls and their tensors; (None, {}) for an unsupported kind of input.
+
+    Inputs are tensors and plain values.
+    """
     calls, tensors = [], {}
     try:
         for number, forward in enumerate(forwards):
@@ -69,7 +75,7 @@ def stored(
 
 
 def restored(calls: Sequence[Call], tensors: Mapping[str, torch.Tensor]) -> list[Forward]:
-    """What `stored` was given."""
+    """Rebuild the forward calls that `stored` serialized."""
     found = []
     for number, call in enumerate(calls):
 

@@ -1,4 +1,4 @@
-"""One checked step of a live run: each rank judges its own shards, rank 0 what all report."""
+"""Judgement of one checked step: each rank judges its own shards, rank 0 the reports of all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.
 
 
 class _Wish(msgspec.Struct, frozen=True):
-    """What rank 0 wants next: a tensor of a rank, or nothing more (rank -1)."""
+    """Request of rank 0 for a tensor of a rank, or the end of its requests (rank -1)."""
 
     rank: int
     what: str = ""
@@ -80,7 +80,7 @@ def with_norms(observed: Observed, ranks: Ranks) -> Observed:
 
 
 def with_gradient(judgement: Judgement, full: Full | None) -> Judgement:
-    """The judgement, with the verdict on the gradient, or the reason why there is none."""
+    """Add to the judgement the verdict on the gradient, or the reason why there is none."""
     if full is None:
         return judgement
     if full.reason:

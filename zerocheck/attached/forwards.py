@@ -47,7 +47,7 @@ class Forward:
 
     @property
     def counts(self) -> bool:
-        """Whether a backward came to it."""
+        """True if a backward reached this forward."""
         return bool(self.returned)
 
 
@@ -109,7 +109,7 @@ class Forwards:
 
 
 def tensors_in(tree: Any) -> dict[str, torch.Tensor]:
-    """The tensors of a tree that need a gradient, by their path: `['logits']`, `.hidden[2]`.
+    """Return the tensors of a tree that need a gradient, by their path: `['logits']`, `.hidden[2]`.
 
     Containers are mappings, lists, tuples, dataclasses, and objects that keep their values as
     attributes.
@@ -118,7 +118,10 @@ def tensors_in(tree: Any) -> dict[str, torch.Tensor]:
 
 
 def _tensors_in(tree: Any, path: str, above: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
-    """above: ids of the containers around this one, since an object can hold itself."""
+    """Yield the paths and tensors of a tree that need a gradient.
+
+    above: ids of the containers around this one, since an object can hold itself.
+    """
     if isinstance(tree, torch.Tensor):
         if tree.requires_grad:
             yield path, tree
@@ -139,7 +142,7 @@ def _inside_of(tree: Any) -> list[tuple[str, Any]]:
 
 
 def mapped(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A copy of a tree with all its tensors changed; objects of other kinds are not copied."""
+    """Copy a tree with all its tensors changed; objects of other kinds are not copied."""
     if isinstance(tree, torch.Tensor):
         return change(tree)
     new: Any = None
@@ -185,9 +188,9 @@ def entered(forward: Forward, model: nn.Module, device: torch.device) -> Any:
 
 
 def _wrapped(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that have all parameters of a model, from the model inwards, by name.
+    """Yield the modules that have all parameters of a model, from the model inwards, by name.
 
-    Nothing of a compiled module: it would be compiled again for a hook.
+    None for a compiled module: it would be compiled again for a hook.
     """
     if any(one._compiled_call_impl is not None for one in model.modules()):
         return

@@ -1,7 +1,8 @@
-"""Over the ranks of a live run: parameters to the reference, gradients summed, causes found.
+"""Check of the gradient over the ranks of a live run, with one reference model on each.
 
-Every rank makes the same calls in the same order. Where one has an error, all leave the next of
-them (see ranks.py).
+Parameters are sent to the reference, local gradients are summed, and causes are sought. Every rank
+makes the same calls in the same order. Where one has an error, all leave the next of them (see
+ranks.py).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from .seen import Observed, Told
 
 
 class _Plan(msgspec.Struct, frozen=True):
-    """What rank 0 says first. reason: why no gradient is judged."""
+    """First message of rank 0. reason: why no gradient is judged."""
 
     tensors: tuple[Tensor, ...] = ()
     reason: str = ""
@@ -55,7 +56,10 @@ def judge_gradient(
     semantics: Semantics,
     ranks: Ranks,
 ) -> Full:
-    """The verdict on rank 0, an empty one on others. told: of all ranks, on rank 0."""
+    """Judge the gradient, with the verdict on rank 0 and an empty one on others.
+
+    told: of all ranks, on rank 0.
+    """
     plan = _Plan()
     if ranks.rank == 0:
         reason = why_not([one.seen for one in told])
@@ -81,7 +85,7 @@ def judge_gradient(
 
 
 def why_not(seen: Sequence[object]) -> str:
-    """Why no gradient is judged in this step, or an empty text."""
+    """Return the reason why no gradient is judged in this step, or an empty text."""
     for one in seen:
         unjudged: str = getattr(one, "unjudged", "")
         if unjudged:
@@ -90,7 +94,7 @@ def why_not(seen: Sequence[object]) -> str:
 
 
 def joined(one: Judged, other: Judged) -> Judged:
-    """What a rank found in two tensors."""
+    """Merge the judgements of a rank on two tensors."""
     return Judged(
         max(one.share, other.share),
         {**one.wrong, **other.wrong},
@@ -114,7 +118,7 @@ def _of_reference() -> Iterator[None]:
 
 
 def _whole(observed: Observed, tensor: Tensor, ranks: Ranks) -> torch.Tensor:
-    """A parameter before the step, flat: this rank's own copy, or put together from all."""
+    """Return a parameter before the step, flat: this rank's own copy, or put together from all."""
     own = [
         (piece.entry, observed.values["before.parameter", number])
         for number, piece in enumerate(observed.seen.pieces)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 class Guard:
-    """The first error of the code that observes a step; the training does not get to see it."""
+    """First error of the code that observes a step, kept out of the training."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None

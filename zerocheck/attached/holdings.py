@@ -1,4 +1,4 @@
-"""What this rank holds of a live model, read from the local shards and never from an export."""
+"""Shards of a live model on this rank, read from the local tensors and never from an export."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ Cut = Callable[[Role, torch.Tensor], Iterator[Shard]]
 
 @dataclass(frozen=True)
 class Holding:
-    """A parameter, or this rank's part of one.
+    """A parameter, or this rank's shard of one.
 
     held: what the optimizer sees of it (a flat parameter of FSDP1 has many); cut(role, tensor): the
-    shards of it in a tensor that lies as `held` does.
+    shards of it in a tensor laid out as `held`.
     """
 
     name: str
@@ -43,10 +43,10 @@ class Holding:
 
 
 def holdings(model: nn.Module) -> list[Holding]:
-    """All parameters of which this rank holds something, in the order of the model.
+    """Return all parameters of which this rank holds elements, in the order of the model.
 
-    FSDP2 gathers its root for a forward and keeps it until the backward; what a forward without a
-    backward left gathered is freed first.
+    FSDP2 gathers its root for a forward and keeps it until the backward; a root left gathered by a
+    forward without a backward is freed first.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -72,7 +72,7 @@ def _whole(name: str, parameter: torch.Tensor, role: Role, tensor: torch.Tensor)
 
 
 def computes_on(model: nn.Module) -> torch.device:
-    """The device of its forward, which with offloading is not that of its parameters."""
+    """Device of the forward, which with offloading is not that of the parameters."""
     for module in model.modules():
         if isinstance(module, FullyShardedDataParallel):
             return module.compute_device or torch.device(CPU)
@@ -84,14 +84,17 @@ def computes_on(model: nn.Module) -> torch.device:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The local tensor, detached. The private field: `to_local` may wait or differentiate."""
+    """Return the local tensor, detached, from a private field.
+
+    `to_local` may wait or differentiate.
+    """
     if isinstance(tensor, DTensor):
         return tensor._local_tensor.detach()
     return tensor.detach()
 
 
 def groups_of(optimizer: torch.optim.Optimizer) -> dict[int, int]:
-    """id(parameter) -> index of its group."""
+    """Map id(parameter) to the index of its parameter group."""
     return {
         id(parameter): number
         for number, group in enumerate(optimizer.param_groups)
@@ -102,7 +105,7 @@ def groups_of(optimizer: torch.optim.Optimizer) -> dict[int, int]:
 def shards_of(
     holding: Holding, states: Mapping[Any, Mapping[str, Any]]
 ) -> Iterator[tuple[str, Shard]]:
-    """(role, shard) of the parameter and its moments."""
+    """Yield (role, shard) of the parameter and its moments."""
     for shard in holding.cut("parameter", holding.held):
         yield "parameter", shard
     state = states.get(holding.held) or {}
@@ -113,13 +116,13 @@ def shards_of(
 
 
 def count_of(holding: Holding, states: Mapping[Any, Mapping[str, Any]]) -> float | None:
-    """Steps that the optimizer counts for a parameter, None if it has no state of it."""
+    """Return the optimizer's step count for a parameter, None if it has no state of it."""
     state = states.get(holding.held)
     return None if not state or "step" not in state else float(state["step"])
 
 
 def words_for(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """What is checked, in a word each for the sharder and the optimizer."""
+    """Name the sharder and the optimizer that are checked, such as "FSDP2 with AdamW"."""
     modules = list(model.modules())
     kind = UNWRAPPED
     if any(isinstance(module, FSDPModule) for module in modules):

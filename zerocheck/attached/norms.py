@@ -1,4 +1,4 @@
-"""The norm that ranks report when they clip: that of the whole gradient, each element once."""
+"""Check of the gradient norm that ranks report when they clip: each element counts once."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Holder = tuple[int, int]
 
 @dataclass(frozen=True)
 class Norms:
-    """Judges them from the sums of squares that ranks tell."""
+    """Judge of the reported norms, by the sums of squares of all ranks."""
 
     told: Sequence[Told]
 
     def check(self) -> tuple[float, Violation | None]:
-        """(share of the bound, violation or None)."""
+        """Return the share of the bound, and the violation or None."""
         calls = min(len(one.seen.clips) for one in self.told)
         if any(len(one.seen.clips) != calls for one in self.told):
             return 0.0, Violation(
@@ -81,7 +81,7 @@ class Norms:
         )
 
     def _true(self, kind: str, holders: Sequence[Holder]) -> tuple[float, float, float]:
-        """(norm, relative bound, absolute bound); see judge/clip.py."""
+        """Return (norm, relative bound, absolute bound); see judge/clip.py."""
         pieces = [self.told[rank].seen.pieces[number] for rank, number in holders]
         numel = sum(torch.Size(piece.local).numel() for piece in pieces)
         if kind == "inf":
@@ -111,7 +111,10 @@ class Norms:
         floor: float,
         once: dict[tuple[object, ...], Holder],
     ) -> tuple[str, ...]:
-        """One vector of one element has the norm of a whole one; so the sums that ranks told do."""
+        """Return the causes of a wrong norm.
+
+        A vector of one element has the norm of a whole one; so the reported sums are enough.
+        """
         told, clip = self.told[rank], clips[rank]
         held = [[(r, number) for number in one.pieces] for r, one in enumerate(clips)]
         own = [self._true(clip.kind, pieces)[0] for pieces in held]

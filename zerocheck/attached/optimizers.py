@@ -19,7 +19,7 @@ INNER = ("optimizer", "optim")
 
 
 def observed_optimizer(optimizer: Any) -> Optimizer:
-    """The optimizer below the wrappers, whose `step` is observed.
+    """Return the optimizer below the wrappers, whose `step` is observed.
 
     Raises UsageError for what is no torch optimizer and has none inside.
     """
@@ -34,17 +34,17 @@ def observed_optimizer(optimizer: Any) -> Optimizer:
 
 
 def owned_part(optimizer: Optimizer) -> Optimizer:
-    """The optimizer of the parameters that this rank owns; itself where it owns all."""
+    """Return the optimizer of the parameters that this rank owns; itself where it owns all."""
     return _inner(optimizer) or optimizer
 
 
 def states_of(optimizer: Optimizer) -> Mapping[Any, Mapping[str, Any]]:
-    """The states that this rank holds, by the parameter that the optimizer sees."""
+    """Return the states that this rank holds, by the optimizer's parameters."""
     return owned_part(optimizer).state
 
 
 def check_kind(optimizer: Optimizer) -> None:
-    """Raise UsageError unless its update is that of AdamW, within its `step`."""
+    """Raise UsageError unless the optimizer's update is that of AdamW, within its `step`."""
     if isinstance(optimizer, ZeroRedundancyOptimizer) and vars(optimizer).get("_overlap_with_ddp"):
         raise UsageError(
             "ZeroRedundancyOptimizer(overlap_with_ddp=True) updates within the backward, where "
@@ -65,7 +65,7 @@ def check_kind(optimizer: Optimizer) -> None:
 
 
 def _inner(optimizer: Any) -> Optimizer | None:
-    """The optimizer inside, which has no parameters but those of the outer one."""
+    """Return the wrapped optimizer, whose parameters all belong to the outer one."""
     for name in INNER:
         inner = getattr(optimizer, name, None)
         if isinstance(inner, Optimizer) and _parameters(inner) <= _parameters(optimizer):

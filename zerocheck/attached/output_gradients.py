@@ -92,7 +92,7 @@ class OutputGradients:
     def leave(
         self, entry: tuple[int, tuple[Edge, ...]], outputs: Mapping[str, torch.Tensor]
     ) -> Returned:
-        """Note the end of a call; its gradients, which backwards will fill.
+        """Note the end of a call; return its gradients, which backwards will fill.
 
         outputs: tensors that need a gradient, by their paths.
         """
@@ -118,7 +118,7 @@ class OutputGradients:
         self._handles, self._targets, self._spans = [], {}, []
 
     def observed(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """torch.autograd.backward, with hooks on the nodes that lead to outputs."""
+        """Wrap torch.autograd.backward with hooks on the nodes that lead to outputs."""
 
         def backward(tensors: Any, grad_tensors: Any = None, *more: Any, **named: Any) -> Any:
             handles: list[Any] = []
@@ -137,7 +137,7 @@ class OutputGradients:
         return backward
 
     def _hook(self, roots: Sequence[Any], gradients: Sequence[Any], handles: list[Any]) -> None:
-        """Follow the graph from its roots, and hook into what leads to outputs."""
+        """Follow the graph from its roots, and hook the nodes that lead to outputs."""
         walk = _Walk(self._targets)
         for position, root in enumerate(roots):
             if isinstance(root, torch.Tensor) and not root.requires_grad:
@@ -168,7 +168,7 @@ class OutputGradients:
     def _passed(
         self, found: Sequence[tuple[int, Target]], sent: Sequence[Any], received: Any
     ) -> None:
-        """Take what a node sends to outputs. sent: gradients, one for each edge of the node."""
+        """Record the gradients that a node sends to outputs. sent: one for each of its edges."""
         with self.guard():
             for at, target in found:
                 if sent[at] is not None:
@@ -186,7 +186,7 @@ class OutputGradients:
 
 
 class _Arrival:
-    """Two hooks where a gradient arrives at an output, of which the second comes after all others.
+    """Pair of hooks where a gradient arrives at an output; the second runs after all others.
 
     A hook of the script can change the gradient between them.
     """
@@ -212,7 +212,7 @@ class _Arrival:
 
 
 class _Walk:
-    """One walk over what lies outside the calls of a model, from the roots of a backward.
+    """Walk over the graph outside the calls of a model, from the roots of a backward.
 
     A call is passed from its outputs to its inputs, and its inside is left out.
     """
@@ -225,7 +225,7 @@ class _Walk:
         self.spans: dict[int, Span] = {}
 
     def follow(self, edge: Edge) -> Target | None:
-        """The output that an edge leads to; else None, and its node comes up later."""
+        """Return the output that an edge leads to, or None; its node is visited later."""
         target = self._targets.get(edge)
         if target is None:
             if edge.node not in self._known:
@@ -242,7 +242,7 @@ class _Walk:
         return target
 
     def nodes(self) -> Iterator[Any]:
-        """All nodes outside the calls."""
+        """Yield all nodes outside the calls."""
         while self._stack:
             yield self._stack.pop()
 
@@ -258,7 +258,7 @@ def _positions(node: Any, edge: Edge) -> list[int]:
 
 
 def _reached(nodes: list[Any], ends: set[Any]) -> Iterator[Any]:
-    """The nodes of a graph that are reached from `nodes` without passing `ends`."""
+    """Yield the nodes of a graph that are reached from `nodes` without passing `ends`."""
     known = ends | set(nodes)
     stack = [one for one in nodes if one not in ends]
     while stack:
@@ -288,7 +288,10 @@ def _edge(tensor: torch.Tensor) -> Edge:
 
 
 def _sequence_number() -> int:
-    """Nodes are numbered as they are made, in each thread."""
+    """Return the current sequence number of the autograd engine.
+
+    Nodes are numbered as they are made, in each thread.
+    """
     with torch.enable_grad():
         made = torch.zeros((), requires_grad=True).view(1)
     assert made.grad_fn is not None

@@ -1,7 +1,8 @@
-"""Each rank judges its own shards: AdamW and clipping are elementwise, so nothing is sent for that.
+"""Checks of a rank's own shards.
 
-The parameters are taken in batches of at most BATCH elements, since the bounds are computed in
-float64: the judge needs a few hundred MiB, however large the model is.
+AdamW and clipping are elementwise, so the checks need no communication. The parameters are taken in
+batches of at most BATCH elements, since the bounds are computed in float64: the judge needs a few
+hundred MiB, however large the model is.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Run(NamedTuple):
 
 
 def judge_own(observed: Observed) -> Told:
-    """What this rank says of its own shards, and what the others need for the rest."""
+    """Judge this rank's own shards, and collect the data that the other ranks need for the rest."""
     with torch.no_grad():
         return _Own(observed).told()
 
@@ -107,7 +108,7 @@ class _Own:
         return tuple(squares), tuple(peaks)
 
     def _still(self) -> set[int]:
-        """Pieces of which no bit may change."""
+        """Return the pieces of which no bit may change."""
         seen = self.observed.seen
         if seen.skipped or not seen.ran:
             return set(range(len(seen.pieces)))
@@ -195,7 +196,7 @@ class _Own:
         return ("untouched parameter changed",)
 
     def _updates(self, still: set[int]) -> Iterator[tuple[float, Violation | None]]:
-        """(share, violation) of the parameters of which this rank holds the state."""
+        """Yield (share, violation) of the parameters of which this rank holds the state."""
         seen = self.observed.seen
         if seen.skipped or not seen.ran:
             return
@@ -257,7 +258,7 @@ class _Own:
         return share, violation, judge.readings
 
     def _part(self, what: str, run: Run) -> torch.Tensor:
-        """What is not there is 0: the moments before the first step."""
+        """Return the elements of a run; zeros for absent moments, as before the first step."""
         value = self._value(what, run.number)
         if value is not None:
             return value[run.low : run.high]
@@ -265,7 +266,7 @@ class _Own:
         return torch.zeros(run.high - run.low, dtype=dtype)
 
     def _clipped(self, clip: Clip) -> tuple[float, Violation | None]:
-        """The clipped gradient, from this rank's own and the reported norm."""
+        """Return the clipped gradient, from this rank's own and the reported norm."""
         seen = self.observed.seen
         if clip.kind not in ("2", "inf"):
             return 0.0, None
@@ -302,7 +303,7 @@ class _Own:
 
 
 def batches(numbers: Iterable[int], pieces: Sequence[Piece]) -> Iterator[list[Run]]:
-    """The elements of these pieces in runs, at most BATCH together."""
+    """Yield the elements of these pieces in runs, at most BATCH together."""
     batch: list[Run] = []
     room = BATCH
     for number in numbers:
@@ -320,7 +321,7 @@ def batches(numbers: Iterable[int], pieces: Sequence[Piece]) -> Iterator[list[Ru
 
 
 def layout_of(batch: Sequence[Run], pieces: Sequence[Piece]) -> Layout:
-    """The runs end to end, each a tensor of one dim, named so that `in_whole_tensors` finds it."""
+    """Lay the runs out end to end, each as a 1-D tensor named for `in_whole_tensors`."""
     places, start = [], 0
     for at, run in enumerate(batch):
         piece, stop = pieces[run.number], start + run.high - run.low
@@ -338,7 +339,7 @@ _MARK = "\0"
 def in_whole_tensors(
     violation: Violation, batch: Sequence[Run], pieces: Sequence[Piece]
 ) -> Violation:
-    """The violation of a layout of runs, with names and the element of the whole tensors."""
+    """Translate a violation of a layout of runs to the names and elements of the whole tensors."""
     element = violation.element
     if element:
         run = batch[int(violation.tensors[0].split(_MARK)[1])]
@@ -356,7 +357,7 @@ def in_whole_tensors(
 
 
 def merged(found: Sequence[Violation]) -> Violation | None:
-    """One violation of those of all batches: what is computed first, where it is worst.
+    """Merge the violations of all batches: what is computed first, where it is worst.
 
     Causes are those that explain all of them, if there are any; else those of the worst.
     """

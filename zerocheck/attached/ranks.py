@@ -31,7 +31,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Stopped(Exception):
-    """An attempt that all ranks gave up, since one of them had a problem."""
+    """Attempt that all ranks gave up, since one of them had a problem."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.text)
@@ -39,7 +39,7 @@ class Stopped(Exception):
 
 
 class Ranks(Protocol):
-    """All ranks of a run, seen from one of them. Every rank calls the same, in the same order."""
+    """Ranks of a run, seen from one of them. All make the same calls in the same order."""
 
     rank: int
     size: int
@@ -51,7 +51,7 @@ class Ranks(Protocol):
 
 
 def attempt(ranks: Ranks, work: Callable[[], T]) -> T:
-    """Do work with all ranks; where one of them has an error, all raise Stopped."""
+    """Do work with all ranks; if one of them has an error, all raise Stopped."""
     try:
         result = work()
         ranks.gather(b"")
@@ -94,10 +94,13 @@ class Alone:
 
 
 class Group:
-    """The ranks of a process group."""
+    """Ranks of a process group."""
 
     def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
-        """device: of the model; where the group takes tensors of GPUs alone, they go through it."""
+        """Prepare the communication of a process group.
+
+        device: of the model; a group that takes tensors of GPUs alone sends them through it.
+        """
         self._group = group
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
@@ -108,7 +111,7 @@ class Group:
         self._in_collective = False
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Rank 0 gets what each rank gives, the others nothing."""
+        """Gather each rank's data on rank 0; the others get nothing."""
         sizes = self._meet(len(data))
         longest = max(sizes)
         if not longest:
@@ -119,7 +122,7 @@ class Group:
         return [] if into is None else [_bytes(one[:n]) for one, n in zip(into, sizes, strict=True)]
 
     def broadcast(self, data: bytes) -> bytes:
-        """Every rank gets what rank 0 gives."""
+        """Return rank 0's data on every rank."""
         length = self._meet(len(data) if self.rank == 0 else 0)[0]
         if not length:
             return b""
@@ -128,7 +131,7 @@ class Group:
         return _bytes(tensor)
 
     def total(self, share: Total) -> Total:
-        """The sum over all ranks, on every rank."""
+        """Return the sum over all ranks, on every rank."""
         few = torch.tensor([share.noise, share.arrived], dtype=torch.float64)
         sums = [one.to(self._device, copy=True) for one in (share.exact, share.absolute, few)]
         self._meet(0)
@@ -138,8 +141,10 @@ class Group:
         return Total(exact, absolute, float(few[0]), int(few[1]))
 
     def fail(self, problem: Problem) -> Problem:
-        """Meet the others in their next operation, which all leave; the problem of the first rank
-        that has one."""
+        """Report a problem in the others' next operation, which all of them leave.
+
+        Returns the problem of the first rank that has one.
+        """
         if self._in_collective:  # the process group itself failed, so nobody can be told
             return problem
         try:
@@ -151,7 +156,7 @@ class Group:
         return problem
 
     def _meet(self, size: int, problem: Problem | None = None) -> list[int]:
-        """The sizes of all ranks. Raises Stopped where a rank has a problem."""
+        """Exchange the sizes of all ranks. Raises Stopped if a rank has a problem."""
         data = b"" if problem is None else msgspec.msgpack.encode(problem)
         size = -len(data) if problem is not None else size
         all_sizes = torch.zeros(self.size, dtype=torch.int64, device=self._device)

@@ -44,8 +44,11 @@ class Tensor(NamedTuple):
 
 
 class Total(NamedTuple):
-    """Of one tensor over all ranks: sums of gradients and of their magnitudes, of what each can be
-    off, and of the microbatches that gave one."""
+    """Totals of one tensor over all ranks.
+
+    exact: the sum of the gradients; absolute: that of their magnitudes; noise: that of their
+    possible errors; arrived: microbatches with a gradient.
+    """
 
     exact: torch.Tensor
     absolute: torch.Tensor
@@ -54,7 +57,7 @@ class Total(NamedTuple):
 
 
 def tensors_of(ranks: Sequence[Seen]) -> list[Tensor]:
-    """All parameters of the run, in the order in which ranks tell them."""
+    """Return all parameters of the run, in the order in which ranks report them."""
     found: dict[str, Tensor] = {}
     whole: dict[str, int] = {}
     for seen in ranks:
@@ -70,7 +73,7 @@ def tensors_of(ranks: Sequence[Seen]) -> list[Tensor]:
 
 
 def share_of(local: Local, tensor: Tensor) -> Total:
-    """What one rank gives to the total."""
+    """Return one rank's contribution to the total."""
     there = [one.double() for one in local.gradients[tensor.name] if one is not None]
     numel = torch.Size(tensor.shape).numel()
     zero = torch.zeros(numel, dtype=torch.float64)
@@ -82,7 +85,7 @@ def share_of(local: Local, tensor: Tensor) -> Total:
 
 
 def summed(shares: Sequence[Total]) -> Total:
-    """The total of the shares of all ranks."""
+    """Return the total of the shares of all ranks."""
     return Total(
         torch.stack([one.exact for one in shares]).sum(0),
         torch.stack([one.absolute for one in shares]).sum(0),
@@ -92,7 +95,10 @@ def summed(shares: Sequence[Total]) -> Total:
 
 
 class Judged(NamedTuple):
-    """What one rank found: the share of the bound, the ranks' worst tensors, what is missing."""
+    """Judgement of one rank on the gradient.
+
+    share: of the bound; wrong: its worst tensors; missing, needless: tensors with such a gradient.
+    """
 
     share: float
     wrong: dict[str, float]
@@ -101,7 +107,7 @@ class Judged(NamedTuple):
 
 
 def enclosure(total: Total, tensor: Tensor, seen: Seen, semantics: Semantics) -> Enclosure:
-    """The reduced gradient of a whole tensor.
+    """Return the enclosure of the reduced gradient of a whole tensor.
 
     Roundings as where each microbatch is reduced, the most that there can be, and two for a loss
     scale that is no power of two; then what the local gradients can be off.
@@ -124,13 +130,13 @@ _NOWHERE = Entry("", (), 0, 0)
 
 
 def gradient_of(observed: Observed, number: int) -> torch.Tensor | None:
-    """The reduced gradient of a piece, before clipping."""
+    """Return the reduced gradient of a piece, before clipping."""
     reduced = observed.values.get(("reduced", number))
     return observed.values.get(("gradient", number)) if reduced is None else reduced
 
 
 def compare_own(observed: Observed, tensor: Tensor, total: Total, semantics: Semantics) -> Judged:
-    """One tensor, on one rank."""
+    """Compare this rank's shards of one tensor with the enclosure."""
     share, wrong = 0.0, 0.0
     missing = needless = False
     whole = enclosure(total, tensor, observed.seen, semantics)
@@ -156,7 +162,7 @@ def compare_own(observed: Observed, tensor: Tensor, total: Total, semantics: Sem
 
 
 def cut(whole: torch.Tensor, entry: Entry) -> torch.Tensor:
-    """The elements of a shard, flat, from a whole flat tensor."""
+    """Return the elements of a shard, flat, from a whole flat tensor."""
     if entry.box is None:
         return whole[entry.start : entry.stop]
     box = tuple(slice(low, high) for low, high in entry.box)
@@ -174,8 +180,11 @@ def put(into: torch.Tensor, entry: Entry, part: torch.Tensor) -> None:
 
 
 class Exhibit(msgspec.Struct, frozen=True):
-    """What a rank shows of wrong tensors: local gradients per tensor and microbatch, None where
-    there is none, and its shards of the reduced one. Tensors as bytes of fp32."""
+    """Wrong tensors of a rank, sent as evidence: bytes of fp32.
+
+    local: gradients per tensor and microbatch, None where there is none; held: the rank's shards of
+    the reduced gradient.
+    """
 
     local: tuple[tuple[bytes | None, ...], ...]
     noise: tuple[float, ...]
@@ -184,7 +193,7 @@ class Exhibit(msgspec.Struct, frozen=True):
 
 
 def worst(found: Sequence[Judged], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The wrong tensors that are looked at: the worst first, not more than ASKED elements."""
+    """Return the wrong tensors to examine: the worst first, not more than ASKED elements."""
     ratios: dict[str, float] = {}
     for one in found:
         for name, ratio in one.wrong.items():
@@ -200,7 +209,7 @@ def worst(found: Sequence[Judged], tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def exhibit(observed: Observed, local: Local, asked: Sequence[Tensor]) -> Exhibit:
-    """What this rank shows of them."""
+    """Collect this rank's evidence on the tensors asked for."""
     names = {one.name for one in asked}
     entries, held = [], []
     for number, piece in enumerate(observed.seen.pieces):
@@ -226,7 +235,10 @@ def violation(
     seen: Seen,
     semantics: Semantics,
 ) -> Violation | None:
-    """What is wrong with the gradient, with its causes. found, exhibits: of each rank."""
+    """Return the violation of the gradient with its causes, or None.
+
+    found, exhibits: of each rank.
+    """
     for role, text, cause in (
         ("missing", "has no gradient though the model used it", "gradient missing"),
         (
@@ -318,7 +330,7 @@ def _layout(asked: Sequence[Tensor]) -> Layout:
 
 
 def _passes(layout: Layout, exhibits: Sequence[Exhibit], seen: Seen) -> Passes:
-    """Microbatches that a rank did not have are zeros."""
+    """Lay out the local gradients by rank and microbatch; missing microbatches are zeros."""
     count = max((len(one.local[0]) for one in exhibits), default=1) or 1
     gradients = torch.zeros(len(exhibits), count, layout.size)
     arrived = torch.zeros(len(exhibits), count, len(layout.places), dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""The local gradient by the model that is not wrapped, on one device, and how far it can be off.
+"""Local gradient of the unwrapped model on one device, and its error bound.
 
 The bits of a local gradient depend on kernels, alignment and the order of additions, which the run
 chooses as it likes (torch.compile, cuDNN, FSDP's flat parameters). So its round-off is not derived
@@ -29,15 +29,18 @@ Factory = Callable[[], nn.Module]
 
 @dataclass(frozen=True)
 class Local:
-    """The gradients of one rank. gradients[name][m]: of microbatch m, flat fp32 on the CPU, None
-    where it has none; noise[name]: how far an element of their sum can be off."""
+    """Local gradients of one rank.
+
+    gradients[name][m]: of microbatch m, flat fp32 on the CPU, None where it has none; noise[name]:
+    the largest error of an element of their sum.
+    """
 
     gradients: Mapping[str, Sequence[torch.Tensor | None]]
     noise: Mapping[str, float]
 
 
 class Reference:
-    """The model that is not wrapped, with the parameters of the step."""
+    """Unwrapped model with the parameters of the step."""
 
     def __init__(self, factory: Factory, device: torch.device) -> None:
         with _own_random(device):
@@ -82,7 +85,7 @@ class Reference:
             self._parameters = {theirs[bare]: one for bare, one in own.items()}
 
     def _within_wrappers(self, forward: Forward) -> Forward:
-        """The call of the module that is wrapped, with names of the reference."""
+        """Return the call of the wrapped module, with names of the reference."""
         inner = [one for name, one in forward.inner_autocast.items() if not self._bare(name)]
         return replace(
             forward,
@@ -91,7 +94,7 @@ class Reference:
         )
 
     def _bare(self, name: str) -> str:
-        """A name without parts that no module or tensor of the reference has.
+        """Remove from a name the parts that no module or tensor of the reference has.
 
         They come from wrappers that `unwrapped` does not know, such as that of Fabric.
         """
@@ -105,7 +108,7 @@ class Reference:
             parameter.copy_(whole.view(parameter.shape))
 
     def local(self, forwards: Sequence[Forward], buffers: Mapping[str, torch.Tensor]) -> Local:
-        """The gradients of these calls. buffers: those that the run had before them."""
+        """Return the gradients of these calls. buffers: those that the run had before them."""
         buffers = {self._bare(name): one for name, one in buffers.items()}
         forwards = [self._within_wrappers(one) for one in forwards]
         with _own_random(self.device):
@@ -157,7 +160,7 @@ class Reference:
 def _pair(
     outputs: Mapping[str, torch.Tensor], path: str, gradient: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """An output of the reference with the gradient that came to that of the run."""
+    """Return an output of the reference with the gradient of that output in the run."""
     output = outputs.get(path)
     if output is None or output.shape != gradient.shape:
         there = ", ".join(f"{name} {list(one.shape)}" for name, one in outputs.items())
@@ -170,7 +173,10 @@ def _pair(
 
 
 def _unit(forward: Forward, parameters: Mapping[str, torch.Tensor]) -> float:
-    """The round-off of the narrowest dtype that is computed in. Twice: the number next to it."""
+    """Return the relative distance to the next number in the narrowest dtype of the computation.
+
+    It is twice the unit round-off.
+    """
     dtypes = {p.dtype for p in parameters.values() if p.dtype != torch.float64}
     if forward.autocast is not None:
         dtypes.add(forward.autocast[1])

@@ -1,4 +1,4 @@
-"""Judges the bundle of a checked step again: one process, no ranks.
+"""Replay of the bundle of a checked step: one process, no ranks.
 
 No code of the user runs, unless a model is named, to judge gradients too.
 """
@@ -37,10 +37,10 @@ from .together import judge_together
 
 
 class Replayed:
-    """What the replay gave, beside what the bundle says."""
+    """Result of a replay, compared with the verdict in the bundle."""
 
     def __init__(self, path: Path, bundle: Bundle, judgement: Judgement, without: str) -> None:
-        """without: why the gradient was not judged, if it was not."""
+        """Create the result. without: why the gradient was not judged, if it was not."""
         self._path = path
         self._without = without
         self.bundle = bundle
@@ -48,7 +48,7 @@ class Replayed:
 
     @property
     def text(self) -> str:
-        """The finding, if there is one, and a sentence that compares."""
+        """The finding, if there is one, and a sentence that compares the verdicts."""
         said = [self.verdict]
         if self.judgement.violations:
             said.insert(0, violated_text(self.bundle.what, self.judgement, str(self._path)) + "\n")
@@ -56,7 +56,7 @@ class Replayed:
 
     @property
     def verdict(self) -> str:
-        """One sentence. Without a model the gradient is left out on both sides."""
+        """One sentence on the verdicts. Without a model the gradient is left out on both sides."""
         number, note = self.bundle.number, ""
         was, now = self.bundle.judgement.violations, self.judgement.violations
         if self.bundle.judgement.tier == "full" and self.judgement.tier != "full":
@@ -72,20 +72,24 @@ class Replayed:
 
     @property
     def exit_code(self) -> int:
-        """1 if something is violated, else 0."""
+        """Exit code: 1 if something is violated, else 0."""
         return 1 if self.judgement.violations else 0
 
 
 def _kind(violation: Violation) -> tuple[object, ...]:
-    """All but numbers, and where it is worst: the bound of a gradient is an estimate, and moves
-    with the number of threads."""
+    """Return what identifies a violation, without numbers and the worst element.
+
+    The bound of a gradient is an estimate, and depends on the number of threads.
+    """
     told = violation
     return told.obligation, told.role, {*told.tensors}, told.ranks, told.causes
 
 
 def replay(path: Path, model: str | None = None, device: str | None = None) -> Replayed:
-    """Judge a bundle again. model: `path/to/file.py:factory`, the model before it is wrapped;
-    device: on which it is called for the gradient, None for the kind that the run was on.
+    """Judge a bundle again.
+
+    model: `path/to/file.py:factory`, the model before it is wrapped; device: on which it is called
+    for the gradient, None for the kind that the run was on.
 
     Raises UsageError for a bundle that is not whole, a model that is not that of the run, or a
     device that is not here.
@@ -117,9 +121,10 @@ def _judged(ranks: list[Observed]) -> Judgement:
 
 
 def _chosen(was: str, asked: str | None) -> tuple[torch.device, str]:
-    """(where the model is called again, why it cannot be or ""). was: the kind of the run's device.
+    """Return the device for the calls of the model, and why they cannot be replayed or "".
 
-    Dropout masks of a GPU come again on a GPU only, since the generator is another.
+    was: the kind of the run's device. Dropout masks of a GPU are repeated on a GPU only, since the
+    generator is another.
     """
     if asked is not None:
         check_there(asked)
@@ -134,7 +139,7 @@ def _chosen(was: str, asked: str | None) -> tuple[torch.device, str]:
 
 
 def _gradient(bundle: Bundle, ranks: list[Observed], model: str, on: str | None) -> Full:
-    """The verdict on the gradient; as in full.py, with all ranks here, one after the other."""
+    """Judge the gradient as in full.py, with all ranks in this process, one after the other."""
     every = [one.seen for one in ranks]
     reason = why_not(every)
     if not reason and any(not one.forwards for one in ranks):

@@ -1,4 +1,4 @@
-"""Compare the models of all ranks: a run that is sharded or replicated has one."""
+"""Comparison of the models of all ranks: a sharded or replicated run has only one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Signature(msgspec.Struct, frozen=True):
 
 
 def check_same_model(model: nn.Module, ranks: Ranks) -> None:
-    """Raise UsageError, on rank 0, where ranks have other parameters or stages."""
+    """Raise UsageError, on rank 0, if ranks have different parameters or stages."""
     gathered = ranks.gather(msgspec.msgpack.encode(signature(model)))
     every = [msgspec.msgpack.decode(one, type=Signature) for one in gathered]
     for rank, one in enumerate(every):
@@ -68,7 +68,7 @@ def signature(model: nn.Module) -> Signature:
 
 
 def _difference(one: Signature, other: Signature) -> str:
-    """The first difference in words, with what to do, or an empty text."""
+    """Describe the first difference and what to do, or return an empty text."""
     if one.stages != other.stages:
         return f"stages {one.stages} and {other.stages} of a pipeline; {ADVICE}"
     for name in one.shapes.keys() ^ other.shapes.keys():
@@ -92,7 +92,7 @@ def _list(shape: Shape) -> object:
 
 
 def pipeline_stages(model: nn.Module) -> list[int]:
-    """The stages of torch's pipelines that run this model, or a part of it.
+    """Return the stages of torch's pipelines that run this model, or a part of it.
 
     Parameters of two stages can have the same names and shapes, and only the stage tells them
     apart.

@@ -1,4 +1,4 @@
-"""What one rank saw of one checked step: small structured data, and the tensors that it names."""
+"""Record of one checked step on one rank: small structured data, and the tensors that it names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ the optimizer was given it; "reduced" and "clipped", the gradient around clippin
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
-    """A shard that this rank holds of a parameter.
+    """Shard of a parameter that this rank holds.
 
     local: shape of the local tensor, in elements; dtype: of the parameter; group: index of the
     optimizer's parameter group, -1 if the optimizer does not have it.
@@ -35,17 +35,17 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def name(self) -> str:
-        """Of the parameter, in the unwrapped model."""
+        """Name of the parameter in the unwrapped model."""
         return self.entry.name
 
     @property
     def place(self) -> tuple[object, ...]:
-        """Equal for the same elements on two ranks."""
+        """Key of the shard's elements, equal on all ranks that hold them."""
         return self.entry.name, self.entry.start, self.entry.stop, self.entry.box
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Its dtype."""
+        """Dtype of the parameter."""
         found = getattr(torch, self.dtype.removeprefix("torch."))
         assert isinstance(found, torch.dtype)
         return found
@@ -68,8 +68,11 @@ class Options(msgspec.Struct, frozen=True):
 
 
 class Clip(msgspec.Struct, frozen=True):
-    """One clipping by norm. norm: what was reported; kind: "2" or "inf", or another p; pieces: the
-    numbers of those that it clipped."""
+    """Clipping of the gradient by its norm.
+
+    norm: as reported; kind: "2" or "inf", or another p; pieces: the numbers of those that it
+    clipped.
+    """
 
     max_norm: float
     kind: str
@@ -78,7 +81,7 @@ class Clip(msgspec.Struct, frozen=True):
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """All but the tensors.
+    """Observed step without its tensors.
 
     number: of the step, the first after `attach` is 1; ran: steps that the optimizer took within
     it; counts: the optimizer's step count per piece, None where it has no state; skipped: the
@@ -107,9 +110,12 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Observed:
-    """A checked step on one rank. values: flat tensors on the CPU, in row-major order; forwards:
-    the calls of the model, for the reference; buffers: before them, by name; device: of the run;
-    norms: by the number of their clipping, those that are not reduced over the ranks yet."""
+    """Checked step on one rank.
+
+    values: flat tensors on the CPU, in row-major order; forwards: the calls of the model, for the
+    reference; buffers: before them, by name; device: of the run; norms: by the number of their
+    clipping, those that are not reduced over the ranks yet.
+    """
 
     seen: Seen
     values: dict[Key, torch.Tensor] = field(default_factory=dict)
@@ -120,10 +126,10 @@ class Observed:
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank tells the others, after it judged its own shards.
+    """Message of a rank to the others, sent after it judged its own shards.
 
-    hashes: per piece, by what is hashed, as in Key; squares, peak: per piece, the sum of squares
-    and the largest magnitude of its gradient before clipping, -1 where there is none; shares,
+    hashes: per piece, by hashed role, as in Key; squares, peaks: per piece, the sum of squares and
+    the largest magnitude of its gradient before clipping, -1 where there is none; shares,
     violations: of its own judgement.
     """
 

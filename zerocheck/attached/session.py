@@ -1,4 +1,4 @@
-"""`zerocheck.attach`: checks chosen steps of a training script that runs anyway."""
+"""`zerocheck.attach`: checks of chosen steps of a running training script."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def attach(
     group: dist.ProcessGroup | None = None,
     quiet: bool = False,
 ) -> Attached:
-    """Check chosen steps of a training run, in which `model` and `optimizer` are used as always.
+    """Check chosen steps of a training run that uses `model` and `optimizer` as always.
 
         check = zerocheck.attach(model, optimizer)
         for x, y in loader:
@@ -100,8 +100,11 @@ def attach(
 
 
 class Attached:
-    """What `attach` returns. `taken`: the number of the last step that began; `last`: the verdict
-    on the last step that was checked, or None."""
+    """Handle that `attach` returns.
+
+    `taken`: the number of the last step that began; `last`: the verdict on the last step that was
+    checked, or None.
+    """
 
     def __init__(
         self,
@@ -156,30 +159,30 @@ class Attached:
         check_parameters(self._model, self._optimizer)
 
     def step(self) -> _Nothing:
-        """The context for one update. One comparison, unless the step is to be checked."""
+        """Return the context for one update; it costs a comparison, unless the step is checked."""
         self.taken += 1
         return _NOTHING if self.taken != self._next else self._checking
 
     def before(self) -> None:
-        """Call this where a step begins, if a `with` does not fit; `after` where it ends."""
+        """Begin a step, where a `with` does not fit; `after` ends it."""
         self.taken += 1
         if self.taken == self._next:
             self._begin()
 
     def after(self) -> None:
-        """The end of a step that began with `before`."""
+        """End a step that began with `before`."""
         if self._watch is not None:
             self._end()
 
     def _after(self, number: int) -> int:
-        """The next step to check after this one; -1 for none."""
+        """Return the next step to check after this one; -1 for none."""
         after = [step for step in self._steps if step > number]
         if self._every is not None:
             after.append((number // self._every + 1) * self._every)
         return -1 if self._stopped else min(after, default=-1)
 
     def _compare(self) -> None:
-        """Stop the checks where ranks do not train one model."""
+        """Stop the checks if the ranks do not train one model."""
         self._compared = True
         ranks = self._ranks()
         try:
@@ -263,7 +266,7 @@ class Attached:
         return observed, verdict
 
     def _violated(self, observed: Observed, judgement: Judgement, ranks: Ranks) -> None:
-        """Write the bundle of what is new, say so, and raise if that is wanted."""
+        """Write the bundle of a new finding, print it, and raise if that is wanted."""
         what = words_for(self._model, self._optimizer)
         marks = {fingerprint(what, violation) for violation in judgement.violations}
         place = ""
@@ -279,7 +282,7 @@ class Attached:
             raise Violated(one_line(said) + where)
 
     def _written(self, observed: Observed, judgement: Judgement, ranks: Ranks) -> str:
-        """The folder of the bundle; empty where a rank cannot write it, which is printed."""
+        """Write the bundle and return its folder; empty if a rank cannot, which is printed."""
 
         def write() -> str:
             place = ""
@@ -305,7 +308,7 @@ class Attached:
 
 
 def _say(text: str) -> None:
-    """Print beside the output of the training."""
+    """Print next to the output of the training."""
     print(printable(text), file=sys.stderr, flush=True)
 
 
@@ -318,7 +321,7 @@ def _numbers(steps: Iterable[int]) -> set[int]:
 
 
 class _Nothing:
-    """The context of a step that is not checked."""
+    """Context of a step that is not checked."""
 
     def __enter__(self) -> None:
         return None
@@ -336,7 +339,7 @@ _NOTHING = _Nothing()
 
 
 class _Checking(_Nothing):
-    """The context of a step that is."""
+    """Context of a step that is checked."""
 
     def __init__(self, attached: Attached) -> None:
         self._attached = attached

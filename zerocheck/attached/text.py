@@ -1,4 +1,4 @@
-"""How a checked step reads: the same words as a finding of `zerocheck run`."""
+"""Text of a checked step, in the words of a finding of `zerocheck run`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .ranks import Problem
 
 
 def finding(what: str, judgement: Judgement, bundle: str) -> Finding:
-    """The violation that comes first, in the form of a finding. bundle: what `replay` takes."""
+    """Return the first violation as a finding. bundle: the argument for `replay`."""
     first = first_of(judgement)
     return Finding(
         number=0,
@@ -31,22 +31,22 @@ def finding(what: str, judgement: Judgement, bundle: str) -> Finding:
 
 
 def first_of(judgement: Judgement) -> Violation:
-    """The violation from which the others can follow."""
+    """Return the violation from which the others can follow."""
     return independent(judgement.violations)[0]
 
 
 def fingerprint(what: str, violation: Violation) -> str:
-    """What is checked, obligation, role and cause; no numbers."""
+    """Return a key of the finding without numbers: what is checked, obligation, role and causes."""
     return joined(what, violation.obligation, violation.role, "+".join(violation.causes))
 
 
 def violated_text(what: str, judgement: Judgement, bundle: str) -> str:
-    """The finding for people."""
+    """Return the text of the finding."""
     return finding_text(finding(what, judgement, bundle))
 
 
 def stopped_text(number: int, problem: Problem) -> str:
-    """Why no step is checked from now on. number: of the step, 0 before the first."""
+    """Return why no step is checked from now on. number: of the step, 0 before the first."""
     when = f"step {number}: " if number else ""
     end = "No step is checked from here on; the training goes on"
     text = one_line(problem.text)
@@ -59,7 +59,7 @@ def stopped_text(number: int, problem: Problem) -> str:
 
 
 def holds_line(number: int, judgement: Judgement, seconds: float) -> str:
-    """One line on a step in which all that was judged holds."""
+    """Return one line on a step in which all that was judged holds."""
     held = [
         f"{obligation} (estimated)" if obligation in judgement.estimated else obligation
         for obligation, status in judgement.statuses.items()

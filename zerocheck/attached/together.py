@@ -1,7 +1,7 @@
-"""Judges what only all ranks together can tell: ownership, copies, norms, and that they agree.
+"""Checks that need all ranks: ownership, copies, norms, and agreement between ranks.
 
-What ranks send for it is small: places and hashes of their shards, and what they found in them. Of
-a copy that differs, one tensor is fetched from two ranks.
+Ranks send little for it: places and hashes of their shards, and their findings. For a copy that
+differs, one tensor is fetched from two ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .seen import AFTER, BEFORE, MOMENTS, Fetch, Piece, Told, element_of
 
 
 def judge_together(told: Sequence[Told], fetch: Fetch) -> Judgement:
-    """The verdict on a checked step. told[r]: what rank r says."""
+    """Judge the data of all ranks on a checked step. told[r]: the message of rank r."""
     with torch.no_grad():
         return _Together(told, fetch).judgement()
 
@@ -79,7 +79,7 @@ class _Together:
         )
 
     def _ownership(self) -> Violation | None:
-        """Parameters and moments tile their tensors, by the places that ranks tell."""
+        """Check that the shards of parameters and moments tile their tensors."""
         for role in ("parameter", *MOMENTS):
             shapes: dict[str, tuple[int, ...]] = {}
             held: dict[str, list[tuple[int, object]]] = {}
@@ -104,7 +104,7 @@ class _Together:
         return None
 
     def _agreement(self) -> Violation | None:
-        """All ranks took one and the same step."""
+        """Check that all ranks took one and the same step."""
         seen = [one.seen for one in self.told]
         for what, values in (
             ("took a step", [one.ran > 0 and not one.skipped for one in seen]),
@@ -122,7 +122,7 @@ class _Together:
         return self._decision() or self._options() or self._counts()
 
     def _decision(self) -> Violation | None:
-        """Under a GradScaler a step is skipped if and only if the gradient is not finite."""
+        """Check that a GradScaler skips a step if and only if the gradient is not finite."""
         seen = [one.seen for one in self.told]
         if not all(one.scaling for one in seen) or any(one.finite is None for one in seen):
             return None
@@ -135,7 +135,7 @@ class _Together:
         return self._violation("update", "step", f"the step was {words[0]}", words[1])
 
     def _options(self) -> Violation | None:
-        """Each parameter group has the same options on all ranks."""
+        """Check that each parameter group has equal options on all ranks."""
         for rank, one in enumerate(self.told):
             for number, (mine, first) in enumerate(
                 zip(one.seen.options, self.told[0].seen.options, strict=False)
@@ -150,7 +150,7 @@ class _Together:
         return None
 
     def _counts(self) -> Violation | None:
-        """Each parameter has one step count, on all ranks that have a part of it."""
+        """Check that each parameter has one step count, on all ranks that have a part of it."""
         known: dict[str, tuple[int, float]] = {}
         for rank, one in enumerate(self.told):
             for piece, count in zip(one.seen.pieces, one.seen.after, strict=True):
@@ -167,8 +167,11 @@ class _Together:
         return None
 
     def _own(self) -> None:
-        """What ranks found in their own shards. A rank whose copy is right elsewhere is left to
-        `_copies`: what it has to say is that its copy differs."""
+        """Add the violations that ranks found in their own shards.
+
+        A rank whose copy is right on another rank is left to `_copies`: its finding is that its
+        copy differs.
+        """
         for one in self.told:
             for obligation, share in one.shares.items():
                 known: Obligation = obligation  # type: ignore[assignment]
@@ -208,7 +211,7 @@ class _Together:
         return any(its[what] != mine[what] for what in mine if what in its)
 
     def _never_updated(self) -> Violation | None:
-        """Who has a gradient and is in the optimizer has a state on some rank."""
+        """Check that each optimized parameter with a gradient has optimizer state on some rank."""
         seen = self.told[0].seen
         if seen.skipped or not seen.ran:
             return None
@@ -225,7 +228,7 @@ class _Together:
         return None
 
     def _copies(self) -> None:
-        """Who holds the same elements holds the same bits: before the step, the gradient, after."""
+        """Check that replicas are equal bit for bit: before the step, gradients, and after it."""
         if len(self.told) == 1:
             return
         self.exercised.add("publish")
@@ -246,11 +249,11 @@ class _Together:
                     parted |= when == BEFORE
 
     def _all_gave_one(self) -> bool:
-        """Whether every rank came to where its gradient is seen."""
+        """Return True if every rank reached the point at which its gradient is observed."""
         return all(one.seen.ran or one.seen.skipped for one in self.told)
 
     def _different(self, what: str) -> Iterator[tuple[Holder, Holder]]:
-        """(right, wrong) for every copy that differs from that of most ranks, or the lowest."""
+        """Yield (right, wrong) for every copy that differs from most ranks', or the lowest's."""
         for holders in self.holders.values():
             told = {h: self.told[h[0]].hashes[h[1]].get(what) for h in holders}
             here = {holder: one for holder, one in told.items() if one is not None}
@@ -327,7 +330,10 @@ class _Together:
         where: torch.Tensor,
         text: str,
     ) -> tuple[tuple[str, ...], str]:
-        """What explains the copy; what its rank itself found, if no cause of copies does."""
+        """Return the causes that explain a differing copy, and the text of the finding.
+
+        If no cause of copies explains it, they are the causes that the copy's own rank found.
+        """
         earlier = None
         if what.startswith(AFTER):
             earlier = self.fetch(wrong[0], what.replace(AFTER, BEFORE, 1), wrong[1])

@@ -41,7 +41,7 @@ from .seen import AFTER, BEFORE, Clip, Key, Observed, Options, Piece, Seen
 
 
 class Watch:
-    """One step of a live model, from `start` to `seen` or `stop`."""
+    """Observation of one step of a live model, from `start` to `observed` or `stop`."""
 
     def __init__(
         self,
@@ -54,8 +54,11 @@ class Watch:
         listens: bool = False,
         unjudged: str = "",
     ) -> None:
-        """listens: record the calls of the model, for the reference. unjudged: why the gradient
-        cannot be judged in any step."""
+        """Prepare the observation of a step.
+
+        listens: record the calls of the model, for the reference; unjudged: why the gradient cannot
+        be judged in any step.
+        """
         self._model = model
         self._optimizer = optimizer
         self.number = number
@@ -111,7 +114,7 @@ class Watch:
         self._values = {}
 
     def observed(self) -> Observed:
-        """Take the hooks off, copy the state after the step; all that was seen of it.
+        """Take the hooks off, copy the state after the step, and return the observation.
 
         Raises UsageError for a step that is more than one update, and what went wrong in a hook.
         """
@@ -157,7 +160,7 @@ class Watch:
         return Observed(seen, self._values, forwards, self._buffers, device, self._norms)
 
     def _listen(self, listens: Forwards, found: Sequence[Holding]) -> None:
-        """Note what the gradient will be made of, or why it cannot be judged."""
+        """Record the inputs of the gradient, or why it cannot be judged."""
         self._hooks.enter_context(listens.hooked())
         self._hooks.enter_context(
             _replaced(torch.autograd, "backward", partial(self._observed_backward, listens, found))
@@ -171,7 +174,7 @@ class Watch:
     def _observed_backward(
         self, listens: Forwards, found: Sequence[Holding], original: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """torch.autograd.backward; before the first of a step, gradients must have been cleared."""
+        """Wrap torch.autograd.backward; before the first of a step, gradients must be cleared."""
         observed = listens.gradients.observed(original)
 
         def backward(*args: Any, **named: Any) -> Any:
@@ -251,7 +254,7 @@ class Watch:
         return None
 
     def _after_closure(self, optimizer: Any, closure: Callable[..., Any]) -> Callable[..., Any]:
-        """The closure of `step`, after which the gradient is what the optimizer will be given."""
+        """Wrap the closure of `step`: its gradient is that of the optimizer's update."""
 
         def observed(*args: Any, **named: Any) -> Any:
             result = closure(*args, **named)
@@ -275,7 +278,7 @@ class Watch:
                 self._unscale()
 
     def _unscale(self) -> None:
-        """Divide the gradients as the kernel is about to do, in fp32."""
+        """Divide the gradients by the loss scale as the kernel is about to do, in fp32."""
         for key, gradient in self._values.items():
             if key[0] == "gradient":
                 self._values[key] = (gradient.float() / self._scale).to(gradient.dtype)
@@ -378,7 +381,7 @@ def _with_rates(options: Options, group: dict[str, Any], near: tuple[float, ...]
 
 @contextmanager
 def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """owner.name is make(what it was) within."""
+    """Replace owner.name by make(original) within the context."""
     own, original = vars(owner).get(name), getattr(owner, name)
     setattr(owner, name, make(original))
     try:

@@ -1,4 +1,4 @@
-"""Checkpoints that exist already: what one holds, what is wrong with it, how two differ.
+"""Checks of existing checkpoints: content, errors, differences between two.
 
 `formats` recognises what a directory holds and opens it as a `Source` (`source`): `dcp` with
 `dcp_metadata` and `tiling`, or `whole_files` over `torch_save` and `safetensors_file`. `contents`

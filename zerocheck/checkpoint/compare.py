@@ -1,6 +1,6 @@
-"""Two checkpoints compared: the same names, shapes, dtypes, bits, steps and settings.
+"""Comparison of two checkpoints: names, shapes, dtypes, bits, steps and settings.
 
-How they are sharded, on how many ranks they were written and in which format makes no difference.
+Sharding, number of ranks and format of the checkpoints make no difference.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .tiling import problems
 
 
 class _Absent:
-    """What stands for a value that only one has."""
+    """Placeholder for a value that only one checkpoint has."""
 
     def __repr__(self) -> str:
         return "absent"
@@ -33,7 +33,7 @@ _LEFT_OUT = frozenset({"files", "tiling", "readable"})
 
 
 def compare(path: Path, other: Path) -> Report:
-    """Compare what stands at two paths. Raises UsageError for what is no checkpoint.
+    """Compare the checkpoints at two paths. Raises UsageError for a path without one.
 
     Damage that keeps tensors from being read is a finding here too.
     """
@@ -75,7 +75,7 @@ class _Comparison:
         self._explainer = Explainer(one, other)
 
     def findings(self) -> Iterator[Finding]:
-        """Everything that differs."""
+        """Yield a finding for everything that differs."""
         mine, its = self._one.items, self._aligned()
         for here, there, contents in ((mine, its, self._one), (its, mine, self._other)):
             for spot, item in here.items():
@@ -91,7 +91,7 @@ class _Comparison:
         yield from self._settings()
 
     def _aligned(self) -> dict[tuple[str, str], Item]:
-        """The other's items; without an optimizer, names may lack the container's prefix."""
+        """Return the other's items; without an optimizer, names may lack the container's prefix."""
         mine = self._one.named(MODEL)
         its = self._other.named(MODEL)
         if not mine or not its or set(mine) & set(its):
@@ -202,7 +202,7 @@ def _label(spot: tuple[str, str]) -> str:
 
 
 def _same(a: object, b: object) -> bool:
-    """Equal values; a tuple and a list of the same are equal, as are NaNs."""
+    """Return True for equal values; a tuple equals a list with equal items, NaN equals NaN."""
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(map(_same, a, b))
     return (type(a) is type(b) and (a == b or (a != a and b != b))) or repr(a) == repr(b)
@@ -214,7 +214,7 @@ def _short(value: object) -> str:
 
 
 def _largest(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The largest |a - b|, NaN where one of them is NaN; infinities that are equal are left out."""
+    """Return the largest |a - b|, NaN if one of them is NaN; equal infinities are left out."""
     if not one.numel():
         return 0.0
     a, b = one.double().reshape(-1), other.double().reshape(-1)

@@ -1,9 +1,9 @@
-"""What a checkpoint holds: every tensor with its role and name, steps, settings.
+"""Content of a checkpoint: every tensor with its role and name, step counts, settings.
 
 Roles are `model` (parameters and buffers, which a state dict does not tell apart), the kinds of
 optimizer state (`exp_avg`, `exp_avg_sq`, `step` ...) and `other`, of which nothing is known.
-Names are those of the unwrapped model. Where only numbers are written, for parameters in an
-optimizer's state dict, they are matched to names if that can be done in one way only.
+Names are those of the unwrapped model. Where an optimizer's state dict has only numbers for its
+parameters, they are matched to names if there is exactly one way to do so.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ class Item:
 
 @dataclass
 class Contents:
-    """See the file's docstring. settings: of each parameter, by name; others: by dotted key."""
+    """Named content of a checkpoint; see the file's docstring.
+
+    settings: of each parameter, by name; others: by dotted key.
+    """
 
     path: Path
     source: Source
@@ -55,11 +58,11 @@ class Contents:
     notes: list[str] = field(default_factory=list)
 
     def read(self, item: Item) -> torch.Tensor:
-        """The tensor; raises Damaged."""
+        """Read the tensor; raises Damaged."""
         return self.source.read(item.key)
 
     def named(self, role: str) -> dict[str, Item]:
-        """The items of a role, by name."""
+        """Return the items of a role, by name."""
         return {item.name: item for item in self.items.values() if item.role == role}
 
     def optimized(self) -> list[str]:
@@ -69,7 +72,7 @@ class Contents:
         return list(dict.fromkeys([*first, *found, *self.steps]))
 
     def described(self) -> Described:
-        """For a report."""
+        """Summarize the content for a report."""
         roles: dict[str, list[Stored]] = {}
         for item in self.items.values():
             roles.setdefault(item.role, []).append(item.stored)
@@ -121,10 +124,10 @@ def contents_of(path: Path, source: Source) -> Contents:
 
 
 def _model(contents: Contents, keys: list[Key], states: Mapping[Key, StateKey]) -> None:
-    """The tensors that are no optimizer state: those of the model, and others.
+    """Name the tensors that are no optimizer state: those of the model, and others.
 
-    The model's stand in the mapping that has the most names in common with the optimizer's, then
-    in one that is called so, then in the largest.
+    The model's are in the mapping that has the most names in common with the optimizer's, else in
+    one whose key says so, else in the largest.
     """
     wanted = {unwrapped(str(state.parameter)) for state in states.values()}
     places: dict[Key, list[Key]] = {}
@@ -150,7 +153,7 @@ def _model(contents: Contents, keys: list[Key], states: Mapping[Key, StateKey]) 
 
 
 def _prefix(names: list[str], wanted: set[str]) -> str:
-    """What stands before the optimizer's names in those of the model, such as `model.`."""
+    """Return the prefix of the model's names in those of the optimizer, such as `model.`, or ""."""
     if not wanted or wanted & set(names):
         return ""
     before = Counter(
@@ -189,7 +192,7 @@ def _note_step(contents: Contents, name: str, value: object) -> None:
 
 
 def _number(source: Source, key: Key) -> object:
-    """The number in a tensor of one element, or in words why there is none."""
+    """Return the number in a tensor of one element, or in words why there is none."""
     if source.tensors[key].numel != 1:
         return f"a tensor of shape {list(source.tensors[key].shape)}"
     try:

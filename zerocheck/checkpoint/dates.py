@@ -1,4 +1,4 @@
-"""Dates of files, which tell where one of them may come from another save."""
+"""Dates of files, which show where one of them may come from another save."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MARGIN_S = 60.0
 
 
 def dates(directory: Path, names: Iterable[str]) -> Iterator[str]:
-    """Notes on files that were changed long after the index, which a save writes last.
+    """Yield notes on files that were changed long after the index, which a save writes last.
 
     No finding: a copy has dates of its own.
     """

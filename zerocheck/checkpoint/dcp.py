@@ -1,7 +1,7 @@
 """Directories of torch.distributed.checkpoint: `.metadata` and files of records, `*.distcp`.
 
 No process group and none of the user's classes are needed. The index says for each chunk of each
-tensor in which file it lies, from which byte on and how many; the bytes are a record of torch.save.
+tensor its file, first byte and length; the bytes are a record of torch.save.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Dcp(Opened):
             self._verify_together()
 
     def _verify_together(self) -> None:
-        """Hold the files to a manifest of their save where there is one; say what is verified."""
+        """Verify the files by a manifest of their save, if there is one; record what it covers."""
         self.verified.append("the index against the files, and every record against its CRC-32")
         differences = manifest.check(self._directory)
         if differences is not None:
@@ -192,7 +192,7 @@ class Dcp(Opened):
 
 
 def _key(way: object, name: str) -> Key:
-    """The way to an entry that the planner noted, or its name where there is none."""
+    """Return the planner's path of an entry, or its name where there is none."""
     if isinstance(way, tuple) and way and all(isinstance(part, str | int) for part in way):
         return way
     return (name,)
@@ -207,7 +207,7 @@ def _form(shape: tuple[int, ...], dtype: torch.dtype) -> str:
 
 
 def _inside(directory: Path, name: str) -> bool:
-    """Return True if a file that the index names lies in the directory of the checkpoint.
+    """Return True if a file that the index names is in the directory of the checkpoint.
 
     No way out of it is followed. A name that no file can have, or a link to itself, is in none.
     """
@@ -240,7 +240,7 @@ def _spot(index: MetadataIndex) -> str:
 
 
 def _files(directory: Path, metadata: Metadata) -> Iterator[Finding]:
-    """Whether the files are those that the index names, each exactly as long as its records."""
+    """Yield findings for files that are missing, not in the index, or of another size."""
     ranges: dict[str, list[tuple[int, int]]] = {}
     for place in _places(metadata):
         ranges.setdefault(place.relative_path, []).append((place.offset, place.length))

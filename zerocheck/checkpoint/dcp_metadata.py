@@ -1,7 +1,7 @@
 """The index of torch.distributed.checkpoint, `.metadata`, read without trust.
 
-It is a pickle, and torch reads it with an ordinary unpickler, which runs whatever a file asks
-for. Here a name is looked up only if it stands in the table below: the record classes of
+It is a pickle, and torch reads it with an ordinary unpickler, which runs whatever a file asks for.
+Here a name is looked up only if it is in the table below: the record classes of
 `torch.distributed.checkpoint`, `torch.Size`, dtypes and layouts, paths, and the plain containers.
 Anything else is refused by name before it is imported. None of the admitted names does more than
 build a value, none is an object of the pickle itself, and only instances of the record classes are
@@ -57,19 +57,22 @@ _PATHS = {"Path", "PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"
 
 
 class Broken(Exception):
-    """The index is no whole pickle of the expected classes."""
+    """Error for an index that is no whole pickle of the expected classes."""
 
 
 class _Name:
-    """An admitted name. The class or function itself is never an object of the pickle, so nothing
-    in it can be changed by the pickle, and it is called with plain values only."""
+    """Admitted name in place of a class or function.
+
+    The class or function itself is never an object of the pickle, so nothing in it can be changed
+    by the pickle, and it is called with plain values only.
+    """
 
     def __init__(self, made: Callable[..., Any]) -> None:
         self.made = made
 
 
 class _Unpickler(pickle._Unpickler):
-    """Python's own unpickler in Python, not that in C.
+    """Python's own unpickler written in Python, not that in C.
 
     A flipped bit can make an index of the memo, which C keeps in an array as long as its largest
     index: tens of gigabytes for one wrong byte. Here it is a dict.
@@ -152,7 +155,7 @@ def _filled_in(instance: Any, state: Any) -> None:
 
 
 def read_metadata(path: Path) -> Metadata:
-    """The index in a file.
+    """Read the index in a file.
 
     Raises UsageError for a pickle that asks for a class that is not admitted, Broken for a file
     that is truncated or damaged.
@@ -169,7 +172,7 @@ def read_metadata(path: Path) -> Metadata:
 
 
 def _whole(metadata: Any) -> Metadata:
-    """Refuse what does not have the form of an index, so that the rest can rely on it."""
+    """Refuse data that do not have the form of an index, so that the rest can rely on it."""
     if type(metadata) is not Metadata:
         raise Broken(f"it holds {type(metadata).__name__}, not Metadata")
     try:

@@ -1,4 +1,4 @@
-"""One checkpoint, examined: everything that can be wrong without another to compare with."""
+"""Examination of one checkpoint: all errors that show without another to compare with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .values import MOMENTS, ValueChecks
 
 
 def examine(path: Path) -> Report:
-    """Examine what stands at a path. Raises UsageError for what is no checkpoint."""
+    """Examine the checkpoint at a path. Raises UsageError for a path without one."""
     contents = contents_of(path, open_checkpoint(path))
     findings = list(contents.source.findings)
     broken: set[tuple[str, str]] = set()
@@ -42,7 +42,7 @@ def examine(path: Path) -> Report:
 
 
 def _steps(contents: Contents) -> Iterator[Finding]:
-    """Every step a whole number from 1 on, and all of them equal."""
+    """Check that every step count is a whole number from 1 on, and that all are equal."""
     for name, value in contents.odd_steps.items():
         if value != "damaged":  # the reading of it says that
             yield Finding(check="steps", where=f"step {name}", detail=f"it is {value}")
@@ -65,7 +65,7 @@ def _steps(contents: Contents) -> Iterator[Finding]:
 
 
 def _steps_of_files(contents: Contents) -> Iterator[Finding]:
-    """Files whose parameters all have another step count than those of the other files."""
+    """Find files whose parameters all have another step count than those of the other files."""
     by_file: dict[str, set[float]] = {}
     for name, step in contents.steps.items():
         item = contents.items.get(("step", name))
@@ -83,7 +83,7 @@ def _steps_of_files(contents: Contents) -> Iterator[Finding]:
 
 
 def _moments(contents: Contents) -> Iterator[Finding]:
-    """Both moments for every parameter that has one or a step, each of the parameter's shape.
+    """Check that every parameter with a moment or a step has both moments, of its shape.
 
     Only of an optimizer that has such moments: one of the family of Adam, known by its setting
     amsgrad, has both, and of another those that occur. max_exp_avg_sq is for all or none
@@ -123,7 +123,7 @@ def _must_have(contents: Contents, name: str, role: str, has: list[str]) -> bool
 
 
 def _unchecked(contents: Contents, bounded: int) -> dict[str, str]:
-    """The checks that nothing could fail, and why."""
+    """Return the checks that nothing could fail, and why."""
     unchecked: dict[str, str] = {}
     if not contents.items:
         unchecked |= dict.fromkeys(("tiling", "finite"), "no tensor was found")

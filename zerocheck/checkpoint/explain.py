@@ -1,4 +1,4 @@
-"""What could have made one tensor into another: a shift, a swap, zeros.
+"""Explanations of how one tensor became another: a shift, a swap, zeros.
 
 Every explanation is exact: it accounts for each bit of the tensor.
 """
@@ -18,7 +18,7 @@ _TRIES = 64
 
 
 class Explainer:
-    """Explains tensors of one checkpoint that differ from another's.
+    """Explainer of tensors of one checkpoint that differ from another's.
 
     Values of other tensors are looked up by digest, made when they are first needed, of tensors
     with as many elements of the same dtype.
@@ -29,7 +29,7 @@ class Explainer:
         self._digests: dict[str, dict[bytes, list[str]]] = {}
 
     def explain(self, mine: torch.Tensor, its: torch.Tensor, item: Item) -> str:
-        """In words what explains `its` by `mine`, or an empty string. Same shape and dtype."""
+        """Explain `its` by `mine` in words, or return an empty string. Same shape and dtype."""
         one, other = bits(mine), bits(its)
         for tensor, word in ((other, "the other"), (one, "the first")):
             if not tensor.any():
@@ -68,12 +68,12 @@ class Explainer:
 
 
 def _digest(tensor: torch.Tensor) -> bytes:
-    """Of the bits, to find equal tensors among those that are stored."""
+    """Return a digest of the bits, to find equal tensors among those that are stored."""
     return hashlib.blake2b(tensor.numpy().data, digest_size=16).digest()
 
 
 def _roll(one: torch.Tensor, other: torch.Tensor) -> int | None:
-    """The least k > 0 with other = one rolled by k, of the first 64 that can be, or None."""
+    """Return the least k > 0, of 64 candidates, with other = one rolled by k, or None."""
     where = (other == one[0]).nonzero().reshape(-1)
     for place in where[:_TRIES].tolist():
         if place and torch.equal(one.roll(place), other):

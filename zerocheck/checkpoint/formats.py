@@ -1,4 +1,4 @@
-"""Which format a directory or file holds, by what is in it."""
+"""Recognition of the format of a directory or file, by its content."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _ALLOWED = (
 
 
 def open_checkpoint(path: Path) -> Source:
-    """Open what stands at a path, a directory or a file.
+    """Open the checkpoint at a path, a directory or a file.
 
-    Raises UsageError where nothing stands there, for an unknown format, and for what cannot be
-    read without executing it.
+    Raises UsageError for a missing path, for an unknown format, and for a file that cannot be read
+    without executing it.
     """
     if not _exists(path):
         near = did_you_mean(path.name, [one.name for one in _listed(path.parent)])
@@ -56,7 +56,10 @@ def _open_file(path: Path) -> Source:
 
 
 def _pointed(path: Path) -> Path:
-    """The folder that `latest` names in its first line: one of the directory, no way out of it."""
+    """Return the folder that `latest` names in its first line.
+
+    It must be one of the directory: no path out of it is followed.
+    """
     try:
         text = (path / _POINTER).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""The param groups of a checkpoint, whichever way they are written."""
+"""Param groups of a checkpoint, whichever way they are written."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
 
 @dataclass
 class Group:
-    """A param group: its members as written (names or numbers), and its settings."""
+    """Param group: its members as written (names or numbers), and its settings."""
 
     members: list[str | int] = field(default_factory=list)
     settings: dict[str, object] = field(default_factory=dict)
 
 
 def groups_of(found: Mapping[GroupKey, object]) -> list[Group]:
-    """The groups, from every setting by its key.
+    """Return the groups, from every setting by its key.
 
     Settings that are written for each parameter are put together again: parameters of one
     optimizer with equal settings are one group.
@@ -52,7 +52,7 @@ def groups_of(found: Mapping[GroupKey, object]) -> list[Group]:
 
 
 def written_names(found: Mapping[GroupKey, object]) -> dict[int, str]:
-    """The name of each number, where an optimizer was given names (`param_names`)."""
+    """Return the name of each number, where an optimizer was given names (`param_names`)."""
     names: dict[int, str] = {}
     for key, value in found.items():
         if key.setting != "param_names" or not isinstance(value, list | tuple):
@@ -68,7 +68,7 @@ def written_names(found: Mapping[GroupKey, object]) -> dict[int, str]:
 
 
 def betas(settings: Mapping[str, object]) -> tuple[float, float] | None:
-    """The two betas of a group, or None if it has none that AdamW could have."""
+    """Return the two betas of a group, or None if it has none that AdamW could have."""
     pair = settings.get("betas")
     if not isinstance(pair, list | tuple) or len(pair) != 2:
         return None

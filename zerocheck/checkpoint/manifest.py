@@ -2,7 +2,7 @@
 
     {"files": {"__0_0.distcp": {"size": 4096, "sha256": "..."}, ...}}
 
-It is the one thing that tells a file of another save of equal shapes and steps apart.
+Nothing else distinguishes a file of another save with equal shapes and steps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Manifest(msgspec.Struct):
 
 
 def check(directory: Path) -> Iterator[Finding] | None:
-    """Hold every file to the manifest of a directory; None where it has no such manifest."""
+    """Verify every file by the manifest of a directory; None where it has no such manifest."""
     try:
         manifest = msgspec.json.decode((directory / NAME).read_bytes(), type=_Manifest)
     except (OSError, ValueError, RecursionError):  # of another program, or none

@@ -1,4 +1,4 @@
-r"""How large exp_avg can be beside exp_avg_sq: a bound that every run of AdamW obeys.
+r"""Bound on exp_avg given exp_avg_sq, which every run of AdamW obeys.
 
 From zero moments, t updates with gradients g_1 ... g_t and constant betas give, without rounding,
 
@@ -44,7 +44,7 @@ _EVALUATION = 1 + 1e-12
 
 
 def largest(v: torch.Tensor, betas: tuple[float, float], step: float) -> torch.Tensor | None:
-    """The largest |exp_avg| beside each element of exp_avg_sq, float64, or None for no bound.
+    """Return the largest |exp_avg| for each element of exp_avg_sq, float64, or None if unbounded.
 
     v: exp_avg_sq, floating point, any shape; step: the number of updates, a whole number from 1 on.
     """

@@ -1,4 +1,4 @@
-"""Which keys are optimizer state and param groups, in each of the forms that torch writes.
+"""Keys of optimizer state and param groups, in each of the forms that torch writes.
 
 - `("optim", "state", 3, "exp_avg")`: of `Optimizer.state_dict`, by the number of the parameter
 - `("optim", "state", "blocks.0.weight", "exp_avg")`: of the distributed state-dict API, and of
@@ -24,7 +24,7 @@ KINDS = frozenset({
 
 
 class StateKey(NamedTuple):
-    """A key of optimizer state: whose optimizer, which parameter (name or number), what of it."""
+    """Key of optimizer state: path of the optimizer, parameter (name or number), kind."""
 
     owner: Key
     parameter: str | int
@@ -32,7 +32,7 @@ class StateKey(NamedTuple):
 
 
 class GroupKey(NamedTuple):
-    """A key of a param group: whose optimizer, which group or which parameter, which setting."""
+    """Key of a param group: path of the optimizer, group or parameter, setting."""
 
     owner: Key
     of: str | int
@@ -40,7 +40,7 @@ class GroupKey(NamedTuple):
 
 
 def group_key(key: Key) -> GroupKey | None:
-    """The parts of a key of a param group, or None for another key."""
+    """Return the parts of a key of a param group, or None for another key."""
     for place, part in enumerate(key):
         if part == "param_groups" and len(key) == place + 3:
             return GroupKey(key[:place], number_or_name(key[place + 1]), str(key[place + 2]))
@@ -49,12 +49,12 @@ def group_key(key: Key) -> GroupKey | None:
 
 
 def owners(keys: Iterable[Key]) -> frozenset[Key]:
-    """Every optimizer that has param groups, by the way to it."""
+    """Return the paths of all optimizers that have param groups."""
     return frozenset(found.owner for key in keys if (found := group_key(key)))
 
 
 def state_key(key: Key, known: frozenset[Key]) -> StateKey | None:
-    """The parts of a key of optimizer state, or None; `known`: from `owners`."""
+    """Return the parts of a key of optimizer state, or None; `known`: from `owners`."""
     for place, part in enumerate(key):
         if part == "state" and len(key) == place + 3:
             kind = str(key[place + 2])
@@ -67,7 +67,7 @@ def state_key(key: Key, known: frozenset[Key]) -> StateKey | None:
 
 
 def _flat(key: Key, word: str) -> tuple[Key, str | int, str] | None:
-    """The parts of `...word.<name>.<kind>` in the last part of a key; digits are a number."""
+    """Split `...word.<name>.<kind>` in the last part of a key; digits are a number."""
     *above, last = key or ("",)
     parts = str(last).split(".")
     if word not in parts[:-2]:
@@ -79,6 +79,6 @@ def _flat(key: Key, word: str) -> tuple[Key, str | int, str] | None:
 
 
 def number_or_name(part: str | int) -> str | int:
-    """Digits are a number: torch.distributed.checkpoint writes keys of mappings as words."""
+    """Convert digits to a number: torch.distributed.checkpoint writes keys of mappings as words."""
     number = isinstance(part, str) and part.isascii() and part.isdigit() and len(part) < 19
     return int(part) if number else part

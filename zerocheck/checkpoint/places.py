@@ -1,4 +1,4 @@
-"""Where in a tensor something is, and how a tensor is looked at bit for bit."""
+"""Positions of elements in a tensor, and views of a tensor for bitwise comparison."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as 1-D whole numbers, equal where the bits are: NaN is itself, -0 is not 0."""
+    """View the tensor as 1-D integers, equal where the bits are: NaN equals NaN, -0 is not 0."""
     flat = tensor.contiguous().reshape(-1)
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
@@ -20,20 +20,20 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """The values where torch can compare them: float8 as float32, others as they are."""
+    """Convert to a dtype that torch can compare: float8 to float32, others unchanged."""
     small = tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1
     return tensor.float() if small else tensor
 
 
 def blocks(*tensors: torch.Tensor) -> Iterator[tuple[int, tuple[torch.Tensor, ...]]]:
-    """Pieces of tensors of one shape, row-major and 1-D, each with the place of its first."""
+    """Yield 1-D blocks of tensors of one shape, row-major, each with the index of its start."""
     flat = [tensor.reshape(-1) for tensor in tensors]
     for start in range(0, flat[0].numel(), BLOCK):
         yield start, tuple(one[start : start + BLOCK] for one in flat)
 
 
 def index_of(flat: int, shape: tuple[int, ...]) -> list[int]:
-    """The index of an element, from its place in row-major order."""
+    """Return the index of an element, from its place in row-major order."""
     index = []
     for length in reversed(shape):
         flat, place = divmod(flat, length)
@@ -42,7 +42,7 @@ def index_of(flat: int, shape: tuple[int, ...]) -> list[int]:
 
 
 class Marked:
-    """Elements that a mask marks, block by block: how many, and the first in row-major order."""
+    """Number and first element, in row-major order, of those that masks of blocks mark."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -62,6 +62,6 @@ class Marked:
 
 
 def at(tensor: torch.Tensor, place: int) -> str:
-    """One element in words, as in reports: nine digits. `place`: in row-major order."""
+    """Describe one element as in reports, with nine digits. `place`: in row-major order."""
     value = tensor[tuple(index_of(place, tuple(tensor.shape)))].item()
     return f"{value:.9g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""What torch.save wrote: loaded without executing anything, and held to its checksums.
+"""Files of torch.save, loaded without executing anything and verified by their checksums.
 
 torch.save writes a zip archive and a CRC-32 of every record in it. torch.load does not look at
 them: a flipped bit loads in silence. So they are verified here, before anything is loaded.
@@ -23,13 +23,13 @@ _BLOCK = 1 << 20
 
 
 class Refused(UsageError):
-    """A pickle names a class that `weights_only=True` does not admit."""
+    """Error for a pickle that names a class which `weights_only=True` does not admit."""
 
 
 def load(data: Path | bytes, where: str) -> Any:
-    """What torch.save wrote, on the CPU; a file is mapped into memory, not read whole.
+    """Load a file of torch.save on the CPU; it is mapped into memory, not read whole.
 
-    where: what is read, for messages. Raises Damaged for what is truncated or fails its
+    where: the name of the data in messages. Raises Damaged for data that is truncated or fails its
     checksum, Refused for classes that `weights_only=True` does not admit.
     """
     file: Any = data if isinstance(data, Path) else io.BytesIO(data)
@@ -76,7 +76,7 @@ def has_checksums(path: Path) -> bool:
 
 
 def _verify(file: Any) -> None:
-    """Hold every record to its CRC-32; all of them 0 means that none was written.
+    """Verify the CRC-32 of every record; if all of them are 0, none was written.
 
     See `torch.serialization.set_crc32_options`.
     """

@@ -1,4 +1,4 @@
-"""What is said of checkpoints; `--json` writes these as they stand."""
+"""Results of `zerocheck checkpoint`; `--json` writes these structs unchanged."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ VERSION = 1
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is wrong, or that differs.
+    """Error in a checkpoint, or difference between two.
 
-    check: a key of CHECKS; where: the tensor with its role, or the file; detail: what is wrong
-    with it, with figures.
+    check: a key of CHECKS; where: the tensor with its role, or the file; detail: the error or
+    difference, with figures.
     """
 
     check: str
@@ -37,10 +37,10 @@ class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint holds.
+    """Summary of one checkpoint.
 
     psi: elements of the parameters with optimizer state; steps: each step count that occurs, with
-    how many parameters have it.
+    the number of parameters that have it.
     """
 
     path: str
@@ -52,11 +52,11 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found in one checkpoint, or between two.
+    """Findings in one checkpoint, or between two.
 
-    checked: the checks that were made; unchecked: those that could not be, and why; notes: what
-    is worth knowing and not wrong; verified, unverifiable: what the form of the files lets be
-    verified, and what not, in words. The exit code is 1 if there are findings.
+    checked: the checks that were made; unchecked: those that could not be, and why; notes: worth
+    knowing and not wrong; verified, unverifiable: properties that the files' format allows to
+    verify, and those that it does not, in words. The exit code is 1 if there are findings.
     """
 
     version: int = VERSION

@@ -1,4 +1,4 @@
-"""The Protocol of formats: what a checkpoint holds, read one tensor at a time."""
+"""Protocol of formats: the content of a checkpoint, read one tensor at a time."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _SMALL = 1 << 28
 
 
 class Damaged(Exception):
-    """A stored tensor cannot be read; the message says why, in a few words."""
+    """Error for a stored tensor that cannot be read; its message is a short reason."""
 
 
 class Chunk(NamedTuple):
-    """A box of a tensor: where it begins and how far it reaches, per dim."""
+    """Box of a tensor: its offset and its size, per dim."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -79,12 +79,12 @@ class Source(Protocol):
         ...
 
     def read(self, key: Key) -> torch.Tensor:
-        """The whole tensor on the CPU. Raises Damaged; a gap between chunks is not filled."""
+        """Read the whole tensor on the CPU. Raises Damaged; a gap between chunks is not filled."""
         ...
 
 
 class Opened:
-    """What every format fills in as it opens a checkpoint; see `Source`."""
+    """State that every format fills in while it opens a checkpoint; see `Source`."""
 
     def __init__(self) -> None:
         self.ordered = True
@@ -101,18 +101,21 @@ class Opened:
 
 
 def whole(tensor: torch.Tensor) -> Stored:
-    """The description of a tensor that is stored in one piece."""
+    """Describe a tensor that is stored in one piece."""
     shape = tuple(tensor.shape)
     return Stored(shape, tensor.dtype, (Chunk((0,) * len(shape), shape),))
 
 
 def dotted(key: Key) -> str:
-    """A key as one name: "optim.state.0.step"."""
+    """Join a key to one name: "optim.state.0.step"."""
     return ".".join(map(str, key))
 
 
 def shape_problem(shape: Sequence[int], dtype: torch.dtype) -> str:
-    """Why torch can have no tensor of this shape, or an empty text; one without elements too."""
+    """Return why torch can have no tensor of this shape, or an empty text.
+
+    A tensor without elements is checked too.
+    """
     if len(shape) > _MOST_DIMS:
         return f"it has {len(shape)} dims, at most {_MOST_DIMS} can be"
     if min(shape, default=0) < 0:
@@ -123,8 +126,10 @@ def shape_problem(shape: Sequence[int], dtype: torch.dtype) -> str:
 
 
 def with_values(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor. Raises Damaged for one without values of its own: on the meta device, quantized,
-    or far larger than what is stored of it."""
+    """Return the tensor if it has values of its own.
+
+    Raises Damaged for one on the meta device, quantized, or far larger than its stored bytes.
+    """
     if tensor.is_meta:
         raise Damaged("it is on the meta device, so it has no values")
     if tensor.is_quantized:
@@ -136,17 +141,18 @@ def with_values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def leaves(tree: object) -> list[tuple[Key, object]]:
-    """Every leaf of nested mappings, and of lists that hold mappings or tensors, with its key.
+    """Return every leaf, with its key, of nested mappings and lists.
 
-    Betas and lists of names stay whole. An empty mapping has no leaf. Raises Damaged for what
-    contains itself, or is too deep, or too large, or has numbers of thousands of digits.
+    Lists count as nested if they hold mappings or tensors: betas and lists of names stay whole. An
+    empty mapping has no leaf. Raises Damaged for a tree that contains itself, or is too deep, or
+    too large, or has numbers of thousands of digits.
     """
     walk = _Walk()
     return list(walk.leaves(tree, ()))
 
 
 class _Walk:
-    """Goes through a tree from elsewhere, in which one object can stand in many places."""
+    """Walk through a foreign tree, in which one object can occur in many places."""
 
     def __init__(self) -> None:
         self._left = _MOST_LEAVES

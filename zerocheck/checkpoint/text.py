@@ -15,7 +15,7 @@ _SETTINGS = ("lr", "betas", "eps", "weight_decay", "amsgrad")
 
 
 def render(report: Report) -> str:
-    """The report for people: what each holds, what was found, what was checked."""
+    """Render the report as text: the content of each checkpoint, findings, checks."""
     lines: list[str] = []
     for described in report.checkpoints:
         lines += [*_described(described), ""]

@@ -1,4 +1,4 @@
-"""Whether the chunks of a tensor cover it exactly once."""
+"""Check that the chunks of a tensor cover it exactly once."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .source import Chunk, Stored
 
 
 def problems(stored: Stored) -> Iterator[str]:
-    """What is wrong with the chunks of a tensor: out of bounds, overlap, gap; nothing if exact.
+    """Yield what is wrong with a tensor's chunks: out of bounds, overlap, gap; nothing if exact.
 
-    Boxes within bounds that are disjoint cover the tensor exactly if and only if their volumes
-    add up to its own. Chunks without elements cover nothing and are only held to the bounds.
+    Boxes within bounds that are disjoint cover the tensor exactly if and only if their volumes add
+    up to its own. Chunks without elements cover nothing and are only checked against the bounds.
     """
     ndim = len(stored.shape)
     boxes = []
@@ -39,7 +39,7 @@ def problems(stored: Stored) -> Iterator[str]:
 
 
 def _overlap(boxes: Sequence[Chunk]) -> tuple[Chunk, Chunk] | None:
-    """Two boxes that share an element, or None.
+    """Return two boxes that share an element, or None.
 
     A sweep over the dim with the most different offsets: only boxes whose ranges there meet are
     compared in full.
@@ -67,7 +67,7 @@ def _overlap(boxes: Sequence[Chunk]) -> tuple[Chunk, Chunk] | None:
 
 
 def _first_gap(boxes: Sequence[Chunk], shape: Sequence[int], dim: int = 0) -> list[int] | None:
-    """The first element, in row-major order, that no box holds, or None."""
+    """Return the first element, in row-major order, that no box holds, or None."""
     if dim == len(shape):
         return None if boxes else []
     for start in _cuts(boxes, dim, shape[dim]):
@@ -79,7 +79,7 @@ def _first_gap(boxes: Sequence[Chunk], shape: Sequence[int], dim: int = 0) -> li
 
 
 def _cuts(boxes: Iterable[Chunk], dim: int, length: int) -> list[int]:
-    """Where the set of boxes can change along a dim: between two cuts it is the same."""
+    """Return the offsets along a dim at which the set of boxes can change."""
     cuts = {0}
     for box in boxes:
         cuts |= {box.offsets[dim], _end(box, dim)}

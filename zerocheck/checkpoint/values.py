@@ -1,4 +1,4 @@
-"""Checks of the values in one checkpoint: finite, second moments, first moments beside them."""
+"""Checks of the values in one checkpoint: finite, second moments, first moments given these."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
 
 class ValueChecks:
-    """Reads every tensor once and checks it, parameter by parameter.
+    """Checks of all tensors, each read once, parameter by parameter.
 
     broken: (role, name) of tensors with a gap or an overlap, which have no defined values.
-    findings: what is wrong; bounded: how many parameters had their first moment held to the bound.
+    findings: errors; bounded: number of parameters whose first moment was compared with the bound.
     """
 
     def __init__(self, contents: Contents, broken: set[tuple[str, str]]) -> None:
@@ -44,7 +44,7 @@ class ValueChecks:
                 self._read(item)
 
     def _read(self, item: Item) -> torch.Tensor | None:
-        """A tensor with defined values, after the check that they are finite."""
+        """Return a tensor with defined values, after the check that they are finite."""
         if (item.role, item.name) in self._broken:
             return None
         try:
@@ -88,7 +88,10 @@ class ValueChecks:
             )
 
     def _first(self, name: str, held: dict[str, torch.Tensor]) -> None:
-        """|exp_avg| against the bound of `moment_bound`; what is not finite is said elsewhere."""
+        """Compare |exp_avg| with the bound of `moment_bound`.
+
+        Non-finite values are reported by another check.
+        """
         m, v = held.get("exp_avg"), held.get("exp_avg_sq")
         pair = betas(self._contents.settings.get(name, {}))
         step = self._contents.steps.get(name)

@@ -1,7 +1,7 @@
 """Several files with whole tensors as one checkpoint, with the index of a sharded one.
 
-Files of a sharded model (`model-00001-of-00003.safetensors`) are one; others stand beside each
-other, and their names without ending (`model`, `optimizer`) come before those of their tensors.
+Files of a sharded model (`model-00001-of-00003.safetensors`) are one; others are separate, and
+their names without ending (`model`, `optimizer`) come before those of their tensors.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class WholeFiles(Opened):
             self._compare(index.weight_map, path.name, {p.name: s for p, s in opened.items()})
 
     def _compare(self, places: dict[str, str], index: str, opened: dict[str, Source]) -> None:
-        """The index of a sharded model against what its files hold."""
+        """Compare the index of a sharded model with the content of its files."""
         files = set(places.values())
         for file in sorted(files - set(opened)):
             count = sum(place == file for place in places.values())

@@ -1,4 +1,4 @@
-"""What the commands do that write a journal, or read one: run, judge, report."""
+"""Shared part of the commands that write or read a journal: run, judge, report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def start_run(options: RunOptions) -> int:
-    """Run, judge, and write the reports; the exit code. Under torchrun rank 0 writes."""
+    """Run, judge, and write the reports; return the exit code. Under torchrun rank 0 writes."""
     if options.ranks != "torchrun":
         _note_sharing(options.device, options.world_sizes)
         return _run_recorded(options, None)
@@ -67,7 +67,7 @@ def show_replay(
     device: str | None = None,
     backend: str | None = None,
 ) -> int:
-    """Replay a case file, on these ranks or on new ones, and say what came of it; the exit code."""
+    """Replay a case file, on these ranks or on new ones, print the result; return the exit code."""
     from rich.text import Text
 
     from ..report.console import new_console
@@ -117,7 +117,10 @@ def _recorded(
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the run as Ctrl-C does, with its report. Launchers have their own."""
+    """Let SIGTERM and SIGHUP end the run as Ctrl-C does, with its report.
+
+    Launchers have handlers of their own.
+    """
     if launched.launched():
         yield
         return
@@ -137,8 +140,10 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def _check_outputs(journal: Path) -> None:
-    """Raise UsageError for files of the user's with the names of a report, where there was no run
-    before."""
+    """Raise UsageError for a user's files with the names of reports.
+
+    Only in a directory where there was no run before.
+    """
     if journal.exists() or {one.name for one in journal.parent.iterdir()} <= {
         f"{journal.name}.new"
     }:
@@ -150,7 +155,7 @@ def _check_outputs(journal: Path) -> None:
 
 
 def note_untested() -> None:
-    """Once for a launch: rank 0 says it."""
+    """Note a torch version that zerocheck is not tested with; only rank 0 of a launch prints it."""
     from ..run.environment import untested
 
     if untested() and launched.is_rank_0():
@@ -158,7 +163,7 @@ def note_untested() -> None:
 
 
 def note_configs(names: Sequence[str]) -> None:
-    """Once for a launch: what a run makes of the DeepSpeed configs among the implementations."""
+    """Print a run's notes on the DeepSpeed configs; only rank 0 of a launch does."""
     from ..catalogue import innermost, is_config
     from ..ds_config import read
 
@@ -169,7 +174,7 @@ def note_configs(names: Sequence[str]) -> None:
 
 
 def _note_sharing(device: str, world_sizes: Sequence[int]) -> None:
-    """That ranks share GPUs, if they will. Raises UsageError for a device that is not there."""
+    """Note that ranks share GPUs, if they do. Raises UsageError for a device that is not there."""
     if device == CPU:
         return
     from ..run.launch import sharing
@@ -193,7 +198,7 @@ def _write_run(journal: Path) -> Path:
 
 
 def journal_in(given: Path) -> Path:
-    """The journal that is given, or that of a run or of a kill matrix in the directory.
+    """Return the given journal, or that of a run or of a kill matrix in the directory.
 
     Raises UsageError, with what to give, if it is not there.
     """
@@ -212,8 +217,10 @@ def journal_in(given: Path) -> Path:
 
 
 def report_run(journal: Path, directory: Path, against: Path | None) -> int:
-    """Write the reports of a journal again; the exit code of its run. With `against`, that of the
-    comparison with an earlier run."""
+    """Write the reports of a journal again; return the exit code of its run.
+
+    With `against`, that of the comparison with an earlier run.
+    """
     from ..report.console import new_console
     from ..report.progress import print_findings, print_outcome
     from ..report.write import write_reports
@@ -255,7 +262,7 @@ def _compare(console: Console, counted: Tally, directory: Path, against: Path) -
 
 
 def note(text: str) -> None:
-    """Say something beside the result."""
+    """Print a note apart from the result."""
     remark(f"note: {text}")
 
 

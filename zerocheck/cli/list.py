@@ -1,4 +1,4 @@
-"""What there is: implementations, obligations, features, profiles, known issues, faults."""
+"""Lists of all names: implementations, obligations, features, profiles, known issues, faults."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .output import say
 
 
 def list_faults() -> int:
-    """Every fault with its source; the exit code."""
+    """List every fault with its source; return the exit code."""
     from ..catalogue import FAULTY_OF_EXTRAS, missing
     from ..faults.catalogue import FAULTS, OF_EXTRAS
 

@@ -35,7 +35,7 @@ seed = click.option(
 
 
 def obligations(default: str) -> Callable[[F], F]:
-    """The option, with what is checked if it is not given."""
+    """Return the option, with the default named in its help."""
     return click.option(
         "--obligations",
         metavar="NAMES",
@@ -47,7 +47,7 @@ def obligations(default: str) -> Callable[[F], F]:
 
 
 def settings(command: F) -> F:
-    """The options of SETTINGS; those that are not given are None, or empty."""
+    """Add the options of SETTINGS to a command; those that are not given are None, or empty."""
     for setting in reversed(SETTINGS.values()):
         kind: dict[str, Any] = {"metavar": setting.metavar}
         names = [f"--{setting.option}"]
@@ -65,7 +65,7 @@ def settings(command: F) -> F:
 
 
 def given_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that stand on the command line."""
+    """Return the settings that were given on the command line."""
     return {
         name: SETTINGS[name].of_text(value) if isinstance(value, str) else value
         for name, value in values.items()
@@ -90,7 +90,7 @@ timeout = click.option(
 
 
 def device(default: str) -> Callable[[F], F]:
-    """The option, with where ranks are if it is not given."""
+    """Return the option, with the default named in its help."""
     return click.option(
         "--device",
         metavar="NAME",

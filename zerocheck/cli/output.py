@@ -22,7 +22,7 @@ def remark(text: str) -> None:
 
 
 def shown(report: Any, text: str, json_file: Path | None) -> int:
-    """Print the text, write the report into the file; the report's exit code.
+    """Print the text, write the report into the file; return the report's exit code.
 
     Raises UsageError if the file cannot be written.
     """

@@ -1,4 +1,4 @@
-"""How the command line fails: one line for people, an exit code, a traceback in a file."""
+"""Failures of the command line: one line for people, an exit code, a traceback in a file."""
 
 from __future__ import annotations
 
@@ -76,7 +76,10 @@ def _check_directory() -> None:
 
 
 def _say(message: str, code: int) -> int:
-    """Once for a launch, if all ranks find the same: rank 0 says it."""
+    """Print an error, and report the exit code to the launcher.
+
+    If all ranks of a launch find the same error, only rank 0 prints it.
+    """
     if launched.is_rank_0() or code == HARNESS:
         remark(f"error: {message}")
     launched.tell(code, printable(message))
@@ -142,7 +145,7 @@ def _write_traceback(error: Exception, args: list[str]) -> Path:
 
 
 def _report_dir(args: list[str]) -> Path:
-    """Of the arguments as given: the context is gone when an error arrives here."""
+    """Find the report directory in the raw arguments: click's context is gone after an error."""
     for index, arg in enumerate(args):
         if arg == "--report-dir" and index + 1 < len(args):
             return Path(args[index + 1])

@@ -49,7 +49,7 @@ def replay(
     """Run one case again.
 
     CASE.json is one of the files in zerocheck-report/findings, or a bundle of zerocheck.attach. The
-    report and the console print the whole command beside each finding.
+    report and the console print the whole command with each finding.
 
     Exits with 0 if the case holds now, 1 if it fails again, 2 for wrong usage.
     """

@@ -28,8 +28,7 @@ from .journal import journal_in, report_matrix, report_run
 def report(journal: Path, report_dir: Path | None, against: Path | None) -> int:
     """Write the reports of a journal again, and exit as its run did.
 
-    JOURNAL is a journal.ndjson or, of a kill matrix, a faults.ndjson; or the directory that it lies
-    in.
+    JOURNAL is a journal.ndjson or, of a kill matrix, a faults.ndjson; or its directory.
 
     A journal without its end, of a run that was interrupted or killed, gives a report of what it
     holds, and exit code 130.

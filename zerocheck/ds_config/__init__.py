@@ -1,4 +1,4 @@
-"""A DeepSpeed config of the user's own (`ds_config.json`): read, and sorted into what it says.
+"""DeepSpeed config of the user's own (`ds_config.json`), read and sorted by meaning.
 
 text      from the file to plain data
 keys      every key of DeepSpeed's configuration, and what becomes of it
@@ -8,7 +8,7 @@ precision, optimizer, zero
 sorting   all of it: fields of cases that it fixes, what the engine is given as it stands, what is
           left out, and what is refused
 
-Imports neither torch nor DeepSpeed, so that what is wrong is said at once.
+Imports neither torch nor DeepSpeed, so that errors are reported up front.
 """
 
 from .sorting import Given, read, stage_of

@@ -1,4 +1,4 @@
-"""Every key of DeepSpeed 0.19.8's configuration, and what becomes of it in a check.
+"""All keys of DeepSpeed 0.19.8's configuration, and their treatment in a check.
 
     said      a field of cases holds it, or what the implementation declares
     size      in elements: taken where it is small, else drawn (see `zero`)
@@ -16,10 +16,10 @@ from typing import Any, Literal, NamedTuple
 
 
 class Key(NamedTuple):
-    """What becomes of a key.
+    """Treatment of a key of DeepSpeed's config.
 
-    why: of what is left out or refused; allowed: values that a refused key may have; off: a
-    refused key is an object, which may have this switch at false, such as `enabled`.
+    why: a key is left out or refused; allowed: values that a refused key may have; off: a refused
+    key that is an object may have this switch at false, such as `enabled`.
     """
 
     kind: Literal["said", "size", "passed", "left out", "refused", "removed"]

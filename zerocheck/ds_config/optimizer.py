@@ -1,4 +1,4 @@
-"""What a config says of AdamW: whether the engine makes it, and with which options."""
+"""AdamW in a DeepSpeed config: whether the engine makes it, and with which options."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ OUT_OF_SCOPE = (
 
 
 class Adam(NamedTuple):
-    """config: what the engine is given as `optimizer`; fixed: fields of `case.optimizer`; named:
-    options of groups that the engine takes from the config."""
+    """AdamW options of a config.
+
+    config: `optimizer` for the engine; fixed: fields of `case.optimizer`; named: options of groups
+    that the engine takes from the config.
+    """
 
     config: dict[str, Any]
     fixed: dict[str, Any]
@@ -30,10 +33,10 @@ class Adam(NamedTuple):
 
 
 def adam_of(top: Section) -> Adam | None:
-    """What the config says; None where the optimizer is handed to the engine.
+    """Read the optimizer from the config; None where it is handed to the engine.
 
-    An option that is left out is what DeepSpeed's own kernels have: no weight decay. If all are
-    "auto", nothing is said, and groups with options of their own are drawn. If some are, those
+    An option that is left out has the default of DeepSpeed's own kernels: no weight decay. If all
+    are "auto", none is fixed, and groups with options of their own are drawn. If some are, those
     have their default in a case.
     """
     given = top.part("optimizer")
@@ -74,7 +77,7 @@ def adam_of(top: Section) -> Adam | None:
 
 
 def _group(params: Section, written: dict[str, Any], *, of_torch: bool) -> dict[str, Any]:
-    """The one group of a case, with all parameters."""
+    """Return the one group of a case, with all parameters."""
     betas = written.get("betas", [0.9, 0.999])
     if not (
         isinstance(betas, list)

@@ -1,4 +1,4 @@
-"""What a config says of dtypes.
+"""Dtypes in a DeepSpeed config.
 
     compute   bf16.enabled; else fp32
     reduce    communication_data_type; else the dtype of compute
@@ -31,9 +31,11 @@ DTYPES = {
 
 
 class Dtypes(NamedTuple):
-    """fixed: fields of `case.precision`; summed: dtype of the sum of microbatches where parameters
-    are in bf16, None for that of the reduction; bf16, data_types: what the engine is given there
-    beside it."""
+    """Dtypes of a config.
+
+    fixed: fields of `case.precision`; summed: dtype of the sum of microbatches where parameters are
+    in bf16, None for that of the reduction; bf16, data_types: further keys for the engine there.
+    """
 
     fixed: dict[str, str]
     summed: str | None
@@ -42,7 +44,7 @@ class Dtypes(NamedTuple):
 
 
 def dtypes_of(top: Section, stage: int) -> Dtypes:
-    """What the config says; nothing is fixed of what is left to "auto"."""
+    """Read the dtypes from the config; those that are "auto" are not fixed."""
     bf16 = top.part("bf16" if "bf16" in top.values else "bfloat16")
     fp16 = top.part("fp16")
     fp16.check_names(FP16, "it refuses the config")
@@ -84,7 +86,7 @@ def dtypes_of(top: Section, stage: int) -> Dtypes:
 
 
 def _check_parameters(types: Section, compute: str) -> None:
-    """DeepSpeed wants `param_dtype` to be what `bf16.enabled` says."""
+    """Check that `param_dtype` agrees with `bf16.enabled`, as DeepSpeed requires."""
     named = types.word("param_dtype", None, tuple(DTYPES))
     if named is not None and DTYPES[named] != compute:
         raise types.wrong("param_dtype", f'"{compute}", as bf16.enabled says')

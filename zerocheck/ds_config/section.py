@@ -14,14 +14,14 @@ AUTO: Final = "auto"
 
 
 class Section(NamedTuple):
-    """One object of the config. source: the file, for messages; prefix: of its keys there."""
+    """Object of the config. source: the file, for messages; prefix: of its keys there."""
 
     source: str
     prefix: str
     values: Mapping[str, Any]
 
     def part(self, key: str) -> Section:
-        """The object under a key, empty where there is none. UsageError for another value."""
+        """Return the object under a key, empty if absent. UsageError for another value."""
         given = self.values.get(key)
         if given is None:
             given = {}
@@ -30,22 +30,22 @@ class Section(NamedTuple):
         return Section(self.source, f"{self.prefix}{key}.", given)
 
     def says(self, key: str) -> bool:
-        """Whether it is said, and not left to be filled in."""
+        """Return True if the key has a value, other than "auto" and null."""
         return key in self.values and self.values[key] not in (AUTO, None)
 
     def auto(self, *keys: str) -> bool:
-        """Whether any of these is left to be filled in."""
+        """Return True if any of the keys is "auto"."""
         return any(self.values.get(key) == AUTO for key in keys)
 
     def flag(self, key: str, default: bool) -> bool:
-        """true or false."""
+        """Return a boolean value."""
         given = self._given(key, default)
         if not isinstance(given, bool):
             raise self.wrong(key, "true or false")
         return given
 
     def whole(self, key: str, default: int, lowest: int = 0) -> int:
-        """A whole number; 5e8 is one."""
+        """Return an integer value; 5e8 is one."""
         given = self._given(key, default)
         if isinstance(given, float) and given.is_integer():
             given = int(given)
@@ -56,7 +56,7 @@ class Section(NamedTuple):
     def number(
         self, key: str, default: float, *, lowest: float = 0.0, below: float = math.inf
     ) -> float:
-        """A number from `lowest` on, and less than `below`."""
+        """Return a number from `lowest` on, and less than `below`."""
         given = self._given(key, default)
         number = isinstance(given, int | float) and not isinstance(given, bool)
         if not number or not lowest <= given < below:
@@ -65,7 +65,7 @@ class Section(NamedTuple):
         return float(given)
 
     def word(self, key: str, default: str | None, allowed: Collection[str], why: str = "") -> Any:
-        """One of some words, by any case."""
+        """Return one of some words, in any case."""
         given = self._given(key, default)
         if given is None:
             return None
@@ -76,7 +76,7 @@ class Section(NamedTuple):
         return given.lower()
 
     def check_names(self, known: Collection[str], effect: str) -> None:
-        """Raise UsageError, with the nearest spelling, for a key that is none.
+        """Raise UsageError, with the nearest spelling, for an unknown key.
 
         Those that begin with an underscore, and `comment`, are notes of the author.
         effect: what DeepSpeed does with an unknown one.
@@ -90,12 +90,12 @@ class Section(NamedTuple):
                 )
 
     def wrong(self, key: str, allowed: str, more: str = "") -> UsageError:
-        """That a value is not one of those allowed."""
+        """Return the error for a value that is not one of those allowed."""
         given = shown(self.values.get(key))
         return UsageError(f"{self.source}: {self.prefix}{key} is {given}{more}; allowed: {allowed}")
 
     def refuse(self, key: str, why: str, allowed: str) -> UsageError:
-        """That zerocheck cannot check what a key asks for."""
+        """Return the error for a key that asks for something zerocheck cannot check."""
         given = shown(self.values.get(key))
         return UsageError(
             f"{self.source}: {self.prefix}{key} is {given}, which zerocheck does not check: {why} "

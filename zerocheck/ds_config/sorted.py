@@ -12,15 +12,18 @@ from .text import shown
 
 
 class Sorted(NamedTuple):
-    """passed: key and value of what the engine is given; left_out: keys, and why, of what is worth
-    a word; auto: keys that are left to be filled in."""
+    """Keys of a section by their treatment.
+
+    passed: keys and values for the engine; left_out: keys that a note mentions, and why; auto: keys
+    that are left to be filled in.
+    """
 
     passed: dict[str, Any]
     left_out: dict[str, str]
 
 
 def sort(given: Section, table: Mapping[str, Key], effect: str) -> Sorted:
-    """What becomes of the keys of a section.
+    """Sort the keys of a section into those passed on and those left out.
 
     effect: what DeepSpeed does with a key that it does not know. Raises UsageError for such a key,
     and for one that is refused.

@@ -1,7 +1,7 @@
-"""A config as a whole: what it fixes in cases, what the engine is given, what is left out.
+"""Whole config, sorted: the fields that it fixes in cases, the engine's keys, the keys left out.
 
-What is not said is what DeepSpeed takes then: no `bf16` is fp32, no `gradient_clipping` clips at
-1.0. What is "auto", as HuggingFace's integration has it, is open, and drawn.
+A missing key has DeepSpeed's default: no `bf16` is fp32, no `gradient_clipping` clips at 1.0.
+Values of "auto", as in HuggingFace's integration, are open, and drawn.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Given:
 
 
 def read(name: str) -> Given:
-    """The config in a file, read once while it does not change.
+    """Read the config in a file, once while it does not change.
 
     Raises UsageError, with file, key, what is given, what is allowed and why, for what is no
     config, for a key that DeepSpeed does not know, and for what zerocheck does not check.
@@ -80,7 +80,7 @@ def read(name: str) -> Given:
 
 
 def stage_of(name: str) -> int | None:
-    """Its stage; None where there is no such file, or nothing to be made of it."""
+    """Return the stage of a config; None if the file is missing or invalid."""
     try:
         return read(name).stage
     except UsageError:
@@ -135,7 +135,7 @@ def _sorted(top: Section) -> Given:
 
 
 def _clip(top: Section) -> tuple[dict[str, float | None], str]:
-    """`training.clip`, and what to say of it. DeepSpeed clips where nothing is said."""
+    """Return `training.clip` and a note on it. DeepSpeed clips by default."""
     if top.auto("gradient_clipping"):
         return {}, ""
     clip = top.number("gradient_clipping", CLIP, below=1e30)
@@ -144,7 +144,7 @@ def _clip(top: Section) -> tuple[dict[str, float | None], str]:
 
 
 def _accumulation(top: Section) -> dict[str, int]:
-    """`training.microbatches`. Where the sizes of both batches are given, ranks decide it."""
+    """Return `training.microbatches`. Ranks determine it if the sizes of both batches are given."""
     if top.auto("gradient_accumulation_steps"):
         return {}
     derived = all(map(top.says, ("train_batch_size", "train_micro_batch_size_per_gpu")))
@@ -162,8 +162,11 @@ def _average(top: Section, zero: Zero) -> Average:
 
 
 def _predivide(top: Section, zero: Zero) -> float:
-    """`gradient_predivide_factor`. A power of two divides exactly; any other rounds twice more than
-    a division by the number of ranks, and bounds count only that."""
+    """Return `gradient_predivide_factor`.
+
+    A power of two divides exactly; any other rounds twice more than a division by the number of
+    ranks, and bounds count only that.
+    """
     factor = top.number("gradient_predivide_factor", 1.0, lowest=1.0, below=1e6)
     changed = [
         name
@@ -198,7 +201,7 @@ def _check_norm(top: Section, zero: Zero, clip: Mapping[str, float | None]) -> N
 
 
 def _notes(top: Section, zero: Zero, left_out: Mapping[str, str], clip_note: str) -> list[str]:
-    """What is not as it stands in the file."""
+    """Return notes on the differences between the run and the file."""
     notes = [f"{top.source} runs as stage {zero.stage} of DeepSpeed{clip_note}"]
     by_reason: dict[str, list[str]] = {}
     for key, why in left_out.items():

@@ -1,4 +1,4 @@
-"""From the file to plain data."""
+"""Parsing of a config file into plain data."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LARGEST = 1 << 20
 
 
 def plain(name: str) -> dict[str, Any]:
-    """The object in the file, as dicts, lists and numbers.
+    """Return the object in the file, as dicts, lists and numbers.
 
-    Comments and commas too many are read as DeepSpeed reads them, which takes Hjson. Raises
-    UsageError, with line and column, for what is neither, and for a key that stands twice.
+    Comments and superfluous commas are read as DeepSpeed reads them, which takes Hjson. Raises
+    UsageError, with line and column, for text that is neither, and for a repeated key.
     """
     path = file_of(name)
     try:
@@ -37,7 +37,7 @@ def plain(name: str) -> dict[str, Any]:
 
 
 def shown(value: Any) -> str:
-    """The value as it stands in JSON, cut where it is long."""
+    """Return the value as JSON, shortened where it is long."""
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -66,10 +66,10 @@ def _parsed(name: str, text: str) -> Any:
 
 
 def _as_hjson(text: str, once: Any) -> Any:
-    """What DeepSpeed itself reads of a file that is no JSON; None if nothing.
+    """Parse a file that is no JSON as DeepSpeed itself does, by hjson; None if that fails.
 
-    hjson is there where DeepSpeed is. It takes a text without quotes for a string that ends with
-    its line: no key of a config has such a value, so the JSON is wrong and not relaxed.
+    hjson is installed where DeepSpeed is. It takes a text without quotes for a string that ends
+    with its line: no key of a config has such a value, so the JSON is wrong and not relaxed.
     """
     if find_spec("hjson") is None:
         return None
@@ -84,7 +84,7 @@ def _as_hjson(text: str, once: Any) -> Any:
 
 
 def _unquoted(value: Any, text: str) -> bool:
-    """Whether some string in it stands in the text without quotes, or holds what JSON does not."""
+    """Return True if a string of `value` is unquoted in the text, or is not valid in JSON."""
     if isinstance(value, dict):
         return any(_unquoted(key, text) or _unquoted(one, text) for key, one in value.items())
     if isinstance(value, list):

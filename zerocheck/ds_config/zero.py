@@ -1,9 +1,9 @@
-"""What a config says of `zero_optimization`: fields of `case.sharding`, and the rest.
+"""`zero_optimization` in a DeepSpeed config: fields of `case.sharding`, and the rest.
 
-Sizes in elements are those of real models: buckets of 5e8 elements would never cut the models of
+Sizes in elements are those of real models: buckets of 5e8 elements would never split the models of
 cases, of about 300, and would keep all of them gathered. So a size is taken as it is up to SMALL,
-and a larger one is drawn as for `deepspeed1` to `deepspeed3`: values that cut a model often, and
-one that never does. With a model of the user's too, for what it is to become is larger still.
+and a larger one is drawn as for `deepspeed1` to `deepspeed3`: values that often split a model, and
+one that never does. The same holds for a user's model, since sizes are meant for a larger one.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ _SIZES_PASSED = ("allgather_bucket_size", "stage3_max_reuse_distance")
 
 
 class Zero(NamedTuple):
-    """fixed: fields of `case.sharding`; passed: what the engine is given beside; optimizer, param:
-    whether these are offloaded; left_out: keys and why; drawn: sizes that are."""
+    """`zero_optimization` of a config, sorted.
+
+    fixed: fields of `case.sharding`; passed: further keys for the engine; optimizer, param: whether
+    these are offloaded; left_out: keys and why; drawn: sizes that are drawn.
+    """
 
     stage: int
     fixed: dict[str, Any]
@@ -46,7 +49,7 @@ class Zero(NamedTuple):
 
 
 def zero_of(top: Section) -> Zero:
-    """What the config says. Without the key, it is stage 0."""
+    """Read `zero_optimization` from the config. Without the key, it is stage 0."""
     given = _section(top)
     sorted_keys = sort(given, ZERO, "it refuses the config")
     stage = given.whole("stage", 0)
@@ -87,7 +90,7 @@ def zero_of(top: Section) -> Zero:
 
 
 def _section(top: Section) -> Section:
-    """The object, with the names that are written. true was once stage 1."""
+    """Return the object, with aliases of keys replaced. true was once stage 1."""
     given = top.values.get("zero_optimization")
     if isinstance(given, bool):
         return Section(top.source, "zero_optimization.", {"stage": int(given)})
@@ -102,7 +105,7 @@ def _section(top: Section) -> Section:
 
 
 def _offloads(zero: Section, key: str, old: str) -> bool:
-    """Whether it lies on the CPU."""
+    """Return True if the section offloads to the CPU."""
     given = zero.part(key)
     sort(given, OFFLOAD, "it refuses the config")
     device = given.values.get("device")

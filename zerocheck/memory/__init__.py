@@ -1,1 +1,1 @@
-"""Memory beforehand: formulas, known models, and the real code on tensors without data."""
+"""Memory of a rank in advance: formulas, known models, and the real code on fake tensors."""

@@ -1,4 +1,4 @@
-"""What would make it fit: each alternative is simulated before it is said."""
+"""Advice on what would fit: each alternative is simulated before it is reported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DOUBLINGS = 4
 
 
 def advise(setup: Setup, limit: int, peak_of: Callable[[Setup], int]) -> tuple[Tried, ...]:
-    """One change at a time; if none is enough, one after the other on top of what came before.
+    """Try one change at a time; if none is enough, one after the other on top of the previous.
 
     limit: bytes; peak_of: simulates, and gives the most bytes held in a step. A change that grows
     by steps (fewer samples, more ranks) is taken as far as is needed.
@@ -30,8 +30,10 @@ def advise(setup: Setup, limit: int, peak_of: Callable[[Setup], int]) -> tuple[T
 def _first_that_fits(
     steps: list[Change], limit: int, peak_of: Callable[[Setup], int]
 ) -> Tried | None:
-    """The first of growing steps that fits, or the last one, which is tried first: it says whether
-    the others are worth it."""
+    """Return the first of growing steps that fits, or the last one.
+
+    The last is tried first: it shows whether the others are worth it.
+    """
     if not steps:
         return None
     last = _tried(*steps[-1], limit, peak_of)
@@ -61,7 +63,7 @@ def _changes(setup: Setup) -> Iterator[Iterator[Change]]:
 
 
 def _together(setup: Setup, limit: int, peak_of: Callable[[Setup], int]) -> Iterator[Tried]:
-    """Everything that costs no more machines first."""
+    """Combine changes, those that need no more machines first."""
     words: list[str] = []
     for change in (_highest, _checkpointed, _smallest, _finer, _more_ranks):
         last: Change | None = None

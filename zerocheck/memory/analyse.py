@@ -1,4 +1,4 @@
-"""From a setup to its report: simulate, extrapolate where it is proven, and look at the result."""
+"""Analysis of a setup: simulation, extrapolation where it is proven, and report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MANY = 2 * max(TRIED)
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """A timeline of the whole model, and how it came about.
+    """Timeline of the whole model, and its origin.
 
     counts: bytes of step counts; simulated, reason: see Report.
     """
@@ -72,7 +72,7 @@ def analyse(setup: Setup, *, exact: bool = False, limit: int | None = None) -> R
 
 
 def run(setup: Setup, given: Source, *, exact: bool = False) -> Simulated:
-    """The timeline of the whole model."""
+    """Return the timeline of the whole model."""
     found = block_list(given.build())
     if exact or found is None or len(found[1]) < MANY:
         return _whole(setup, given)
@@ -103,7 +103,10 @@ def _whole(setup: Setup, given: Source, reason: str = "") -> Simulated:
 
 
 def _counts(one: Run) -> int:
-    """Bytes of step counts. Storages are gone by now, so it is what was allocated for them."""
+    """Return the bytes of step counts.
+
+    Storages are gone by now, so it is the memory that was allocated for them.
+    """
     storages = one.log.storages
     return sum(more for _, number, more in one.log.changes if more > 0 and storages[number].counts)
 
@@ -140,7 +143,7 @@ WORDS = {
 
 
 def _rows(done: Simulated) -> list[Row]:
-    """The modules of the last step in order of time, all blocks as one."""
+    """Return the modules of the last step in order of time, all blocks as one."""
     groups: dict[tuple[str, str], list[Held]] = {}
     for (step, phase, module), held in done.timeline.peaks().items():
         if step == STEPS - 1:

@@ -1,12 +1,12 @@
-"""Every storage of one rank: what made it, in which module and phase, and when it went.
+"""Allocation tracker of all storages of one rank: origin, module, phase and release.
 
-A dispatch mode notes the storages that operators put out; a weak reference tells of their end,
-and `UntypedStorage.resize_`, which no mode sees, is noted too. Buckets that DDP makes in C++ come
+A dispatch mode records the storages that operators return, a weak reference their release;
+`UntypedStorage.resize_`, which no mode sees, is recorded too. Buckets that DDP makes in C++ come
 through the dispatcher like all others. torch's own MemTracker was not taken: it knows FSDP2 alone,
 by hooks into its internals, files DDP's bucket and FSDP2's padding as activation, and counts the
 first optimizer step wrongly.
 
-What a storage is for is known late: a gradient when somebody holds it, an activation when the
+The purpose of a storage is known late: a gradient when it is held as such, an activation when the
 forward is over. So the log holds numbers of storages, and categories are asked for at the end.
 
 Not seen: what a kernel allocates and frees inside of itself.
@@ -39,7 +39,10 @@ MARK = "zerocheck"
 
 
 class Census(Operators):
-    """Counts within `with`. fake: the mode whose tensors count, None for real ones."""
+    """Allocation tracker, active within `with`.
+
+    fake: the mode whose tensors count, None for real ones.
+    """
 
     def __init__(self, fake: Any = None) -> None:
         super().__init__()
@@ -79,7 +82,7 @@ class Census(Operators):
             self._paths[module] = path
 
     def enter(self, phase: Phase, step: int) -> None:
-        """A phase begins."""
+        """Begin a phase."""
         self.phase, self.step = phase, step
         with record_function(f"{MARK} {phase} {step}"):
             pass  # for whoever profiles
@@ -89,12 +92,12 @@ class Census(Operators):
             self._scope = []
 
     def forward_over(self) -> None:
-        """What the forward made and is still there is what the backward needs."""
+        """End the forward: what it allocated and has not freed is what the backward needs."""
         self._end_scope()
         self.enter("backward", self.step)
 
     def claim(self, shards: Iterable[Shard]) -> None:
-        """Note what the implementation says that it holds."""
+        """Attribute storages to the shards that the implementation declares."""
         for shard in shards:
             if shard.tensor is None or not _counts(shard.tensor):
                 continue
@@ -105,7 +108,7 @@ class Census(Operators):
                 storage.held, storage.counts = True, shard.role == "step"
 
     def claim_rest(self, tensors: Iterable[torch.Tensor], holder: str) -> None:
-        """Note what we hold ourselves, inputs for example."""
+        """Attribute tensors of the simulation itself, such as inputs."""
         for tensor in tensors:
             storage = self.log.storages[self._number(tensor)]
             storage.holder = storage.holder or holder
@@ -132,14 +135,16 @@ class Census(Operators):
         return result
 
     def _for_indices(self, func: Any, kwargs: Any) -> bool:
-        """Whether DDP's reducer asks for the int32 tensor in which it sends the order of its
-        buckets, before its second forward: it reads and writes that itself."""
+        """Return True if DDP's reducer allocates the int32 tensor for the order of its buckets.
+
+        It does so before its second forward, and reads and writes that tensor itself.
+        """
         if func is not torch.ops.aten.empty.memory_format or len(self._stack) != 1:
             return False
         return bool(kwargs.get("dtype") == torch.int32)
 
     def _look(self, operator: str, tensors: list[torch.Tensor]) -> None:
-        """Note new storages, and changed sizes of known ones, as of one call of an operator."""
+        """Record new storages, and changed sizes of known ones, after one call of an operator."""
         moment = -1
         for tensor in tensors:
             storage = tensor.untyped_storage()
@@ -163,7 +168,7 @@ class Census(Operators):
         return len(self.log.moments) - 1
 
     def _number(self, tensor: torch.Tensor) -> int:
-        """The number of a tensor's storage; one that was never seen is new now."""
+        """Return the number of a tensor's storage; an unknown one gets a new number."""
         key = storage_key(tensor)
         if key not in self._known:
             self._add(tensor.untyped_storage(), self._moment("(made unseen)"))
@@ -201,7 +206,7 @@ class Census(Operators):
             self._change(number, more, moment)
 
     def _evidence(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
-        """What collectives and FSDP2's copies around them tell of storages."""
+        """Classify storages by the collectives, and FSDP2's copies around them, that use them."""
         if "allgather" in name or "all_gather" in name or "split_with_sizes_copy" in name:
             self._is("gathered", (args, kwargs, result))
         elif "reduce_scatter" in name:
@@ -254,8 +259,10 @@ class Census(Operators):
 
 
 def _over(tensors: list[torch.Tensor]) -> Any:
-    """The Work of an all-reduce that is over. That of the fake group has no result, and DDP reads
-    its bucket from there."""
+    """Return the Work of a finished all-reduce.
+
+    That of the fake group has no result, and DDP reads its bucket from there.
+    """
     future: torch.futures.Future[Any] = torch.futures.Future()
     future.set_result(list(tensors))
     return work_from_future(future)
@@ -270,7 +277,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def _walk(tree: Any) -> Iterator[torch.Tensor]:
-    """Tensors with memory. Of what c10d gets in boxes, tensors are in lists."""
+    """Yield tensors with memory. In the boxed arguments of c10d, tensors are in lists."""
     for leaf in tree_leaves(tree):
         if isinstance(leaf, torch.Tensor) and _counts(leaf):
             yield leaf

@@ -1,11 +1,11 @@
-"""From a model with a few blocks to one with many: the events of a block in the middle repeat.
+"""Extrapolation from a model with a few blocks: the events of a block in the middle repeat.
 
-A timeline is cut where the block changes. What belongs to no block must have as many events for
-every number of blocks, with bytes that grow by a constant (an optimizer's kernel over all
-parameters). What goes through the blocks, up or down, must have the very same events in every block
-but the outermost EDGE ones, whose events must not depend on the number of blocks. That is demanded
-of three timelines, with k, k + 1 and k + 2 blocks. Then with each block more, the same events are
-put in at the same places, so the timeline with L blocks is known, event by event.
+A timeline is split where the block changes. The parts that belong to no block must have as many
+events for every number of blocks, with bytes that grow by a constant (an optimizer's kernel over
+all parameters). The parts that go through the blocks, up or down, must have the very same events in
+every block but the outermost EDGE ones, whose events must not depend on the number of blocks. That
+is demanded of three timelines, with k, k + 1 and k + 2 blocks. Then with each block more, the same
+events are put in at the same places, so the timeline with L blocks is known, event by event.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TRIED = (FEWEST, FEWEST + 1, FEWEST + 2)
 
 
 class NotUniform(Exception):
-    """The timelines do not grow by equal blocks; the message says where."""
+    """Error for timelines that do not grow by equal blocks; the message says where."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def refuse_early(few: Timeline, more: Timeline) -> None:
 
 
 def extrapolate(given: Sequence[Timeline], blocks: str, wanted: int) -> Timeline:
-    """The timeline with `wanted` blocks, from those with TRIED of them.
+    """Return the timeline with `wanted` blocks, from those with TRIED of them.
 
     Raises NotUniform if it does not follow.
     """
@@ -107,7 +107,7 @@ def _swept(few: _Part, others: tuple[_Part, _Part], blocks: str, wanted: int) ->
 
 
 def _plain(event: Event, blocks: str) -> Event:
-    """The event with a star for the number of its block."""
+    """Return the event with a star for the number of its block."""
     path = f"{blocks}.{event.block}"
     module = event.module
     if module == path or module.startswith(f"{path}."):

@@ -1,4 +1,4 @@
-"""The ZeRO paper's bytes per rank, and what a step communicates. Imports no torch.
+"""Formulas of the ZeRO paper for bytes per rank and communication per step. Imports no torch.
 
 Source: Rajbhandari, Rasley, Ruwase, He, "ZeRO: Memory Optimizations Toward Training Trillion
 Parameter Models", SC20 (arXiv 1910.02054): section 3.1 (bytes of mixed-precision Adam), section 5
@@ -7,7 +7,7 @@ parameters, N that of the ranks, K the bytes of optimizer state per parameter.
 
     stage  placement                                   mixed precision, Adam (K = 12)
     0      all replicated (data parallel)              (2 + 2 + K) Psi        = 16 Psi
-    1      optimizer states are cut (P_os)             (2 + 2 + K/N) Psi      = 4 Psi + 12 Psi/N
+    1      optimizer states are sharded (P_os)         (2 + 2 + K/N) Psi      = 4 Psi + 12 Psi/N
     2      gradients too (P_os+g)                      2 Psi + (2 + K)/N Psi  = 2 Psi + 14 Psi/N
     3      parameters too (P_os+g+p)                   (2 + 2 + K)/N Psi      = 16 Psi/N
 
@@ -44,13 +44,14 @@ class Recipe:
 
     @property
     def total(self) -> int:
-        """Bytes per parameter where nothing is cut."""
+        """Bytes per parameter without sharding."""
         return self.parameter + self.gradient + self.states
 
 
 def recipe(precision: PrecisionKind = "mixed", optimizer: OptimizerKind = "adam") -> Recipe:
-    """Section 3.1: mixed precision is 2 + 2 + K with K = 4 (master) + 4 per state; fp32 is
-    4 + 4 + 4 per state.
+    """Return the bytes per parameter by section 3.1 of the paper.
+
+    Mixed precision is 2 + 2 + K with K = 4 (master) + 4 per state; fp32 is 4 + 4 + 4 per state.
 
     Raises UsageError for other words.
     """
@@ -67,10 +68,10 @@ def recipe(precision: PrecisionKind = "mixed", optimizer: OptimizerKind = "adam"
 def persistent(
     elements: int, ranks: int, stage: int, kind: Recipe | None = None
 ) -> dict[str, Fraction]:
-    """Bytes that a rank holds between steps: {"parameter": .., "gradient": .., "optimizer": ..}.
+    """Return the bytes that a rank holds between steps, by parameter, gradient and optimizer.
 
     elements: Psi; ranks: N; kind: mixed-precision Adam by default. Exact fractions: no padding.
-    Raises UsageError for a stage that is none, no ranks or negative elements.
+    Raises UsageError for an unknown stage, no ranks or negative elements.
     """
     kind = kind or recipe()
     if stage not in STAGES:
@@ -88,30 +89,37 @@ def persistent(
 
 
 def total(elements: int, ranks: int, stage: int, kind: Recipe | None = None) -> Fraction:
-    """Bytes that a rank holds between steps (Figure 1, Table 1)."""
+    """Return the bytes that a rank holds between steps (Figure 1, Table 1)."""
     return sum(persistent(elements, ranks, stage, kind).values(), Fraction(0))
 
 
 def saving(elements: int, ranks: int, stage: int, kind: Recipe | None = None) -> Fraction:
-    """Bytes per rank less than stage 0: for stage 1 it is K Psi (1 - 1/N), 12 Psi (1 - 1/N)."""
+    """Return the bytes per rank less than stage 0.
+
+    For stage 1 it is K Psi (1 - 1/N), that is 12 Psi (1 - 1/N).
+    """
     return total(elements, ranks, 0, kind) - total(elements, ranks, stage, kind)
 
 
 def saved_share(ranks: int, stage: int, kind: Recipe | None = None) -> Fraction:
-    """The saving as a share of stage 0; in fp32 with Adam 1/2 and 3/4 of (1 - 1/N) for 1 and 2."""
+    """Return the saving as a share of stage 0.
+
+    In fp32 with Adam it is 1/2 and 3/4 of (1 - 1/N) for stages 1 and 2.
+    """
     return saving(1, ranks, stage, kind) / total(1, ranks, 0, kind)
 
 
 def redundancy(ranks: int, stage: int, kind: Recipe | None = None) -> Fraction:
-    """Bytes of all ranks together over those of one copy: N for stage 0, 1 for stage 3."""
+    """Return the bytes of all ranks over those of one copy: N for stage 0, 1 for stage 3."""
     return ranks * total(1, ranks, stage, kind) / total(1, 1, 0, kind)
 
 
 def communicated(elements: int, stage: int) -> int:
-    """Elements that a rank moves per step, for large N (section 7): 2 Psi, and 3 Psi in stage 3.
+    """Return the elements that a rank moves per step, for large N: 2 Psi, 3 Psi in stage 3.
 
-    Stages 0 to 2: a reduce-scatter and an all-gather, of Psi each. Stage 3: the parameters are
-    gathered for the forward and again for the backward, and the gradients are reduce-scattered.
+    Section 7. Stages 0 to 2: a reduce-scatter and an all-gather, of Psi each. Stage 3: the
+    parameters are gathered for the forward and again for the backward, and the gradients are
+    reduce-scattered.
     """
     if stage not in STAGES:
         raise unknown("stage", str(stage), map(str, STAGES))

@@ -1,4 +1,4 @@
-"""What a census writes down: storages, and when their sizes changed."""
+"""Log of a census: storages, and when their sizes changed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from ..contract.layout import Category, Phase
 
 
 class Moment(NamedTuple):
-    """Where an operator was called. module: the innermost one, "" for none; again: in a forward
-    that runs once more for activation checkpointing."""
+    """Place and time of an operator's call.
+
+    module: the innermost one, "" for none; again: in a forward that runs once more for activation
+    checkpointing.
+    """
 
     step: int
     phase: Phase
@@ -21,7 +24,7 @@ class Moment(NamedTuple):
 
 @dataclass(slots=True)
 class Storage:
-    """A storage: what it was found to be (`kind`), and who holds it.
+    """Storage with its classification (`kind`) and its holder.
 
     held: claimed by the implementation's shards, which no operator's evidence overrules; counts: a
     step count.
@@ -38,7 +41,7 @@ class Storage:
 
 @dataclass(slots=True)
 class Log:
-    """What happened: changes are (index of the moment, number of the storage, bytes more)."""
+    """Log of events: changes are (index of the moment, number of the storage, bytes added)."""
 
     moments: list[Moment] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The same run on tensors with data, counted by torch's allocator of the CPU: for small models."""
+"""Measurement of the same run on tensors with data, by torch's CPU allocator: for small models."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Measured:
 
     @property
     def peak(self) -> int:
-        """The most in the steps."""
+        """Largest number of bytes in the steps."""
         return max(self.peaks[key] for key in self.peaks if key[1] != "built")
 
 
 def measure(setup: Setup, source: Source, blocks: int | None = None) -> Measured:
-    """Run it, with the profiler on. What kernels allocate inside of themselves is in it."""
+    """Run the setup with the profiler on. Allocations inside of kernels are included."""
     gc.collect()  # else what an earlier run left may be given back in this one
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run = simulate(setup, source, blocks, data=True)

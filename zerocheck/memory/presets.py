@@ -1,4 +1,4 @@
-"""Known models as data: their shapes, and how many parameters they have. Imports no torch.
+"""Shapes and parameter counts of known models, as data. Imports no torch.
 
 Shapes: GPT-2 from Radford et al. 2019 (Table 2; the sizes are those of the published weights, with
 tied embeddings), GPT-3 from Brown et al. 2020 (Table 2.1), Llama 7B and 13B from Touvron et al.
@@ -42,7 +42,7 @@ class Architecture:
         return self.width // self.heads
 
     def elements(self) -> int:
-        """Psi: the number of parameters, counted from the shape."""
+        """Return the number of parameters (Psi), counted from the shape."""
         outside = self.vocabulary * self.width * (1 if self.tied else 2)
         if self.family == "gpt":
             outside += self.positions * self.width + 2 * self.width
@@ -50,7 +50,7 @@ class Architecture:
         return outside + self.width + self.blocks * _llama_block(self)
 
     def with_blocks(self, blocks: int) -> Architecture:
-        """The same with another number of blocks."""
+        """Return this architecture with another number of blocks."""
         return replace(self, blocks=blocks, published=None)
 
 

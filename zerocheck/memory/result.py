@@ -1,4 +1,4 @@
-"""What a simulation says, as data: `zerocheck memory --json` writes it."""
+"""Result of a simulation, as data: `zerocheck memory --json` writes it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from .timeline import Held
 
 
 class Between(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes that the rank holds between steps, beside the formula of its stage.
+    """Bytes that the rank holds between steps, next to the formula of its stage.
 
     held: parameters, gradients and optimizer states; formula: of the stage, with fp32 weights
     (4 + 4 + 8 bytes per parameter), or None for code of which no stage is known; counts: step
-    counts, which the formula leaves out; padding: the rest, that is, held - formula - counts: what
-    is rounded up, or down on a rank that has less than others. paper: the ZeRO paper's mixed
-    precision (2 + 2 + 12). copies: what all ranks would hold together if each held this, over 16
+    counts, which the formula leaves out; padding: the rest, that is, held - formula - counts, from
+    rounding up, or down on a rank that has less than others. paper: the ZeRO paper's mixed
+    precision (2 + 2 + 12). copies: bytes of all ranks together if each held this, over 16
     Psi; communicated: elements that the paper has this stage move per step. bucket and buffer stay
     too and are in no formula.
     """
@@ -33,7 +33,7 @@ class Between(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """The peak within a module, of the last step. module: all blocks have one row; its highest."""
+    """Peak within a module in the last step. module: all blocks have one row, of the highest."""
 
     phase: Phase
     module: str
@@ -42,7 +42,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """An alternative that was simulated. change: in words; peak: bytes; command: to see it all."""
+    """Simulated alternative. change: in words; peak: bytes; command: to see it all."""
 
     change: str
     command: str
@@ -51,9 +51,12 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether it fits. limit: bytes; over: the first instant that needs more, None if it fits;
-    stages: bytes for each stage of the ZeRO paper by the formula, with the activations and
-    temporaries of this run; asks: the lowest of them that fits; tried: alternatives."""
+    """Comparison with the memory of a device.
+
+    limit: bytes; over: the first instant that needs more, None if it fits; stages: bytes for each
+    stage of the ZeRO paper by the formula, with the activations and temporaries of this run; asks:
+    the lowest of them that fits; tried: alternatives.
+    """
 
     limit: int
     over: Held | None
@@ -93,10 +96,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """1 if it does not fit."""
+        """Exit code: 1 if the model does not fit, else 0."""
         return 1 if self.device is not None and self.device.over is not None else 0
 
     def at_end(self, phase: Phase, step: int) -> dict[Category, int]:
-        """Bytes by category at the end of a phase."""
+        """Return the bytes by category at the end of a phase."""
         lines = [line for line in self.lines if (line.phase, line.step) == (phase, step)]
         return {line.category: line.bytes for line in lines}

@@ -1,4 +1,4 @@
-"""What is simulated: the model, the implementation, ranks and options. Imports no torch."""
+"""Input of a simulation: the model, the implementation, ranks and options. Imports no torch."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Setup:
     wrap: Wrap = "block"
 
     def check(self) -> None:
-        """Raise UsageError for numbers and words that make no sense."""
+        """Raise UsageError for invalid numbers and names."""
         for option, value in (
             ("--world-size", self.world_size),
             ("--batch", self.batch),
@@ -72,17 +72,20 @@ class Setup:
 
     @property
     def stage(self) -> int | None:
-        """The stage of the ZeRO paper, or None for code that we do not know."""
+        """Stage of the ZeRO paper, or None for unknown code."""
         return STAGE.get(self.implementation)
 
     @property
     def held(self) -> Recipe:
-        """Bytes per parameter as torch holds them: weights and gradients in fp32 (4 + 4), two
-        moments (8). In mixed precision the weights are the master, so it is 16 as in the paper."""
+        """Bytes per parameter as torch holds them.
+
+        Weights and gradients in fp32 (4 + 4), two moments (8). In mixed precision the weights are
+        the master, so it is 16 as in the paper.
+        """
         return recipe("fp32")
 
     def case(self, blocks: int) -> Case:
-        """What the implementation gets. Of its model, only the number of blocks is true."""
+        """Return the case for the implementation; only its model's number of blocks is real."""
         own = self.precision == "mixed" and self.implementation in OWN_PRECISION
         wrap: WrapKind = self.wrap
         return Case(
@@ -99,7 +102,7 @@ class Setup:
         )
 
     def command(self) -> str:
-        """The command line that simulates this."""
+        """Return the command line that simulates this."""
         words = [
             f"zerocheck memory {self.model} --implementation {self.implementation}",
             f"--world-size {self.world_size} --batch {self.batch} --sequence {self.sequence}",

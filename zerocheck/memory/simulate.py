@@ -1,4 +1,4 @@
-"""The implementation's own code, for one rank of many, on tensors that have no data."""
+"""Simulation: the implementation's own code, for one rank of many, on tensors without data."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ that follow."""
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a simulation saw: the log, and the path of the list of blocks."""
+    """Result of a simulation: the log, and the path of the list of blocks."""
 
     log: Log
     blocks: str
@@ -42,7 +42,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class _Watched(Microbatch):
-    """A microbatch whose forward runs in a context, and says when it is over."""
+    """Microbatch whose forward runs in a context and reports its end."""
 
     census: Census
     casts: AbstractContextManager[Any]
@@ -55,8 +55,10 @@ class _Watched(Microbatch):
 
 
 def simulate(setup: Setup, source: Source, blocks: int | None = None, *, data: bool = False) -> Run:
-    """Build, and take two steps. blocks: with the first blocks of the model only; data: on tensors
-    that have some, as the allocator counts them, with the same collectives that move nothing.
+    """Build the model and the implementation, and take two steps.
+
+    blocks: with the first blocks of the model only; data: on tensors with data, as the allocator
+    counts them, with the same collectives that move nothing.
 
     Raises UsageError where the implementation or the model's code fails: it says how.
     """
@@ -92,9 +94,9 @@ def built(
     kind: type[Implementation], model: nn.Module, case: Case, mesh: DeviceMesh,
     on: AbstractContextManager[Any], census: Census,
 ) -> tuple[Implementation, nn.Module]:  # fmt: skip
-    """The implementation with its memory, and the wrapped model where there is one.
+    """Build the implementation with its memory; return it and the wrapped model.
 
-    FSDP2 shards on the meta device and gets memory afterwards, as torch recommends for what is
+    FSDP2 shards on the meta device and gets memory afterwards, as torch recommends for models
     larger than a device; then the optimizer is made. Others get the whole model.
     """
     if issubclass(kind, Fsdp2):
@@ -151,7 +153,7 @@ def _steps(setup: Setup, implementation: Implementation, census: Census) -> None
 
 
 def loss_of(outputs: Any, target: torch.Tensor) -> torch.Tensor:
-    """Cross entropy in fp32 over the last dim for (batch, sequence, classes), else the mean."""
+    """Return the cross entropy of (batch, sequence, classes) in fp32, else the mean."""
     outputs = getattr(outputs, "logits", outputs)
     if not isinstance(outputs, torch.Tensor):
         raise UsageError(
@@ -176,8 +178,11 @@ def _path(wrapped: str) -> str:
 
 @contextmanager
 def _nothing_collected() -> Iterator[None]:
-    """Python's collector frees cycles of earlier runs, and of this one, whenever it likes. Here it
-    does so before and afterwards, so that a run is the same each time."""
+    """Disable Python's garbage collector within the context; collect before and afterwards.
+
+    It frees cycles of earlier runs, and of this one, at any time. Without it a run is the same each
+    time.
+    """
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -190,7 +195,7 @@ def _nothing_collected() -> Iterator[None]:
 
 @contextmanager
 def _said(setup: Setup) -> Iterator[None]:
-    """What the implementation or the model raises is the user's affair."""
+    """Turn errors of the implementation or the model into a UsageError for the user."""
     try:
         yield
     except ZerocheckError:

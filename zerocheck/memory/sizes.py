@@ -1,4 +1,4 @@
-"""Bytes as people write and read them. Imports no torch."""
+"""Sizes in bytes, parsed and formatted. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNITS = {
 
 
 def parse(text: str) -> int:
-    """Bytes of `80GiB` (1024), `80GB` (1000), `512 MiB` or `1000 B`; upper and lower case.
+    """Parse a size such as `80GiB` (1024), `80GB` (1000), `512 MiB` or `1000 B`, in any case.
 
     Raises UsageError for anything else, and for less than one byte.
     """
@@ -34,7 +34,7 @@ def parse(text: str) -> int:
 
 
 def binary(size: float) -> str:
-    """`1.027 GiB`: three decimals of the largest unit of 1024 that fits."""
+    """Format bytes with three decimals of the largest unit of 1024 that fits: `1.027 GiB`."""
     value = float(size)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(value) < 1024:

@@ -1,4 +1,4 @@
-"""Where the model comes from: a preset, or the user's factory; and its blocks."""
+"""Source of the model, a preset or the user's factory, and its blocks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Source:
     make: Callable[[], nn.Module]
 
     def build(self, blocks: int | None = None) -> nn.Module:
-        """The model on the meta device; blocks: with its first blocks only."""
+        """Return the model on the meta device; blocks: with its first blocks only."""
         if self.shape is not None:
             shape = self.shape if blocks is None else self.shape.with_blocks(blocks)
             return build(shape)
@@ -60,7 +60,7 @@ class Source:
 
 
 def source(name: str) -> Source:
-    """A preset by its name, or `package.module:factory`, `path/to/file.py:factory`.
+    """Return a preset by name, or the model of `package.module:factory`, `path/to/file.py:factory`.
 
     The factory takes no arguments and returns the model, or the model first of a tuple, as
     `zerocheck run --model` takes it.
@@ -81,7 +81,7 @@ def source(name: str) -> Source:
 
 
 def alike(blocks: nn.ModuleList) -> str | None:
-    """None if the blocks are the same but for their weights, else how one differs from the first.
+    """Return None if the blocks differ in their weights alone, else the first difference.
 
     The same modules with the same parameters (shape, dtype, whether they train) and the same plain
     attributes; a number may count the blocks (`layer_idx`).

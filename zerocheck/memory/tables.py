@@ -1,4 +1,4 @@
-"""The tables that people know, from the formulas, beside what is simulated and measured."""
+"""Well-known tables from the formulas, next to simulated and measured bytes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SMALL_RANKS = 3
 
 
 def render_tables() -> str:
-    """All tables in Markdown. The simulated ones take a minute or two."""
+    """Render all tables in Markdown. The simulated ones take a minute or two."""
     return "\n".join(_tables()) + "\n"
 
 
@@ -91,7 +91,7 @@ def paper_table() -> str:
 
 
 def fp32_table() -> str:
-    """7B on 8 ranks in fp32: GB per stage, and what is saved, here and for N to infinity."""
+    """Render a table of 7B on 8 ranks in fp32: GB and savings per stage, here and as N grows."""
     fp32 = recipe("fp32")
     limits = ("0%", "50%", "75%", "100%")
     rows = [
@@ -178,7 +178,7 @@ def measured_table(names: Iterable[str] = tuple(STAGE)) -> str:
 
 
 def _gb(size: Fraction) -> str:
-    """Four digits, without an exponent."""
+    """Format four digits, without an exponent."""
     gigabytes = float(size) / 1e9
     return f"{gigabytes:.0f}" if gigabytes >= 1000 else f"{gigabytes:.4g}"
 

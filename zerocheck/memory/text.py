@@ -1,4 +1,4 @@
-"""The report of a simulated rank, in words and tables."""
+"""Report of a simulated rank, in words and tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AUTOCAST = (
 
 
 def render(report: Report) -> str:
-    """All of it, for a terminal."""
+    """Render the whole report for a terminal."""
     parts = [_head(report), _ledger(report), _between(report), _peak(report)]
     if report.device is not None:
         parts.append(_device(report.device))
@@ -154,7 +154,7 @@ def _device(device: Device) -> Iterator[str]:
 
 
 def asked(device: Device) -> str:
-    """Which stage the bottleneck asks for."""
+    """Return a sentence on the stage that the bottleneck needs."""
     match device.asks:
         case 0:
             return "all of it fits on every rank: stage 0 (DDP) will do"
@@ -169,7 +169,7 @@ def asked(device: Device) -> str:
 
 
 def where(held: Held) -> str:
-    """Step, phase, module and operator."""
+    """Describe step, phase, module and operator."""
     if held.phase == "built":
         return "while the model is built"
     inside = f" in {held.module}" if held.module else ", outside of modules"

@@ -1,4 +1,4 @@
-"""From the log of a run to what was held when: events, peaks, bytes at the end of a phase."""
+"""Live memory over time, from the log of a run: events, peaks, bytes at the end of a phase."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOTHING: Bytes = (0,) * len(CATEGORIES)
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An operator that allocates, and what was freed between it and the next one.
+    """Operator that allocates, with the bytes freed between it and the next one.
 
     module: the innermost one; block: number of the block that it is in, or for which it allocates,
     -1 for none; allocated, freed: bytes by category, both positive.
@@ -34,8 +34,11 @@ class Event:
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """What is held at one instant. bytes: by category, without those that have none; asked: what
-    the operator has just allocated, included in bytes."""
+    """Live memory at one instant.
+
+    bytes: by category, without empty ones; asked: bytes that the operator has just allocated,
+    included in `bytes`.
+    """
 
     step: int
     phase: Phase
@@ -47,7 +50,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total(self) -> int:
-        """All categories together."""
+        """Bytes of all categories together."""
         return sum(self.bytes.values())
 
 
@@ -61,9 +64,9 @@ class Timeline:
         self.events = list(events)
 
     def instants(self) -> Iterator[tuple[Event, list[int], list[int]]]:
-        """Each event with what is held at it (the peak) and after what follows was freed.
+        """Yield each event with the bytes live at it (the peak) and after the frees that follow.
 
-        The lists are changed in place: copy what is to stay.
+        The lists are changed in place: copy those to keep.
         """
         held = list(NOTHING)
         for event in self.events:
@@ -73,7 +76,7 @@ class Timeline:
             held = after
 
     def lines(self) -> tuple[Line, ...]:
-        """What is held at the end of each phase of each step, by category."""
+        """Return the live memory at the end of each phase of each step, by category."""
         ends: dict[tuple[int, Phase], list[int]] = {}
         for event, _, after in self.instants():
             ends[event.step, event.phase] = list(after)
@@ -85,16 +88,16 @@ class Timeline:
         )
 
     def at_end(self, phase: Phase, step: int) -> dict[Category, int]:
-        """Bytes by category at the end of a phase."""
+        """Return the bytes by category at the end of a phase."""
         lines = [line for line in self.lines() if (line.phase, line.step) == (phase, step)]
         return {line.category: line.bytes for line in lines}
 
     def peak(self) -> Held:
-        """The first instant with the most bytes."""
+        """Return the first instant with the most bytes."""
         return max(self.peaks().values(), key=lambda held: held.total)
 
     def peaks(self) -> dict[tuple[int, Phase, str], Held]:
-        """The peak within each module in each phase of each step, in order of time."""
+        """Return the peak within each module in each phase of each step, in order of time."""
         best: dict[tuple[int, Phase, str], tuple[int, Event, list[int]]] = {}
         for event, held, _ in self.instants():
             if event.phase == "built":
@@ -106,7 +109,7 @@ class Timeline:
         return {key: held_at(event, held) for key, (_, event, held) in best.items()}
 
     def first_over(self, limit: int) -> Held | None:
-        """The first instant at which more than `limit` bytes are held, or None."""
+        """Return the first instant with more than `limit` live bytes, or None."""
         for event, held, _ in self.instants():
             if sum(held) > limit:
                 return held_at(event, held)
@@ -114,7 +117,7 @@ class Timeline:
 
 
 def held_at(event: Event, held: Sequence[int]) -> Held:
-    """What is held at an event."""
+    """Return the live memory at an event."""
     return Held(
         step=event.step,
         phase=event.phase,
@@ -191,7 +194,7 @@ def _built_as_one(events: Sequence[Event]) -> list[Event]:
 
 
 def _block(path: str, blocks: str) -> int:
-    """Number of the block in a path such as `blocks.3.mlp.up`, -1 for none."""
+    """Return the number of the block in a path such as `blocks.3.mlp.up`, -1 for none."""
     if not blocks or not path.startswith(f"{blocks}."):
         return -1
     number = path.removeprefix(f"{blocks}.").partition(".")[0]
@@ -199,5 +202,5 @@ def _block(path: str, blocks: str) -> int:
 
 
 def terms(held: Mapping[Category, int]) -> Iterable[tuple[Category, int]]:
-    """In the order of CATEGORIES."""
+    """Return the categories with bytes, in the order of CATEGORIES."""
     return [(category, held[category]) for category in CATEGORIES if held.get(category)]

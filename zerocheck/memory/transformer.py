@@ -27,7 +27,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(shape.width, shape.width, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, sequence, width) to the same."""
+        """Map (batch, sequence, width) to the same shape."""
         batch, sequence, width = x.shape
         query = self._heads(self.query(x), self.heads)
         key = self._heads(self.key(x), self.narrow_heads)
@@ -70,7 +70,7 @@ class Mlp(nn.Module):
         self.down = nn.Linear(shape.hidden, shape.width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, sequence, width) to the same."""
+        """Map (batch, sequence, width) to the same shape."""
         out: torch.Tensor = self.down(F.gelu(self.up(x)))
         return out
 
@@ -85,7 +85,7 @@ class GatedMlp(nn.Module):
         self.down = nn.Linear(shape.hidden, shape.width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, sequence, width) to the same."""
+        """Map (batch, sequence, width) to the same shape."""
         out: torch.Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
         return out
 
@@ -103,7 +103,7 @@ class Block(nn.Module):
         self.mlp: nn.Module = Mlp(shape) if gpt else GatedMlp(shape)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, sequence, width) to the same."""
+        """Map (batch, sequence, width) to the same shape."""
         x = x + self.attention(self.before_attention(x))
         out: torch.Tensor = x + self.mlp(self.before_mlp(x))
         return out
@@ -135,6 +135,6 @@ class Transformer(nn.Module):
 
 
 def build(shape: Architecture) -> Transformer:
-    """The model on the meta device: shapes without memory."""
+    """Return the model on the meta device: shapes without memory."""
     with torch.device("meta"):
         return Transformer(shape)

@@ -1,4 +1,4 @@
-"""From a case to its model, its samples and its start; everything follows from the case alone."""
+"""Model, samples and start of a case; everything follows from the case alone."""
 
 from ..case.validity import check
 from .batches import Batch, batch, loss_of

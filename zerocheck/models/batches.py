@@ -1,4 +1,4 @@
-"""The samples of a case: other ones on every rank, at every step and in every microbatch."""
+"""Samples of a case, different on every rank, at every step and in every microbatch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Batch:
     keywords: tuple[str, ...] = ()
 
     def on(self, device: torch.device) -> Batch:
-        """The same samples on a device; they are drawn on the CPU."""
+        """Copy the samples to a device; they are drawn on the CPU."""
         if device.type == "cpu":
             return self
         inputs = tuple(one.to(device) for one in self.inputs)
@@ -47,7 +47,7 @@ class Batch:
 
 
 def batch(case: Case, *, step: int, rank: int, microbatch: int) -> Batch:
-    """The samples that `rank` reads in `microbatch` (0-based) of step `step` (0-based).
+    """Return the samples that `rank` reads in `microbatch` (0-based) of step `step` (0-based).
 
     Ranks of one data-parallel rank (`Case.reader`) read the same.
 
@@ -83,7 +83,7 @@ def batch(case: Case, *, step: int, rank: int, microbatch: int) -> Batch:
 
 
 def _side(case: Case, *, step: int, rank: int, microbatch: int) -> tuple[torch.Tensor, ...]:
-    """The second input, which about half of the microbatches of a model with `side` have."""
+    """Return the second input, present in about half of the microbatches of a model with `side`."""
     if not case.model.side:
         return ()
     generator = generator_of(case.seed, SIDE, step=step, rank=rank, microbatch=microbatch)
@@ -94,7 +94,7 @@ def _side(case: Case, *, step: int, rank: int, microbatch: int) -> tuple[torch.T
 
 
 def weight(case: Case, *, step: int, rank: int, microbatch: int) -> float:
-    """Tokens of the microbatch over the mean number of tokens of all microbatches of the step.
+    """Return the tokens of the microbatch over their mean in the step's microbatches.
 
     So the mean over ranks and microbatches of `loss * weight` is the mean over tokens. 1.0 without
     `data.masked`.
@@ -107,25 +107,28 @@ def weight(case: Case, *, step: int, rank: int, microbatch: int) -> float:
 
 
 def overflows(case: Case, *, step: int, rank: int, microbatch: int) -> bool:
-    """Whether the loss of this microbatch is infinite: one of the step `training.overflow`."""
+    """Return True if the loss of this microbatch is infinite: one of step `training.overflow`."""
     place = case.seed % (case.readers * case.training.microbatches)
     number = _number(case, case.reader(rank), microbatch)
     return step == case.training.overflow and place == number
 
 
 def carried_seed(case: Case, rank: int) -> int:
-    """What a rank's generator starts from where random numbers are carried on."""
+    """Return the seed of a rank's generator where random numbers are carried on between passes."""
     return seed_of(case.seed, CARRIED, rank=case.reader(rank))
 
 
 def _number(case: Case, reader: int, microbatch: int) -> int:
-    """Counts the microbatches of all data-parallel ranks in one step."""
+    """Number the microbatches of all data-parallel ranks in one step."""
     return reader * case.training.microbatches + microbatch
 
 
 def _tokens(case: Case, step: int, number: int) -> int:
-    """How many targets of a microbatch count: at least one, and never as many as in the next
-    one, so that the mean of means is not the mean."""
+    """Return the number of targets of a microbatch that count.
+
+    It is at least one, and never equal to that of the next microbatch, so that the mean of means is
+    not the mean.
+    """
     return 1 + (case.seed + step + number) % (case.data.batch * case.data.length)
 
 
@@ -141,7 +144,7 @@ def _kept(case: Case, step: int, number: int) -> torch.Tensor:
 
 
 def loss_of(case: Case) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """(outputs, target) -> mean loss times `data.loss_factor`, 0-d fp32.
+    """Return the mean loss times `data.loss_factor`, 0-d fp32.
 
     Cross entropy over the outputs for a stem `embedding`, of the tokens that are not masked; mean
     squared error otherwise; the user's own model has its own.

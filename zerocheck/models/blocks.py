@@ -137,7 +137,7 @@ class Block(nn.Module):
         return (x + y if self.residual else y).to(dtype)
 
     def _body(self, x: torch.Tensor) -> torch.Tensor:
-        """What the block computes: layers, adapter, gain, dropout."""
+        """Compute the block: layers, adapter, gain, dropout."""
         y = self._layers(x)
         if self.narrow is not None and self.widen is not None:
             y = y + self.widen(self.narrow(x))

@@ -13,24 +13,27 @@ from torch import nn
 
 
 class Linear(nn.Linear):
-    """nn.Linear that is filled once, not twice."""
+    """nn.Linear whose parameters are initialized once, not twice."""
 
     def reset_parameters(self) -> None:
-        """Nothing: `fill` does it."""
+        """Do nothing: `fill` initializes the parameters."""
 
 
 class Embedding(nn.Embedding):
-    """nn.Embedding that is filled once. Its padding row is not 0, so that its decay is seen."""
+    """nn.Embedding that is initialized once.
+
+    Its padding row is not 0, so that its decay is seen.
+    """
 
     def reset_parameters(self) -> None:
-        """Nothing: `fill` does it."""
+        """Do nothing: `fill` initializes the parameters."""
 
 
 class Conv1d(nn.Conv1d):
     """nn.Conv1d over the length of (batch, length, width) activations."""
 
     def reset_parameters(self) -> None:
-        """Nothing: `fill` does it."""
+        """Do nothing: `fill` initializes the parameters."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, length, channels) -> (batch, length, width)."""
@@ -38,17 +41,17 @@ class Conv1d(nn.Conv1d):
 
 
 class LayerNorm(nn.LayerNorm):
-    """nn.LayerNorm that is filled once."""
+    """nn.LayerNorm that is initialized once."""
 
     def reset_parameters(self) -> None:
-        """Nothing: `fill` does it."""
+        """Do nothing: `fill` initializes the parameters."""
 
 
 class RMSNorm(nn.RMSNorm):
-    """nn.RMSNorm that is filled once. It has no bias."""
+    """nn.RMSNorm that is initialized once. It has no bias."""
 
     def reset_parameters(self) -> None:
-        """Nothing: `fill` does it."""
+        """Do nothing: `fill` initializes the parameters."""
 
 
 class GroupNorm(nn.GroupNorm):
@@ -60,10 +63,10 @@ class GroupNorm(nn.GroupNorm):
             self.register_parameter("bias", None)
 
     def reset_parameters(self) -> None:
-        """Nothing: `fill` does it."""
+        """Do nothing: `fill` initializes the parameters."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Same shape."""
+        """Map (batch, length, width) to the same shape."""
         return super().forward(x.transpose(1, 2)).transpose(1, 2)
 
 
@@ -76,10 +79,10 @@ class BatchNorm1d(nn.BatchNorm1d):
             self.register_parameter("bias", None)
 
     def reset_parameters(self) -> None:
-        """Nothing: `fill` does it."""
+        """Do nothing: `fill` initializes the parameters."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Same shape."""
+        """Map (batch, length, width) to the same shape."""
         return super().forward(x.transpose(1, 2)).transpose(1, 2)
 
 
@@ -90,16 +93,16 @@ class GRU(nn.GRU):
         super().__init__(width, width, bias=bias, batch_first=True)
 
     def reset_parameters(self) -> None:
-        """Nothing: `fill` does it."""
+        """Do nothing: `fill` initializes the parameters."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        """Same shape."""
+        """Map (batch, length, width) to the same shape."""
         outputs: torch.Tensor = super().forward(x)[0]
         return outputs
 
 
 def store_transposed(module: nn.Module) -> None:
-    """Store every matrix in the module transposed, so that it is not contiguous.
+    """Store every matrix of the module transposed, so that it is not contiguous.
 
     A matrix with a dim of size 1 stays as it is: it is contiguous either way.
     """

@@ -1,4 +1,4 @@
-"""A look at the user's own model: what it is, and whether it can be judged at all.
+"""Inspection of the user's model: its description, and whether it can be judged.
 
 It runs in a rank process. A model is judged by running it twice, once by the implementation and
 once by the reference, so it must do the same both times: that is tried here, and what differs is
@@ -43,7 +43,7 @@ OF_MODULES: tuple[tuple[str, tuple[type[nn.Module], ...]], ...] = (
 
 
 def look(name: str, device: torch.device | None = None) -> UserModel:
-    """What the factory makes. Runs the user's code; torch's global random state is left alone.
+    """Inspect the factory's model. Runs the user's code, and keeps torch's global random state.
 
     device: on which it is tried, None for the CPU. Raises UsageError, with what is given and what
     is needed, for a model that cannot be judged.
@@ -94,7 +94,7 @@ class _Look:
         )
 
     def _uses(self, first: Collection[str]) -> tuple[dict[str, UseKind], bool]:
-        """How each parameter is used, and whether random numbers were drawn.
+        """Return how each parameter is used, and whether random numbers were drawn.
 
         Routing depends on weights as on samples, so each microbatch has other weights too. first:
         names of those with a gradient in the first.
@@ -125,8 +125,10 @@ class _Look:
         return uses, random
 
     def _spread(self, uses: dict[str, UseKind]) -> None:
-        """Where an item of a list is used sometimes, as an expert is, so are the others like it: a
-        few samples may have called one of them always, or never."""
+        """Mark all items of a list like one that is used sometimes, as an expert is.
+
+        A few samples may have called some of them always, or never.
+        """
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         for module in self.model.modules():
             if not isinstance(module, nn.ModuleList):
@@ -146,7 +148,7 @@ class _Look:
                     uses.update(dict.fromkeys(held, "sometimes"))
 
     def _parameters(self) -> list[UserParameter]:
-        """Each of them described. Raises UsageError for one that cannot be judged."""
+        """Describe all parameters. Raises UsageError for one that cannot be judged."""
         if not self.parameters:
             raise UsageError(f"the model of {self.name} has no parameters")
         for name, tensor in (*self.parameters.items(), *self.buffers.items()):
@@ -182,7 +184,7 @@ class _Look:
             )
 
     def _same_batches(self) -> None:
-        """The same generator gives the same batch, and another one another batch."""
+        """Check that equal generators give equal batches, and different ones different batches."""
         torch.default_generator.manual_seed(1)
         first = self._batch(0)
         torch.default_generator.manual_seed(2)
@@ -210,7 +212,10 @@ class _Look:
     def _pass(
         self, model: nn.Module, number: int, *, counted: bool = False
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor], bool]:
-        """(loss, gradients, whether random numbers were drawn) of a forward and backward."""
+        """Run a forward and backward.
+
+        Returns (loss, gradients, True if random numbers were drawn).
+        """
         *inputs, target = (one.to(self.device) for one in self._batch(number))
         for parameter in model.parameters():
             parameter.grad = None
@@ -251,8 +256,10 @@ class _Look:
 
     @contextmanager
     def _counting(self) -> Iterator[None]:
-        """Counts the calls of modules with parameters. Not around a backward: that of a checkpoint
-        calls its modules once more."""
+        """Count the calls of modules with parameters.
+
+        Not around a backward: that of a checkpoint calls its modules once more.
+        """
 
         def called(module: nn.Module, _: object) -> None:
             if any(True for _ in module.parameters()):
@@ -291,7 +298,7 @@ def _pads(module: nn.Module) -> bool:
 
 @contextmanager
 def said(what: str) -> Iterator[None]:
-    """Errors of the user's code, as usage errors that say where."""
+    """Turn errors of the user's code into usage errors that say where they come from."""
     try:
         yield
     except UsageError:
@@ -301,7 +308,7 @@ def said(what: str) -> Iterator[None]:
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors have the same shape, dtype and values; NaN equals NaN."""
+    """Return True if two tensors have the same shape, dtype and values; NaN equals NaN."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     if not one.is_floating_point():

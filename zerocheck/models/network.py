@@ -1,4 +1,4 @@
-"""From a case to its model: an nn.Module with the same bits on every rank and in the judge."""
+"""Model of a case: an nn.Module with the same bits on every rank and in the judge."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .user import build_user_model
 
 
 class Side(Linear):
-    """The layer of the second input, which is called only where there is one."""
+    """Layer of the second input, called only in microbatches that have it."""
 
     conditional = True
     """Some ranks call it and others do not: it must not be a sharding unit of its own."""
@@ -58,7 +58,7 @@ class Network(nn.Module):
 
 
 def build_model(case: Case) -> nn.Module:
-    """The model of the case, in training mode, on the CPU, in fp32 but for its bf16 blocks.
+    """Build the model of the case, in training mode, on the CPU, in fp32 but for its bf16 blocks.
 
     The user's own is in the mode and the dtypes that its factory gives it.
 

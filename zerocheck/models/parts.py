@@ -1,4 +1,4 @@
-"""What a model of the user consists of: what the factory returns, and the repeated blocks in it."""
+"""Parts of a user's model: the module that the factory returns, and its repeated blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import UsageError
 
 
 def model_of(name: str, made: Any) -> nn.Module:
-    """The model in what the factory `name` returned: it, or the first of a tuple.
+    """Return the model in the result of the factory `name`: the result, or the first of a tuple.
 
     Raises UsageError for anything else.
     """
@@ -29,7 +29,7 @@ def model_of(name: str, made: Any) -> nn.Module:
 def block_list(model: nn.Module) -> tuple[str, nn.ModuleList] | None:
     """Path and list of the model's blocks: the ModuleList with the most parameters.
 
-    What says that it is `conditional`, as a list of experts, is no list of blocks.
+    A list marked as `conditional`, such as one of experts, is no list of blocks.
     """
     lists = [(path, m) for path, m in model.named_modules() if _is_list(m)]
     sized = [(sum(p.numel() for p in found.parameters()), path, found) for path, found in lists]
@@ -41,11 +41,11 @@ def block_list(model: nn.Module) -> tuple[str, nn.ModuleList] | None:
 
 
 def show_blocks(model: nn.Module, otherwise: Iterable[nn.Module] = ()) -> None:
-    """Have the model show its repeated blocks as `blocks`, for whoever makes units of them.
+    """Expose the model's repeated blocks as `blocks`, for code that makes units of them.
 
-    What has a ModuleList of that name is left alone. A ModuleDict whose keys are numbers counts as
-    a list, as torchtitan's `layers`. otherwise: the blocks of a model without any list. Nothing is
-    registered: names and parameters stay as they are.
+    A model with a ModuleList of that name is left alone. A ModuleDict whose keys are numbers counts
+    as a list, as torchtitan's `layers`. otherwise: the blocks of a model without any list. Nothing
+    is registered: names and parameters stay as they are.
     """
     if isinstance(getattr(model, "blocks", None), nn.ModuleList):
         return

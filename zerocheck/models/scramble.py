@@ -1,4 +1,4 @@
-"""Other weights and buffers than the case's: what a model has before a checkpoint is loaded."""
+"""Weights and buffers other than the case's, for a model before a checkpoint is loaded."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ inputs, targets that are left out, random numbers that a rank carries on, weight
 
 
 def seed_of(seed: int, stream: int, *, step: int = 0, rank: int = 0, microbatch: int = 0) -> int:
-    """A seed below 2**32; for one case no two of (stream, step, rank, microbatch) share it.
+    """Return a seed below 2**32, unique in a case for each (stream, step, rank, microbatch).
 
     torch's CPU generator reads 32 bits of its seed. The four numbers fit (step < 1024,
     rank < 1024, microbatch < 64), and the mixing is a bijection.
@@ -22,14 +22,14 @@ def seed_of(seed: int, stream: int, *, step: int = 0, rank: int = 0, microbatch:
 def generator_of(
     seed: int, stream: int, *, step: int = 0, rank: int = 0, microbatch: int = 0
 ) -> torch.Generator:
-    """A CPU generator of its own, so that the global one is neither read nor moved."""
+    """Create a separate CPU generator, so that the global one is neither read nor moved."""
     generator = torch.Generator()
     generator.manual_seed(seed_of(seed, stream, step=step, rank=rank, microbatch=microbatch))
     return generator
 
 
 def _mix(value: int) -> int:
-    """A bijection of 32 bits (the finalizer of MurmurHash3)."""
+    """Apply a bijection of 32 bits (the finalizer of MurmurHash3)."""
     value = (value ^ (value >> 16)) * 0x85EBCA6B & 0xFFFFFFFF
     value = (value ^ (value >> 13)) * 0xC2B2AE35 & 0xFFFFFFFF
     return value ^ (value >> 16)

@@ -1,4 +1,4 @@
-"""The state of a start in mid-training."""
+"""State of a case that starts in mid-training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCALES = {"typical": 1.0, "tiny": 1e-12, "huge": 1e6}
 
 @torch.no_grad()
 def initial_state(case: Case, model: nn.Module) -> dict[tuple[str, str], torch.Tensor] | None:
-    """(name, role) -> whole tensor, or None for a start at step 0, where moments are zero.
+    """Return whole tensors by (name, role), or None for a start at step 0 with zero moments.
 
     Roles: `parameter` for every parameter; for the trainable ones `exp_avg`, `exp_avg_sq` (>= 0),
     `max_exp_avg_sq` (>= exp_avg_sq; with amsgrad) and `step` (0-d). The parameters are not those

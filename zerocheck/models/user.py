@@ -1,4 +1,4 @@
-"""The user's own model as the model of a case: `--model path/to/file.py:factory`.
+"""User's own model as the model of a case: `--model path/to/file.py:factory`.
 
 The factory takes no arguments and returns one of
 
@@ -39,8 +39,7 @@ Loss = Callable[[Any, Any], Any]
 
 
 class Drawn(NamedTuple):
-    """Batch that was drawn: the arguments of the model, the last of them keywords by these
-    names."""
+    """Batch: the arguments of the model, the last of them keywords by these names."""
 
     inputs: tuple[torch.Tensor, ...]
     target: torch.Tensor
@@ -49,14 +48,17 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True)
 class Parts:
-    """What goes with a model: how its batches are drawn, and its loss; None: it returns that."""
+    """Functions that belong to a model.
+
+    draw: draws a batch; loss: None where the model returns it.
+    """
 
     name: str
     draw: Draw
     loss: Loss | None
 
     def drawn(self, generator: torch.Generator) -> Drawn:
-        """One microbatch; the target is empty where the model has it.
+        """Draw one microbatch; the target is empty where the model computes the loss.
 
         Raises UsageError, with what is needed, for anything else that `batch` returns.
         """
@@ -80,7 +82,7 @@ class Parts:
         return Drawn(tuple(inputs), target, keywords)
 
     def loss_of(self, outputs: Any, target: torch.Tensor) -> torch.Tensor:
-        """The loss, 0-d fp32. Raises UsageError, with what is needed, for anything else."""
+        """Return the loss, 0-d fp32. Raises UsageError, with what is needed, for anything else."""
         loss = _loss_in(outputs) if self.loss is None else self.loss(outputs, target)
         if isinstance(loss, torch.Tensor) and loss.dim() == 0 and loss.is_floating_point():
             return loss.float()
@@ -104,7 +106,7 @@ class Parts:
 
 
 def _loss_in(outputs: Any) -> Any:
-    """The loss that a model returns: by itself, or as `loss` of an object or a mapping."""
+    """Return the loss in a model's output: itself, or `loss` of an object or a mapping."""
     if isinstance(outputs, torch.Tensor):
         return outputs
     if isinstance(outputs, Mapping):
@@ -125,7 +127,7 @@ _parts: dict[str, Parts] = {}
 
 
 def factory_of(name: str) -> Callable[[], Any]:
-    """The function of that name, imported once per process. Runs the user's code.
+    """Return the function of that name, imported once per process. Runs the user's code.
 
     Raises UsageError, with the nearest name, where there is none.
     """
@@ -167,14 +169,14 @@ def made(name: str, seed: int) -> tuple[nn.Module, Parts]:
 
 
 def parts_of(user: UserModel) -> Parts:
-    """Batches and loss of the model: those of the first that was made in this process."""
+    """Return batches and loss of the model: those of the first that was made in this process."""
     if user.factory not in _parts:
         made(user.factory, 0)
     return _parts[user.factory]
 
 
 def build_user_model(case: Case) -> nn.Module:
-    """The model of a case with `model.user`, on the CPU, in the mode that the factory left it in.
+    """Build the model of a case with `model.user`, on the CPU, in the factory's mode.
 
     Raises UsageError where it is not the one that the case describes.
     """
@@ -193,9 +195,9 @@ def build_user_model(case: Case) -> nn.Module:
 
 @torch.no_grad()
 def varied(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Other fp32 values of about the same size: what was 0 is not, and no element stays.
+    """Return different fp32 values of about the same size: every element changes, and no 0 stays.
 
-    The user's own initialization says what size is right.
+    The user's own initialization determines the size.
     """
     value = tensor.detach().float()
     if value.numel() == 0:
@@ -207,7 +209,7 @@ def varied(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def described(name: str, parameter: torch.Tensor, used: Any = "always") -> UserParameter:
-    """A parameter as cases describe it. Raises UsageError for one that cannot be judged."""
+    """Describe a parameter for cases. Raises UsageError for one that cannot be judged."""
     if parameter.dtype not in DTYPES:
         raise UsageError(
             f"parameter {name} has dtype {parameter.dtype}; allowed: torch.float32, torch.bfloat16"
@@ -223,7 +225,7 @@ def described(name: str, parameter: torch.Tensor, used: Any = "always") -> UserP
 
 
 def _check_callable(name: str, label: str, function: Any, count: int) -> None:
-    """Raise UsageError for what cannot be called with so many arguments."""
+    """Raise UsageError for an object that cannot be called with so many arguments."""
     takes = "(generator)" if count == 1 else "(outputs, target)"
     if not callable(function):
         raise UsageError(
@@ -257,7 +259,7 @@ def _check_same(user: UserModel, parameters: dict[str, nn.Parameter]) -> None:
 
 
 def _mark_conditional(user: UserModel, model: nn.Module) -> None:
-    """Say of modules that some ranks call and others do not that they are `conditional`."""
+    """Mark modules that some ranks call and others do not as `conditional`."""
     sometimes = {one.name for one in user.parameters if one.used == "sometimes"}
     if not sometimes:
         return

@@ -1,8 +1,8 @@
-"""A run beside an earlier one: what became wrong or right, and what moved. For upgrades of torch.
+"""Comparison of a run with an earlier one: regressions, fixes, figures. For upgrades of torch.
 
 Both are taken in the form of report.json, so an earlier run may be a journal or that file. The
-largest errors of two runs of the same cases on one machine are the same bit for bit; whatever
-differs is listed, by how many times it grew or shrank, and no size of a change is called small.
+largest errors of two runs of the same cases on one machine are the same bit for bit; every
+difference is listed, by the factor of its change, and no change is called small.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _Run(msgspec.Struct):
 
 
 class Report(msgspec.Struct):
-    """What is compared of a report.json."""
+    """Fields of a report.json that are compared."""
 
     format: int
     environment: Environment | None
@@ -85,7 +85,7 @@ _decoder = msgspec.json.Decoder(Report, strict=False)
 
 @dataclass(frozen=True)
 class Row:
-    """What one thing was, and is. of: the implementation, empty for the whole run."""
+    """Earlier and current value of one thing. of: the implementation, empty for the whole run."""
 
     of: str
     what: str
@@ -94,7 +94,7 @@ class Row:
 
     @property
     def factor(self) -> float:
-        """How many times larger a number is now; infinite where it was 0."""
+        """Ratio of the current number to the earlier one; infinite where that was 0."""
         if self.before == 0 or math.isinf(self.now):
             return math.inf
         return float(self.now / self.before)
@@ -102,7 +102,10 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """What differs. exit_code: 1 if something is newly violated, or no longer checked at all."""
+    """Differences between two runs.
+
+    exit_code: 1 if something is newly violated, or no longer checked at all.
+    """
 
     notes: list[str]
     environment: list[Row]
@@ -120,12 +123,12 @@ class Changes:
 
 
 def report_of(counted: Tally) -> Report:
-    """The report of a run, as `read_report` gives it."""
+    """Return the report of a run, as `read_report` returns it."""
     return _decoder.decode(json_report.render(counted))
 
 
 def read_report(path: Path) -> Report:
-    """The report of an earlier run: a journal, a report.json, or the directory with them.
+    """Read the report of an earlier run: a journal, a report.json, or the directory with them.
 
     Raises UsageError for anything else.
     """
@@ -156,7 +159,7 @@ def read_report(path: Path) -> Report:
 
 
 def compare(now: Report, before: Report) -> Changes:
-    """What changed from `before` to `now`, in implementations that both have."""
+    """Return the changes from `before` to `now`, in implementations that both have."""
     both = [name for name in now.implementations if name in before.implementations]
     pairs = [(name, now.implementations[name], before.implementations[name]) for name in both]
     newly_violated = _new_findings(now, before, both)
@@ -227,7 +230,7 @@ def _fingerprints(report: Report, *, known: bool = False) -> set[str]:
 
 
 def _new_findings(now: Report, before: Report, both: list[str]) -> list[Row]:
-    """New findings, and obligations that fail now with none of their own, as what follows does."""
+    """Return new findings, and obligations that fail now without one, as consequences do."""
     there = _fingerprints(before)
     new = [f for f in now.findings if f.implementation in both and f.fingerprint not in there]
     rows = [Row(f.implementation, f.title, "", f.fingerprint) for f in new]
@@ -242,7 +245,7 @@ def _new_findings(now: Report, before: Report, both: list[str]) -> list[Row]:
 
 
 def _fixed(now: Report, before: Report, both: list[str]) -> Iterator[Row]:
-    """Findings and known issues that do not show any more."""
+    """Yield findings and known issues that do not show any more."""
     there = _fingerprints(now, known=True)
     for finding in (*before.findings, *before.known_issues.seen):
         if finding.implementation in both and finding.fingerprint not in there:
@@ -255,7 +258,7 @@ def _refused(implementation: _Implementation) -> dict[str, int]:
 
 
 def _counts(name: str, now: Mapping[str, int], before: Mapping[str, int]) -> Iterator[Row]:
-    """Reasons that count otherwise; those that are new or gone have a count of 0 on one side."""
+    """Yield reasons with changed counts; a new or vanished one has a count of 0 on one side."""
     for reason in dict.fromkeys((*now, *before)):
         row = Row(name, reason, before.get(reason, 0), now.get(reason, 0))
         if row.before != row.now:
@@ -263,7 +266,10 @@ def _counts(name: str, now: Mapping[str, int], before: Mapping[str, int]) -> Ite
 
 
 def _figures(name: str, now: Any, before: Any, path: str = "") -> Iterator[Row]:
-    """Numbers at the same place of what was measured; what has a world size is told by that."""
+    """Yield measured numbers at the same place in both.
+
+    Entries with a world size are matched by it.
+    """
     if isinstance(now, list) and isinstance(before, list):
         now, before = _named(now), _named(before)
     if isinstance(now, dict) and isinstance(before, dict):
@@ -289,7 +295,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _farthest_first(rows: Iterator[Row]) -> list[Row]:
-    """Those that moved, the largest factor first, whether up or down."""
+    """Sort the rows that changed by the factor, up or down, largest first."""
 
     def distance(row: Row) -> float:
         return math.inf if row.factor in (0.0, math.inf) else abs(math.log(abs(row.factor)))
@@ -308,7 +314,7 @@ def _environment(now: Report, before: Report) -> Iterator[Row]:
 
 
 def _notes(now: Report, before: Report, both: list[str]) -> Iterator[str]:
-    """What limits the comparison."""
+    """Yield the limits of the comparison."""
     for name in ("profile", "seed", "world_sizes", "obligations"):
         was, is_ = getattr(before.run, name), getattr(now.run, name)
         if was != is_:
@@ -332,7 +338,7 @@ def _notes(now: Report, before: Report, both: list[str]) -> Iterator[str]:
 
 
 def _digests(now: Report, before: Report, name: str) -> bool:
-    """Whether the cases differ, or it is not known."""
+    """Return True if the cases differ, or if it is not known."""
     one, other = (report.implementations[name].cases_digest for report in (now, before))
     return not one or one != other
 

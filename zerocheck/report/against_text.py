@@ -1,4 +1,4 @@
-"""How a comparison with an earlier run reads: on the console, in against.md and against.json."""
+"""Text of a comparison with an earlier run: on the console, in against.md and against.json."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def _status(row: Row) -> list[str]:
 
 
 def _bug(row: Row) -> list[str]:
-    """A finding has a fingerprint on one side; an obligation that follows has two statuses."""
+    """Return the cells of a new or fixed failure.
+
+    A finding has a fingerprint on one side; an obligation that follows has two statuses.
+    """
     fingerprint = row.now or row.before
     changed = f"{row.before}, now {row.now}" if row.before and row.now else fingerprint
     return [row.of, row.what, changed]
@@ -100,7 +103,7 @@ def _filled(changes: Changes) -> Iterator[tuple[_Section, Sequence[Row]]]:
 
 
 def outcome(changes: Changes) -> str:
-    """One sentence: whether something became wrong."""
+    """Return one sentence on whether something became wrong."""
     new, lost = len(changes.newly_violated), len(changes.no_longer_checked)
     if not new and not lost:
         return "nothing is newly violated"
@@ -110,7 +113,7 @@ def outcome(changes: Changes) -> str:
 
 
 def print_changes(console: Console, changes: Changes) -> None:
-    """The comparison for a terminal."""
+    """Print the comparison."""
     for note in changes.notes:
         console.print(Text(one_line(note)))
     console.print()
@@ -124,7 +127,7 @@ def print_changes(console: Console, changes: Changes) -> None:
 
 
 def markdown(changes: Changes) -> str:
-    """The comparison as Markdown."""
+    """Render the comparison as Markdown."""
     said = outcome(changes)
     parts = ["# zerocheck: against an earlier run", f"**{said[0].upper()}{said[1:]}.**"]
     parts.append("\n".join(f"- {escape(note)}" for note in changes.notes))
@@ -137,7 +140,7 @@ def markdown(changes: Changes) -> str:
 
 
 def as_json(changes: Changes) -> str:
-    """The comparison for machines."""
+    """Render the comparison as JSON."""
     data: dict[str, Any] = {
         "format": AGAINST_FORMAT,
         "notes": changes.notes,

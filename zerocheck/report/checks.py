@@ -1,10 +1,10 @@
-"""What the tests of pytest say: one for each obligation and group of features of a run.
+"""Results of the pytest tests: one for each obligation and group of features of a run.
 
 A finding fails the test of its obligation in each group of features that its smallest case needs;
-the group `basic` has those that need none, and those of which that is not known. So the name of a
-failed test says where to look, and what a bug fails does not hang on how many cases happened to
-have it. The cases decide which groups were exercised. A run that fails on the command line fails
-in some test, and the other way round.
+the group `basic` has findings that need none, and those for which that is not known. So the name of
+a failed test says where to look, and the tests that a bug fails do not depend on how many cases
+happened to have a feature. The cases decide which groups were exercised. A run that fails on the
+command line fails in some test, and the other way round.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .text import cell_text, finding_text
 
 
 class Told(NamedTuple):
-    """What a test says. detail: tracebacks, stacks and output of ranks that crashed or hung."""
+    """Result of a test. detail: tracebacks, stacks and output of ranks that crashed or hung."""
 
     outcome: Literal["passed", "failed", "known", "skipped"]
     text: str = ""
@@ -32,13 +32,13 @@ PASSED = Told("passed")
 
 
 def groups_of(obligation: Obligation) -> tuple[str, ...]:
-    """The groups of features that have a test: that of checkpoints only where these are judged."""
+    """Return the groups of features with a test; checkpoints only for obligations of resume."""
     of_resume = {FEATURES[name].dimension for name in OF_RESUME}
     return tuple(name for name in GROUPS if obligation in RESUME or name not in of_resume)
 
 
 def told(counted: Tally, name: str, obligation: Obligation, group: str) -> Told:
-    """What the test of an obligation and a group says of the implementation `name`."""
+    """Return the result of an obligation and a feature group for the implementation `name`."""
     without = counted.started.without if counted.started is not None else {}
     if obligation in without:
         return Told("skipped", f"{obligation}: {without[obligation]}")
@@ -74,7 +74,7 @@ def told(counted: Tally, name: str, obligation: Obligation, group: str) -> Told:
 
 
 def told_of_coverage(counted: Tally, name: str) -> Told:
-    """What the test of coverage says: whether the pairs of features that were promised came."""
+    """Return the result of the coverage test: whether all promised pairs were exercised."""
     implementation = counted.implementations[name]
     if implementation.nothing_checked:
         return Told("failed", f"nothing was checked: {why_nothing(implementation)}")
@@ -83,7 +83,7 @@ def told_of_coverage(counted: Tally, name: str) -> Told:
 
 
 def _failed(counted: Tally, name: str, obligation: Obligation, group: str) -> Told | None:
-    """What failed, if it belongs to the group; what no finding accounts for is of BASIC."""
+    """Return the failure if it belongs to the group; one without a finding belongs to BASIC."""
     own = counted.findings_of(name, obligation)
     others = [f for f in counted.findings_of(name) if obligation in f.follows and f not in own]
     of_group = [f for f in (*own, *others) if group in _places(f, groups_of(obligation))]
@@ -103,5 +103,5 @@ def _failed(counted: Tally, name: str, obligation: Obligation, group: str) -> To
 
 
 def _places(finding: Finding, among: Sequence[str]) -> Sequence[str]:
-    """The groups in whose tests the finding shows."""
+    """Return the groups in whose tests the finding shows."""
     return [group for group in finding.groups if group in among] or [BASIC]

@@ -1,4 +1,4 @@
-"""conformance.md: implementation x feature x obligation, for those who choose what to build on."""
+"""Report conformance.md: implementation x feature x obligation, to choose an implementation by."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXPLAINED = (
 
 
 def render(counted: Tally) -> str:
-    """The whole page as Markdown."""
+    """Render the whole page as Markdown."""
     parts = [
         "# Conformance",
         *_said(counted),
@@ -63,7 +63,7 @@ def _summary(counted: Tally) -> str:
 
 
 def _issues(title: str, findings: Iterable[Finding]) -> Iterable[str]:
-    """One line for each, whatever number of implementations has it."""
+    """Return one line for each known issue, whatever number of implementations has it."""
     cases: dict[tuple[str, str], dict[str, int]] = {}
     for finding in findings:
         known = finding.known

@@ -1,4 +1,4 @@
-"""The console of rich that all reports are shown on: what it prints is printable."""
+"""Console of rich for all reports, with printable output only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..foreign_text import printable
 
 
 class _PrintableConsole(Console):
-    """A console on which no text brings an escape sequence of its own; styles are still shown."""
+    """Console that removes escape sequences from text; styles are still shown."""
 
     def on_broken_pipe(self) -> None:
         """End as an interrupted run does: rich's own exit code is that of a finding."""
@@ -30,5 +30,5 @@ class _PrintableConsole(Console):
 
 
 def new_console(**options: Any) -> Console:
-    """A console for text that may be foreign, without markup of its own and without wrapping."""
+    """Create a console for possibly foreign text, without markup and without wrapping."""
     return _PrintableConsole(highlight=False, soft_wrap=True, **options)

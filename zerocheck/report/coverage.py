@@ -1,4 +1,4 @@
-"""How coverage reads: pairs of features, what was not exercised and why, and what says nothing."""
+"""Text of coverage: pairs of features, those not exercised and why, and vacuous obligations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAIRS_SHOWN = 200
 
 
 def coverage_lines(counted: Tally) -> list[str]:
-    """What the end of a run says of coverage; nothing of a run that promised none."""
+    """Return the lines on coverage for the end of a run; none for a run that promised none."""
     lines = []
     for name, implementation in counted.implementations.items():
         line = implementation.covered.line(name)
@@ -26,7 +26,7 @@ def coverage_lines(counted: Tally) -> list[str]:
 
 
 def vacuous_lines(implementation: ImplementationTally) -> list[str]:
-    """One line for each obligation that holds, and hardly could have failed."""
+    """Return one line for each obligation that holds and could hardly have failed."""
     return [
         one_line(
             f"{implementation.name}: {obligation} could have failed in {cell.telling or 'none'} of "
@@ -38,15 +38,17 @@ def vacuous_lines(implementation: ImplementationTally) -> list[str]:
 
 
 def pairs_cell(covered: Covered) -> str:
-    """`3,410 of 3,410`, or a dash where none were wanted."""
+    """Format pairs as `3,410 of 3,410`, or a dash where none were wanted."""
     if not covered.counted:
         return "–"
     return f"{covered.covered_count:,} of {covered.supported_count:,}"
 
 
 def feature_rows(counted: Tally) -> list[list[str]]:
-    """Per feature: name, title, and of each implementation the judged cases, or why there are
-    none."""
+    """Return rows per feature: name, title, and each implementation's judged cases.
+
+    Where there are none, the reason.
+    """
     some = [implementation.covered for implementation in counted.implementations.values()]
     missing = [covered.not_exercised for covered in some]
     shown = {name for covered in some for name in covered.names}
@@ -64,12 +66,12 @@ def feature_rows(counted: Tally) -> list[list[str]]:
 
 
 def _short(reason: str) -> str:
-    """The reasons of refusals stand in a table of their own."""
+    """Shorten the reason of a refusal; whole reasons are in a table of their own."""
     return {"ignored by it": "ignored"}.get(reason, reason.partition(":")[0])
 
 
 def refused_rows(counted: Tally) -> Iterable[list[str]]:
-    """Implementation, pairs or features that are refused, and the reason."""
+    """Return rows of implementation, refused pairs or features, and the reason."""
     for name, implementation in counted.implementations.items():
         covered = implementation.covered
         features = [
@@ -83,7 +85,7 @@ def refused_rows(counted: Tally) -> Iterable[list[str]]:
 
 
 def vacuous_rows(counted: Tally) -> Iterable[list[str]]:
-    """Implementation, obligation, vacuous cases of all that hold, and what they have in common."""
+    """Yield rows of implementation, obligation, vacuous cases of all that hold, and reason."""
     for name, implementation in counted.implementations.items():
         for obligation, cell in implementation.cells.items():
             if cell.vacuous:

@@ -1,4 +1,4 @@
-"""What is said of free runs: how far implementations drift, beside a twin of the reference."""
+"""Text of free runs: the drift of implementations, next to that of a replica of the reference."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEADERS = (
 
 
 def title(drift: Drift) -> str:
-    """Of which case it is."""
+    """Name the case: implementation, ranks, microbatches."""
     case = drift.case
     count = case.training.microbatches
     microbatches = f", {count} microbatches" if count > 1 else ""
@@ -34,7 +34,7 @@ def title(drift: Drift) -> str:
 
 
 def sentence(drift: Drift) -> str:
-    """Where it ends, in words."""
+    """Return a sentence on the deviation after the last step."""
     if drift.own is None or drift.twin is None:
         return f"It could not be left to itself: {drift.broken}"
     steps = len(drift.expected)
@@ -51,7 +51,7 @@ def _far(value: float) -> str:
 
 
 def rows(drift: Drift) -> list[list[str]]:
-    """A row for each step; empty if it could not be left to itself."""
+    """Return a row for each step; none if the free run failed."""
     own, twin = drift.own, drift.twin
     if own is None or twin is None:
         return []
@@ -67,5 +67,5 @@ def rows(drift: Drift) -> list[list[str]]:
 
 
 def as_data(drifts: Sequence[Drift]) -> list[dict[str, Any]]:
-    """For the JSON report."""
+    """Return free runs for the JSON report."""
     return [msgspec.to_builtins(one) for one in drifts]

@@ -1,4 +1,4 @@
-"""faults.json: the kill matrix for machines."""
+"""Report faults.json: the kill matrix for machines."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ FORMAT = 1
 
 
 def render(summary: Summary) -> str:
-    """The whole matrix as JSON. Numbers that JSON cannot hold stand as "inf" and "nan"."""
+    """Render the whole matrix as JSON. Numbers that JSON cannot hold become "inf" and "nan"."""
     return msgspec.json.format(encode(as_data(summary)), indent=2).decode() + "\n"
 
 
 def as_data(summary: Summary) -> dict[str, Any]:
-    """The matrix as plain data."""
+    """Return the matrix as plain data."""
     return {
         "format": FORMAT,
         "run": summary.started,

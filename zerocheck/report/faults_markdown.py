@@ -1,4 +1,4 @@
-"""faults.md: the kill matrix for people, on a page that renders Markdown."""
+"""Report faults.md: the kill matrix for people, on a page that renders Markdown."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ by the fault and quiet on the parent."""
 
 
 def render(summary: Summary) -> str:
-    """The whole matrix as Markdown."""
+    """Render the whole matrix as Markdown."""
     parts = [
         "# Kill matrix",
         *_summary(summary),

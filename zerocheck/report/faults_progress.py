@@ -1,4 +1,4 @@
-"""The console while faults are hunted: one line for each, and what it adds up to at the end."""
+"""Console of a hunt for faults: one line for each, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .progress import duration
 
 
 class FaultsProgress:
-    """Shows the records of a kill matrix as they come. Every value is printed as text."""
+    """Display of the records of a kill matrix as they come. Every value is printed as text."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or new_console()
@@ -81,7 +81,7 @@ class FaultsProgress:
         return Text(said, style="dim")
 
     def show(self, summary: Summary) -> None:
-        """Print what the matrix adds up to."""
+        """Print the summary of the matrix."""
         self._console.print()
         for line in summary_lines(summary):
             self._console.print(Text(one_line(line)))

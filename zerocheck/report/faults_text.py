@@ -1,4 +1,4 @@
-"""How a row of the kill matrix reads, on the console and in Markdown."""
+"""Text of a row of the kill matrix, on the console and in Markdown."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from .text import number
 
 
 def caught_text(row: FaultTried) -> str:
-    """`"gradient"`, `"hung"`, `"ESCAPED"`, or `"unsupported"` if no case could be run."""
+    """Format what caught a fault: `"gradient"`, `"hung"`, `"ESCAPED"`.
+
+    `"unsupported"` if no case could be run.
+    """
     return row.caught_by or ("unsupported" if row.cases == row.unsupported else "ESCAPED")
 
 
 def cases_text(row: FaultTried) -> str:
-    """`"3"`, `"3 (1 unsupported)"`."""
+    """Format the number of cases: `"3"`, `"3 (1 unsupported)"`."""
     others = [
         f"{count} {what}"
         for count, what in ((row.unsupported, "unsupported"), (row.parents, "failed by the parent"))
@@ -23,13 +26,16 @@ def cases_text(row: FaultTried) -> str:
 
 
 def cause_text(row: FaultTried) -> str:
-    """The causes that were named, and the true one if it is not among them."""
+    """Return the named causes, and the true one if it is not among them."""
     said = ", ".join(row.causes) or "–"
     return f"{said} (it is: {', '.join(row.true_causes)})" if row.named is False else said
 
 
 def loss_text(run: Rivals | None) -> str:
-    """`"off from step 3"`, `"passes"`, `"crashed"`, `"–"` if it was not run."""
+    """Format the result of the loss curve.
+
+    `"off from step 3"`, `"passes"`, `"crashed"`, `"–"` if it was not run.
+    """
     if run is None or not run.ran:
         return "–"
     if run.broken:
@@ -38,7 +44,10 @@ def loss_text(run: Rivals | None) -> str:
 
 
 def parameters_text(run: Rivals | None) -> str:
-    """`"2 refused"`, `"passes"`, `"crashed"`, `"–"` if it was not run."""
+    """Format the result of assert_close.
+
+    `"2 refused"`, `"passes"`, `"crashed"`, `"–"` if it was not run.
+    """
     if run is None or not run.ran:
         return "–"
     if run.broken:
@@ -47,7 +56,7 @@ def parameters_text(run: Rivals | None) -> str:
 
 
 def control_text(run: Rivals | None) -> str:
-    """Who raises a false alarm on the parent, `"quiet"`, or `"–"` if it was not run."""
+    """Name the checks with a false alarm on the parent; `"quiet"`, or `"–"` if it was not run."""
     if run is None or not run.ran:
         return "–"
     if run.broken:
@@ -64,7 +73,7 @@ def control_text(run: Rivals | None) -> str:
 
 
 def summary_lines(summary: Summary) -> list[str]:
-    """What the matrix adds up to, one sentence each."""
+    """Summarize the matrix, one sentence for each figure."""
     lines = [f"caught: {summary.caught} faults"]
     if summary.median_cases is not None and summary.median_seconds is not None:
         lines.append(
@@ -89,7 +98,7 @@ def summary_lines(summary: Summary) -> list[str]:
 
 
 def smallest_text(shrunk: FaultShrunk | None) -> str:
-    """The size of the smallest case that shows a fault."""
+    """Return the size of the smallest case that shows a fault."""
     if shrunk is None:
         return "–"
     return shrunk.size or "not found"

@@ -1,4 +1,4 @@
-"""What GitHub Actions shows of a run: annotations, and the summary of the job.
+"""Output of a run for GitHub Actions: annotations, and the summary of the job.
 
 Annotations are lines of output, `::error file=F,line=N,title=T::MESSAGE`, with the escapes of
 GitHub's toolkit (actions/toolkit, packages/core/src/command.ts). The summary is Markdown in the
@@ -31,7 +31,7 @@ CUT = (
 
 
 def listening() -> bool:
-    """Whether this runs in GitHub Actions."""
+    """Return True in GitHub Actions."""
     return os.environ.get("GITHUB_ACTIONS") == "true"
 
 
@@ -47,7 +47,7 @@ def publish(counted: Tally, say: Callable[[str], object]) -> None:
 
 
 def commands(counted: Tally) -> list[str]:
-    """One error for each finding and each other reason to fail; known issues are notices."""
+    """Return one error for each finding and other reason to fail, and notices for known issues."""
     lines = []
     for finding in counted.findings:
         lines.append(_command("error", finding_lines(finding), finding.implementation))
@@ -78,8 +78,10 @@ def summarize(text: str) -> None:
 
 
 def fitting(text: str, room: int) -> bytes:
-    """`text` in UTF-8, cut at the end of a line so that it and the sentence that says so take
-    `room` bytes at most."""
+    """Encode `text` in UTF-8, truncated at the end of a line if it is too long.
+
+    With the sentence that says so it takes `room` bytes at most.
+    """
     data = text.encode("utf-8", "replace")
     if len(data) <= room:
         return data
@@ -92,7 +94,7 @@ def fitting(text: str, room: int) -> bytes:
 
 
 def _command(kind: str, lines: Sequence[str], implementation: str = "") -> str:
-    """lines: the title, and the message below it."""
+    """Format an annotation. lines: the title, and the message below it."""
     title, *rest = lines
     file, line = where(implementation)
     properties = {"file": file, "line": str(line) if line else "", "title": one_line(title)}
@@ -109,9 +111,10 @@ def _property(text: str) -> str:
 
 
 def where(implementation: str) -> tuple[str, int]:
-    """(file, line) of an implementation of the user, the file as from the root of the repository.
+    """Return (file, line) of a user's implementation, the file relative to the repository's root.
 
-    Nothing is imported to find it. An empty file for what comes with zerocheck, or lies elsewhere.
+    Nothing is imported to find it. The file is empty for code that comes with zerocheck, or is
+    elsewhere.
     """
     place, colon, name = implementation.partition("+")[0].rpartition(":")
     if not colon or place.split(".")[0] == "zerocheck":
@@ -124,7 +127,7 @@ def where(implementation: str) -> tuple[str, int]:
 
 
 def _module_file(module: str) -> Path | None:
-    """The file of a module, found as Python finds it."""
+    """Return the file of a module, found as Python finds it."""
     folders = [str(Path.cwd()), *sys.path]
     found = None
     for part in module.split("."):
@@ -136,7 +139,7 @@ def _module_file(module: str) -> Path | None:
 
 
 def _line(path: Path, name: str) -> int:
-    """Where the class or function is defined, 1 if that is not seen."""
+    """Return the line of the class's or function's definition, 1 if it is not found."""
     try:
         body = ast.parse(path.read_text(encoding="utf-8")).body
     except (OSError, SyntaxError, ValueError):

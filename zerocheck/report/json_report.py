@@ -1,4 +1,4 @@
-"""report.json: the form for machines."""
+"""Report report.json: the form for machines."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ REPORT_FORMAT = 1
 
 
 def render(counted: Tally) -> str:
-    """The whole report as JSON. Numbers that JSON cannot hold stand as "inf" and "nan"."""
+    """Render the whole report as JSON. Numbers that JSON cannot hold become "inf" and "nan"."""
     return msgspec.json.format(encode(as_data(counted)), indent=2).decode() + "\n"
 
 
 def as_data(counted: Tally) -> dict[str, Any]:
-    """The report as plain data."""
+    """Return the report as plain data."""
     started, finished = counted.started, counted.finished
     return {
         "format": REPORT_FORMAT,

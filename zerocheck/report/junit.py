@@ -1,4 +1,4 @@
-"""junit.xml: one test case per implementation and obligation, for CI servers."""
+"""Report junit.xml: one test case per implementation and obligation, for CI servers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 
 def clean(text: str) -> str:
-    """`text` with only characters that an XML document may hold."""
+    """Replace the characters that an XML document may not hold."""
     return _NOT_XML.sub("\ufffd", printable(text))
 
 
 def render(counted: Tally) -> str:
-    """The whole report as JUnit XML."""
+    """Render the whole report as JUnit XML."""
     suites = ET.Element("testsuites", name="zerocheck")
     for implementation in counted.implementations.values():
         suites.append(_suite(counted, implementation))

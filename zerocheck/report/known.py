@@ -1,4 +1,4 @@
-"""How known issues read: those seen, those that are stale, and cases left out for them."""
+"""Text of known issues: those observed, stale ones, and cases left out because of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .text import known_lines, row
 
 
 def stale_lines(stale: StaleIssue) -> list[str]:
-    """A known issue that does not show any more, and what to do."""
+    """Return lines on a known issue that does not show any more, and what to do."""
     return [
         one_line(f"STALE {stale.implementation}: a known issue does not show any more"),
         *row("fingerprint", stale.known.fingerprint),
@@ -24,7 +24,7 @@ def stale_lines(stale: StaleIssue) -> list[str]:
 
 
 def all_hold(counted: Tally) -> str:
-    """What is said of a run that nothing fails."""
+    """Return the sentence on a run without failures."""
     of = [one.cases for one in counted.implementations.values()]
     refused = sum(cases["unsupported"] for cases in of)
     ran = counted.cases - refused
@@ -42,7 +42,7 @@ def all_hold(counted: Tally) -> str:
 
 
 def left_out_lines(counted: Tally) -> list[str]:
-    """One line for each known hang that cases were left out for."""
+    """Return one line for each known hang that cases were left out for."""
     started = counted.started
     return [
         one_line(
@@ -54,7 +54,7 @@ def left_out_lines(counted: Tally) -> list[str]:
 
 
 def known_text(counted: Tally, implementation: str, obligation: Obligation) -> str:
-    """The known issues behind an obligation, one line each.
+    """Return the known issues behind an obligation, one line each.
 
     A violation that only follows from another obligation's has none of its own: then all.
     """
@@ -69,7 +69,7 @@ def known_text(counted: Tally, implementation: str, obligation: Obligation) -> s
 
 
 def stale_text(counted: Tally, implementation: str, obligation: Obligation) -> str:
-    """The stale entries that this obligation answers for."""
+    """Return the stale entries of this obligation."""
     return "\n\n".join(
         "\n".join(stale_lines(stale))
         for stale in counted.stale
@@ -78,7 +78,7 @@ def stale_text(counted: Tally, implementation: str, obligation: Obligation) -> s
 
 
 def listed_lines(issues: Sequence[KnownIssue]) -> list[str]:
-    """Every entry of a file: fingerprint, versions, features, reason and link."""
+    """Return every entry of a file: fingerprint, versions, features, reason and link."""
     lines = []
     for issue in issues:
         versions = " or ".join(str(versions) for versions in issue.torch if str(versions))

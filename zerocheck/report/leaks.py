@@ -1,4 +1,4 @@
-"""Global state that cases left changed in their rank processes, in one line each."""
+"""Lines on global state that cases left changed in their rank processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ NOT_REPRODUCED = (
 
 
 def leak_lines(counted: Tally) -> Iterator[str]:
-    """`"mine.py:Mine left grad mode off (12 cases)"`, for each implementation and kind of state."""
+    """Yield a line for each implementation and kind of state.
+
+    `"mine.py:Mine left grad mode off (12 cases)"`.
+    """
     for name, implementation in counted.implementations.items():
         for leak, cases in implementation.leaks.most_common():
             yield one_line(f"{name} {leak} ({cases} case{'s' if cases > 1 else ''})")

@@ -1,4 +1,4 @@
-"""report.md: the form for people, on a page that renders Markdown."""
+"""Report report.md: the form for people, on a page that renders Markdown."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&!])")
 
 
 def escape(text: str) -> str:
-    """`text` as one line in which nothing is read as Markdown or HTML."""
+    """Return `text` as one line in which nothing is read as Markdown or HTML."""
     return _SPECIAL.sub(r"\\\1", one_line(text)).replace(r"\<", "&lt;").replace(r"\>", "&gt;")
 
 
 def render(counted: Tally) -> str:
-    """The whole report as Markdown."""
+    """Render the whole report as Markdown."""
     parts = [
         "# zerocheck report",
         *_summary(counted),
@@ -156,7 +156,7 @@ def _known(counted: Tally) -> Iterable[str]:
 
 
 def fenced(text: str) -> str:
-    """`text` in a code block that it cannot end."""
+    """Return `text` in a code block that it cannot end."""
     text = printable(text)
     longest = max((len(ticks) for ticks in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
@@ -293,5 +293,5 @@ def _environment(counted: Tally) -> Iterable[str]:
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table; cells are Markdown already."""
+    """Return a table; cells are Markdown already."""
     return str(tabulate(rows, headers=headers, tablefmt="pipe", disable_numparse=True))

@@ -1,4 +1,4 @@
-"""How the runtime metrics of timed cases read."""
+"""Text of the runtime metrics of timed cases."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Implementations = dict[str, ImplementationTally]
 
 
 def rows(implementations: Implementations) -> list[list[str]]:
-    """A row for each implementation and number of ranks; empty if nothing was timed."""
+    """Return a row for each implementation and number of ranks; none if nothing was timed."""
     return [[name, *_row(one)] for name, one in _each(implementations)]
 
 
@@ -65,8 +65,10 @@ def _row(one: Paces) -> list[str]:
 
 
 def lines(implementations: Implementations) -> list[str]:
-    """For the console: one line for each implementation, of the most ranks that were timed, then
-    one for each pattern."""
+    """Return lines for the console: one for each implementation, then one for each pattern.
+
+    The first are of the most ranks that were timed.
+    """
     said = []
     for name, implementation in implementations.items():
         metrics = implementation.metrics
@@ -91,7 +93,7 @@ def _line(name: str, one: Paces) -> str:
 
 
 def pattern_lines(implementations: Implementations) -> list[str]:
-    """What the figures betray, a line for each pattern of each implementation."""
+    """Return hints from the timings, a line for each pattern of each implementation."""
     return [
         f"{name}: {sentence} (in {m.shown[pattern]} of {_cases(m.cases)} timed)"
         for name, implementation in implementations.items()
@@ -101,8 +103,10 @@ def pattern_lines(implementations: Implementations) -> list[str]:
 
 
 def ranked_lines(implementations: Implementations) -> list[str]:
-    """Figures without a limit, the largest first: which rank is waited for, and what is copied
-    between devices."""
+    """Return figures without a limit: copies between devices, then ranks that are waited for.
+
+    Each kind has the largest first.
+    """
     waits: list[tuple[float, str]] = []
     copies: list[tuple[float, str]] = []
     for name, one in _each(implementations):
@@ -124,7 +128,7 @@ def ranked_lines(implementations: Implementations) -> list[str]:
 
 
 def checkpoint_rows(implementations: Implementations) -> list[list[str]]:
-    """Seconds of saves and loads, for implementations that have any."""
+    """Return seconds of saves and loads, for implementations that have any."""
     return [
         [name, *_seconds(i.metrics.saves), *_seconds(i.metrics.loads)]
         for name, i in implementations.items()
@@ -133,7 +137,7 @@ def checkpoint_rows(implementations: Implementations) -> list[list[str]]:
 
 
 def peak_rows(implementations: Implementations) -> list[list[str]]:
-    """Bytes of measured cases, a row for each implementation and number of ranks."""
+    """Return peak bytes of measured cases, a row for each implementation and number of ranks."""
     return [
         [name, str(ranks), str(len(sizes)), _count(median(sizes)), _count(max(sizes))]
         for name, implementation in implementations.items()
@@ -146,7 +150,10 @@ CHECKPOINT_HEADERS = ("implementation", "saves", "median, s", "loads", "median, 
 
 
 def broken_lines(implementations: Implementations) -> list[str]:
-    """Cases that could not be timed, and why the first one of each implementation."""
+    """Return the number of cases that could not be timed, and the reason of the first one.
+
+    A line for each implementation.
+    """
     return [
         f"{name}: {_cases(len(i.metrics.broken))} could not be timed: {i.metrics.broken[0]}"
         for name, i in implementations.items()
@@ -177,7 +184,7 @@ def _each(implementations: Implementations) -> Iterator[tuple[str, Paces]]:
 
 
 def as_data(metrics: Metrics) -> dict[str, Any]:
-    """For the JSON report."""
+    """Return the metrics for the JSON report."""
     return {
         "by_world_size": [_data(metrics.paces[ranks]) for ranks in sorted(metrics.paces)],
         "patterns": [

@@ -18,8 +18,11 @@ TIERS = {
 
 
 def observed_lines(counted: Tally) -> list[str]:
-    """For the end of a run: one line for the placement of each implementation, with a warning where
-    nothing is sharded, and one for each tier below full."""
+    """Return the lines on placement and observability for the end of a run.
+
+    One for the placement of each implementation, with a warning where nothing is sharded, and one
+    for each tier below full.
+    """
     lines: list[str] = []
     for one in counted.implementations.values():
         lines += [f"{one.name}: {text}" for text in (*placement(one), *_tiers(one))]
@@ -27,7 +30,7 @@ def observed_lines(counted: Tally) -> list[str]:
 
 
 def placement(one: ImplementationTally) -> list[str]:
-    """The placement that was observed on the most ranks, and the warning if nothing is sharded."""
+    """Return the placement observed on the most ranks, and a warning if nothing is sharded."""
     if not one.placement:
         return []
     ranks = max(one.placement)
@@ -44,7 +47,10 @@ def placement(one: ImplementationTally) -> list[str]:
 
 
 def _words(shares: Iterable[float]) -> str:
-    """`sharded (a rank holds 34 to 50 %)`, `replicated`, or both with the number of cases."""
+    """Describe a placement, with the number of cases if there are both.
+
+    `sharded (a rank holds 34 to 50 %)`, `replicated`.
+    """
     every = list(shares)
     cut = sorted(share for share in every if share < 1.0)
     if not cut:

@@ -1,4 +1,4 @@
-"""Markdown and a picture of how the peak of a step goes with wrapping, prefetching and buckets."""
+"""Page and picture of a step's peak memory over wrapping, prefetching and buckets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLOURS = ("#0a7", "#c50", "#06c", "#a3a", "#666")
 
 
 def markdown(windows: Sequence[Point], buckets: Sequence[Point], stages: Sequence[Terms]) -> str:
-    """The page. windows: FSDP2 and ZeRO-3; buckets: ZeRO-2."""
+    """Render the page. windows: FSDP2 and ZeRO-3; buckets: ZeRO-2."""
     worst = max((*windows, *buckets), key=lambda point: point.off)
     exact = sum(point.off == 0 for point in (*windows, *buckets))
     return (
@@ -39,7 +39,7 @@ def markdown(windows: Sequence[Point], buckets: Sequence[Point], stages: Sequenc
 
 
 def picture(windows: Sequence[Point], buckets: Sequence[Point]) -> str:
-    """The curves as SVG: lines are predicted, dots are measured."""
+    """Draw the curves as SVG: lines are predicted, dots are measured."""
     panels = [
         _panel(name, [one for one in windows if one.implementation == name], "prefetch")
         for name in dict.fromkeys(one.implementation for one in windows)

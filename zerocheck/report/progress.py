@@ -1,4 +1,4 @@
-"""The console while a run goes on: a matrix that fills in, or plain lines where there is none."""
+"""Console of a run: a matrix that fills in, or plain lines without a terminal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PLAIN_SECONDS = 10.0
 
 
 class Progress:
-    """Shows the records of a run as they come. Every value is printed as text, never as markup.
+    """Display of a run's records as they come. Every value is printed as text, never as markup.
 
     shrink: whether the run looks for the smallest case of each finding when all cases are judged.
     """
@@ -99,7 +99,7 @@ class Progress:
         self._last_stretch()
 
     def _last_stretch(self) -> None:
-        """Once, when all cases are judged: why nothing is counted any more."""
+        """Announce, once all cases are judged, that the smallest cases are looked for."""
         if self._shrink and self._tally.findings and self._tally.cases == self._tally.planned:
             self._shrink = False
             self._say(
@@ -108,7 +108,10 @@ class Progress:
             )
 
     def _found(self, finding: Finding) -> None:
-        """One line as soon as it is known, and again when it is told better; all at the end."""
+        """Print one line for a new finding, and again when its cause is updated.
+
+        All of it follows at the end.
+        """
         title = finding_title(finding)
         before = self._titles.get(finding.number)
         self._titles[finding.number] = title
@@ -126,7 +129,7 @@ class Progress:
         return Group(matrix(self._tally), Text(self._status(), style="dim"))
 
     def _status(self) -> str:
-        """`"120 of 1200 cases, 3.4 per second, about 5 min left, 2 findings"`."""
+        """Format the state: `"120 of 1200 cases, 3.4 per second, about 5 min left, 2 findings"`."""
         done, planned = self._tally.cases, self._tally.planned
         parts = [f"{done} of {planned} cases"]
         rate = done / max(time.monotonic() - self._began, 1e-9)
@@ -141,7 +144,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """`"40 s"`, `"about 5 min"`, `"about 2 h"`."""
+    """Format a duration: `"40 s"`, `"about 5 min"`, `"about 2 h"`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 90 * 60:
@@ -150,7 +153,7 @@ def duration(seconds: float) -> str:
 
 
 def matrix(counted: Tally) -> Table:
-    """Obligations down, implementations across."""
+    """Draw the matrix: obligations down, implementations across."""
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("obligation", no_wrap=True)
     for name in counted.implementations:
@@ -171,8 +174,10 @@ def _cell(cell: Cell) -> Text:
 
 
 def print_findings(console: Console, counted: Tally) -> None:
-    """Known issues, what could not be reproduced, findings, and what is stale; what fails the run
-    stands last."""
+    """Print known issues, unreproduced failures, findings, and stale issues.
+
+    Those that fail the run are last.
+    """
     for finding in (*counted.known, *counted.unreproduced, *counted.findings):
         print_finding(console, finding)
     for stale in counted.stale:
@@ -180,7 +185,7 @@ def print_findings(console: Console, counted: Tally) -> None:
 
 
 def print_finding(console: Console, finding: Finding) -> None:
-    """One finding, its title in red; a known one in yellow."""
+    """Print one finding, its title in red; a known one in yellow."""
     _print(console, finding_lines(finding), _style(finding))
 
 
@@ -197,7 +202,7 @@ def _print(console: Console, lines: list[str], style: str) -> None:
 
 
 def print_outcome(console: Console, counted: Tally) -> None:
-    """The final matrix, and why the run fails or that it does not."""
+    """Print the final matrix, and why the run fails or that it does not."""
     if console.is_terminal:
         console.print(matrix(counted))
     else:
@@ -233,13 +238,13 @@ def print_outcome(console: Console, counted: Tally) -> None:
 
 
 def ended(counted: Tally) -> str:
-    """How a run ended that did not come to its end."""
+    """Return why a run did not finish."""
     lost = counted.finished is not None and counted.finished.outcome == "lost"
     return "ranks were lost" if lost else "interrupted"
 
 
 def _print_loads(console: Console, loads: Loads) -> None:
-    """World sizes that saved and that loaded, and what was done to other checkpoints."""
+    """Print the loads by world sizes, and those of damaged checkpoints."""
     if not (loads.pairs or loads.tried):
         return
     if loads.pairs:
@@ -252,7 +257,7 @@ def _print_loads(console: Console, loads: Loads) -> None:
 
 
 def _print_weights(console: Console, counted: Tally) -> None:
-    """What measured cases held and sent."""
+    """Print the memory and communication of measured cases."""
     said = weighed_lines(counted.implementations)
     if not said:
         return

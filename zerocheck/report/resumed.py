@@ -1,4 +1,4 @@
-"""How the loads of resumed cases read: a table of world sizes, and a line per kind of harm."""
+"""Text of the loads of resumed cases: a table of world sizes, and a line per kind of damage."""
 
 from __future__ import annotations
 
@@ -32,19 +32,22 @@ _GAVE: dict[Gave, tuple[str, str]] = {
 
 
 def cell_lines(verdicts: Mapping[Status, int]) -> list[str]:
-    """`["11", "1 violated"]`: the loads that hold, and what came of others; a dash for none."""
+    """Return the loads that hold, and the results of others: `["11", "1 violated"]`.
+
+    A dash for none.
+    """
     holds = [str(verdicts["holds"])] if verdicts.get("holds") else []
     others = [f"{verdicts[s]} {s}" for s in STATUSES if s != "holds" and verdicts.get(s)]
     return [*holds, *others] or ["–"]
 
 
 def headers(loads: Loads) -> list[str]:
-    """Of the table: what the rows are, and the world sizes that loaded."""
+    """Return the headers of the table: the label of the rows, and the world sizes that loaded."""
     return ["ranks", *map(str, loads.loaded)]
 
 
 def rows(loads: Loads, *, between: str) -> list[list[str]]:
-    """A row for each world size that saved. between: what parts the verdicts of a cell."""
+    """Return a row for each world size that saved. between: separates the verdicts of a cell."""
     return [
         [str(saved)]
         + [
@@ -56,12 +59,12 @@ def rows(loads: Loads, *, between: str) -> list[list[str]]:
 
 
 def tried_lines(loads: Loads) -> list[str]:
-    """One line for each thing that was done to checkpoints before they were loaded."""
+    """Return one line for each kind of damage done to checkpoints before they were loaded."""
     return [_line(kind, loads.tried[kind]) for kind in HARM if kind in loads.tried]
 
 
 def _line(kind: str, tried: Tried) -> str:
-    """`57 writers killed: 31 gave the new checkpoint, 20 the older one; 1 violated`."""
+    """Format one: `57 writers killed: 31 gave the new checkpoint, 20 the older one; 1 violated`."""
     damaged = kind != "killed"
     gave = [
         f"{tried.gave[one]} {words[damaged]}" for one, words in _GAVE.items() if tried.gave[one]
@@ -72,7 +75,7 @@ def _line(kind: str, tried: Tried) -> str:
 
 
 def as_data(loads: Loads) -> dict[str, Any]:
-    """Loads for the JSON report."""
+    """Return the loads for the JSON report."""
     return {
         "by_world_size": [
             {"saved": saved, "loaded": loaded, "verdicts": {s: v[s] for s in STATUSES if v[s]}}

@@ -1,4 +1,4 @@
-"""How a finding reads: on the console, in Markdown, in JUnit and in pytest, the same words."""
+"""Text of a finding, in the same words on the console, in Markdown, in JUnit and in pytest."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ _SHOWN = 3
 
 
 def finding_title(finding: Finding) -> str:
-    """`"VIOLATED zero2: the gradient is ..."`, or KNOWN or NOT REPRODUCED, and how often if it is
-    intermittent."""
+    """Return the title of a finding: `"VIOLATED zero2: the gradient is ..."`.
+
+    Or KNOWN or NOT REPRODUCED, and how often if it is intermittent.
+    """
     label = finding.status.upper() if finding.known is None else "KNOWN"
     label = "NOT REPRODUCED" if finding.suspicion else label
     often = ""
@@ -27,7 +29,7 @@ def finding_title(finding: Finding) -> str:
 
 
 def finding_lines(finding: Finding) -> list[str]:
-    """The finding for people, without markup and without control characters."""
+    """Return the finding as lines, without markup and without control characters."""
     lines = [finding_title(finding)]
     if finding.known is not None:
         lines += known_lines(finding.known)
@@ -59,7 +61,7 @@ def finding_lines(finding: Finding) -> list[str]:
 
 
 def known_lines(known: Known) -> list[str]:
-    """Reason, link and page of an entry, and where it is listed."""
+    """Return reason, link and page of an entry, and where it is listed."""
     lines = row("known", known.reason)
     if known.link:
         lines += row("link", known.link)
@@ -69,7 +71,10 @@ def known_lines(known: Known) -> list[str]:
 
 
 def _reproduced(finding: Finding) -> str:
-    """How often it showed in fresh rank processes, and what it can mean that it did not always."""
+    """Describe how often a finding was reproduced in fresh rank processes.
+
+    Where that was not always, possible reasons are added.
+    """
     said = f"{finding.confirmed} of {finding.tries} times in fresh rank processes"
     if finding.confirmed == finding.tries:
         return said
@@ -82,17 +87,17 @@ def _reproduced(finding: Finding) -> str:
 
 
 def finding_text(finding: Finding) -> str:
-    """`finding_lines` as one text."""
+    """Return `finding_lines` as one text."""
     return "\n".join(finding_lines(finding))
 
 
 def failures_of(record: CaseFinished) -> list[Finding]:
-    """What is wrong in one case, each in the form of a finding; empty if all holds."""
+    """Return the failures of one case, each in the form of a finding; empty if all holds."""
     return [bug.finding(number) for number, bug in enumerate(Findings().add(record))]
 
 
 def replay_line(finding: Finding) -> str:
-    """The command that replays the finding, or an empty text if no case file was written.
+    """Return the command that replays the finding, or an empty text if no case file was written.
 
     A user's implementation or model is named again, since `replay` imports no code that only a file
     names.
@@ -166,7 +171,7 @@ def _some(names: tuple[str, ...] | list[str]) -> str:
 
 
 def row(label: str, text: str) -> list[str]:
-    """`  label       text`, further lines of the text below the first."""
+    """Format `  label       text`, further lines of the text below the first."""
     lines = [line.rstrip() for line in printable(text).split("\n") if line.strip()] or [""]
     gap = " " * (_LABEL_WIDTH + 2)
     first = f"  {label:<{_LABEL_WIDTH}}{lines[0]}"
@@ -174,12 +179,15 @@ def row(label: str, text: str) -> list[str]:
 
 
 def number(value: float, *, digits: int = 9) -> str:
-    """A number as people read it; 9 digits tell all float32 values apart."""
+    """Format a number; 9 digits distinguish all float32 values."""
     return f"{value:.{digits}g}"
 
 
 def cell_text(cell: Cell) -> str:
-    """`46 hold`, `3 violated of 46`, `45 hold, 1 known`, `– not exercised`, `all 9 unsupported`."""
+    """Format a cell of the matrix.
+
+    `46 hold`, `3 violated of 46`, `45 hold, 1 known`, `– not exercised`, `all 9 unsupported`.
+    """
     status: Status = cell.status
     if not cell.counts:
         return "–"

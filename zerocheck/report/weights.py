@@ -1,4 +1,4 @@
-"""How the bytes and the communication of measured cases read, beside those of the ZeRO paper."""
+"""Text of the bytes and the communication of measured cases, next to those of the ZeRO paper."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FORMULAS = {0: "16 Psi", 1: "8 Psi + 8 Psi/N", 2: "4 Psi + 12 Psi/N", 3: "16 Psi
 
 
 def rows(implementations: dict[str, ImplementationTally]) -> list[list[str]]:
-    """A row for each implementation and number of ranks; empty if nothing was measured."""
+    """Return a row for each implementation and number of ranks; none if nothing was measured."""
     return [
         [
             name,
@@ -45,7 +45,7 @@ def rows(implementations: dict[str, ImplementationTally]) -> list[list[str]]:
 
 
 def lines(implementations: dict[str, ImplementationTally]) -> list[str]:
-    """One sentence for each implementation, of its largest case on several ranks."""
+    """Return one sentence for each implementation, on its largest case on several ranks."""
     said = []
     for name, implementation in implementations.items():
         if not implementation.weights:
@@ -65,12 +65,12 @@ def lines(implementations: dict[str, ImplementationTally]) -> list[str]:
 
 
 def _tells(one: Weights) -> tuple[bool, int, int, int]:
-    """The greater, the more it tells of sharding."""
+    """Return a sort key: the greater, the more the case shows of sharding."""
     return one.ranks > 1, -one.microbatches, one.largest.elements, one.ranks
 
 
 def formula(one: Weights) -> str:
-    """The ideal in words; of the nearest stage, where none is declared."""
+    """Return the ideal in words; of the nearest stage, where none is declared."""
     parameters, gradients, states = one.largest.copy
     plain = parameters == gradients == 4 * one.largest.elements and states == 2 * parameters
     words = FORMULAS[one.stage] if plain else f"stage {one.stage}"
@@ -78,7 +78,7 @@ def formula(one: Weights) -> str:
 
 
 def paper(one: Weights) -> int:
-    """What the paper's stage sends, in Psi."""
+    """Return the communication of the paper's stage, in Psi."""
     return 3 if one.stage == 3 else 2
 
 
@@ -96,7 +96,7 @@ def _each(implementations: dict[str, ImplementationTally]) -> Iterator[tuple[str
 
 
 def as_data(implementation: ImplementationTally) -> list[dict[str, Any]]:
-    """For the JSON report: bytes, ratios and Psi, by world size."""
+    """Return bytes, ratios and Psi by world size for the JSON report."""
     return [
         {
             "world_size": one.ranks,

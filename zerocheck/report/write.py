@@ -1,4 +1,4 @@
-"""Writes every report format into one directory."""
+"""Output of every report format into one directory."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def write_reports(records: Iterable[Record], directory: Path) -> list[Path]:
 
 
 def write_matrix(records: Iterable[MatrixRecord], directory: Path) -> list[Path]:
-    """The same for the records of a kill matrix."""
+    """Write all formats for the records of a kill matrix, as `write_reports` does for a run."""
     summary = Summary(records)
     return write_texts(
         directory, {name: render(summary) for name, render in MATRIX_FORMATS.items()}
@@ -65,7 +65,7 @@ def write_matrix(records: Iterable[MatrixRecord], directory: Path) -> list[Path]
 
 
 def write_changes(changes: Changes, directory: Path) -> list[Path]:
-    """The same for a comparison with an earlier run."""
+    """Write all formats for a comparison with an earlier run, as `write_reports` does for a run."""
     return write_texts(
         directory, {name: render(changes) for name, render in AGAINST_FORMATS.items()}
     )
@@ -85,12 +85,12 @@ def write_texts(directory: Path, texts: Mapping[str, str]) -> list[Path]:
 
 
 def _clean(name: str, text: str) -> str:
-    """Every file has printable text only, whatever the names and errors in it are."""
+    """Make a file's text printable, whatever the names and errors in it are."""
     return plain_json(text.encode()).decode() if name.endswith(".json") else printable(text)
 
 
 def _replace(path: Path, text: str) -> None:
-    """Put `text` where `path` is, in one move: a reader sees the old file or the new one."""
+    """Replace the file `path` atomically: a reader sees the old file or the new one."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:

@@ -1,7 +1,7 @@
-"""The covering array of one implementation: which cases it needs, and what stands in for others.
+"""Covering array of one implementation: the cases it needs, and replacements for refused ones.
 
-What an implementation refuses at once is known before anything runs. A case may still be refused
-while it is built; then other cases are to bring its pairs.
+Cases that an implementation rejects up front are known before anything runs. A case may still be
+refused while it is built; then other cases are to provide its pairs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TRIES = 3
 
 
 class Array:
-    """Cases that together have every pair that the implementation supports.
+    """Covering array: cases that together have every pair that the implementation supports.
 
     held: candidates and the pairs of each; reasons: of each, why it is refused, or None; ignored:
     features that it ignores, whose pairs do not count.
@@ -57,8 +57,7 @@ class Array:
         self._done: set[Case] = set()
 
     def anew(self) -> Array:
-        """The same array with nothing noted yet, for another implementation with the same reasons
-        and features."""
+        """Return a copy without notes, for an implementation with equal reasons and features."""
         other = copy(self)
         other._judged = 0
         other._built_in_vain = []
@@ -66,7 +65,7 @@ class Array:
         return other
 
     def coverage(self, implementation: str, *, max_cases: int | None, model: str) -> Coverage:
-        """What is wanted of a run, for the journal."""
+        """Return the coverage that is wanted of a run, for the journal."""
         return Coverage(
             implementation=implementation,
             features=self._pairs.names,
@@ -80,7 +79,7 @@ class Array:
         )
 
     def note(self, case: Case, *, refused: bool) -> None:
-        """A case was judged, or refused while it was built."""
+        """Note a case that was judged, or refused while it was built."""
         self._done.add(case)
         if refused:
             self._built_in_vain.append(self._pairs.of(case))
@@ -88,7 +87,7 @@ class Array:
             self._judged |= self._pairs.of(case)
 
     def more(self) -> list[Case]:
-        """Cases for the pairs that stood in refused cases only, as far as others may have them.
+        """Return cases for pairs that occurred in refused cases only, if others may have them.
 
         It ends: a pair that is refused again and again becomes a culprit.
         """
@@ -113,8 +112,10 @@ class Array:
         return [candidates[place] for place in cover(held, costs, lost)]
 
     def _culprits(self) -> int:
-        """The pairs that explain refusals: of a feature, or themselves, refused in TRIES cases and
-        judged in none."""
+        """Return the pairs that explain refusals.
+
+        They are of a feature, or themselves, refused in TRIES cases and judged in none.
+        """
         found = 0
         for name in self._pairs.names:
             own = self._pairs.with_feature(name)
@@ -130,8 +131,10 @@ class Array:
 
 
 def _by_reason(refused: Sequence[int], reasons: Sequence[str | None]) -> dict[str, int]:
-    """The refused pairs by reason, each under the one that goes with it best: given in many
-    candidates that have the pair, and in few others."""
+    """Return the refused pairs by reason, each under the one that fits it best.
+
+    That is the reason given in many candidates that have the pair, and in few others.
+    """
     given_at_all = Counter(reason for reason in reasons if reason is not None)
     all_refused = given_at_all.total()
     said: defaultdict[int, Counter[str]] = defaultdict(Counter)

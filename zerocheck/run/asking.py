@@ -1,4 +1,4 @@
-"""What a rank process is asked beforehand, since it runs the user's code: no case is run here."""
+"""Requests to a rank process before a run, since they run the user's code: no case is run here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .trial import Ranks
 
 
 def look(ranks: Ranks, name: str, *, world_size: int = 1) -> UserModel:
-    """What the user's own model is, looked at in a rank process: it runs the user's code.
+    """Inspect the user's model in a rank process: it runs the user's code.
 
     Raises UsageError if it cannot be judged.
     """
@@ -33,7 +33,7 @@ def look(ranks: Ranks, name: str, *, world_size: int = 1) -> UserModel:
 
 
 def describe(ranks: Ranks, implementation: str, *, world_size: int = 1) -> Described:
-    """What an implementation declares, read in a rank process: it runs the user's code.
+    """Read an implementation's declarations in a rank process: it runs the user's code.
 
     Raises UsageError if it cannot be loaded.
     """
@@ -72,10 +72,10 @@ def check_builds(ranks: Ranks, implementation: str, case: Case) -> None:
 def refusals(
     ranks: Ranks, implementation: str, candidates: Sequence[Case], *, world_size: int = 1
 ) -> list[str | None]:
-    """Of each candidate, why the implementation does not support it, or None.
+    """Return for each candidate the reason why the implementation does not support it, or None.
 
-    A rank process asks, since it runs the user's code. If that ends the process, nothing counts as
-    refused: the cases will show what is wrong.
+    A rank process is asked, since it runs the user's code. If that ends the process, nothing counts
+    as refused: the cases will show what is wrong.
     """
     job = Job(implementation=implementation, candidates=tuple(candidates))
     result = ranks.wait(ranks.submit(world_size, msgspec.msgpack.encode(job)))

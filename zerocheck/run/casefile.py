@@ -1,4 +1,4 @@
-"""Case files: what a finding leaves behind for `zerocheck replay`. Plain JSON, no code."""
+"""Case files, which findings leave behind for `zerocheck replay`. Plain JSON, no code."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def write(folder: Path, name: str, case_file: CaseFile) -> Path:
 
 
 def read(path: Path) -> CaseFile:
-    """The case file, validated.
+    """Read and validate a case file.
 
-    Raises UsageError, with what is wrong where, for a file that is missing, truncated, of another
-    format version, or asks for the impossible.
+    Raises UsageError, with the error and its place, for a file that is missing, truncated, of
+    another format version, or asks for the impossible.
     """
     try:
         if path.stat().st_size > LARGEST:

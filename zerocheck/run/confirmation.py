@@ -1,4 +1,4 @@
-"""Whether a finding shows again in freshly started rank processes, and how often."""
+"""Confirmation of findings in freshly started rank processes, with counts."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ MOST = 30
 
 
 def runs_to_see(confirmed: int, tries: int) -> int:
-    """How often to run what showed `confirmed` of `tries` times, so that it is MISSED rarely.
+    """Return the number of runs that show a failure with a probability of 1 - MISSED.
 
-    The share s is taken as (confirmed + 1) / (tries + 2), Laplace's rule of succession, which is
-    never 0; n runs miss it with the chance (1 - s)^n.
+    It showed in `confirmed` of `tries` runs. Its share s is taken as (confirmed + 1) / (tries + 2),
+    Laplace's rule of succession, which is never 0; n runs miss it with the probability (1 - s)^n.
     """
     share = (confirmed + 1) / (tries + 2)
     return min(MOST, math.ceil(math.log(MISSED) / math.log(1 - share)))
 
 
 def confirm(bug: Bug, ranks: Ranks, obligations: Collection[Obligation]) -> Outcome | None:
-    """Run its case again in fresh processes, since those of the run may be dirty.
+    """Run the case of a bug again in fresh processes, since those of the run may be dirty.
 
     Returns what came of the last run, or None if it has been confirmed before.
 
@@ -69,13 +69,13 @@ def confirm(bug: Bug, ranks: Ranks, obligations: Collection[Obligation]) -> Outc
 
 
 def shows(bug: Bug, again: Outcome) -> bool:
-    """The same crash or hang, or a violation of the same obligation."""
+    """Return True for an equal crash or hang, or a violation of the bug's obligation."""
     wanted = () if bug.violation is None else (bug.violation.obligation,)
     return fails_alike(bug.status, wanted, again)
 
 
 def fails_alike(status: Status, obligations: Collection[Obligation], again: Outcome) -> bool:
-    """The same status, and a violation of one of the obligations if there are any."""
+    """Return True for an equal status and a violation of one of the obligations, if any."""
     if again.status != status:
         return False
     violations = () if again.judgement is None else again.judgement.violations
@@ -83,14 +83,17 @@ def fails_alike(status: Status, obligations: Collection[Obligation], again: Outc
 
 
 def _same(seen: Violation | None, again: Outcome) -> bool:
-    """The same violation, number by number; NaN is the same as NaN. A crash or hang is."""
+    """Return True if the violation is repeated, number by number; NaN equals NaN.
+
+    A crash or hang counts as repeated.
+    """
     if seen is None or again.judgement is None:
         return True
     return encode(seen) in [encode(violation) for violation in again.judgement.violations]
 
 
 def in_a_word(again: Outcome) -> str:
-    """`"holds"`, `"crashed"`, `"violated update"`."""
+    """Describe an outcome in short: `"holds"`, `"crashed"`, `"violated update"`."""
     if again.status == "violated" and again.judgement is not None:
         return f"violated {', '.join(v.obligation for v in again.judgement.violations)}"
     return again.status

@@ -1,4 +1,7 @@
-"""What a run was to exercise, what it did, and why not the rest. Counted from the journal."""
+"""Coverage of a run: pairs of features wanted and exercised, and why the rest were not.
+
+Counted from the journal.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +45,11 @@ class Covered:
 
     @cached_property
     def _supported(self) -> int:
-        """The pairs that were wanted before the first case."""
+        """Pairs that were wanted before the first case, as bits."""
         return int(self.wanted.supported or "0", 16) if self.wanted is not None else 0
 
     def add(self, record: CaseFinished) -> None:
-        """Count one case. One that crashed or hung exercised nothing: it was not judged."""
+        """Count one case. A crash or hang exercised nothing: it was not judged."""
         judged = record.judgement is not None
         self._resumed |= bool(record.case.resume)
         if judged:
@@ -76,12 +79,15 @@ class Covered:
 
     @property
     def counted(self) -> bool:
-        """Whether pairs were wanted at all: a run of random cases only promises none."""
+        """True if pairs are wanted at all: a run of random cases only promises none."""
         return bool(self._supported) or bool(self.wanted is not None and self.wanted.refused)
 
     @property
     def refused(self) -> dict[str, int]:
-        """Reason -> pairs that it rules out: before anything ran, or while cases were built."""
+        """Pairs that each reason rules out, as bits.
+
+        Refused before anything ran, or while cases were built.
+        """
         reasons: dict[str, int] = {}
         if self.wanted is not None:
             reasons = {refused.reason: int(refused.pairs, 16) for refused in self.wanted.refused}
@@ -93,17 +99,17 @@ class Covered:
 
     @property
     def supported_count(self) -> int:
-        """Pairs that the implementation supports."""
+        """Number of pairs that the implementation supports."""
         return (self._judged | self.left_out).bit_count()
 
     @property
     def covered_count(self) -> int:
-        """Supported pairs that a judged case had."""
+        """Number of supported pairs that a judged case had."""
         return self._judged.bit_count()
 
     @property
     def refused_count(self) -> int:
-        """Pairs that it refuses."""
+        """Number of pairs that the implementation refuses."""
         return sum(pairs.bit_count() for pairs in self.refused.values())
 
     @property
@@ -116,17 +122,17 @@ class Covered:
 
     @property
     def left_out_pairs(self) -> list[tuple[str, str]]:
-        """The same by name."""
+        """Pairs of names of the features in `left_out`."""
         return list(self._pairs.named(self.left_out))
 
     @property
     def not_exercised(self) -> dict[str, str]:
-        """Feature -> why no judged case exercised it."""
+        """Reason by feature why no judged case exercised it."""
         return {name: self._why(name) for name in self.names if not self.exercised[name]}
 
     @property
     def seldom_exercised(self) -> dict[str, int]:
-        """Feature -> cases, of those that fewer than FEW exercised."""
+        """Number of cases by feature, of features that fewer than FEW cases exercised."""
         return {name: count for name, count in self.exercised.items() if 0 < count < FEW}
 
     def _why(self, name: str) -> str:
@@ -145,7 +151,7 @@ class Covered:
         return "not possible here"
 
     def sentence(self, implementation: str) -> str:
-        """What was left out, and why; empty if nothing was.
+        """Return a sentence on pairs that were left out, and why; empty if none were.
 
         `"ddp: 12 of 3,410 supported pairs of features were left out, e.g. dropout with world-16
         (--max-cases 30)"`.
@@ -167,7 +173,7 @@ class Covered:
         )
 
     def line(self, implementation: str) -> str:
-        """One line for the end of a run; empty where no pairs were wanted."""
+        """Return one line for the end of a run; empty where no pairs were wanted."""
         if not self.counted:
             return ""
         parts = [
@@ -182,7 +188,7 @@ class Covered:
 
 
 def some(names: Iterable[str], most: int = 4) -> str:
-    """`"a, b, c, d and 3 more"`."""
+    """Format names as `"a, b, c, d and 3 more"`."""
     names = list(names)
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

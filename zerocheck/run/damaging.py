@@ -1,4 +1,4 @@
-"""Damage to the files of a checkpoint, as disks and people do it. Determined by a seed."""
+"""Damage to the files of a checkpoint, as disks and people cause it. Determined by a seed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..case.schema import DamageKind
 
 
 def damage(directory: Path, kind: DamageKind, seed: int, *, older: Path) -> str:
-    """Damage one file of a checkpoint; returns what was done, in words ("" if nothing can be).
+    """Damage one file of a checkpoint; return the damage in words ("" if none is possible).
 
     older: another checkpoint of the same training, from which `mix` takes a file. Empty files are
-    let be, and so are files that are equal in both checkpoints. Where one file is all that differs,
-    nothing can be mixed: with it in place the older checkpoint would be there, whole.
+    skipped, and so are files that are equal in both checkpoints. Where one file is all that
+    differs, nothing can be mixed: with it in place the older checkpoint would be there, whole.
     """
     source = random.Random(seed)
     files = _files(directory)
@@ -47,7 +47,7 @@ def flip(path: Path, bit: int, name: str) -> str:
 
 
 def _mix(directory: Path, files: list[Path], older: Path, source: random.Random) -> str:
-    """Put a file of the older checkpoint in place of the one with its name."""
+    """Replace a file by the one with its name in the older checkpoint."""
     others = {path.name: path for path in _files(older)}
     fitting = [
         path
@@ -62,5 +62,5 @@ def _mix(directory: Path, files: list[Path], older: Path, source: random.Random)
 
 
 def _files(directory: Path) -> list[Path]:
-    """Those that are not empty."""
+    """Return the files of the directory that are not empty."""
     return sorted(path for path in directory.rglob("*") if path.is_file() and path.stat().st_size)

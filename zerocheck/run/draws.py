@@ -1,4 +1,4 @@
-"""The cases of a run that are drawn, and not chosen for their pairs of features."""
+"""Cases of a run that are drawn, and not chosen for their pairs of features."""
 
 from __future__ import annotations
 
@@ -48,8 +48,11 @@ LARGEST_DRAWN = 8
 
 @dataclass(frozen=True)
 class Apart:
-    """What no covering array gives for sure, and a run must have tried: cases with all of these
-    features, `count` on each world size from `least` to LARGEST_APART. fields: what gives them."""
+    """Cases that a run must try and that no covering array is sure to contain.
+
+    They have all of these features, `count` on each world size from `least` to LARGEST_APART.
+    fields: values of the case that give it the features.
+    """
 
     features: frozenset[str]
     fields: Mapping[str, object]
@@ -81,7 +84,7 @@ OFFERED_APART = 8
 def at_random(
     options: RunOptions, count: int, fixed: Mapping[str, object], meshes: Sequence[Mesh]
 ) -> list[Case]:
-    """Cases drawn at random. World sizes take turns, and so do all meshes of two axes together.
+    """Draw cases at random. World sizes take turns, and so do all meshes of two axes together.
 
     More of them begin with the same ones.
     """
@@ -110,7 +113,7 @@ def at_random(
 def apart(
     found: Iterable[Case], options: RunOptions, fixed: Mapping[str, object], ask: Asking
 ) -> list[Case]:
-    """The cases of APART that can be run, beside those that are among `found`."""
+    """Return the cases of APART that can be run, without those that are in `found` already."""
     there = [(case.world_size, set(features(case))) for case in found]
     smallest = min(options.world_sizes)
     taken = []
@@ -136,7 +139,7 @@ def apart(
 
 
 def _with(fixed: Mapping[str, object], fields: Mapping[str, object]) -> dict[str, object]:
-    """The fixed fields, and the others where they leave these open."""
+    """Return the fixed fields, and the others where they are not fixed."""
     both = dict(fixed)
     for field, value in fields.items():
         section, _, attribute = field.partition(".")
@@ -145,7 +148,7 @@ def _with(fixed: Mapping[str, object], fields: Mapping[str, object]) -> dict[str
 
 
 def complete(found: list[Case], options: RunOptions, fixed: Mapping[str, object]) -> None:
-    """Put a case in for every obligation that none of a few cases would exercise for sure.
+    """Add a case for every obligation that none of a few cases would exercise for sure.
 
     A case with something that libraries refuse is not sure. They take the place of the last cases,
     for want of which nothing goes unchecked.
@@ -180,7 +183,7 @@ def _with_features(
     fixed: Mapping[str, object],
     meshes: Sequence[Mesh],
 ) -> list[Case]:
-    """size: None for cases of the meshes alone."""
+    """Draw cases with the features asked for. size: None for cases of the meshes alone."""
     wanted = set(options.features)
     # One seed per world size: adding a world size does not change the cases of the others.
     seed = options.seed * 10_007 + (size or 0)
@@ -196,5 +199,5 @@ def two_axes_asked(options: RunOptions) -> bool:
 
 
 def mapping(value: object) -> dict[str, object]:
-    """A section of fixed fields, or nothing."""
+    """Return a section of fixed fields, or an empty one."""
     return dict(value) if isinstance(value, Mapping) else {}

@@ -1,8 +1,8 @@
-"""How far implementations drift when they are left to themselves: which cases, and what came of it.
+"""Drift of implementations in free runs: which cases are run, and the results.
 
-AdamW divides by a root of squares, so two trainers that are right drift apart, and nothing could be
-derived that would bound it. So this informs: a twin of the reference with other round-off is driven
-the same steps, and both distances stand beside each other.
+AdamW divides by a root of squares, so two correct trainers drift apart, and no bound on that can be
+derived. So this informs: a replica of the reference with other round-off takes the same steps, and
+both distances are shown next to each other.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ SLOW = 5
 
 
 def comparable(case: Case) -> bool:
-    """Whether the reference, left to itself, is what the case should come to: in fp32, where
-    dropped gradients cannot be read in two ways, and without checkpoints."""
+    """Return True if a free run of the reference is what the case should result in.
+
+    That is in fp32, where dropped gradients cannot be read in two ways, and without checkpoints.
+    """
     return (
         not case.resume
         and case.precision == Precision()
@@ -61,7 +63,7 @@ def comparable(case: Case) -> bool:
 
 
 class Drifting:
-    """Chooses cases as they are judged, and drives them freely at the end of a run.
+    """Choice of cases as they are judged, and their free runs at the end of a run.
 
     fixed: by implementation, the fields of cases that it fixes.
     """
@@ -73,7 +75,7 @@ class Drifting:
         self._chosen: dict[str, Case] = {}
 
     def note(self, record: CaseFinished) -> None:
-        """A case was judged. Of those that hold the one with the most to show is taken."""
+        """Note a judged case; of those that hold, keep the one with the most round-off to show."""
         name, case = record.implementation, record.case
         self._judged[name] += record.judgement is not None
         if record.status != "holds" or case.world_size == 1 or not comparable(case):
@@ -83,13 +85,13 @@ class Drifting:
             self._chosen[name] = case
 
     def held(self) -> Iterator[Drift]:
-        """Of each implementation with enough cases, one that held."""
+        """Yield the drift of one case that held, for each implementation with enough cases."""
         for name, case in self._chosen.items():
             if self._judged[name] >= CASES:
                 yield self._driven(name, replace(case, disturbance=Disturbance()))
 
     def of_findings(self, bugs: Sequence[Bug]) -> Iterator[Drift]:
-        """Of the first findings of a violated step, where it shows every time."""
+        """Yield the drift of the first findings of a violated step that show every time."""
         left = FINDINGS
         for number, bug in enumerate(bugs):
             case, told = bug.replayed.case, bug.violation
@@ -105,13 +107,13 @@ class Drifting:
 
 
 def _worth(case: Case) -> tuple[bool, float, int]:
-    """How much round-off shows: sums have an order, steps are long, sums have many terms."""
+    """Return a key of how much round-off shows: order of sums, size of steps, terms of sums."""
     rate = max(group.lr for group in case.optimizer.groups)
     return ORDERED <= case.world_size < SLOW, rate, case.world_size * case.training.microbatches
 
 
 def drift(ranks: Ranks, implementation: str, case: Case) -> Drift:
-    """All steps of a case by an implementation, by the reference, and by its twin."""
+    """Run all steps of a case by an implementation, the reference and its replica."""
     (result,) = Trial(ranks, implementation, case).result().legs
     try:
         found = _compared(case, result)
@@ -161,7 +163,7 @@ def _own(
 
 
 def _given(observation: Observation, step: int) -> list[torch.Tensor]:
-    """What ranks hold after a step, NaN if their shards do not go together."""
+    """Return the parameters on ranks after a step, NaN if their shards do not fit together."""
     try:
         held = observation.held(step, "state", "parameter")
         found = [] if held is None else list(copies(held))
@@ -182,7 +184,7 @@ def _twin(twin: Trajectory, reference: Trajectory) -> FreeRun:
 
 
 def _far(given: torch.Tensor, wanted: torch.Tensor) -> tuple[float, float]:
-    """(largest |difference|, 2-norm of it over that of what is wanted); inf for NaN."""
+    """Return (largest |difference|, its 2-norm over that of the expected value); inf for NaN."""
     off = given.double() - wanted
     if not off.numel():
         return 0.0, 0.0

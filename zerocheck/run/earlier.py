@@ -1,6 +1,6 @@
-"""What an earlier run left in a report directory: kept, and nothing of anybody else's touched.
+"""Earlier runs in a report directory: kept, while foreign files are not touched.
 
-The last runs stand in `earlier/1`, `earlier/2` and so on, each with its journal and its case files;
+The last runs are in `earlier/1`, `earlier/2` and so on, each with its journal and its case files;
 `zerocheck report earlier/2` makes the reports of one again.
 """
 
@@ -34,7 +34,7 @@ class _Finding(msgspec.Struct):
 
 
 def check_name(path: Path) -> None:
-    """Raise UsageError if something that is no journal of zerocheck's has the name."""
+    """Raise UsageError if the name belongs to a file that is no journal of zerocheck."""
     if path.is_symlink():
         raise UsageError(f"{path} is a symbolic link, and a run would take its place: {_ADVICE}")
     if path.exists() and not path.is_file():
@@ -44,7 +44,7 @@ def check_name(path: Path) -> None:
 
 
 def check_outputs(directory: Path, names: tuple[str, ...]) -> None:
-    """Raise UsageError if a file that a report would take the place of is not zerocheck's."""
+    """Raise UsageError if a report would replace a file that is not zerocheck's."""
     for name in names:
         path = directory / name
         if os.path.lexists(path) and (path.is_symlink() or not _names_us(path)):
@@ -88,7 +88,7 @@ def _numbers(earlier: Path) -> Iterator[int]:
 
 
 def _case_files(journal: Path) -> Iterator[Path]:
-    """The case files that a journal lists and that are there, each once."""
+    """Yield the existing case files that a journal lists, each once."""
     decoder = msgspec.json.Decoder(_Finding)
     seen = set()
     with suppress(OSError), journal.open("rb") as file:

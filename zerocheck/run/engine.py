@@ -1,4 +1,4 @@
-"""The engine: plans cases, runs and judges them, and tells its handlers what it knows."""
+"""Engine: plans cases, runs and judges them, and sends records to its handlers."""
 
 from __future__ import annotations
 
@@ -45,10 +45,12 @@ HANGS = 3
 
 
 def run(options: RunOptions, handlers: Sequence[Handler], *, ranks: Ranks | None = None) -> int:
-    """Run everything; returns the exit code (0 all hold, 1 a finding or nothing checked, 3 ranks of
-    a launcher were lost and nothing was found before).
+    """Run everything and return the exit code.
 
-    ranks: rank processes that are there already; they are left open.
+    0: all obligations hold; 1: a finding or nothing checked; 3: ranks of a launcher were lost and
+    nothing was found before.
+
+    ranks: rank processes that exist already; they are left open.
     Raises UsageError for an implementation that cannot be loaded. On KeyboardInterrupt the journal
     is finished first; then it is raised again.
     """
@@ -69,7 +71,7 @@ def run(options: RunOptions, handlers: Sequence[Handler], *, ranks: Ranks | None
 
 
 def _on_given_ranks(options: RunOptions, ranks: TorchrunPool) -> RunOptions:
-    """The options for a launcher's ranks: all cases run on all of them, where they are."""
+    """Return the options for a launcher's ranks: all cases run on all of them, where they are."""
     world_size = ranks.world_size
     if options.world_sizes_given and options.world_sizes != (world_size,):
         raise UsageError(
@@ -165,7 +167,7 @@ class _Run:
                 check_builds(self.ranks, name, case)
 
     def _under_way(self) -> str:
-        """Write down the case that ran when ranks were lost: it may be what killed them."""
+        """Record the case that ran when ranks were lost: it may have killed them."""
         if self.running is None:
             return ""
         path = write(
@@ -188,7 +190,7 @@ class _Run:
         )
 
     def _refusals(self, implementation: str, cases: Sequence[Case]) -> list[str | None]:
-        """Why cases are not run: the implementation refuses them, or they are known to hang it."""
+        """Return why cases are not run: the implementation refuses them, or is known to hang."""
         size = min(self.options.world_sizes)
         reasons = refusals(self.ranks, implementation, cases, world_size=size)
         return [
@@ -197,7 +199,7 @@ class _Run:
         ]
 
     def _cases(self, planned: Sequence[Planned]) -> None:
-        """While one case is judged here, the ranks run the next one; not if it needs the memory."""
+        """Judge each case while the ranks run the next one, unless that needs the memory."""
         waiting: tuple[int, Trial] | None = None
         number = 0
         while waiting is not None or number < len(planned) or self.plan.more():
@@ -267,8 +269,10 @@ class _Run:
         finished: CaseFinished,
         before: CaseFinished | None,
     ) -> CaseFinished:
-        """Say how often each bug of a case shows in fresh processes. Returns the case; where it
-        failed in its run alone, as it was there."""
+        """Count how often each bug of a case shows in fresh processes.
+
+        Returns the case; if it failed in its run alone, as it was there.
+        """
         again = None
         doubtful = [bug for bug in bugs if bug.cases == 1 or bug.suspicion]
         for bug in bugs:
@@ -290,7 +294,7 @@ class _Run:
         return finished if counts else msgspec.structs.replace(judged, unreproduced=seen)
 
     def _shrink(self) -> None:
-        """At the end, when all cases have had their say about causes."""
+        """Shrink the cases of findings at the end, when all cases are judged and causes known."""
         left = float(RUN_TRIES)
         launched = self.options.ranks == "torchrun"
         for bug in self.findings.bugs if self.options.shrink else ():
@@ -308,7 +312,7 @@ class _Run:
             self._tell(bug) if bug.shrunk is None else self._write(bug)
 
     def _shrink_one(self, bug: Bug, tries: float) -> float:
-        """Look for its smallest case; returns what that cost, in tries."""
+        """Search for the smallest case of a bug; return the cost in tries."""
         name = bug.first.implementation
         limits = Limits(
             tries=tries,
@@ -323,7 +327,7 @@ class _Run:
         return bug.shrunk.spent
 
     def _write(self, bug: Bug) -> None:
-        """Write its case file, in place of the one before, and tell of it."""
+        """Write the bug's case file, in place of an earlier one, and the record of the finding."""
         replayed = bug.replayed
         if bug.case_file:
             Path(bug.case_file).unlink(missing_ok=True)
@@ -353,8 +357,11 @@ class _Run:
             self.bus.handle(finding)
 
     def _drift(self) -> None:
-        """Leave some cases to themselves, beside the reference; those of findings too, but not with
-        ranks of a launcher, which cannot be started anew if one breaks them."""
+        """Run some cases freely, next to the reference.
+
+        Those of findings too, but not with ranks of a launcher, which cannot be restarted if one
+        breaks them.
+        """
         for drift in self.drifting.held():
             self.bus.handle(drift)
         if self.options.ranks == "processes":

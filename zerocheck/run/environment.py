@@ -1,4 +1,4 @@
-"""Where a run takes place, for the journal and for replay."""
+"""Environment of a run, for the journal and for replay."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TESTED = ("2.13.0",)
 
 
 def untested() -> str:
-    """One line of warning for a torch that the tests do not run; empty for one that they do."""
+    """Return a warning for a torch that zerocheck is not tested with; empty for a tested one."""
     this = torch.__version__.split("+")[0]
     if this in TESTED:
         return ""
@@ -37,7 +37,7 @@ def untested() -> str:
 
 
 def environment(device: str = CPU) -> Environment:
-    """Versions, processor and cores of this machine, and the GPU if cases run on one."""
+    """Return versions, processor and cores of this machine, and the GPU if cases run on one."""
     kind = kind_of(device)
     gpu = cuda = ""
     if kind != CPU:

@@ -1,4 +1,4 @@
-"""Delivery of records to whoever wants them: the journal, the progress display, a test."""
+"""Delivery of records to handlers: the journal, the progress display, a test."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from .records import Record
 
 
 class Handler(Protocol):
-    """Takes each record of a run, in order."""
+    """Receiver of each record of a run, in order."""
 
     def handle(self, record: Record) -> None:
         """Take one record. An exception from here ends the run."""
 
 
 class Bus:
-    """Gives each record to every handler, in the order in which the handlers stand.
+    """Delivery of each record to every handler, in the order of the handlers.
 
-    The journal stands first, so that nothing is shown that is not written down.
+    The journal is first, so that nothing is shown that is not written down.
     """
 
     def __init__(self, handlers: Iterable[Handler]) -> None:

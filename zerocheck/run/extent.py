@@ -1,6 +1,6 @@
-"""How far a bug reaches, in one sentence: what it needs, on which ranks, in which parameters.
+"""Extent of a bug, in one sentence: the features it needs, its ranks, its parameters.
 
-What it needs is what shrinking could not take back: each of it alone makes the failure go away.
+The features are those that shrinking could not remove: without any one of them the failure is gone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _GROUP_OF = {"mesh": "world", "precision": "training"}
 
 
 def size(case: Case) -> str:
-    """`"2 ranks, 1 block, 1 step"`."""
+    """Format the size of a case: `"2 ranks, 1 block, 1 step"`."""
     blocks, user = len(case.model.blocks), case.model.user
     ranks = " then ".join(" x ".join(map(str, leg.mesh)) for leg in case.resume)
     mesh = f" ({' x '.join(map(str, case.mesh))})" if len(case.mesh) > 1 else ""
@@ -55,7 +55,7 @@ def extent(
     *,
     from_world: bool = True,
 ) -> str:
-    """One sentence on a case from which nothing more can be taken.
+    """Return one sentence on a case that cannot be reduced further.
 
     needed: paths that could not be taken back, each with the case in which it is, as from
     `reductions.left`; from_world: more ranks than these fail too.
@@ -68,7 +68,7 @@ def extent(
 
 
 def groups(case: Case, needed: Sequence[tuple[str, Case]]) -> tuple[str, ...]:
-    """The GROUPS of features that a case needs to fail, BASIC alone if it needs none.
+    """Return the GROUPS of features that a case needs to fail, BASIC alone if it needs none.
 
     needed: as for `extent`. Two ranks, or two steps, are no feature.
     """
@@ -86,13 +86,16 @@ def groups(case: Case, needed: Sequence[tuple[str, Case]]) -> tuple[str, ...]:
 
 
 def not_searched(tries: int, case: Case, violation: Violation | None) -> str:
-    """The sentence where shrinking came to the end of its budget."""
+    """Return the sentence for a search that came to the end of its budget."""
     said = f"what it needs is not all known, the search ended after {_count(tries, 'try')}"
     return "; ".join([said, *_places(case, violation)])
 
 
 def _needs(case: Case, needed: Sequence[tuple[str, Case]], first: int, *, from_world: bool) -> str:
-    """first: the step that is wrong first, 0-based."""
+    """Return the sentence on the features that a case needs.
+
+    first: the step that is wrong first, 0-based.
+    """
     having: list[str] = []
     where: list[str] = []
     since: list[str] = []
@@ -132,21 +135,21 @@ def _needs(case: Case, needed: Sequence[tuple[str, Case]], first: int, *, from_w
 
 
 def _without(case: Case, reset: Case) -> list[str]:
-    """Features of the case that the other has not, numbers of ranks aside."""
+    """Return the features of the case that the other has not, numbers of ranks aside."""
     others = set(features(reset))
     lost = [name for name in features(case) if name not in others]
     return [name for name in lost if not name.startswith("world-")]
 
 
 def _direct(case: Case, reset: Case, path: str) -> list[str]:
-    """Those of them that say best what the field at `path` is."""
+    """Return the lost features that describe the field at `path` best."""
     lost = _without(case, reset)
     direct = [name for name in _DIRECT.get(path.rpartition(".")[2], lost) if name in lost]
     return direct[:1] or [name for name in lost if name.startswith("block-")][:1] or lost[:2]
 
 
 def _lost(case: Case, reset: Case, path: str) -> str:
-    """What the case is and the other is not, in the words of its features."""
+    """Describe in the words of features what the case has and the reset one has not."""
     direct = _direct(case, reset, path)
     # A size may be told by several features; which of them it is was not tried.
     said = " or ".join(FEATURES[name].title for name in direct)
@@ -160,7 +163,7 @@ def _is_clause(title: str) -> bool:
 
 
 def _places(case: Case, violation: Violation | None) -> list[str]:
-    """On which ranks it shows, and in which parameters."""
+    """Return on which ranks the bug shows, and in which parameters."""
     if violation is None:
         return []
     said = []
@@ -184,7 +187,7 @@ def _places(case: Case, violation: Violation | None) -> list[str]:
 
 
 def _listed(parts: Sequence[str]) -> str:
-    """`"a, b and c"`."""
+    """Join words as `"a, b and c"`."""
     return " and ".join(part for part in (", ".join(parts[:-1]), parts[-1]) if part)
 
 

@@ -1,4 +1,4 @@
-"""From failing cases to findings: one bug is one finding."""
+"""Findings from failing cases: one bug is one finding."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ IssueOf = Callable[[CaseFinished, Violation | None], KnownIssue | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Shrunk:
-    """The smallest case that was found to fail in the same way.
+    """Smallest case that was found to fail in the same way.
 
-    finished: what came of it in fresh rank processes; violation: None for a crash or hang; size,
-    extent, groups: see Finding; tries, seconds: what it took; spent: what the tries
-    counted as (see shrink.py).
+    finished: its result in fresh rank processes; violation: None for a crash or hang; size,
+    extent, groups: see Finding; tries, seconds: of the search; spent: the cost of the tries
+    (see shrink.py).
     """
 
     finished: CaseFinished
@@ -58,7 +58,7 @@ class Shrunk:
 
 @dataclass
 class Bug:
-    """All failing cases that one bug explains.
+    """Bug: all failing cases that it explains.
 
     causes: those that explain every one of them; a small world size makes causes coincide, so
     each further case can only rule some out. issue: the listed known issue that it is.
@@ -88,7 +88,7 @@ class Bug:
 
     @property
     def fingerprint(self) -> str:
-        """Implementation, obligation, role and cause; no numbers."""
+        """Join implementation, obligation, role and cause to a key without numbers."""
         if self.issue is not None:
             return self.issue.fingerprint
         if self.violation is None:
@@ -98,12 +98,12 @@ class Bug:
 
     @property
     def replayed(self) -> CaseFinished:
-        """The case to replay: the smallest that is known."""
+        """Smallest known case, which is the one to replay."""
         return self.first if self.shrunk is None else self.shrunk.finished
 
     @property
     def _estimated(self) -> bool:
-        """Whether the bound that the case to replay violates is estimated."""
+        """True if the bound that the replayed case violates is estimated."""
         told, judgement = self.violation, self.replayed.judgement
         return told is not None and judgement is not None and told.obligation in judgement.estimated
 
@@ -116,7 +116,7 @@ class Bug:
 
     @property
     def title(self) -> str:
-        """One plain sentence."""
+        """Title of the finding, one plain sentence."""
         if self.violation is not None:
             return self.violation.explanation
         said = f"the ranks {self.status}" + (f": {self.first.error}" if self.first.error else "")
@@ -124,15 +124,17 @@ class Bug:
 
     @property
     def slug(self) -> str:
-        """The fingerprint as a file name, without the place of the implementation."""
+        """Fingerprint as a file name, without the place of the implementation."""
         short = self.fingerprint.replace(self.implementation, self.implementation.split(":")[-1])
         return re.sub(r"[^a-z0-9]+", "-", short.lower()).strip("-")[:100]
 
     def narrow(
         self, causes: tuple[str, ...], finished: CaseFinished, violation: Violation | None
     ) -> bool:
-        """Keep the causes and words that are left. A case that tells causes apart becomes the one
-        to replay; True if anything is reported otherwise."""
+        """Keep the causes and words that are left; return True if the report of the bug changes.
+
+        A case that tells causes apart becomes the one to replay.
+        """
         if violation is None:
             return False
         words = tuple(word for word in self.words if word in words_of(finished, violation))
@@ -159,7 +161,7 @@ class Bug:
     def seen_again(
         self, causes: tuple[str, ...], finished: CaseFinished, violation: Violation | None
     ) -> None:
-        """Take a further case of what could not be reproduced as the one to reproduce."""
+        """Reproduce a further case of a bug that could not be reproduced so far."""
         self.causes, self.first, self.violation = causes, finished, violation
         self._unconfirmed()
 
@@ -168,7 +170,7 @@ class Bug:
         self.otherwise.clear()
 
     def finding(self, number: int) -> Finding:
-        """The record of this bug as it is known now. number: its place among the bugs."""
+        """Return the record of this bug as known now. number: its place among the bugs."""
         shrunk, user = self.shrunk, self.replayed.case.model.user
         return Finding(
             number=number,
@@ -200,7 +202,7 @@ class Bug:
 
 
 class Findings:
-    """Collects failing cases; `add` returns the bugs that are new, or told better than before.
+    """Collection of failing cases; `add` returns the bugs that are new, or whose cause is updated.
 
     A failure that is a listed known issue belongs to that issue and to nothing else, so that no
     other bug hides behind it.
@@ -258,14 +260,14 @@ class Findings:
 
 
 def words_of(finished: CaseFinished, violation: Violation | None) -> tuple[str, ...]:
-    """Other declared semantics under which a case holds; none for what a step does not compute."""
+    """Return other declared semantics under which a case holds; none for obligations of memory."""
     if violation is None or finished.judgement is None or violation.obligation in MEMORY:
         return ()
     return finished.judgement.words
 
 
 def independent(violations: Sequence[Violation]) -> list[Violation]:
-    """Violations that do not merely follow from another one, the first step first."""
+    """Return the violations that do not merely follow from another one, the first step first."""
     ordered = sorted(violations, key=lambda v: (v.step, v.mild, OBLIGATIONS.index(v.obligation)))
     kept: list[Violation] = []
     for violation in ordered:
@@ -276,10 +278,10 @@ def independent(violations: Sequence[Violation]) -> list[Violation]:
 
 
 def sources_of(judgement: Judgement, listed: Callable[[Violation], bool]) -> list[Violation]:
-    """Violations of a case that do not merely follow from another one.
+    """Return the violations of a case that do not merely follow from another one.
 
-    Of an obligation whose first violation is a listed known issue, the further ones too: nothing
-    hides behind a known issue.
+    If the first violation of an obligation is a listed known issue, the further ones count too:
+    nothing hides behind a known issue.
     """
     known = {one.obligation for one in judgement.violations if listed(one)}
     further = [one for one in judgement.further if one.obligation in known]
@@ -287,7 +289,7 @@ def sources_of(judgement: Judgement, listed: Callable[[Violation], bool]) -> lis
 
 
 def _sources(violation: Violation) -> frozenset[Obligation]:
-    """What the violation can follow from."""
+    """Return the obligations that the violation can follow from."""
     if violation.obligation == "update" and "ranks disagree" in violation.causes:
         # Ranks whose gradients are not one and the same overflow each for itself.
         return FOLLOWS["update"] | {"gradient"}
@@ -305,8 +307,10 @@ def _same_kind(
 
 
 def _kind(violation: Violation) -> tuple[str, ...]:
-    """What two violations of one bug have in common. A load may lose one role here, another there,
-    as the state of the case has it."""
+    """Return the key that violations of one bug have in common.
+
+    A load may lose one role in one case, another in the next, depending on the state of the case.
+    """
     if violation.obligation in RESUME:
         return (violation.obligation,)
     return violation.obligation, violation.role

@@ -1,4 +1,4 @@
-"""Sharded code left to itself for some steps, to be laid beside a trainer on one device."""
+"""Free runs of sharded code for some steps, for comparison with a trainer on one device."""
 
 from __future__ import annotations
 
@@ -17,27 +17,29 @@ STEPS = 10
 
 
 def freely(case: Case, fixed: Mapping[str, object]) -> Case:
-    """The case with STEPS steps, unless the implementation fixes their number."""
+    """Return the case with STEPS steps, unless the implementation fixes their number."""
     if fixes(fixed, "training", "steps"):
         return case
     return replace(case, training=replace(case.training, steps=STEPS))
 
 
 def fixes(fixed: Mapping[str, object], section: str, name: str) -> bool:
-    """Whether an implementation fixes that field of its cases."""
+    """Return True if an implementation fixes that field of its cases."""
     fields = fixed.get(section)
     return isinstance(fields, Mapping) and name in fields
 
 
 def mean_loss(steps: Iterable[StepSeen]) -> float:
-    """Mean loss of a step over ranks and microbatches, NaN if nobody had one."""
+    """Return the mean loss of a step over ranks and microbatches, NaN if no rank had one."""
     losses = [loss for step in steps for loss in step.losses]
     return sum(losses) / len(losses) if losses else math.nan
 
 
 def copies(held: Held) -> Iterator[torch.Tensor]:
-    """The whole vector (NaN where nobody holds anything), then with what each rank holds, where
-    that is something else."""
+    """Yield the whole vector (NaN where no rank holds an element), then its differing versions.
+
+    A version has one rank's elements, where they differ from those of the whole.
+    """
     yield held.whole
     for part, plan in zip(held.parts, held.plans, strict=True):
         own = held.whole.clone()

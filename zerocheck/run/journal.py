@@ -1,4 +1,4 @@
-"""The journal: one record per line (NDJSON), written the moment it is known."""
+"""Journal of a run: one record per line (NDJSON), written the moment it is known."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _matrix_decoder: msgspec.json.Decoder[MatrixRecord] = msgspec.json.Decoder(
 
 
 def encode(value: Any) -> bytes:
-    """A record or struct as JSON; inf and nan as the strings "inf" and "nan".
+    """Encode a record or struct as JSON; inf and nan as the strings "inf" and "nan".
 
     msgspec writes them as null, which a field of type float would not read back.
     """
@@ -58,15 +58,18 @@ def _finite(value: Any) -> Any:
 
 
 class Journal:
-    """Writes a new journal, and holds it locked so that two runs never share one.
+    """Writer of a new journal, locked so that two runs never share one.
 
     It takes its name with its first record, so that a run that is refused leaves the earlier
     journal alone; that one is kept then (see earlier.py).
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises UsageError if the file cannot be written, another run is writing it, or it is
-        something else than a journal."""
+        """Open the journal.
+
+        Raises UsageError if the file cannot be written, another run is writing it, or it is
+        something else than a journal.
+        """
         self.path = path
         self.begun = False
         """Whether it has its name, and a record."""
@@ -100,7 +103,10 @@ class Journal:
             ) from None
 
     def handle(self, record: msgspec.Struct) -> None:
-        """Append one line; the system has it when this returns, so that a kill does not lose it."""
+        """Append one line.
+
+        It is handed to the operating system when this returns, so that a kill does not lose it.
+        """
         self._file.write(encode(record) + b"\n")
         self._file.flush()
         if not self.begun:
@@ -113,7 +119,7 @@ class Journal:
             self._synced = now
 
     def close(self) -> None:
-        """Bring everything to disk. A second call does nothing."""
+        """Flush everything to disk. A second call does nothing."""
         if self._file.closed:
             return
         os.fsync(self._file.fileno())
@@ -134,21 +140,21 @@ class Journal:
 
 
 def read(path: Path, note: Note | None = None) -> list[Record]:
-    """All records of a journal.
+    """Read all records of a journal.
 
-    A last line without its end, as a kill leaves it, is dropped and `note` is told. Raises
+    A last line without its end, as a kill leaves it, is dropped and reported to `note`. Raises
     UsageError, with the line number, for another format version or anything else.
     """
     return _read(path, _decode, note)
 
 
 def read_matrix(path: Path, note: Note | None = None) -> list[MatrixRecord]:
-    """The same for the journal of a kill matrix."""
+    """Read all records of the journal of a kill matrix, as `read` does for a run."""
     return _read(path, _decode_matrix, note)
 
 
 def is_matrix(path: Path) -> bool:
-    """Whether the file begins as the journal of a kill matrix does."""
+    """Return True if the first line of the file is that of a kill matrix's journal."""
     try:
         with path.open("rb") as file:
             first = msgspec.json.decode(file.readline())

@@ -1,4 +1,4 @@
-"""Kinds of tensors and ranks, to which an entry of known issues limits what it covers.
+"""Kinds of tensors and ranks by which an entry of known issues is limited.
 
 All of them follow from the case alone. Imports no torch.
 """
@@ -47,7 +47,7 @@ ALIGNMENT = 2
 
 
 def check_kinds(tensors: Iterable[str], ranks: str) -> None:
-    """Raise UsageError for a kind that there is not. A name with a dot or a star is a pattern."""
+    """Raise UsageError for an unknown kind. A name with a dot or a star is a pattern."""
     for kind in tensors:
         if kind not in TENSORS and not _is_pattern(kind):
             raise unknown("kind of tensors", kind, tuple(TENSORS))
@@ -64,12 +64,15 @@ def is_of(kinds: Iterable[str], case: Case, tensor: str) -> bool:
 
 
 def ranks_of(kind: str, case: Case) -> tuple[int, ...]:
-    """The ranks of a kind."""
+    """Return the ranks of a kind."""
     return RANKS[kind](case)
 
 
 def most_bytes(kinds: Iterable[str], case: Case) -> int:
-    """Bytes of all parameters of these kinds, each padded to a multiple of the world size."""
+    """Return the bytes of all parameters of these kinds.
+
+    Each is padded to a multiple of the world size.
+    """
     kinds = tuple(kinds)
     sizes = parameter_bytes(case.model)
     return sum(
@@ -78,8 +81,11 @@ def most_bytes(kinds: Iterable[str], case: Case) -> int:
 
 
 def ranks_without_elements(case: Case) -> tuple[int, ...]:
-    """Ranks that hold nothing but padding of a parameter group, sharded as DeepSpeed's stages 1 and
-    2 do: the flat buffer of the group is padded and divided equally."""
+    """Return the ranks that hold nothing but padding of a parameter group.
+
+    It is sharded as in DeepSpeed's stages 1 and 2: the flat buffer of the group is padded and
+    divided equally.
+    """
     shapes, left = parameter_shapes(case.model), learning(case)
     world = case.world_size
     empty: set[int] = set()

@@ -1,6 +1,6 @@
-"""Known issues: faults that a run may show without failing, from a TOML file.
+"""Known issues from a TOML file: faults that a run may show without failing.
 
-The header of `known_issues.toml` beside this file explains the format. An entry names a finding by
+The header of `known_issues.toml` next to this file explains the format. An entry names a finding by
 its fingerprint; the other fields keep it from covering another fault under the same conditions. A
 violation is a known issue only if each of its parts is. Imports no torch.
 """
@@ -43,7 +43,7 @@ _ENTRY = re.compile(r"^\s*\[\[\s*issue\s*\]\]", re.MULTILINE)
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
-    """An entry as it stands in the file."""
+    """Entry of the file, unchanged."""
 
     fingerprint: str
     reason: str
@@ -65,7 +65,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, kw_only=True)
 class KnownIssue:
-    """One entry. Fields as in the file; source: which file and entry it is, for messages.
+    """Known issue. Fields as in the file; source: its file and entry, for messages.
 
     torch: the versions that have it, one of several specifiers (PEP 440); device: "cpu" or "cuda"
     if it shows on no other kind; sometimes: it depends on the moment, so that no case shows it for
@@ -92,23 +92,23 @@ class KnownIssue:
 
     @property
     def implementation(self) -> str:
-        """Of the fingerprint."""
+        """Name of the implementation, from the fingerprint."""
         return self.fingerprint.split(" / ")[0]
 
     @property
     def obligation(self) -> Obligation | None:
-        """Of the fingerprint; None for a crash or hang."""
+        """Obligation from the fingerprint; None for a crash or hang."""
         part = self.fingerprint.split(" / ")[1]
         return next((obligation for obligation in OBLIGATIONS if obligation == part), None)
 
     @property
     def hangs(self) -> bool:
-        """A known hang: each case that shows it costs seconds of patience."""
+        """True for a known hang: each case that shows it costs seconds of patience."""
         return self.fingerprint.split(" / ")[1] == "hung"
 
     @property
     def record(self) -> Known:
-        """It, as it stands in the journal."""
+        """Journal record of the issue."""
         return Known(
             fingerprint=self.fingerprint,
             reason=self.reason,
@@ -122,19 +122,19 @@ class KnownIssue:
         return self.device in ("", kind_of(device))
 
     def known_in(self, torch: str) -> bool:
-        """Whether this version of torch, such as "2.13.0+cpu", has it."""
+        """Return True if this version of torch, such as "2.13.0+cpu", has the issue."""
         version = torch.partition("+")[0]
         return any(versions.contains(version, prereleases=True) for versions in self.torch)
 
     def covers(self, case: Case) -> bool:
-        """Whether the case has all features of the entry."""
+        """Return True if the case has all features of the entry."""
         return all(FEATURES[name].present(case) for name in self.features)
 
     def matches(self, finished: CaseFinished, violation: Violation | None) -> bool:
-        """Whether this failure of a case is the issue. violation: None for a crash or hang.
+        """Return True if this failure of a case is the issue. violation: None for a crash or hang.
 
-        With a fault injected into it the implementation has its issues all the same. What is wrong
-        in a step shows in a step after a load too, if the ranks there are such that it does.
+        With a fault injected into it the implementation has its issues all the same. An error in a
+        step shows in a step after a load too, if the ranks there are such that it does.
         """
         if self.implementation not in family(finished.implementation):
             return False
@@ -161,7 +161,7 @@ class KnownIssue:
         )
 
     def _names(self, violation: Violation, obligation: Obligation) -> bool:
-        """The causes named here are among those that explain the violation, or both have none."""
+        """Return True if the causes named here are among the violation's, or both have none."""
         role = violation.role
         if any(fnmatchcase(role, pattern) for pattern in self.roles):
             role = "".join(self.fingerprint.split(" / ")[2:3])
@@ -175,7 +175,10 @@ class KnownIssue:
 def matching(
     issues: Iterable[KnownIssue], finished: CaseFinished, violation: Violation | None
 ) -> list[KnownIssue]:
-    """The issues that a failure of a case is. None where any part of a violation is no issue."""
+    """Return the issues that match a failure of a case.
+
+    None where any part of a violation is no issue.
+    """
     issues = tuple(issues)
     if violation is None or not violation.parts:
         return [issue for issue in issues if issue.matches(finished, violation)]
@@ -184,12 +187,12 @@ def matching(
 
 
 def joined(*parts: str) -> str:
-    """A fingerprint of its parts; empty ones and repetitions are left out."""
+    """Join parts to a fingerprint; empty ones and repetitions are left out."""
     return " / ".join(dict.fromkeys(part for part in parts if part))
 
 
 def load(given: Iterable[str]) -> tuple[KnownIssue, ...]:
-    """The entries of the files, then ours, unless `none` is among the names.
+    """Load the entries of the files, then ours, unless `none` is among the names.
 
     Raises UsageError, with file, entry and line, for what cannot be used.
     """
@@ -200,12 +203,12 @@ def load(given: Iterable[str]) -> tuple[KnownIssue, ...]:
 
 @cache
 def ours() -> tuple[KnownIssue, ...]:
-    """The entries that come with zerocheck."""
+    """Return the entries that come with zerocheck."""
     return read(OURS)
 
 
 def read(path: Path) -> tuple[KnownIssue, ...]:
-    """The entries of one file. Raises UsageError as `load` does."""
+    """Read the entries of one file. Raises UsageError as `load` does."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -290,7 +293,7 @@ def _issue(raw: dict[str, Any], source: str) -> KnownIssue:
 
 
 def _in_words(message: str) -> str:
-    """msgspec's message with the field first: `reason: expected str, got int`."""
+    """Move the field of a msgspec message to its front: `reason: expected str, got int`."""
     said, _, place = message.replace("`", "").partition(" - at $.")
     return f"{place}: {said[0].lower()}{said[1:]}" if place else said
 

@@ -1,4 +1,4 @@
-"""Rank processes for a command: started here, or given by a launcher."""
+"""Rank processes of a command: started here, or by a launcher."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def with_ranks(
     timeout_s: float = TIMEOUT_S,
     implementations: Iterable[str] = (),
 ) -> int:
-    """`do` with rank processes of this kind; returns its exit code.
+    """Call `do` with rank processes of this kind; return its exit code.
 
     implementations: that will run, so that their libraries are imported once for all ranks.
 
@@ -55,7 +55,7 @@ def with_ranks(
 def started(
     device: str = CPU, backend: str | None = None, implementations: Iterable[str] = ()
 ) -> Pool:
-    """Rank processes on this machine. Raises UsageError for a device that it does not have."""
+    """Start rank processes on this machine. Raises UsageError for a missing device."""
     check_there(device)
     return Pool(
         TARGET,
@@ -67,7 +67,7 @@ def started(
 
 
 def sharing(device: str, most: int) -> str:
-    """What to say of ranks that share a GPU, `most` of them at once; empty if none does.
+    """Return a note on ranks that share a GPU, `most` of them at once; empty if none does.
 
     Raises UsageError for a device that is not there.
     """

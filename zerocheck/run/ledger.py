@@ -1,4 +1,4 @@
-"""The known issues of one run: cases that they add or leave out, and which of them are stale."""
+"""Known-issue matcher of one run: cases that it adds or leaves out, and stale issues."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .tally import FAILING
 
 
 class Ledger:
-    """The issues that can show in this run: of its implementations, obligations and torch.
+    """Known-issue matcher for the issues of this run's implementations, obligations and torch.
 
     A run without an obligation of checkpoints takes none, so issues with such a case are left out.
     """
@@ -54,7 +54,7 @@ class Ledger:
         self._looked: set[KnownIssue] = set()
 
     def arrange(self, planned: Sequence[Planned]) -> tuple[list[Planned], tuple[LeftOut, ...]]:
-        """The plan without the cases that a known hang covers, and with the issues' own cases.
+        """Return the plan without cases of known hangs, and with the issues' own cases.
 
         An own case is left away if the run was asked for other world sizes or features, or for
         another model.
@@ -84,7 +84,7 @@ class Ledger:
         )
 
     def hang(self, item: Planned) -> str | None:
-        """The known hang that covers a case, as a reason not to run it."""
+        """Return the known hang that covers a case, as a reason not to run it."""
         issue = self._hang(item)
         return None if issue is None else f"known hang: {issue.record.reason}"
 
@@ -92,23 +92,23 @@ class Ledger:
         return next((issue for issue in self.issues if _hangs_by(item, issue)), None)
 
     def issue_of(self, finished: CaseFinished, violation: Violation | None) -> KnownIssue | None:
-        """The first issue that this failure is. All that match are noted as seen."""
+        """Return the first issue that matches this failure; all that match count as observed."""
         matching = self._matching(finished, violation)
         self._shown.update(matching)
         return matching[0] if matching else None
 
     def listed(self, finished: CaseFinished, violation: Violation | None) -> bool:
-        """Whether this failure is an issue, without a note that it was seen."""
+        """Return True if this failure is a known issue, without noting that it was observed."""
         return bool(self._matching(finished, violation))
 
     def _matching(self, finished: CaseFinished, violation: Violation | None) -> list[KnownIssue]:
         return matching((*self.issues, *self._after_loads), finished, violation)
 
     def marked(self, finished: CaseFinished) -> CaseFinished:
-        """The record of a case with what is known of its failures.
+        """Return the record of a case, with the known issues of its failures marked.
 
-        What follows from other violations is known if all of those are. To count as seen it is
-        enough that an issue shows in the wake of another violation.
+        A violation that follows from others is known if all of those are. To count as observed it
+        is enough that an issue shows in the wake of another violation.
         """
         own = self.own.get(finished.number)
         if own is not None:
@@ -138,9 +138,9 @@ class Ledger:
         return replace(finished, known=tuple(listed))
 
     def unseen(self) -> list[tuple[KnownIssue, int | None]]:
-        """Issues that should have been seen and were not, and the number of their own case.
+        """Return issues that were expected and not observed, and the number of their own case.
 
-        Of an issue without a case of its own, one other case with its features must have run. One
+        For an issue without a case of its own, another case with its features must have run. One
         that shows sometimes is never missed; nor is one without a case in a run of the user's own
         model, which shows little of what drawn ones do.
         """
@@ -155,11 +155,14 @@ class Ledger:
         ]
 
     def shown(self, issue: KnownIssue) -> bool:
-        """Whether any case showed it."""
+        """Return True if any case showed the issue."""
         return issue in self._shown
 
     def stale(self, issue: KnownIssue, tries: int) -> StaleIssue:
-        """The record of a stale issue. tries: runs of its own case in fresh rank processes."""
+        """Return the record of a stale issue.
+
+        tries: runs of its own case in fresh rank processes.
+        """
         if issue.case is None:
             seen = "it has no case of its own, and no case of this run showed it"
         else:

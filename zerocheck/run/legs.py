@@ -1,4 +1,4 @@
-"""The ranks' jobs of a resumed case, one for each leg, and what happens to checkpoints between."""
+"""Jobs of a resumed case, one per training segment, and actions on checkpoints between."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from .damaging import damage
 
 
 class Legs:
-    """What the ranks of each leg are asked, with the directories of their checkpoints.
+    """Jobs for the ranks of each training segment, with the directories of their checkpoints.
 
-    Each leg saves into a directory of its own, in a temporary one that `remove` removes. done: what
-    was done to a checkpoint, in words; missing: see `look`.
+    Each segment saves into a directory of its own, in a temporary one that `remove` removes. done:
+    the damage done to a checkpoint, in words; missing: see `look`.
     """
 
     def __init__(self, implementation: str, case: Case, *, trace: bool = False) -> None:
@@ -38,7 +38,7 @@ class Legs:
         return len(self._cases)
 
     def job(self, number: int) -> Job:
-        """What the ranks of a leg are asked. Leg k loads what leg k - 1 saved."""
+        """Return the job for the ranks of a segment; segment k loads what segment k - 1 saved."""
         leg = self._cases[number]
         into = self.case.resume[number - 1].into if number else ""
         job = Job(implementation=into or self._implementation, case=leg, trace=self._trace)
@@ -55,17 +55,20 @@ class Legs:
         )
 
     def measuring(self) -> Job:
-        """The job in which the steps are measured, without any checkpoint. Nothing is delayed: a
-        collective that begins on another thread lets go of its memory there, unseen."""
+        """Return the job in which the steps are measured, without any checkpoint.
+
+        Nothing is delayed: a collective that begins on another thread lets go of its memory there,
+        unobserved.
+        """
         case = msgspec.structs.replace(self.case, resume=(), disturbance=Disturbance())
         return Job(implementation=self._implementation, case=case, trace=self._trace, measure=True)
 
     def timing(self) -> Job:
-        """The job in which the steps are timed, without any checkpoint. Nothing is delayed."""
+        """Return the job in which the steps are timed, without any checkpoint or delay."""
         return msgspec.structs.replace(self.measuring(), measure=False, trace=False, time=True)
 
     def control(self, number: int) -> Job | None:
-        """The job of leg `number` with the checkpoint as it was written, if it only loads.
+        """Return the job of segment `number` with the undamaged checkpoint, if it only loads.
 
         Without it a load that is wrong anyway would pass for damage.
         """
@@ -74,9 +77,9 @@ class Legs:
         return msgspec.structs.replace(self.job(number), load=str(self._path / str(number - 1)))
 
     def killed(self, number: int, saved: RankSeen) -> Job | None:
-        """The job of leg `number` once more, if the next leg loads what a killed writer left.
+        """Return the job of segment `number` again, if the next loads a killed writer's files.
 
-        saved: what the rank that is to die told of the leg when it was not killed.
+        saved: the reply of the rank to be killed, from the run of the segment in which it was not.
         """
         if number >= len(self.case.resume) or self.case.resume[number].killed is None:
             return None
@@ -94,7 +97,7 @@ class Legs:
     def look(self, number: int) -> None:
         """Note which files of the older checkpoint a killed writer removed.
 
-        Files that it wrote over are still there, or there is a new one whose name begins with
+        Files that it wrote over still exist, or there is a new one whose name begins with
         theirs. Nothing is noted where no older checkpoint was saved.
         """
         assert self._path is not None
@@ -108,11 +111,11 @@ class Legs:
         )
 
     def victim(self, number: int) -> int:
-        """The rank of a leg that is killed."""
+        """Return the rank of a segment that is killed."""
         return self.case.seed % self._cases[number].world_size
 
     def damage(self, number: int) -> None:
-        """Do to the checkpoint of a leg what the next one asks for."""
+        """Damage the checkpoint of a segment as the next one asks for."""
         if number >= len(self.case.resume) or self._path is None:
             return
         kind = self.case.resume[number].damage
@@ -133,8 +136,11 @@ class Legs:
 
 
 def without_waiting(result: JobResult) -> JobResult:
-    """The result of a leg that only loads; where some ranks refused the checkpoint and the others
-    hung, as these wait for them, those have a reply that says so."""
+    """Return the result of a segment that only loads, with replies for the ranks that waited.
+
+    Where some ranks refused the checkpoint and the others hung, as these wait for them, the latter
+    get a reply that says so.
+    """
     if result.outcome != "hung":
         return result
     replies = [msgspec.msgpack.decode(one, type=RankSeen) for one in result.payloads if one]

@@ -1,4 +1,4 @@
-"""What came of the loads of resumed cases, by the world sizes that saved and loaded."""
+"""Results of the loads of resumed cases, by the world sizes that saved and loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ Pair = tuple[int, int]
 
 
 class _One(NamedTuple):
-    """One load. kind: `killed` or a DamageKind if it only tried such a checkpoint, else ""."""
+    """Load of a checkpoint.
+
+    kind: `killed` or a DamageKind if it only tried such a checkpoint, else "".
+    """
 
     pair: Pair
     status: Status
@@ -27,7 +30,7 @@ class _One(NamedTuple):
 
 @dataclass
 class Tried:
-    """Loads of checkpoints that were killed or damaged in one way: verdicts, and what they gave."""
+    """Loads of checkpoints killed or damaged in one way: verdicts, and the state loaded."""
 
     verdicts: Counter[Status] = field(default_factory=Counter)
     gave: Counter[Gave] = field(default_factory=Counter)
@@ -70,7 +73,7 @@ class Loads:
 
 
 def together(some: Iterable[Loads]) -> Loads:
-    """The loads of several implementations as those of one."""
+    """Merge the loads of several implementations."""
     whole = Loads()
     for loads in some:
         for pair, verdicts in loads.pairs.items():
@@ -101,7 +104,7 @@ def _loads(record: CaseFinished) -> Iterator[_One]:
 
 
 def _obligations(kind: str) -> set[Obligation]:
-    """What a load can violate."""
+    """Return the obligations that a load can violate."""
     if not kind:
         return {"roundtrip", "continuation"}
     return {"durability" if kind == "killed" else "damage"}

@@ -1,4 +1,4 @@
-"""How the timed cases of an implementation ran, by world size, and how long checkpoints took."""
+"""Runtime metrics of the timed cases of an implementation, by world size, and of checkpoints."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ from .records import CaseFinished
 
 @dataclass
 class Paces:
-    """The timed cases of one implementation on one number of ranks. Figures are medians over cases,
-    of those that have them; None where none has."""
+    """Timed cases of one implementation on one number of ranks.
+
+    Figures are medians over cases, of those that have them; None where none has.
+    """
 
     ranks: int
     cases: list[tuple[Case, Pace]] = field(default_factory=list)
 
     @property
     def steps(self) -> int:
-        """That count, of all cases."""
+        """Number of timed steps over all cases."""
         return sum(pace.steps for _, pace in self.cases)
 
     def middle(self, of: Callable[[Pace], float | None]) -> float | None:
-        """Median of a figure."""
+        """Return the median of a figure over cases."""
         return _middle(of(pace) for _, pace in self.cases)
 
     def share(self, *kinds: str) -> float | None:
-        """Of the step, that callers wait in collectives of these kinds."""
+        """Return the share of the step that callers wait in collectives of these kinds."""
 
         def of(pace: Pace) -> float | None:
             if pace.waiting is None:
@@ -43,7 +45,7 @@ class Paces:
 
     @property
     def bytes(self) -> float | None:
-        """Of the commonest collective of each case with a tensor."""
+        """Bytes of the commonest collective with a tensor, the median over cases."""
 
         def of(pace: Pace) -> float | None:
             return max(((k.calls, k.bytes) for k in pace.kinds if k.bytes), default=(0.0, None))[1]
@@ -52,35 +54,35 @@ class Paces:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Positions that all ranks together read."""
+        """Positions that all ranks together read per second, the median over cases."""
         return self.middle(
             lambda pace: pace.tokens / pace.seconds if pace.tokens and pace.seconds else None
         )
 
     @property
     def idle(self) -> float | None:
-        """Mean over ranks."""
+        """Idle share of the step, the mean over ranks and median over cases."""
         return self.middle(lambda pace: sum(pace.idle) / len(pace.idle) if pace.idle else None)
 
     @property
     def idle_of(self) -> tuple[float, ...]:
-        """Of each rank; empty where it is not known."""
+        """Idle share of each rank, the median over cases; empty where it is not known."""
         known = [pace.idle for _, pace in self.cases if pace.idle]
         return tuple(median(of) for of in zip(*known, strict=True))
 
     @property
     def gathered(self) -> float | None:
-        """Largest all-gather over the bytes of all parameters."""
+        """Size of the largest all-gather over the bytes of all parameters."""
         return _middle(_gathered(case, pace) for case, pace in self.cases)
 
     @property
     def allocated(self) -> int | None:
-        """Bytes, the most of any case."""
+        """Allocated bytes, the most of any case."""
         return max((p.allocated for _, p in self.cases if p.allocated is not None), default=None)
 
     @property
     def reserved(self) -> int | None:
-        """Bytes, the most of any case."""
+        """Reserved bytes, the most of any case."""
         return max((p.reserved for _, p in self.cases if p.reserved is not None), default=None)
 
 
@@ -97,10 +99,12 @@ def _middle(values: Iterable[float | None]) -> float | None:
 
 @dataclass
 class Metrics:
-    """How an implementation ran. paces: by world size; patterns: the sentences, each that of the
-    first case that shows it, and in how many timed cases there is one that begins alike; broken:
-    why cases could not be timed; peaks: bytes of each measured case, by world size; saves, loads:
-    seconds."""
+    """Runtime metrics of an implementation.
+
+    paces: by world size; patterns: sentences, each from the first case that shows the pattern;
+    shown: number of timed cases with it; broken: why cases could not be timed; peaks: bytes of each
+    measured case, by world size; saves, loads: seconds.
+    """
 
     paces: dict[int, Paces] = field(default_factory=dict)
     patterns: dict[str, str] = field(default_factory=dict)
@@ -131,5 +135,5 @@ class Metrics:
 
     @property
     def cases(self) -> int:
-        """That were timed."""
+        """Number of timed cases."""
         return sum(len(one.cases) for one in self.paces.values())

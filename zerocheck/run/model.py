@@ -1,4 +1,4 @@
-"""The user's own model as that of every case: `--model`, or `fixed = {"model": ...}`."""
+"""User's own model as that of every case: `--model`, or `fixed = {"model": ...}`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from .trial import Ranks
 def with_models(
     ranks: Ranks, described: Mapping[str, Described], options: RunOptions
 ) -> tuple[dict[str, Described], dict[Obligation, str]]:
-    """What the implementations declare, with the user's model among the fixed fields; and the
-    obligations that can then not be exercised at all, each with the reason.
+    """Add the user's model to the fixed fields that the implementations declare.
 
+    Returns them with the obligations that then cannot be exercised at all, each with the reason.
     Each model is looked at once, in a rank process. Raises UsageError for one that cannot be
     judged, that does not go with what an implementation fixes, or with what is to be checked.
     """
@@ -47,9 +47,10 @@ def with_models(
 
 
 def case_with(ranks: Ranks, case: Case, factory: str, *, world_size: int) -> Case:
-    """The case, which has a model of the user's, with what the factory makes now.
+    """Replace the user's model in a case by that which the factory makes now.
 
-    Raises UsageError where the rest of the case does not go with it."""
+    Raises UsageError where the rest of the case does not go with it.
+    """
     user = look(ranks, factory, world_size=world_size)
     case = msgspec.structs.replace(case, model=msgspec.structs.replace(case.model, user=user))
     check(case)
@@ -59,8 +60,11 @@ def case_with(ranks: Ranks, case: Case, factory: str, *, world_size: int) -> Cas
 def _without(
     options: RunOptions, described: Mapping[str, Described], looked: Mapping[str, UserModel]
 ) -> dict[Obligation, str]:
-    """`buffers`, where every case has a model of the user's without any; and what cannot be told on
-    the device."""
+    """Return the obligations that cannot be exercised, with the reasons.
+
+    They are `buffers`, where every case has a model of the user's without any, and those that
+    cannot be judged on the device.
+    """
     without = _untold(options)
     if not set(options.obligations) - set(without):
         name, reason = next(iter(without.items()))
@@ -93,7 +97,7 @@ def _fields(value: object) -> Mapping[str, object]:
 
 
 def _factory(name: str, fixed: Mapping[str, object], asked: str | None) -> str | None:
-    """Which model an implementation is checked with, or None for drawn ones."""
+    """Return the model that an implementation is checked with, or None for drawn ones."""
     own = fixed.get("model")
     if own is None:
         return asked

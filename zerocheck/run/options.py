@@ -1,4 +1,4 @@
-"""What a run is asked to do, checked before anything starts. Imports no torch."""
+"""Options of a run, checked before anything starts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class RunOptions:
         self._fill_in()
 
     def _fill_in(self) -> None:
-        """Defaults for what was left empty; what was given twice counts once."""
+        """Set defaults for empty options; repeated values count once."""
         profile = PROFILES[self.profile]
         self._set("implementations", dict.fromkeys(self.implementations or BUILT_IN))
         self._set("world_sizes", dict.fromkeys(self.world_sizes or profile.world_sizes))
@@ -110,28 +110,28 @@ class RunOptions:
         object.__setattr__(self, name, tuple(values))
 
     def leaving_out(self, obligations: Collection[Obligation]) -> RunOptions:
-        """The same options, without these obligations."""
+        """Return these options without the given obligations."""
         left = copy(self)
         left._set("obligations", [o for o in self.obligations if o not in obligations])
         return left
 
     @property
     def cases(self) -> int:
-        """Cases per implementation; a covering array may take more."""
+        """Number of cases per implementation; a covering array may take more."""
         count = PROFILES[self.profile].cases
         return count if self.max_cases is None else min(count, self.max_cases)
 
 
 def check_ranks(given: str) -> None:
-    """Raise UsageError for a kind of ranks that there is not."""
+    """Raise UsageError for an unknown kind of ranks."""
     if given not in RANKS:
         raise unknown("kind of ranks", given, RANKS)
 
 
 def choose_ranks(given: str | None) -> Ranks:
-    """The kind of ranks that is asked for, or that there is: a launcher's, if it started us.
+    """Return the requested kind of ranks, else a launcher's if it started this process.
 
-    Raises UsageError for a kind that there is not.
+    Raises UsageError for an unknown kind.
     """
     if given is None:
         return "torchrun" if launched() else "processes"
@@ -140,13 +140,13 @@ def choose_ranks(given: str | None) -> Ranks:
 
 
 def check_timeout(given: float) -> None:
-    """Raise UsageError for a number of seconds that nothing can be waited for."""
+    """Raise UsageError for a number of seconds that cannot be a timeout."""
     if not 1.0 <= given <= 86_400.0:
         raise UsageError(f"--timeout {given:g} is out of range (allowed: 1 to 86400 seconds)")
 
 
 def check_backend(given: str | None, device: str) -> None:
-    """Raise UsageError for a backend that there is not, or not on this device."""
+    """Raise UsageError for an unknown backend, or one that this device does not have."""
     if given is None:
         return
     if given not in BACKENDS:
@@ -156,12 +156,12 @@ def check_backend(given: str | None, device: str) -> None:
 
 
 def parse_world_sizes(text: str) -> tuple[int, ...]:
-    """`"1,2,3"` or `"2-4"` as numbers. Raises UsageError for what is not a number."""
+    """Parse `"1,2,3"` or `"2-4"`. Raises UsageError for anything but numbers."""
     return SETTINGS["world_sizes"].of_text(text)  # type: ignore[no-any-return]
 
 
 def parse_obligations(text: str) -> tuple[Obligation, ...]:
-    """`"gradient,update"` or `"equivalence"` as obligations. Raises UsageError for other names."""
+    """Parse `"gradient,update"` or `"equivalence"`. Raises UsageError for other names."""
     chosen: list[Obligation] = []
     for part in (part.strip() for part in text.split(",")):
         if part in OBLIGATION_SETS:

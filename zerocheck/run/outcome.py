@@ -1,4 +1,4 @@
-"""What came of a case: the verdict on what its ranks did."""
+"""Outcome of a case: the verdict on what its ranks did."""
 
 from __future__ import annotations
 
@@ -29,10 +29,13 @@ from .records import CaseFinished
 
 
 class Results(NamedTuple):
-    """What came of each leg of a case, of one if it is not resumed; a leg that only loads comes
-    twice, first with the checkpoint as it was written. done: what was done to it, in words;
-    missing: files of a checkpoint that a killed writer did not leave; measured, timed: what came of
-    the run that is measured, and of that which is timed, if there was one."""
+    """Results of each training segment of a case; only one if it is not resumed.
+
+    A segment that only loads occurs twice, first with the checkpoint as it was written. done: the
+    damage done to it, in words; missing: files of a checkpoint that a killed writer did not leave;
+    measured, timed: results of the run that is measured, and of that which is timed, if there was
+    one.
+    """
 
     legs: tuple[JobResult, ...]
     done: str = ""
@@ -42,14 +45,16 @@ class Results(NamedTuple):
 
     @property
     def all(self) -> tuple[JobResult, ...]:
-        """Of each job that is judged."""
+        """Results of each job that is judged."""
         return self.legs if self.measured is None else (*self.legs, self.measured)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a case. Fields as in CaseFinished; title, causes: of a crash or hang, the latter
-    where collectives were traced."""
+    """Outcome of a case. Fields as in CaseFinished.
+
+    title, causes: of a crash or hang, the latter where collectives were traced.
+    """
 
     status: Status
     judgement: Judgement | None = None
@@ -69,13 +74,13 @@ class Outcome:
 
     @property
     def headline(self) -> str:
-        """The title, or, of a crash, what is behind it."""
+        """Title, or, of a crash with a known cause, that cause."""
         return (
             f"the ranks {self.status}: they called {self.causes[0]}" if self.causes else self.title
         )
 
     def record(self, number: int, implementation: str, case: Case) -> CaseFinished:
-        """It, as it stands in the journal."""
+        """Convert to a journal record."""
         told = {field.name: getattr(self, field.name) for field in fields(self)}
         return CaseFinished(number=number, implementation=implementation, case=case, **told)
 
@@ -88,7 +93,7 @@ def judged(
     digest: bool = False,
     words: bool = False,
 ) -> Outcome:
-    """The verdict on what the ranks of each leg did. Gives their arenas back."""
+    """Judge the results of each training segment. Gives the ranks' arenas back."""
     leaks = tuple(dict.fromkeys(leak for result in results.all for leak in result.leaks))
     try:
         outcome = _judged(case, results, obligations=obligations, digest=digest, words=words)
@@ -147,7 +152,7 @@ def _judged(
 def _judged_steps(
     case: Case, legs: Sequence[Seen], results: Results, *, digest: bool, words: bool
 ) -> Judgement:
-    """The judgement of all but memory."""
+    """Return the judgement of all obligations but those of memory."""
 
     def judgement(legs: Sequence[Seen], *, digest: bool, brief: bool) -> Judgement:
         if case.resume:
@@ -164,7 +169,7 @@ def _judged_steps(
 
 
 def _unmeasured(judgement: Judgement, reason: str, asked: Collection[Obligation]) -> Judgement:
-    """The judgement, with the obligations of memory of a case that cannot be measured."""
+    """Return the judgement, with memory obligations of an unmeasurable case as unsupported."""
     unjudged = {one: reason for one in MEMORY if one in asked}
     unsupported: dict[Obligation, Status] = dict.fromkeys(unjudged, "unsupported")
     return msgspec.structs.replace(
@@ -173,7 +178,7 @@ def _unmeasured(judgement: Judgement, reason: str, asked: Collection[Obligation]
 
 
 def _pace(case: Case, result: JobResult | None) -> Pace | None:
-    """How the steps passed. That they broke here is no verdict: they are not all the case's."""
+    """Return the timings of the steps. Broken steps here do not affect the verdict on the case."""
     if result is None:
         return None
     if result.outcome != "finished" or None in result.payloads:
@@ -183,18 +188,18 @@ def _pace(case: Case, result: JobResult | None) -> Pace | None:
 
 
 def _peak(seen: Sequence[RankSeen]) -> int | None:
-    """The most that any rank held at any instant, or None if no step was measured."""
+    """Return the most bytes that any rank held at any instant, or None if no step was measured."""
     peaks = (peak for rank in seen if rank.measured is not None for peak in rank.measured.peaks)
     return max((peak.total for peak in peaks), default=None)
 
 
 def _longest(legs: Iterable[Sequence[float]]) -> tuple[float, ...]:
-    """Of each leg that has any, seconds of the slowest rank."""
+    """Return the seconds of the slowest rank, for each training segment that has any."""
     return tuple(float(f"{max(leg):.{DIGITS}g}") for leg in legs if any(leg))
 
 
 def observed(result: JobResult) -> tuple[list[RankSeen], Fetch]:
-    """What each rank of a case that was finished replied, and how to read its tensors."""
+    """Return the reply of each rank of a finished case, and a function that reads its tensors."""
     seen = [msgspec.msgpack.decode(p, type=RankSeen) for p in result.payloads if p is not None]
 
     def fetch(rank: int, record: Recorded) -> torch.Tensor:
@@ -206,7 +211,10 @@ def observed(result: JobResult) -> tuple[list[RankSeen], Fetch]:
 
 
 def _broken(case: Case, result: JobResult, begun: int) -> Outcome:
-    """begun: the loads that had begun; a leg that only loads has two of them."""
+    """Return the outcome of a crash or hang.
+
+    begun: the loads that had begun; a segment that only loads has two of them.
+    """
     status: Status = "hung" if result.outcome == "hung" else "crashed"
     error = ""
     if result.first_failed is not None:
@@ -231,8 +239,11 @@ DIFFERENT = "different collectives"
 
 
 def _causes(result: JobResult) -> tuple[str, ...]:
-    """Ranks wait in different collectives; or, in a crash, those of one number, by which calls of
-    ranks are matched, differ in kind or size. A rank at another number may only be ahead."""
+    """Return the cause if ranks called different collectives.
+
+    They wait in different ones; or, in a crash, those of one number, by which calls of ranks are
+    matched, differ in kind or size. A rank at another number may only be ahead.
+    """
     stood = [one for one in result.stood if one.collective]
     called: dict[int, set[str]] = {}
     for one in stood:
@@ -244,7 +255,7 @@ def _causes(result: JobResult) -> tuple[str, ...]:
 
 
 def _title(status: Status, error: str, result: JobResult) -> str:
-    """What went wrong. Collectives are known where they were traced."""
+    """Return the title of a crash or hang. Collectives are known where they were traced."""
     if status == "hung" and _causes(result):
         return f"the ranks hung: they called {DIFFERENT}"
     if result.first_failed is None:

@@ -1,4 +1,4 @@
-"""How a case ran: a few figures, as the journal holds them. No verdict hangs on them."""
+"""Timings of a case: a few figures, as the journal holds them. No verdict depends on them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 
 
 class Kind(msgspec.Struct, frozen=True, array_like=True):
-    """The collectives of one kind.
+    """Collectives of one kind.
 
     kind: as of `contract.layout.Call`; calls: of one rank in a step, median over ranks and steps;
     bytes: median of a call; largest: bytes of the largest one; share: time that callers wait in
@@ -25,7 +25,7 @@ class Kind(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """How the steps of one case passed, on a run of its own with nothing observed.
+    """Timings of the steps of one case, in a run of its own with nothing observed.
 
     steps: that count, without the warm-up; seconds: of a step on its slowest rank; tokens:
     positions that all ranks together read in a step (batch x length x microbatches x ranks),
@@ -69,5 +69,5 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def calls(self) -> float:
-        """Collectives of one rank in a step."""
+        """Number of collectives of one rank in a step."""
         return sum(kind.calls for kind in self.kinds)

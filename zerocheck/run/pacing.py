@@ -1,4 +1,4 @@
-"""From the times of the ranks of a case to its pace."""
+"""Pace of a case, from the times of its ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ USED = ("bucket", "wrap")
 
 
 def paced(case: Case, ranks: Sequence[Timed]) -> Pace | None:
-    """The figures of one case, or None if no step counts. ranks[r]: what rank r saw."""
+    """Compute the figures of one case, or None if no step counts. ranks[r]: times of rank r."""
     # steps[i][r]: step i on rank r
     steps = list(zip(*(one.steps for one in ranks), strict=True))
     if not steps:
@@ -58,15 +58,18 @@ def paced(case: Case, ranks: Sequence[Timed]) -> Pace | None:
 
 
 def _tokens(case: Case) -> int:
-    """Positions of one step. What the user's own batches hold is not known from the case: 0."""
+    """Return the positions of one step; 0 for the user's own batches, whose content is unknown."""
     if case.model.user is not None:
         return 0
     return case.data.batch * case.data.length * case.training.microbatches * case.world_size
 
 
 def alone(case: Case, calls: Iterable[CollectiveTimes]) -> int:
-    """How many trained parameter tensors there is a call for that has just the tensor's bytes, or,
-    of a reduce-scatter, these up to a multiple of the ranks. Each call counts once."""
+    """Count the trained parameter tensors with a collective of their own.
+
+    A call is a tensor's own if it has just the tensor's bytes, in a reduce-scatter padded to a
+    multiple of the ranks. Each call counts once.
+    """
     shapes, dtypes = parameter_shapes(case.model), parameter_dtypes(case.model)
     free = Counter((call.kind == "reduce_scatter", call.bytes) for call in calls)
     found = 0
@@ -108,12 +111,12 @@ def _length(step: StepTimes) -> int:
 
 
 def _all(ranks: Sequence[StepTimes]) -> int:
-    """Time of a step, summed over ranks."""
+    """Return the time of a step, summed over ranks."""
     return sum(map(_length, ranks)) or 1
 
 
 def _waits(call: CollectiveTimes) -> tuple[tuple[int, int], ...]:
-    """When its caller waited."""
+    """Return the spans in which the caller waited."""
     return (call.begun, call.returned), (call.stalled, call.over)
 
 
@@ -122,15 +125,18 @@ def _waited(call: CollectiveTimes) -> int:
 
 
 def _overlap(step: Sequence[StepTimes]) -> float | None:
-    """The share of hidden time. Waits lie within the time on the way, and apart from each other:
-    one caller waits for one collective at a time."""
+    """Return the share of communication time in which no caller waits.
+
+    Waits are within the time on the way, and do not overlap: one caller waits for one collective at
+    a time.
+    """
     on_the_way = sum(_union((call.begun, call.over) for call in rank.calls) for rank in step)
     waited = sum(_waited(call) for rank in step for call in rank.calls)
     return 1 - waited / on_the_way if on_the_way else None
 
 
 def _union(spans: Iterable[tuple[int, int]]) -> int:
-    """Length of what any of the spans covers."""
+    """Return the length of the union of the spans."""
     covered, reached = 0, 0
     for start, end in sorted(spans):
         covered += max(0, end - max(start, reached))
@@ -139,7 +145,7 @@ def _union(spans: Iterable[tuple[int, int]]) -> int:
 
 
 def _idle(step: Sequence[StepTimes]) -> list[float] | None:
-    """Of each rank, or None where they call different collectives."""
+    """Return the idle time of each rank, or None where they call different collectives."""
     of = [[call for call in rank.calls if call.kind not in MESSAGES] for rank in step]
     if len({tuple((c.kind, c.bytes, c.ranks, c.root) for c in calls) for calls in of}) > 1:
         return None

@@ -1,7 +1,7 @@
-"""What the pace of a case betrays, in words: only where a limit follows from what the case asks.
+"""Hints from the timings of a case, in words: only where a limit follows from what the case asks.
 
-Whether collectives are slow, or a rank is waited for too long, has no limit that could be derived:
-machines differ. Reports show those figures in their order, and no verdict.
+No limit can be derived for slow collectives or long waits for a rank: machines differ. Reports show
+those figures in their order, and no verdict.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .pace import REDUCING, Pace
 
 
 def patterns(case: Case, pace: Pace) -> tuple[str, ...]:
-    """One sentence for each pattern that the case shows."""
+    """Return one sentence for each pattern that the case shows."""
     if case.world_size == 1 or not pace.steps:
         return ()
     found = (_one_by_one(case, pace), _whole_bucket(case, pace), _whole_gather(case, pace))
@@ -30,7 +30,7 @@ def patterns(case: Case, pace: Pace) -> tuple[str, ...]:
 
 
 def _one_by_one(case: Case, pace: Pace) -> str | None:
-    """Every trained tensor is reduced alone, where the case allows fewer collectives.
+    """Detect that every trained tensor is reduced alone, where the case allows fewer calls.
 
     Units of one layer each, the finest `sharding.wrap`, are as many as there are modules with
     parameters. Buckets that are filled in order until the next tensor does not fit are at most
@@ -54,7 +54,7 @@ def _one_by_one(case: Case, pace: Pace) -> str | None:
 
 
 def _whole_bucket(case: Case, pace: Pace) -> str | None:
-    """There are fewer reductions than buckets are asked for, by code that obeys `bucket`.
+    """Detect fewer reductions than buckets asked for, in code that obeys `bucket`.
 
     A bucket that is closed once it holds b elements has fewer than b and the largest tensor t, so
     E elements are more than E / (b + t) buckets, whatever they are padded with. An element is 4
@@ -79,12 +79,12 @@ def _whole_bucket(case: Case, pace: Pace) -> str | None:
 
 
 def _whole_gather(case: Case, pace: Pace) -> str | None:
-    """The bytes of all parameters are gathered at once, by code that obeys `wrap`, in fewer
-    all-gathers than there are units.
+    """Detect that all parameters are gathered at once, by code that obeys `wrap`.
 
-    Each block that is called is a unit at least, and the stem with the head another, and each is
-    gathered once in a step at least. Bytes alone do not tell: a unit of a tiny model may be padded
-    to more than the model. Of units by size, and of the user's own models, nothing is said.
+    The bytes of all parameters are then gathered in fewer all-gathers than there are units. Each
+    block that is called is a unit at least, and the stem with the head another, and each is
+    gathered once in a step at least. Bytes alone are not enough: a unit of a tiny model may be
+    padded to more than the model. Units by size and the user's own models are not covered.
     """
     asked = case.sharding.wrap
     if "wrap" not in pace.obeys or asked not in ("block", "layer") or case.model.user is not None:

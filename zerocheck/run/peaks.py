@@ -1,4 +1,4 @@
-"""How the peak of a step goes with wrapping, prefetching and bucket sizes: predicted and measured.
+"""Peak memory of a step over wrapping, prefetching and bucket sizes: predicted and measured.
 
 Each point is a case that is run on ranks of this machine, as for the obligations of memory. It is
 of rank 0, in the last step.
@@ -52,8 +52,11 @@ STAGES = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
 
 @dataclass(frozen=True)
 class Point:
-    """One case. x: what is varied along the curve, predicted, measured: bytes of the peak;
-    highest: the most of each term in the step, as measured."""
+    """Case on a curve.
+
+    x: the parameter varied along the curve; predicted, measured: bytes of the peak; highest: the
+    most of each term in the step, as measured.
+    """
 
     implementation: str
     curve: str
@@ -64,13 +67,13 @@ class Point:
 
     @property
     def off(self) -> float:
-        """Of the measured peak."""
+        """Prediction error, relative to the measured peak."""
         return abs(self.predicted - self.measured) / self.measured
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What an implementation holds at the end of the forward, and the peak of its step."""
+    """Memory of an implementation at the end of the forward, and the peak of its step."""
 
     implementation: str
     checkpointed: bool
@@ -80,7 +83,7 @@ class Terms:
 
 
 def windows(pool: Pool) -> Iterator[Point]:
-    """FSDP2 and ZeRO-3: each wrapping over prefetching."""
+    """Measure FSDP2 and ZeRO-3: each wrapping over prefetching."""
     for name in ("fsdp2", "zero3"):
         for wrap, sharding in WRAPS.items():
             for prefetch in PREFETCHES:
@@ -88,13 +91,13 @@ def windows(pool: Pool) -> Iterator[Point]:
 
 
 def buckets(pool: Pool) -> Iterator[Point]:
-    """ZeRO-2 over the size of its buckets."""
+    """Measure ZeRO-2 over the size of its buckets."""
     for size in BUCKETS:
         yield _point(pool, "zero2", "buckets", size, Sharding(bucket=size))
 
 
 def stages(pool: Pool, names: Iterable[str] = STAGES) -> Iterator[Terms]:
-    """Each implementation, without and with activation checkpointing."""
+    """Measure each implementation, without and with activation checkpointing."""
     again = replace(
         CASE.model, blocks=tuple(replace(block, checkpoint=True) for block in CASE.model.blocks)
     )
@@ -112,7 +115,7 @@ def stages(pool: Pool, names: Iterable[str] = STAGES) -> Iterator[Terms]:
 
 
 def measured(pool: Pool, implementation: str, case: Case) -> Measured:
-    """What rank 0 measures. Raises ZerocheckError if the case cannot be run."""
+    """Return rank 0's measurements. Raises ZerocheckError if the case cannot be run."""
     job = Job(implementation=implementation, case=case, measure=True)
     result = pool.wait(pool.submit(case.world_size, msgspec.msgpack.encode(job)))
     try:
@@ -126,7 +129,7 @@ def measured(pool: Pool, implementation: str, case: Case) -> Measured:
 
 
 def pool() -> Pool:
-    """Ranks of this machine."""
+    """Start rank processes on this machine."""
     return Pool(TARGET)
 
 
@@ -141,7 +144,7 @@ def _point(pool: Pool, name: str, curve: str, x: int, sharding: Sharding) -> Poi
 
 
 def predicted(seen: Measured) -> int:
-    """The peak of the last step by the layout: what lasts, and the most of what works."""
+    """Return the peak of the last step by the layout: lasting bytes, and the most working ones."""
     layout = seen.layout
     if layout is None or layout.highest is None:
         raise ZerocheckError("no layout says how much is held within a step")

@@ -1,4 +1,4 @@
-"""Which cases a run has, in which order."""
+"""Plan of a run: its cases and their order."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ Ask = Callable[[str, Sequence[Case]], list[str | None]]
 
 @dataclass(frozen=True)
 class Planned:
-    """A case to run on an implementation."""
+    """Case to run on an implementation."""
 
     implementation: str
     case: Case
 
 
 class Drawn:
-    """Candidates and covering arrays that several plans have in common, each computed once.
+    """Candidates and covering arrays that several plans share, each computed once.
 
     An array follows from the candidates, from those that are refused and from the features that
     are ignored; implementations that agree in these share it, such as a fault and its parent.
@@ -70,7 +70,7 @@ class Drawn:
         ignored: Sequence[str],
         ask: Asking,
     ) -> tuple[Array, dict[Case, int]]:
-        """The array, with nothing noted yet, and the candidates it is made of."""
+        """Return a fresh array, and the candidates that it is made of."""
         asked = (options.seed, options.world_sizes, meshes, options.features, fixed)
         key = msgspec.json.encode(asked, order="deterministic")
         if key not in self._pools:
@@ -94,7 +94,7 @@ class Plan:
     """All cases of a run, the same for the same options.
 
     cases: implementations take turns, so that the first minute says something of all of them. It
-    grows while the run goes on, by cases that stand in for others: see `more`.
+    grows while the run goes on, by cases that replace others: see `more`.
     """
 
     def __init__(
@@ -104,8 +104,11 @@ class Plan:
         ask: Ask,
         drawn: Drawn | None = None,
     ) -> None:
-        """drawn: what other plans drew already. Raises UsageError if no case has the features
-        asked for."""
+        """Plan the cases of a run.
+
+        drawn: candidates that other plans drew already. Raises UsageError if no case has the
+        features asked for.
+        """
         self._options = options
         self._drawn = Drawn() if drawn is None else drawn
         self._arrays: dict[str, Array] = {}
@@ -119,15 +122,17 @@ class Plan:
         self.cases = [planned for turn in zip_longest(*queues) for planned in turn if planned]
 
     def note(self, done: Planned, *, refused: bool) -> None:
-        """A case was judged, or refused while it was built."""
+        """Note a case that was judged, or refused while it was built."""
         for stream in self._streams[done.implementation] if refused else ():
             stream.note(done.case)
         if done.implementation in self._arrays and not done.case.resume:
             self._arrays[done.implementation].note(done.case, refused=refused)
 
     def more(self) -> bool:
-        """Put cases at the end of `cases` for pairs that only refused ones had, and where few cases
-        could be built; whether it did."""
+        """Append cases for pairs that only refused ones had, and where few cases could be built.
+
+        They go to the end of `cases`. Returns True if there were any.
+        """
         added = False
         for name in self._options.implementations:
             sources: list[Array | Stream] = [*self._streams[name]]
@@ -144,7 +149,7 @@ class Plan:
     def _stream(
         self, name: str, draw_some: Callable[[int], list[Case]], count: int, ask: Ask
     ) -> list[Case]:
-        """The first cases of a stream that goes on where most of them are refused."""
+        """Return the first cases of a stream that continues if most of them are refused."""
         stream = Stream(draw_some, count, partial(ask, name))
         self._streams[name].append(stream)
         return stream.cases
@@ -185,7 +190,10 @@ class Plan:
         return sorted(cases, key=lambda case: sum(leg.world_size for leg in legs_of(case)))
 
     def _fixed(self, described: Described) -> dict[str, object]:
-        """What cases of the implementation must have: what it fixes, and nothing that it lacks."""
+        """Return the fields that all cases of the implementation must have.
+
+        They are those that it fixes, and the defaults of those that it lacks.
+        """
         fixed: dict[str, object] = dict(described.fixed)
         unknown = engine_options.plain(described.options)
         if unknown:
@@ -261,13 +269,13 @@ class Plan:
 
 
 def _model(described: Described) -> str:
-    """The user's own model that every case has, or an empty text."""
+    """Return the user's own model that every case has, or an empty text."""
     user = mapping(mapping(described.fixed.get("model")).get("user"))
     return str(user.get("factory", ""))
 
 
 def _ignored(described: Described) -> list[str]:
-    """Features of options that the implementation does not obey."""
+    """Return the features of options that the implementation does not obey."""
     if described.options is None:
         return []
     return [

@@ -1,4 +1,4 @@
-"""Profiles: which cases a run has, how many, and over which world sizes."""
+"""Profiles: cases of a run, their number, and world sizes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..case.schema import Mesh
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """How thorough a run is. cases: per implementation; world_sizes: the default ones.
+    """Thoroughness of a run. cases: per implementation; world_sizes: the default ones.
 
     covering: the cases begin with a covering array of all pairs of features, however many that
     takes; what is left of `cases` is drawn at random; meshes: the default ones of two axes, of

@@ -1,4 +1,4 @@
-"""What a run writes down: one record per line of the journal, as data that round-trips.
+"""Records of a run: one per line of the journal, as data that round-trips.
 
 The journal (NDJSON) is the only source of every report. A record is appended the moment it is
 known, so that a killed run leaves a journal that is whole up to its last verdict.
@@ -18,7 +18,7 @@ JOURNAL_FORMAT = 1
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run took place."""
+    """Environment in which a run took place."""
 
     zerocheck: str
     torch: str
@@ -51,7 +51,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
-    """Cases that are not run since a known hang covers them."""
+    """Cases that are not run because a known hang covers them."""
 
     implementation: str
     count: int
@@ -87,7 +87,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True, tag="coverage"):
-    """What a run is to exercise on an implementation, said before its first case.
+    """Coverage that a run wants of an implementation, recorded before its first case.
 
     features: all that count; ignored: those of options that it does not obey; supported, refused:
     pairs of features, in hex as the bits of case/covering.py's Pairs over `features`, empty where
@@ -147,7 +147,7 @@ class CaseFinished(msgspec.Struct, frozen=True, kw_only=True, tag="case finished
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
-    """A bug: all failing cases of one fingerprint are one finding.
+    """Finding: one bug, with all failing cases of its fingerprint.
 
     It is written when it is found, and again when more cases say more of it: of several records
     with one `number`, its place in the order of discovery, the last one counts.
@@ -196,24 +196,26 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
 
     @property
     def hint(self) -> str:
-        """Declarations to try before the code is blamed: "right if you mean buffers='rank0':
-        ..."."""
+        """Declarations to try before the code is blamed.
+
+        "right if you mean buffers='rank0': ...".
+        """
         if not self.words or self.known is not None:
             return ""
         return f"right if you mean {' or '.join(self.words)}: declare it, or fix it"
 
     @property
     def intermittent(self) -> bool:
-        """In fresh rank processes it was seen sometimes."""
+        """True if the failure showed in some fresh rank processes and not in others."""
         return 0 < self.confirmed < self.tries
 
 
 class FreeRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps without the judge between them, and how far they lead from those of the reference.
+    """Steps without the judge between them, and their distance from those of the reference.
 
     Per step: losses: the mean over ranks and microbatches; largest: the largest |difference| of an
     element of any parameter; relative: 2-norm of all differences over that of all parameters of the
-    reference. Of ranks that hold different copies the farthest counts.
+    reference. If ranks hold different copies, the farthest counts.
     """
 
     losses: tuple[float, ...]
@@ -222,8 +224,9 @@ class FreeRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True, tag="drift"):
-    """An implementation and the reference left to themselves, and a twin of the reference that has
-    other round-off (judge/free.py). It informs: no verdict hangs on it.
+    """Free run of an implementation and the reference, next to a replica of the reference.
+
+    The replica has other round-off (judge/free.py). It informs: no verdict depends on it.
 
     case: with the steps that were taken; expected: losses of the reference; own, twin: None if the
     steps could not be taken, and broken says why; finding: the number of that which the case shows,
@@ -269,7 +272,7 @@ Record = RunStarted | Coverage | CaseFinished | Finding | Drift | StaleIssue | R
 
 
 class CaseFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `replay` takes: a case, the implementation it was run on, and what was seen.
+    """Input of `replay`: a case, the implementation it was run on, and its verdict.
 
     confirmed, tries: as of the Finding; 0 tries where it was not run again; obligations: that were
     asked for, none for all but those of MEMORY.

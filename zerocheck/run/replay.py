@@ -1,6 +1,6 @@
-"""Run one case again, as a case file names it, in fresh rank processes.
+"""Replay of one case, as in a case file, in fresh rank processes.
 
-Once, if that says it all. What shows sometimes is run several times, and counted.
+A case runs once, if that is enough. An intermittent failure is run several times, and counted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def replay(
     device: str | None = None,
     backend: str | None = None,
 ) -> Replayed:
-    """Run the case of a file, several times if what it shows depends on the moment.
+    """Run the case of a file, several times if its result depends on timing.
 
     implementation: run it on this one instead. Without it only built-in ones are run: no code is
     imported that only the file names. model: the user's own that the case has, by its name or
@@ -66,9 +66,9 @@ def replay(
 
 
 def device_for(was: str) -> str:
-    """Where a case is replayed if nobody says where; was: cpu or cuda, where it was found.
+    """Return the device for a replay without a given one. was: cpu or cuda, where it was found.
 
-    There, if that is here; else on the CPU, which the verdict says.
+    It is that kind, if this machine has it; else the CPU, which the verdict says.
     """
     if was == CPU:
         return CPU
@@ -80,7 +80,7 @@ def device_for(was: str) -> str:
 
 
 def _replayed(case_file: CaseFile, name: str, model: str | None, ranks: Ranks) -> Replayed:
-    """Run it as often as it takes."""
+    """Run a case as often as the replay needs."""
     smallest = 1 if isinstance(ranks, Pool) else case_file.case.world_size
     describe(ranks, name, world_size=smallest)
     changed = ""
@@ -111,7 +111,7 @@ def not_without_asking(path: Path, name: str) -> None:
 
 
 def _changed(was: Case, now: Case) -> str:
-    """What differs in the user's own model, in words; empty where it is described alike."""
+    """Describe how the user's model differs from that of the file; empty where it does not."""
     if was.model.user is None or now.model.user is None:
         return ""
     there, here = was.model.user.parameters, now.model.user.parameters
@@ -125,13 +125,16 @@ def _changed(was: Case, now: Case) -> str:
 
 
 def _plain(title: str) -> str:
-    """Without the figures of one case: `the gradient is W times too large (on 3 ranks: 3)`."""
+    """Remove the figures of one case: `the gradient is W times too large (on 3 ranks: 3)`."""
     return title.partition(" (")[0]
 
 
 class Replayed:
-    """What the replay gave, beside what the file says. outcomes: of each run; changed: how the
-    user's own model differs from the one in the file; device: where it runs now."""
+    """Result of a replay, compared with the case file.
+
+    outcomes: of each run; changed: how the user's model differs from the one in the file; device:
+    where it runs now.
+    """
 
     def __init__(
         self, case_file: CaseFile, implementation: str, *, changed: str = "", device: str = CPU
@@ -144,7 +147,7 @@ class Replayed:
 
     @property
     def runs(self) -> int:
-        """How many runs it takes, by what is known so far.
+        """Number of runs that the replay needs, by the outcomes so far.
 
         One is enough for what showed always, and shows again. A hang costs seconds, so it is not
         waited for more often than a run does.
@@ -158,26 +161,26 @@ class Replayed:
         return TRIES if again and self.outcomes and not self.alike(self.outcomes[0]) else 1
 
     def alike(self, outcome: Outcome) -> bool:
-        """Whether a run fails as the file says: the same crash or hang, or an obligation of it."""
+        """Return True if a run fails as in the file: by the same crash, hang or obligation."""
         was = self.case_file
         told = () if was.judgement is None else was.judgement.violations
         return fails_alike(was.status, [violation.obligation for violation in told], outcome)
 
     @property
     def outcome(self) -> Outcome:
-        """The run to show: one that fails as the file says, else one that fails."""
+        """Outcome to show: one that fails as the file says, else one that fails."""
         failing = [one for one in self.outcomes if one.status in FAILING]
         alike = [one for one in failing if self.alike(one)]
         return (alike or failing or self.outcomes)[0]
 
     @property
     def finished(self) -> CaseFinished:
-        """The replayed case as a record."""
+        """Replayed case as a record."""
         return self.outcome.record(0, self.implementation, self.case_file.case)
 
     @property
     def verdict(self) -> str:
-        """One sentence: reproduced bit for bit, the same verdict with other bits, or not."""
+        """Sentence on the result: reproduced bit for bit, equal verdict with other bits, or not."""
         return self._verdict() + self.changed + self._elsewhere() + self._named()
 
     def _verdict(self) -> str:
@@ -195,7 +198,7 @@ class Replayed:
         return f"reproduced: {now.status} again, but not with the same bits{self._why()}"
 
     def _counted(self) -> str:
-        """How many of several runs showed it."""
+        """Return a sentence on the number of runs that reproduced the failure."""
         count, shown = len(self.outcomes), sum(map(self.alike, self.outcomes))
         others = Counter(in_a_word(one) for one in self.outcomes if not self.alike(one))
         said = ", ".join(f"{what} {times}" for what, times in others.items())
@@ -208,7 +211,7 @@ class Replayed:
         return f"{whose}not reproduced in {count} runs: {said}; it was {self.case_file.status}"
 
     def _elsewhere(self) -> str:
-        """That it was found on another kind of device, if so."""
+        """Return a note that the failure was found on another kind of device, if so."""
         was, now = self.case_file.environment, kind_of(self.device)
         if was.device == now:
             return ""
@@ -217,8 +220,10 @@ class Replayed:
         return f"; it was found on {found}, and ran on the {now} now: its bits are others{hidden}"
 
     def _named(self) -> str:
-        """What the run called it, where one case names it otherwise: a case does not tell apart all
-        causes that the cases of a finding do."""
+        """Return the title that the run gave the finding, where this case has another one.
+
+        A single case does not distinguish all causes that the cases of a finding do.
+        """
         was = self.case_file
         if self.implementation != was.implementation or not was.title:
             return ""
@@ -240,5 +245,5 @@ class Replayed:
 
     @property
     def exit_code(self) -> int:
-        """0 if the case holds now, in every run; 1 otherwise."""
+        """Exit code: 0 if the case holds now, in every run; 1 otherwise."""
         return 1 if self.outcome.status in FAILING else 0

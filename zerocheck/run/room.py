@@ -1,13 +1,13 @@
-"""Whether a case fits in the memory of this host, known before anything of it is run.
+"""Check that a case fits in the memory of this host, before anything of it is run.
 
 Bytes per parameter. The judge keeps in memory what the reference has: the model with its gradients,
 or, before the first step, the state of a start in mid-training; and masks: JUDGE. Each rank builds
 the model, and that state; all together hold at least one copy of parameters, gradients and moments.
 The ranks are done when the judge begins, so the larger of the two counts. Activations come on top:
-nobody knows them here.
+they are unknown here.
 
 What ranks observe, and the judge's whole vectors (judge/vectors.py: states, gradients, the local
-gradients of each rank and microbatch, enclosures while a cause is sought), lie in memory while half
+gradients of each rank and microbatch, enclosures while a cause is sought), are in memory while half
 of it is left, and else in files in the folder of TMPDIR.
 """
 
@@ -42,14 +42,14 @@ LARGE = 1 << 24
 
 
 class Need(NamedTuple):
-    """Bytes that a case takes of this host at least: memory, and what may lie in files."""
+    """Bytes that a case takes of this host at least: memory, and data that may be in files."""
 
     memory: int
     files: int
 
 
 def need(case: Case) -> Need:
-    """What a case takes, activations and the processes themselves aside."""
+    """Return the bytes that a case takes, without activations and the processes themselves."""
     training = case.training
     each = SCALED_GRADIENT if training.loss_scale is not None else GRADIENT
     vectors = VECTORS + each * case.world_size * training.microbatches
@@ -65,12 +65,12 @@ def need(case: Case) -> Need:
 
 
 def granted(case: Case) -> int:
-    """Bytes that `check` found room for; 0 for a case that fits wherever ranks do."""
+    """Return the bytes that `check` found room for; 0 for a case that fits wherever ranks do."""
     return need(case).memory if parameter_elements(case.model) >= LARGE else 0
 
 
 def alone(case: Case) -> bool:
-    """Whether the ranks had better wait with the next case until this one is judged."""
+    """Return True if the ranks should wait with the next case until this one is judged."""
     available = available_bytes()
     if parameter_elements(case.model) < LARGE or available is None:
         return False
@@ -78,7 +78,7 @@ def alone(case: Case) -> bool:
 
 
 def check(cases: Iterable[Case]) -> None:
-    """Raise UsageError for the first case that cannot fit, with what would."""
+    """Raise UsageError for the first case that cannot fit, with a size that would."""
     for case in cases:
         if parameter_elements(case.model) >= LARGE:
             _check(case)

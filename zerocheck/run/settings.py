@@ -1,4 +1,4 @@
-"""The settings of a run that a project keeps: one table for the command line, pytest and TOML.
+"""Settings of a run that a project keeps: one table for the command line, pytest and TOML.
 
 Each is a field of RunOptions, an option of `zerocheck run`, an option `--zerocheck-NAME` and an ini
 option `zerocheck_NAME` of pytest, and a key of `[tool.zerocheck]` in pyproject.toml. pytest loads
@@ -26,7 +26,7 @@ FILE = "pyproject.toml"
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One setting. default: as the help says it; help: one sentence."""
+    """Setting of a run. default: as the help says it; help: one sentence."""
 
     name: str
     kind: Kind
@@ -36,16 +36,16 @@ class Setting:
 
     @property
     def option(self) -> str:
-        """Its spelling on a command line, without what stands before: `max-cases`."""
+        """Name of the setting on a command line, without a prefix: `max-cases`."""
         return self.name.replace("_", "-")
 
     @property
     def description(self) -> str:
-        """The help with the default."""
+        """Help text with the default."""
         return f"{self.help} [default: {self.default}]" if self.default else self.help
 
     def of_text(self, text: str) -> Any:
-        """The value of what was typed, on a command line or in an ini file.
+        """Parse a value typed on a command line or in an ini file.
 
         Raises UsageError, which does not name the setting's source.
         """
@@ -68,7 +68,7 @@ class Setting:
         return text
 
     def of_toml(self, given: Any) -> Any:
-        """The value of what stands in a TOML file. Raises UsageError for another type."""
+        """Convert a value of a TOML file. Raises UsageError for another type."""
         allowed: dict[Kind, tuple[str, type | tuple[type, ...]]] = {
             "text": ("a string", str),
             "whole number": ("a whole number", int),
@@ -94,7 +94,7 @@ class Setting:
         return Path(given) if self.kind == "folder" else given
 
     def _range(self, text: str) -> Sequence[int]:
-        """The numbers of `3`, or of the range `2-4`, which has both ends."""
+        """Parse `3`, or the range `2-4`, which includes both ends."""
         found = re.fullmatch(r"(\d{1,9})\s*-\s*(\d{1,9})", text)
         if found is None:
             return [self._number(text)]
@@ -181,7 +181,7 @@ SPECIAL = "none"
 
 
 def placed(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """`values` with the paths in them taken from `folder`, where their file lies."""
+    """Return `values` with their paths taken from `folder`, where their file is."""
 
     def path(name: str) -> str:
         return name if name == SPECIAL else str(folder / name)
@@ -197,7 +197,7 @@ def placed(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def project_settings(start: Path) -> dict[str, Any]:
-    """What `[tool.zerocheck]` says in the pyproject.toml of `start` or the nearest folder above.
+    """Read `[tool.zerocheck]` in the pyproject.toml of `start` or the nearest folder above.
 
     Empty if none has the table. Paths in it are taken from the file's folder. Raises UsageError
     that names the file, for one that cannot be read, and for what is no setting.
@@ -244,14 +244,14 @@ def _values(table: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _short(value: Any) -> Any:
-    """A folder below this one by its path from here, so that commands to replay stay short."""
+    """Return a folder below this one by its path from here, so that replay commands stay short."""
     if isinstance(value, Path) and value.is_relative_to(Path.cwd()):
         return value.relative_to(Path.cwd())
     return value
 
 
 def of_texts(texts: Mapping[str, str], where: str) -> dict[str, Any]:
-    """Values of settings as they were typed. Raises UsageError, `where` before it."""
+    """Parse values of settings as they were typed. Raises UsageError, `where` before it."""
     values = {}
     for name, text in texts.items():
         try:
@@ -262,7 +262,7 @@ def of_texts(texts: Mapping[str, str], where: str) -> dict[str, Any]:
 
 
 def checked(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """`values`, if a run could have them, files aside. Raises UsageError, `where` before it."""
+    """Return `values`, if a run could have them, files aside. UsageError has `where` before it."""
     if values:
         from .options import RunOptions
 
@@ -275,7 +275,10 @@ def checked(values: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def as_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of RunOptions: sets of obligations are spelled out. Raises UsageError for others."""
+    """Return fields of RunOptions, with sets of obligations spelled out.
+
+    Raises UsageError for other obligations.
+    """
     from .options import parse_obligations
 
     options = dict(values)

@@ -1,4 +1,4 @@
-"""A failing case made small: the smallest that fails in the same way, for replay.
+"""Reduction of a failing case to the smallest one that fails in the same way, for replay.
 
 It is not for naming: a small world makes causes coincide, so causes stay those that explain all
 failing cases of the run. Which cases are tried is said by `case/reductions.py`.
@@ -42,7 +42,7 @@ every machine, however busy: what a finding says must not depend on the clock.""
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a search may do, and what it must leave alone.
+    """Limits of a search, and cases that it must not try.
 
     tries: how many runs, a large one or one that hangs counting as several; kept: paths of fields
     that stay as they are, as the implementation fixes them; avoided: cases that are known to hang;
@@ -56,7 +56,7 @@ class Limits:
 
 
 def paths(fixed: Mapping[str, object]) -> tuple[str, ...]:
-    """`{"training": {"clip": None}, "mesh": [2]}` as `training.clip` and `mesh`."""
+    """Return `{"training": {"clip": None}, "mesh": [2]}` as `training.clip` and `mesh`."""
     return tuple(
         f"{section}.{name}" if name else section
         for section, fields in fixed.items()
@@ -65,14 +65,14 @@ def paths(fixed: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def cost(case: Case) -> float:
-    """What a run of the case counts as, in tries: 1 for one of the default size."""
+    """Return the cost of running the case, in tries: 1 for one of the default size."""
     training, data = case.training, case.data
     positions = data.batch * data.length * training.microbatches * training.steps * case.world_size
     return 1.0 + 6.0 * parameter_elements(case.model) * positions / TRY_OPERATIONS
 
 
 def worth(bug: Bug) -> bool:
-    """Whether it can be shrunk: it shows every time, and is not known already.
+    """Return True if the bug can be shrunk: it shows every time, and is not known already.
 
     One that shows sometimes would need many runs of each candidate, and a case that did not show
     it could still have it.
@@ -150,7 +150,10 @@ class _Shrinking:
         return self._same(finished)[0]
 
     def _from_world(self, case: Case) -> bool:
-        """Whether one rank more fails too. Else it is not their number, but what it divides."""
+        """Return True if one more rank fails too.
+
+        Else the cause is not the number of ranks, but the sizes that it divides.
+        """
         if case.world_size < 3 or "mesh" in self.limits.kept or len(case.mesh) > 1:
             return True
         return self._fails(replace(case, mesh=(case.world_size + 1,)))
@@ -170,7 +173,7 @@ class _Shrinking:
         return outcome.record(first.number, first.implementation, case)
 
     def _same(self, finished: CaseFinished) -> tuple[bool, Violation | None]:
-        """Whether the case fails as the bug does, and with which violation."""
+        """Return True if the case fails as the bug does, and the violation."""
         bug = self.bug
         if finished.status != bug.status:
             return False, None
@@ -193,10 +196,10 @@ class _Shrinking:
 
 
 def _same_causes(causes: Collection[str], named: Collection[str]) -> bool:
-    """Some cause explains both, or nothing explains either."""
+    """Return True if some cause explains both, or nothing explains either."""
     return bool(set(causes) & set(named)) or not (causes or named)
 
 
 def _wording(title: str) -> str:
-    """An error's message without numbers, and names of parameters."""
+    """Return an error's message without numbers and names of parameters."""
     return " ".join(word for word in title.split() if not re.search(r"\d|\w\.\w", word))

@@ -1,8 +1,8 @@
-"""Cases one after the other, as they are drawn, until enough of them can be run.
+"""Streams of drawn cases that continue until enough of them can be run.
 
 Code that is made for little (one dtype, one way to clip) would be tried on a handful of cases
-otherwise. What it refuses is known beforehand where it says so in `supports`; else a case is
-refused while it is built.
+otherwise. Its refusals are known in advance from `supports`; else a case is refused while it is
+built.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ MOST_GIVEN = 4
 
 
 class Stream:
-    """The cases of a seed for one implementation, and more of them where most are refused.
+    """Cases of a seed for one implementation, and more of them where most are refused.
 
     cases: those to begin with.
     """
 
     def __init__(self, draw_some: Callable[[int], list[Case]], count: int, ask: Asking) -> None:
-        """draw_some(n): at most n cases, of which more begin with the same ones, as a rule; count:
-        how many are wanted."""
+        """Draw the first cases.
+
+        draw_some(n): at most n cases, of which more begin with the same ones, as a rule; count:
+        the number of cases wanted.
+        """
         self._draw = draw_some
         self._count = count
         self._ask = ask
@@ -41,7 +44,7 @@ class Stream:
         self._ahead: list[Case] = []
 
     def _first(self) -> list[Case]:
-        """`draw_some(count)`, if at least half of these are supported.
+        """Return `draw_some(count)`, if at least half of these are supported.
 
         Else more are drawn, and all that are supported stay, up to `count`; of those that are not,
         one for each reason, up to a quarter, so that reports have the reasons.
@@ -57,7 +60,7 @@ class Stream:
         return kept
 
     def _further(self, than: int) -> list[Case] | None:
-        """Four times as many as the last time, or None where there are no more than so many."""
+        """Draw four times as many as the last time; None if there are no more."""
         if self._times >= MOST_DRAWN:
             return None
         self._times *= 4
@@ -68,12 +71,12 @@ class Stream:
         return cases if len(cases) > than else None
 
     def note(self, case: Case) -> None:
-        """A case was refused while it was built."""
+        """Note a case that was refused while it was built."""
         if case in self._given:
             self._refused.add(case)
 
     def more(self) -> list[Case]:
-        """Further cases, while less than half of what is wanted could be built."""
+        """Return further cases, while less than half of those wanted could be built."""
         able = len(self._given) - len(self._refused)
         left = MOST_GIVEN * self._count - len(self._given)
         if not self._refused or 2 * able >= self._count or left <= 0:
@@ -89,7 +92,7 @@ class Stream:
 
 
 def _worth(cases: Sequence[Case], reasons: Sequence[str | None], count: int) -> list[Case]:
-    """The first `count` of those that can be run, and of the first refused ones."""
+    """Return the first `count` cases that can be run, and some of the first refused ones."""
     kept: list[Case] = []
     told: set[str] = set()
     for case, reason in zip(cases, reasons, strict=True):

@@ -1,4 +1,4 @@
-"""Failures that no fresh rank processes show: what may be behind them, and whether they count."""
+"""Failures that no fresh rank processes show: possible causes, and whether they count."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LastOnRanks:
     _cases: dict[int, CaseFinished] = field(default_factory=dict)
 
     def before(self, results: Sequence[JobResult]) -> CaseFinished | None:
-        """Of the ranks on which a case just ended; None where they were fresh."""
+        """Return the previous case of the ranks that just ended one; None where they were fresh."""
         return self._cases.get(results[-1].team)
 
     def ran(self, results: Sequence[JobResult], finished: CaseFinished) -> None:
@@ -34,7 +34,7 @@ class LastOnRanks:
 
 @dataclass(frozen=True)
 class Suspicion:
-    """Why a failure showed in its run alone. counts: it fails the run all the same."""
+    """Reason why a failure showed in its run alone. counts: it fails the run all the same."""
 
     words: str
     counts: bool
@@ -46,12 +46,12 @@ def suspect(
     ranks: Ranks,
     obligations: Collection[Obligation],
 ) -> Suspicion:
-    """Of a bug that fresh rank processes never show: run the case before it, then its own, on the
-    same fresh ones.
+    """Run the case before that of the bug, then its own, on the same fresh rank processes.
 
-    Where that shows it, the case before leaves a state behind that changes the next one. If that
-    was another implementation's, this one is not to blame. Ranks that were there are not used
-    again. A second case of the bug, in other processes, counts.
+    Called for a bug that fresh rank processes never show. If it shows now, the case before leaves a
+    state behind that changes the next one. If that was another implementation's, this one is not to
+    blame. Ranks that were there are not used again. A second case of the bug, in other processes,
+    counts.
     """
     ranks.renew()
     if before is None:

@@ -1,4 +1,4 @@
-"""What the records of a run add up to. A pure function of them; every report starts here."""
+"""Counts over the records of a run. A pure function of them; every report starts here."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _WORST_FIRST: tuple[Status, ...] = (*FAILING, "known", "holds", "unsupported", "
 
 @dataclass
 class Cell:
-    """One obligation of one implementation, over all cases.
+    """Counts of one obligation of one implementation, over all cases.
 
     counts: cases per verdict; share: largest part of the bound that was used, 1.0 is the edge;
     broken: known crashes and hangs, after which the obligation could not be looked at; vacuous:
@@ -65,23 +65,23 @@ class Cell:
 
     @property
     def checked(self) -> int:
-        """Cases in which the obligation was looked at, whatever came of it."""
+        """Number of cases in which the obligation was checked, whatever the result."""
         return sum(self.counts[status] for status in _LOOKED_AT) - self.broken
 
     @property
     def telling(self) -> int:
-        """Cases in which it was looked at, and could have failed."""
+        """Number of cases in which the obligation was checked and could have failed."""
         return self.checked - self.vacuous
 
     @property
     def status(self) -> Status:
-        """One verdict for all cases: a failing one if there is any."""
+        """Verdict over all cases: a failing one if there is any."""
         return next((s for s in _WORST_FIRST if self.counts[s]), "not exercised")
 
 
 @dataclass
 class ImplementationTally:
-    """All cases of one implementation."""
+    """Counts over all cases of one implementation."""
 
     name: str
     cells: dict[Obligation, Cell]
@@ -109,7 +109,7 @@ class ImplementationTally:
 
     @property
     def digest(self) -> str:
-        """Of all cases that were run, in any order: equal for two runs of the same cases."""
+        """Digest of all cases that were run, in any order: equal for two runs of the same cases."""
         whole = hashlib.blake2b(b"".join(sorted(self._run)), digest_size=16)
         return whole.hexdigest() if self._run else ""
 
@@ -120,7 +120,7 @@ class ImplementationTally:
 
     @property
     def nothing_checked(self) -> bool:
-        """No obligation was looked at in any case."""
+        """True if no obligation was checked in any case."""
         return not any(cell.checked for cell in self.cells.values())
 
     def add(self, record: CaseFinished) -> None:
@@ -164,7 +164,10 @@ class ImplementationTally:
 
 
 def _status_of(record: CaseFinished, obligation: Obligation) -> Status:
-    """The verdict of a case on one obligation. A crash or hang leaves all open ones failing."""
+    """Return the verdict of a case on one obligation.
+
+    A crash or hang leaves all open ones failing.
+    """
     if obligation in record.known:
         return "known"
     if record.judgement is not None and obligation in record.judgement.statuses:
@@ -173,7 +176,7 @@ def _status_of(record: CaseFinished, obligation: Obligation) -> Status:
 
 
 def status_of_case(record: CaseFinished) -> Status:
-    """`known` if all that failed is a known issue."""
+    """Return the status of a case, `known` if all that failed is a known issue."""
     if record.status not in FAILING or not record.known:
         return record.status
     statuses = record.judgement.statuses if record.judgement is not None else {}
@@ -224,13 +227,15 @@ class Tally:
 
     @property
     def findings(self) -> list[Finding]:
-        """Every finding as it was last written, in the order of discovery, but for the known ones
-        and those that could not be reproduced."""
+        """Findings as last written, in the order of discovery.
+
+        Known ones and those that could not be reproduced are left out.
+        """
         return [one for one in self._all() if one.known is None and not one.suspicion]
 
     @property
     def unreproduced(self) -> list[Finding]:
-        """What failed once, and in no fresh rank processes. It does not fail the run."""
+        """Findings that failed once, and in no fresh rank processes. They do not fail the run."""
         return [finding for finding in self._all() if finding.suspicion]
 
     @property
@@ -248,18 +253,21 @@ class Tally:
 
     @property
     def planned(self) -> int:
-        """Cases that the run set out to do."""
+        """Number of cases that the run set out to do."""
         return max(self.cases, self.started.planned if self.started is not None else 0)
 
     @property
     def complete(self) -> bool:
-        """The run came to its end."""
+        """True if the run came to its end."""
         return self.finished is not None and self.finished.outcome == "done"
 
     def findings_of(
         self, implementation: str, obligation: Obligation | None = None
     ) -> list[Finding]:
-        """Findings of one implementation; with an obligation, those and the crashes and hangs."""
+        """Return the findings of one implementation.
+
+        With an obligation, those of it, and the crashes and hangs.
+        """
         return [
             finding
             for finding in self.findings
@@ -269,7 +277,10 @@ class Tally:
 
 
 def concerns(issue: Finding | StaleIssue, implementation: str, obligation: Obligation) -> bool:
-    """Whether it is of this implementation and obligation; a crash or hang is of all."""
+    """Return True if the issue is of this implementation and obligation.
+
+    A crash or hang concerns all obligations.
+    """
     same = issue.implementation == implementation
     return same and issue.obligation in (obligation, None)
 
@@ -283,7 +294,7 @@ def tally(records: Iterable[Record]) -> Tally:
 
 
 def why(counted: Tally) -> tuple[str, ...]:
-    """Why the run fails, one plain sentence each; empty if all obligations hold."""
+    """Return why the run fails, one plain sentence each; empty if all obligations hold."""
     said = [reason for name in counted.implementations for reason in why_of(counted, name)]
     said += [
         f"{stale.implementation}: a known issue is stale: {stale.known.fingerprint} "
@@ -294,7 +305,7 @@ def why(counted: Tally) -> tuple[str, ...]:
 
 
 def why_of(counted: Tally, name: str) -> list[str]:
-    """The same for one implementation, stale known issues aside."""
+    """Return why one implementation fails the run, stale known issues aside; see `why`."""
     implementation = counted.implementations[name]
     said: list[str] = []
     failing = [
@@ -327,8 +338,10 @@ def why_of(counted: Tally, name: str) -> list[str]:
 
 
 def unchecked(counted: Tally) -> Iterator[tuple[str, Obligation, str]]:
-    """(implementation, obligation, reason) of what an implementation says that no case of it can
-    exercise, and none did."""
+    """Yield (implementation, obligation, reason) for obligations that no case can exercise.
+
+    The implementation declares so, and no case did.
+    """
     for name, implementation in counted.implementations.items():
         for obligation, cell in implementation.cells.items():
             if obligation in implementation.without and not cell.checked:
@@ -336,7 +349,7 @@ def unchecked(counted: Tally) -> Iterator[tuple[str, Obligation, str]]:
 
 
 def why_nothing(implementation: ImplementationTally) -> str:
-    """Why no obligation of the implementation was looked at."""
+    """Return why no obligation of the implementation was checked."""
     cases = sum(implementation.cases.values())
     if not cases:
         return "no case was run"
@@ -347,15 +360,20 @@ def why_nothing(implementation: ImplementationTally) -> str:
 
 
 def exit_code(counted: Tally) -> int:
-    """0 if all obligations hold, known issues aside; 1 for a finding, a failing case, an obligation
-    unchecked, a stale known issue, or a supported pair of features that was to be covered and was
-    not."""
+    """Return 0 if all obligations hold, known issues aside, else 1.
+
+    1 is for a finding, a failing case, an obligation unchecked, a stale known issue, or a supported
+    pair of features that was to be covered and was not.
+    """
     return 1 if why(counted) else 0
 
 
 def run_exit_code(counted: Tally) -> int:
-    """The exit code of the whole run: as `exit_code`, 130 if it did not come to its end, and if it
-    lost its ranks the code that it said."""
+    """Return the exit code of the whole run.
+
+    As `exit_code`; 130 if it did not come to its end, and if it lost its ranks the code that it
+    recorded.
+    """
     if counted.finished is not None and counted.finished.outcome == "lost":
         return counted.finished.exit_code
     return exit_code(counted) if counted.complete else INTERRUPTED

@@ -1,4 +1,4 @@
-"""Which cases of a run are timed: few, since each takes its steps once more."""
+"""Choice of the cases to time: few, since each takes its steps once more."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ running and judging it, over 16 cases of three implementations: that is 5 % of a
 
 
 class TimedCases:
-    """Chooses as cases come, among world sizes the one of which the fewest were timed.
+    """Choice of cases to time as they come, from the world size with the fewest timed ones.
 
     world_sizes: of the run.
     """
@@ -25,7 +25,7 @@ class TimedCases:
         self._chosen: set[Planned] = set()
 
     def next(self, item: Planned) -> bool:
-        """Whether this case, the next of its implementation, is timed.
+        """Return True if this case, the next of its implementation, is timed.
 
         The first one of several ranks is, as far as the run has several.
         """
@@ -41,7 +41,7 @@ class TimedCases:
         return True
 
     def failed(self, item: Planned) -> None:
-        """The case gave nothing, so another one is timed in its place."""
+        """Discard a case without timings, so that another one is timed in its place."""
         if item in self._chosen:
             self._chosen.discard(item)
             self._timed[item.implementation][item.case.world_size] -= 1

@@ -1,4 +1,4 @@
-"""One case, run on rank processes and judged."""
+"""Trial: one case, run on rank processes and judged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KILLS = 4
 
 
 class Ranks(Protocol):
-    """Rank processes, wherever they live. device: cpu, cuda or cuda:N, as it was asked for."""
+    """Rank processes, wherever they run. device: cpu, cuda or cuda:N, as it was asked for."""
 
     device: str
 
@@ -43,12 +43,13 @@ class Ranks(Protocol):
 
 
 class Trial:
-    """A case under way. Create it to submit, call `outcome` to wait and judge.
+    """Trial of a case. Create it to submit, call `outcome` to wait and judge.
 
-    The legs of a resumed case run one after the other, as `result` waits for them. Where one of
-    MEMORY is among the obligations, the steps are taken once more and measured; where nothing else
-    is, they are measured alone. obligations: those that are judged; None: all but MEMORY. timed:
-    the steps are taken once more, with nothing observed, and timed; nothing of it is judged.
+    The training segments of a resumed case run one after the other, as `result` waits for them.
+    Where one of MEMORY is among the obligations, the steps are taken once more and measured; where
+    nothing else is, they are measured alone. obligations: those that are judged; None: all but
+    MEMORY. timed: the steps are taken once more, with nothing observed, and timed; nothing of it is
+    judged.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Trial:
 
     @property
     def done(self) -> bool:
-        """Whether the ranks are through, as far as is known without looking."""
+        """True if the ranks are done, as far as is known without polling them."""
         return bool(self._pending.done)
 
     def result(self) -> Results:
@@ -122,14 +123,14 @@ class Trial:
         return Results(tuple(results), self._legs.done, measured, self._legs.missing, timed)
 
     def _timed(self, before: JobResult) -> JobResult | None:
-        """The run that is timed, if there is to be one and the one before came to its end."""
+        """Run the timed job, if there is one and the earlier run came to its end."""
         if self._times is None or _ended(before):
             return None
         self._pending = self._submit(self._times)
         return self._ranks.wait(self._pending)
 
     def _between(self, number: int, result: JobResult) -> None:
-        """Kill the writers of a leg, or damage what it wrote, if the next leg asks for it.
+        """Kill the writers of a segment, or damage its checkpoint, if the next one asks for it.
 
         A later save is often faster than the first. Where it was over before the kill, it is killed
         again at the same share of the time that it took.
@@ -153,13 +154,13 @@ class Trial:
         return self.judged(self.result(), digest=digest, words=words)
 
     def judged(self, results: Results, *, digest: bool = False, words: bool = False) -> Outcome:
-        """The verdict on the obligations that were asked for. words: of other semantics too."""
+        """Judge the obligations that were asked for. words: by other semantics too."""
         asked = self._obligations
         return judged(self.case, results, obligations=asked, digest=digest, words=words)
 
 
 def _ended(result: JobResult) -> bool:
-    """Whether no further leg can follow: the ranks broke, or refused."""
+    """Return True if no further training segment can follow: the ranks broke, or refused."""
     if result.outcome != "finished" or None in result.payloads:
         return True
     return msgspec.msgpack.decode(result.payloads[0] or b"", type=RankSeen).unsupported is not None

@@ -1,4 +1,4 @@
-"""What the measured cases of an implementation hold and send, by world size."""
+"""Memory and communication of the measured cases of an implementation, by world size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .records import CaseFinished
 
 @dataclass
 class Weights:
-    """The measured cases of one implementation on one number of ranks.
+    """Measured cases of one implementation on one number of ranks.
 
     largest: of the case with the most elements, for there padding counts least, among those with
     the fewest microbatches: the paper has one; microbatches: of that case; ratios: of each case,
@@ -25,28 +25,28 @@ class Weights:
 
     @property
     def stage(self) -> int:
-        """The stage that is declared, or, where none is, the nearest."""
+        """Declared stage, or, where none is, the nearest."""
         return stage_of(self.largest, self.ranks)
 
     @property
     def ratio(self) -> float:
-        """Of the largest case."""
+        """Bytes held by a rank over the ideal, in the largest case."""
         return _ratio(self.largest, self.ranks)
 
     @property
     def redundancy(self) -> float:
-        """Bytes of all ranks over those of one copy: N where nothing is cut, 1 where all is."""
+        """Bytes of all ranks over those of one copy: N without sharding, 1 if all is sharded."""
         whole = sum(self.largest.copy)
         return self.largest.together / whole if whole else 0.0
 
     @property
     def psi(self) -> float:
-        """What the largest case sends in a step, in units of Psi (N - 1) / N."""
+        """Communication of the largest case in a step, in units of Psi (N - 1) / N."""
         return in_psi(self.largest.sent, self.largest.trained, self.ranks)
 
 
 def stage_of(one: Weighed, ranks: int) -> int:
-    """The stage that is declared, or, where none is, the nearest."""
+    """Return the declared stage, or, where none is, the nearest."""
     return nearest(one, ranks) if one.stage is None else one.stage
 
 
@@ -56,8 +56,10 @@ def _ratio(one: Weighed, ranks: int) -> float:
 
 
 def add(into: dict[int, Weights], record: CaseFinished) -> None:
-    """Count one case, if it was measured. into: by world size. The paper knows no replicas, so
-    that nothing can be said of a mesh of two axes."""
+    """Count one case, if it was measured. into: by world size.
+
+    The paper knows no replicas, so nothing can be said of a mesh of two axes.
+    """
     one = record.judgement.weighed if record.judgement is not None else None
     if one is None or len(record.case.mesh) > 1:
         return

@@ -1,4 +1,4 @@
-"""From a case to a script that needs torch alone."""
+"""Script of a case that needs torch alone."""
 
 from .write import LONGEST, script_of, write_script
 

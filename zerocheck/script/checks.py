@@ -1,4 +1,4 @@
-"""What a script compares: what the finding's obligation is about."""
+"""Comparisons that a script makes: those of the finding's obligation."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ whose own errors count by the learning rate."""
 
 @dataclass(frozen=True)
 class Margin:
-    """What two right numbers may differ by: units of 2**-24 of the largest, and why."""
+    """Largest difference of two correct numbers: units of 2**-24 of the largest, and the reason."""
 
     units: int
     why: str
 
 
 def checks_of(file: CaseFile, *, replicated: bool) -> tuple[Check, ...]:
-    """What to compare; nothing for a crash or hang, where it is enough to run.
+    """Return the comparisons; none for a crash or hang, where it is enough to run.
 
     replicated: every rank has all parameters.
 
@@ -64,7 +64,11 @@ def checks_of(file: CaseFile, *, replicated: bool) -> tuple[Check, ...]:
 
 
 def steps_of(file: CaseFile) -> int:
-    """Steps to take: to the first that is wrong, and one more where the next forward shows it."""
+    """Return the number of steps to take.
+
+    They lead to the first wrong one, and one further where only the next forward shows the
+    violation.
+    """
     violation = told(file)
     if violation is None:
         return file.case.training.steps
@@ -72,8 +76,10 @@ def steps_of(file: CaseFile) -> int:
 
 
 def told(file: CaseFile) -> Violation | None:
-    """The violation that the finding of the file is about: the one that its title explains, or
-    else the first. A case may show several."""
+    """Return the violation of the file's finding: the one that its title explains, else the first.
+
+    A case may show several.
+    """
     if file.judgement is None:
         return None
     violations = independent(file.judgement.violations)
@@ -82,7 +88,7 @@ def told(file: CaseFile) -> Violation | None:
 
 
 def margin(case: Case, checks: tuple[Check, ...]) -> Margin | None:
-    """None where nothing is compared."""
+    """Return the margin of a comparison, None where nothing is compared."""
     if not checks:
         return None
     if checks == ("update",):

@@ -1,4 +1,4 @@
-"""The text of faults that are injected at the collectives: a few lines of a dispatch mode each.
+"""Text of faults that are injected at the collectives: a few lines of a dispatch mode each.
 
 They are what `faults/injected/` does, said for the one operator that the implementation calls.
 """
@@ -22,7 +22,7 @@ REDUCE_SCATTERS = "c10d::_reduce_scatter_base_"
 
 @dataclass(frozen=True)
 class Fault:
-    """What it is; the collectives that it changes; lines before and after the call.
+    """Fault to inject: its text, the collectives that it changes, lines before and after the call.
 
     They name `given` (what this rank puts in), `got` (where the caller wants the result), `now`
     (the right result), `mine` (what it would be, had nothing been reduced; only where `local`) and
@@ -127,7 +127,7 @@ FAULTS: dict[str, Fault] = {
 
 @dataclass(frozen=True)
 class Injection:
-    """The text of a fault.
+    """Text of an injected fault.
 
     source: lines of the class `Fault`; where: which part of a step is within it; only: an
     expression that says in which steps, or "" for all.
@@ -139,12 +139,12 @@ class Injection:
 
     @property
     def keeps(self) -> bool:
-        """Whether it needs the dict KEPT."""
+        """True if the lines need the dict KEPT."""
         return any("KEPT" in line for line in self.source)
 
 
 def injection_of(name: str, fault: str, case: Case, gather: Gather) -> Injection:
-    """The fault in the collectives that the implementation `name` calls.
+    """Return the fault in the collectives that the implementation `name` calls.
 
     Raises UsageError for a fault that has no short text, or that changes none of its collectives.
     """
@@ -180,7 +180,7 @@ def _class(fault: Fault, lines: list[str]) -> list[str]:
 
 
 def _collective(fault: Fault, *, sharded: bool, lists: bool) -> list[str]:
-    """For operators of c10d, which write in place and return a Work."""
+    """Return the lines for operators of c10d, which write in place and return a Work."""
     if fault.kind == "broadcast":
         operator, sharded = "c10d::broadcast_", False
     elif fault.kind == "gather":
@@ -225,7 +225,7 @@ def _collective(fault: Fault, *, sharded: bool, lists: bool) -> list[str]:
 
 
 def _norm(gather: Gather) -> list[str]:
-    """For the all-reduce of a 0-d tensor."""
+    """Return the lines for the all-reduce of a 0-d tensor."""
     if gather == "dtensor":
         return [
             "if DTensor in types:",

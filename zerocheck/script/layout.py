@@ -1,4 +1,4 @@
-"""Source text as `ruff format` lays it out, so that a script reads as if a person wrote it."""
+"""Source text in the layout of `ruff format`, so that a script reads as if a person wrote it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ AS = {"F": "functional as F"}
 
 
 def imports(body: str) -> str:
-    """The imports that a body needs, sorted as isort does: standard library, then torch."""
+    """Return the imports that a body needs, sorted as isort does: standard library, then torch."""
     used = [name for name in NAMES if re.search(rf"(?<![\w.\"]){name}\b(?!\")", body)]
     modules: dict[str, list[str]] = {}
     plain = []
@@ -82,9 +82,9 @@ def imports(body: str) -> str:
 
 
 def fitted(text: str) -> str:
-    """The text with lines that are too long split at their last bracket, as ruff does.
+    """Split lines that are too long at their last bracket, as ruff does.
 
-    Arguments of a call stand in one line where that is enough, items of a literal never do.
+    Arguments of a call are on one line where that is enough, items of a literal never are.
     """
     return "\n".join(part for line in text.split("\n") for part in _split(line))
 
@@ -108,7 +108,7 @@ def _split(line: str) -> list[str]:
 
 
 def _opening(line: str) -> int | None:
-    """Where the bracket that is closed by the last character is opened."""
+    """Return the index of the bracket that the last character closes."""
     if not line.endswith((")", "]", "}")):
         return None
     quote, start = "", None
@@ -145,30 +145,33 @@ def _items(inside: str) -> list[str]:
 
 
 def options(given: Iterable[tuple[str, object, object]]) -> list[str]:
-    """`name=value` of each (name, value, default) that is not at its default."""
+    """Return `name=value` for each (name, value, default) that is not at its default."""
     return [f"{name}={value!r}" for name, value, default in given if value != default]
 
 
 def quoted(text: str) -> str:
-    """A literal of the text."""
+    """Return a string literal of the text."""
     plain = text.isascii() and text.isprintable() and not set(text) & set('"\\')
     return f'"{text}"' if plain else ascii(text)
 
 
 def attribute(path: str) -> str:
-    """`model.blocks[0].up` for the path "blocks.0.up"."""
+    """Convert the path "blocks.0.up" to `model.blocks[0].up`."""
     parts = (f"[{part}]" if part.isdigit() else f".{part}" for part in path.split("."))
     return f"model{''.join(parts)}"
 
 
 def words(given: Iterable[str]) -> str:
-    """A tuple of expressions."""
+    """Return the source of a tuple of expressions."""
     items = list(given)
     return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
 
 
 def prose(text: str, *, indent: str = "", width: int = WIDTH - 2) -> list[str]:
-    """Lines of a docstring. What a case file says is made harmless: no quotes, no escapes."""
+    """Return lines of a docstring, with text of a case file made harmless.
+
+    It has no quotes and no escapes then.
+    """
     harmless = text.encode("ascii", "replace").decode().replace("\\", "/").replace('"', "'")
     harmless = "".join(letter if letter.isprintable() else " " for letter in harmless)
     return textwrap.wrap(
@@ -177,7 +180,7 @@ def prose(text: str, *, indent: str = "", width: int = WIDTH - 2) -> list[str]:
 
 
 def _order(name: str) -> tuple[int, str]:
-    """isort's: constants, then classes, then functions."""
+    """Return isort's key: constants, then classes, then functions."""
     word = name.split()[0]
     kind = 0 if word.isupper() and len(word) > 1 else 1 if word[0].isupper() else 2
     return kind, word

@@ -1,4 +1,4 @@
-"""The text of a case's model: the blocks and options that occur in it, and no others.
+"""Text of a case's model: the blocks and options that occur in it, and no others.
 
 Parameters have the names of `models/network.py`, which patterns of groups and the paths of sharding
 units go by. Layers that follow each other are an nn.Sequential; a class is made only for what does
@@ -23,7 +23,7 @@ from .layout import WIDTH, attribute, words
 
 @dataclass
 class Class:
-    """A class of modules: its base, and the lines of `__init__` and `forward` without indent."""
+    """Class of modules: its base, and the lines of `__init__` and `forward` without indent."""
 
     name: str
     base: str
@@ -36,14 +36,14 @@ class Class:
 
 @dataclass
 class ModelText:
-    """classes: those that the model needs; build: lines that make `model`."""
+    """Text of a model. classes: those that the model needs; build: lines that make `model`."""
 
     classes: list[Class]
     build: list[str]
 
 
 def model_text(case: Case, *, listed: bool = False) -> ModelText:
-    """The model of the case. listed: it has `blocks` even where there is none."""
+    """Return the text of the case's model. listed: it has `blocks` even where there is none."""
     model = case.model
     classes: dict[str, Class] = {}
     layers = {"stem": _stem(case, classes)}
@@ -100,7 +100,7 @@ def model_text(case: Case, *, listed: bool = False) -> ModelText:
 
 
 def samples(case: Case) -> list[str]:
-    """Lines that draw inputs and target of one microbatch and return its mean loss."""
+    """Return lines that draw inputs and target of one microbatch and return its mean loss."""
     model, data = case.model, case.data
     shape = f"{data.batch}, {data.length}"
     factor = "" if data.loss_factor == 1.0 else f" * {data.loss_factor!r}"
@@ -167,7 +167,7 @@ def _stem(case: Case, classes: dict[str, Class]) -> str:
 
 
 def _network(case: Case, order: tuple[int, ...]) -> Class:
-    """The model where layers do not just follow each other."""
+    """Return the model's class where layers are not called in sequence."""
     lines = ["x = self.stem(x)"]
     if case.model.side:
         lines.append("x = x if side is None else x + self.side(side)")
@@ -180,7 +180,7 @@ def _network(case: Case, order: tuple[int, ...]) -> Class:
 
 
 def _block(spec: Block, width: int, classes: dict[str, Class]) -> str:
-    """The expression that makes a block."""
+    """Return the expression that makes a block."""
     layers: dict[str, str] = {}
     bias = "" if spec.bias else ", bias=False"
     base = "nn.Sequential"
@@ -225,7 +225,7 @@ def _mlp(spec: Block, width: int) -> dict[str, str]:
 
 
 def _with_options(spec: Block, base: str, classes: dict[str, Class]) -> str:
-    """The class of a block that does more than run its layers, or the base."""
+    """Return the class name of a block that does more than run its layers, or the base."""
     value = "super().forward(x)"
     if spec.checkpoint:
         value = "checkpoint(super().forward, x, use_reentrant=False)"
@@ -264,7 +264,7 @@ def _attention(spec: Block, width: int, classes: dict[str, Class]) -> str:
 
 
 def _experts(spec: Block, width: int, classes: dict[str, Class]) -> str:
-    """The router, a linear layer that has the experts."""
+    """Return the class name of the router, a linear layer that has the experts."""
     inside = ", ".join(f"{key}={text}" for key, text in _mlp(spec, width).items())
     made = Class(
         "Experts",
@@ -288,13 +288,13 @@ def _experts(spec: Block, width: int, classes: dict[str, Class]) -> str:
 
 
 def _over_length(name: str, base: str, classes: dict[str, Class]) -> str:
-    """A class of layers over channels, called on (batch, length, channels)."""
+    """Add a class of layers over channels, called on (batch, length, channels); return its name."""
     value = "super().forward(x.transpose(1, 2)).transpose(1, 2)"
     return _added(Class(name, base, [f"return {value}"]), classes)
 
 
 def _added(made: Class, classes: dict[str, Class]) -> str:
-    """The name under which the class is listed; another class of the name gets a number."""
+    """Add a class; return its name, with a number if another class has the name."""
     name, number = made.name, 1
     while name in classes and replace(classes[name], name=made.name) != made:
         number += 1

@@ -1,4 +1,4 @@
-"""What a short script of torch alone cannot show, said as a feature of the case."""
+"""Features of a case that a short script of torch alone cannot show."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .sharding import STRATEGIES, grouped
 
 
 def reasons(name: str, case: Case, checks: tuple[Check, ...], steps: int) -> Iterator[str]:
-    """Why a script of the case would be too long, or not the same; nothing if it can be written."""
+    """Yield why a script of the case would be too long, or not the same; nothing if neither."""
     if case.model.user is not None:
         yield "the model is the user's own (model.user)"
     if len(case.mesh) != 1:

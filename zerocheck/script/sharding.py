@@ -1,4 +1,4 @@
-"""The text that shards a model as a user of torch writes it, per implementation."""
+"""Text that shards a model as a user of torch writes it, per implementation."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Sharding:
 
 
 def sharding_of(name: str, case: Case) -> Sharding:
-    """For one of TITLES."""
+    """Return the sharding text of an implementation in TITLES."""
     if name in STRATEGIES:
         made = _fsdp1(name, case)
     elif name == "fsdp2":
@@ -83,12 +83,12 @@ def sharding_of(name: str, case: Case) -> Sharding:
 
 
 def adamw(case: Case, of: str, *, fused: bool) -> str:
-    """The optimizer of the case over the parameters of the model `of`."""
+    """Return the optimizer of the case over the parameters of the model `of`."""
     return f"torch.optim.AdamW({', '.join(_arguments(case, of, fused=fused))})"
 
 
 def adamw_options(group: Group) -> list[str]:
-    """What a group has other than the defaults."""
+    """Return the options of a group that differ from the defaults."""
     betas, defaults = (group.beta1, group.beta2), (DEFAULT.beta1, DEFAULT.beta2)
     return options(
         [
@@ -101,7 +101,7 @@ def adamw_options(group: Group) -> list[str]:
 
 
 def grouped(case: Case) -> bool:
-    """Whether there are several parameter groups."""
+    """Return True if there are several parameter groups."""
     return len(case.optimizer.groups) > 1 or case.optimizer.groups[0].pattern != "*"
 
 
@@ -121,7 +121,7 @@ def _arguments(case: Case, of: str, *, fused: bool) -> list[str]:
 
 
 def _in_order(case: Case, optimizer: list[str], wrap: list[str]) -> list[str]:
-    """The optimizer after the model is wrapped, or before."""
+    """Order the lines: the optimizer after the model is wrapped, or before."""
     return [*optimizer, *wrap] if case.sharding.optimizer_first else [*wrap, *optimizer]
 
 

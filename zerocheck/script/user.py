@@ -1,6 +1,6 @@
 """A user's `build` function in a script: its module is imported, and zerocheck is not.
 
-The file is read, never run. Of zerocheck it may use `Built(model, optimizer)` and `groups`, for
+The file is read, never run. It may use zerocheck's `Built(model, optimizer)` and `groups`, for
 which the script has two lines of its own.
 """
 
@@ -20,9 +20,9 @@ TAKEN = ("Built", "groups")
 
 
 def user_sharding(name: str, case: Case) -> Sharding:
-    """For `path/to/file.py:function`.
+    """Return the sharding text for `path/to/file.py:function`.
 
-    Raises UsageError, with what is in the way, for what needs more of zerocheck than TAKEN.
+    Raises UsageError, with the obstacle, for a function that needs more of zerocheck than TAKEN.
     """
     where, _, function = name.rpartition(":")
     path = Path(where)
@@ -75,7 +75,7 @@ def _refused(name: str, why: str) -> UsageError:
 
 
 def _check_zerocheck(name: str, tree: ast.Module) -> None:
-    """Raise UsageError if the module uses more of zerocheck than a script stands in for."""
+    """Raise UsageError if the module uses more of zerocheck than a script can replace."""
     for module, attribute in _imported(tree):
         if module.partition(".")[0] == "zerocheck" and (module, attribute) != ("zerocheck", ""):
             raise _refused(name, f"imports {module}.{attribute}".rstrip(".") + " of zerocheck")
@@ -95,7 +95,7 @@ def _check_zerocheck(name: str, tree: ast.Module) -> None:
 
 
 def _kind(name: str, source: str) -> tuple[Gather, str]:
-    """How whole tensors are had, and how gradients wait for the last microbatch."""
+    """Return how to gather whole tensors, and the method that defers the reduction of gradients."""
     if "FullyShardedDataParallel" in source:
         if "use_orig_params=True" not in source:
             raise _refused(name, "wraps in FullyShardedDataParallel without use_orig_params=True")
@@ -106,7 +106,7 @@ def _kind(name: str, source: str) -> tuple[Gather, str]:
 
 
 def _case_fields(tree: ast.Module, case: Case) -> str:
-    """An expression for the part of `case` that the module reads."""
+    """Return an expression for the part of `case` that the module reads."""
     read: dict[str, dict[str, object]] = {}
     for node in ast.walk(tree):
         if not isinstance(node, ast.Attribute):
@@ -149,7 +149,7 @@ def _groups(case: Case) -> str:
 
 
 def _imported(tree: ast.Module) -> list[tuple[str, str]]:
-    """(module, name) of every import; name is "" for a module itself."""
+    """Return (module, name) of every import; name is "" for a module itself."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -56,7 +56,7 @@ def write_script(path: Path, text: str) -> None:
 
 
 def script_of(file: CaseFile, *, implementation: str | None = None) -> str:
-    """The script, at most LONGEST lines.
+    """Return the script of a case file, at most LONGEST lines.
 
     implementation: shard by this one instead of that of the file. Raises UsageError, with the
     feature that is in the way, where such a script cannot be written.
@@ -211,7 +211,7 @@ def _init(file: CaseFile) -> str:
 
 
 def _failure(file: CaseFile) -> str:
-    """A literal: words of the ranks' failure, or "" where nothing of it is expected."""
+    """Return a literal: words of the ranks' failure, or "" where nothing of it is expected."""
     if file.status == "hung":
         return quoted("process")  # however the rank ends that waited too long
     if file.status != "crashed":
@@ -223,7 +223,10 @@ def _failure(file: CaseFile) -> str:
 
 
 def _optimizes(name: str, case: Case, checks: tuple[Check, ...], steps: int) -> bool:
-    """Whether it takes an optimizer: not for one gradient, unless making it is the fault."""
+    """Return True if the script needs an optimizer.
+
+    It does not for one gradient, unless the construction of the optimizer is the fault.
+    """
     training, sharding = case.training, case.sharding
     if steps > 1 or checks not in (("gradient",), ("loss",)):
         return True
@@ -233,7 +236,7 @@ def _optimizes(name: str, case: Case, checks: tuple[Check, ...], steps: int) -> 
 
 
 def _absent(case: Case) -> bool:
-    """Whether a parameter may have no gradient."""
+    """Return True if a parameter may have no gradient."""
     model = case.model
     return bool(uncalled(model) or sometimes_used(model) or model.frozen)
 
@@ -246,7 +249,7 @@ def _start(case: Case) -> dict[str, Any] | None:
 
 
 def _factors(case: Case, steps: int) -> tuple[float, ...]:
-    """The learning rate at each step, over that of the group."""
+    """Return the learning rate at each step, over that of the group."""
     if case.optimizer.schedule == "constant":
         return ()
     first = next((group.lr for group in case.optimizer.groups if group.lr), 1.0)
@@ -255,7 +258,7 @@ def _factors(case: Case, steps: int) -> tuple[float, ...]:
 
 
 def _options(case: Case) -> str:
-    """The groups, as {pattern: options}."""
+    """Return the groups, as {pattern: options}."""
     parts = []
     for group in case.optimizer.groups:
         given = [option.split("=", 1) for option in adamw_options(group)]
@@ -265,7 +268,7 @@ def _options(case: Case) -> str:
 
 
 def _longest(case: Case) -> str:
-    """The features of the model that take most lines."""
+    """Return the features of the model that take most lines."""
     kinds = {block.kind for block in case.model.blocks}
     named = [f"{len(case.model.blocks)} blocks ({', '.join(sorted(kinds))})"] if kinds else []
     if grouped(case):

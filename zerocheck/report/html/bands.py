@@ -1,4 +1,4 @@
-"""The memory of a rank as three bands over N, by the formulas, beside what was measured.
+"""Memory of a rank as three bands over N, by the formulas, next to measured values.
 
 Bytes per parameter, so that models of any size lie in one picture. The formulas are those of the
 ZeRO paper (judge/paper.py); what was measured is the largest case of each implementation and number
@@ -41,8 +41,10 @@ class Dot:
 
 @dataclass(frozen=True)
 class Chart:
-    """One stage in one precision. bands: (category, points of its polygon); steps[n]: the bytes of
-    each category on RANKS[n]."""
+    """Chart of one stage in one precision.
+
+    bands: (category, points of its polygon); steps[n]: the bytes of each category on RANKS[n].
+    """
 
     stage: int
     precision: str
@@ -53,7 +55,7 @@ class Chart:
 
 
 def charts(counted: Tally) -> list[Chart]:
-    """A chart for each precision and stage."""
+    """Return a chart for each precision and stage."""
     measured = list(_measured(counted))
     top = max([16.0, *(dot[2] for dot in measured)])
     return [
@@ -64,14 +66,14 @@ def charts(counted: Tally) -> list[Chart]:
 
 
 def ticks(counted: Tally) -> list[tuple[float, str]]:
-    """(height, label) of the lines behind all charts."""
+    """Return (height, label) of the lines behind all charts."""
     top = max([16.0, *(dot[2] for dot in _measured(counted))])
     step = 4 if top <= 32 else 16
     return [(_up(value, top), str(value)) for value in range(0, int(top) + 1, step)]
 
 
 def across(ranks: int) -> float:
-    """Where a number of ranks lies; between two that the slider has, in proportion."""
+    """Return the horizontal position of a number of ranks, interpolated between the slider's."""
     place = 0.0
     for number, (low, high) in enumerate(pairwise(RANKS)):
         if ranks >= high:
@@ -111,7 +113,7 @@ def _chart(
 
 
 def _measured(counted: Tally) -> Iterator[tuple[str, int, float, float, int]]:
-    """(implementation, ranks, bytes per parameter, by the formula, stage)."""
+    """Yield (implementation, ranks, bytes per parameter, by the formula, stage)."""
     for name, implementation in counted.implementations.items():
         for ranks in sorted(implementation.weights):
             one = implementation.weights[ranks]

@@ -1,4 +1,4 @@
-"""Free runs as two pictures: the losses, and how far parameters are from those of the reference."""
+"""Free runs as two pictures: the losses, and the distance of parameters from the reference's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ WHO = ("reference", "implementation", "twin")
 
 @dataclass(frozen=True)
 class Plot:
-    """One picture. ticks: (height, label); lines: (who, points of a polyline, its dots)."""
+    """Picture of a free run.
+
+    ticks: (height, label); lines: (who, points of a polyline, its dots).
+    """
 
     name: str
     words: str
@@ -28,8 +31,11 @@ class Plot:
 
 @dataclass(frozen=True)
 class Shown:
-    """One free run. plots: none if it could not be taken; parts: where the violated step lies, None
-    if there is none; across: (place, number) of each step that has a label."""
+    """Free run on the page.
+
+    plots: none if it could not be taken; parts: where the violated step is, None if there is none;
+    across: (place, number) of each step that has a label.
+    """
 
     anchor: str
     title: str
@@ -42,7 +48,7 @@ class Shown:
 
 
 def shown(number: int, drift: Drift) -> Shown:
-    """One free run, the `number`-th of the page."""
+    """Return the `number`-th free run of the page."""
     steps = len(drift.expected)
     plots: tuple[Plot, ...] = ()
     if drift.own is not None and drift.twin is not None:
@@ -67,7 +73,7 @@ def _across(step: int, steps: int) -> float:
 
 
 def _losses(curves: Sequence[Sequence[float]]) -> Plot:
-    """On a linear scale: losses may be negative."""
+    """Plot the losses on a linear scale: they may be negative."""
     finite = [value for curve in curves for value in curve if math.isfinite(value)] or [0.0]
     low, high = min(finite), max(finite)
     if low == high:
@@ -85,7 +91,7 @@ def _losses(curves: Sequence[Sequence[float]]) -> Plot:
 
 
 def _distances(curves: Sequence[Sequence[float]]) -> Plot:
-    """On a logarithmic scale, 0 at the bottom and what is not finite at the top."""
+    """Plot the distances on a logarithmic scale, 0 at the bottom and non-finite ones at the top."""
     known = [value for curve in curves for value in curve if 0 < value < math.inf] or [1e-8]
     low, high = math.floor(math.log10(min(known))), math.ceil(math.log10(max(known)))
     high = max(high, low + 1)

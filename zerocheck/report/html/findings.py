@@ -1,4 +1,4 @@
-"""A finding as fields of a page: where it parts, by how much, why, and how to see it again."""
+"""Finding as fields of a page: place, size, cause, and the command to replay it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from .matrix import kind_of
 
 @dataclass(frozen=True)
 class Shown:
-    """One finding. facts: (label, text); decades: by how many powers of ten it is beyond its bound,
-    None where there is no such number; replay: the command, or empty; detail: stacks; lines:
-    as the console has it."""
+    """Finding on the page.
+
+    facts: (label, text); decades: by how many powers of ten it is beyond its bound, None where
+    there is no such number; replay: the command, or empty; detail: stacks; lines: as the console
+    has it.
+    """
 
     number: int
     kind: str
@@ -31,7 +34,10 @@ class Shown:
 
 
 def shown(finding: Finding) -> Shown:
-    """One finding of the run, or a known issue that it saw, which has a page for the rest."""
+    """Return a finding of the run, or a known issue that it observed, for the page.
+
+    A known issue has a page of its own for the rest.
+    """
     known = finding.known is not None
     facts: list[tuple[str, str]] = []
     decades, ratio = None, ""

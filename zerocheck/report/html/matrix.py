@@ -1,4 +1,4 @@
-"""The conformance matrix, and what is behind each of its cells."""
+"""Conformance matrix, and the details of each of its cells."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ SIGNS: dict[Status, str] = {
 
 @dataclass(frozen=True)
 class Shown:
-    """One cell. kind: the class that gives its colour; words: for readers; share: of the bound."""
+    """Cell of the matrix.
+
+    kind: the class that gives its colour; words: for readers; share: of the bound.
+    """
 
     obligation: str
     kind: str
@@ -57,12 +60,12 @@ class Row:
 
 
 def titles(counted: Tally) -> dict[str, str]:
-    """What each obligation demands."""
+    """Map each obligation to its requirement in words."""
     return {obligation: TITLES[obligation] for obligation in counted.obligations}
 
 
 def matrix(counted: Tally) -> list[Row]:
-    """A row for each implementation."""
+    """Return a row for each implementation."""
     return [
         _row(f"{number}-{_slug(name)}", name, implementation)
         for number, (name, implementation) in enumerate(counted.implementations.items())
@@ -70,7 +73,7 @@ def matrix(counted: Tally) -> list[Row]:
 
 
 def kind_of(status: Status) -> str:
-    """good, bad, known or none."""
+    """Return the kind of a status: good, bad, known or none."""
     if status in FAILING:
         return "bad"
     return {"known": "known", "holds": "good"}.get(status, "none")

@@ -1,4 +1,4 @@
-"""From the counts of a run to the page."""
+"""HTML page made of the counts of a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .matrix import kind_of, matrix, titles
 
 
 def render(counted: Tally) -> str:
-    """The whole report as HTML: style, script and pictures are in it."""
+    """Render the whole report as HTML, with style, script and pictures in it."""
     return _environment().get_template("page.html.j2").render(**_parts(counted))
 
 
@@ -101,7 +101,7 @@ def _parts(counted: Tally) -> dict[str, Any]:
 
 
 def _verdict(counted: Tally, failing: tuple[str, ...]) -> tuple[str, str]:
-    """(class, headline)"""
+    """Return (class, headline) of the run."""
     if failing:
         count = len(counted.findings)
         return "bad", f"{count} finding{'s' if count != 1 else ''}" if count else "The run fails"
@@ -121,7 +121,7 @@ def _table(title: str, words: str, headers: Any, rows: Any) -> dict[str, Any] | 
 
 
 def _communication(counted: Tally) -> list[dict[str, Any]]:
-    """What each implementation sends in a step, in Psi, beside the paper's number."""
+    """Return each implementation's communication per step, in Psi, next to the paper's number."""
     bars = []
     for name, implementation in counted.implementations.items():
         several = [one for ranks, one in sorted(implementation.weights.items()) if ranks > 1]
@@ -139,7 +139,7 @@ def _communication(counted: Tally) -> list[dict[str, Any]]:
 
 
 def _loads(counted: Tally) -> list[dict[str, Any]]:
-    """A grid of world sizes for all implementations together, and one for each."""
+    """Return a grid of world sizes for all implementations together, and one for each."""
     grids = []
     some = {name: i.loads for name, i in counted.implementations.items() if i.loads.pairs}
     if len(some) > 1:
@@ -154,7 +154,7 @@ def _loads(counted: Tally) -> list[dict[str, Any]]:
 
 
 def _load(verdicts: Counter[Status]) -> tuple[str, str]:
-    """(class, words) of the loads of one pair of world sizes."""
+    """Return (class, words) of the loads of one pair of world sizes."""
     if not verdicts.total():
         return "none", ""
     some: tuple[Status, ...] = (*FAILING, "known")

@@ -1,4 +1,4 @@
-"""The kill matrix: every planted fault, hunted with the cases that a run of it would have."""
+"""Kill matrix: every planted fault, hunted with the cases that a run of it would have."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from .together import Ask, together
 
 
 class Handler(Protocol):
-    """Takes each record of the matrix, in order."""
+    """Receiver of each record of the matrix, in order."""
 
     def handle(self, record: MatrixRecord) -> None:
         """Take one record. An exception from here ends the matrix."""
 
 
 def run(options: MatrixOptions, handlers: Sequence[Handler], *, ranks: Ranks | None = None) -> int:
-    """Hunt all faults; returns the exit code (0 all are caught, 1 one escaped).
+    """Hunt all faults; return the exit code (0 all are caught, 1 one escaped).
 
     ranks: rank processes that are there already; they are left open. Raises UsageError for an
     implementation that cannot be loaded. On KeyboardInterrupt the journal is finished first; then

@@ -1,4 +1,4 @@
-"""The search for one fault: the cases of a run of the faulty code, until it is caught."""
+"""Search for one fault: the cases of a run of the faulty code, until it is caught."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ soon."""
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a case: how it was judged, or, if it was trained freely, what the rivals say."""
+    """Result of a case: its verdict, or, if it was trained freely, the results of the rivals."""
 
     outcome: Outcome | None = None
     rivals: Rivals | None = None
 
 
 class Hunt:
-    """One row of the matrix. fault: which one is hunted; row: what is known so far."""
+    """Row of the matrix and its search. fault: the one that is hunted; row: the results so far."""
 
     def __init__(
         self,
@@ -47,8 +47,11 @@ class Hunt:
         fixed: Callable[[], Mapping[str, object]],
         done: Callable[[Hunt], None],
     ) -> None:
-        """plan(): the cases; fixed(): fields of cases that the implementation fixes; both are
-        asked for when the search begins. done(hunt): it is over."""
+        """Prepare the search for a fault.
+
+        plan(): the cases; fixed(): fields of cases that the implementation fixes; both are called
+        when the search begins. done(hunt): called when it is over.
+        """
         self.fault = fault
         self._plan = plan
         self._fixed = fixed
@@ -68,11 +71,11 @@ class Hunt:
 
     @property
     def bug(self) -> Bug | None:
-        """The first finding, or None as long as it is not caught."""
+        """First finding, or None as long as the fault is not caught."""
         return self._findings.bugs[0] if self._findings.bugs else None
 
     def search(self) -> Search[Answer]:
-        """Ask for cases until the row is whole."""
+        """Ask for cases until the row is complete."""
         yield from self._catch()
         # The rivals compare parameters, in runs without checkpoints.
         compares = self.fault.obligation not in MEMORY
@@ -96,10 +99,11 @@ class Hunt:
         self._done(self)
 
     def _catch(self) -> Search[Answer]:
-        """Until enough cases failed. One that the parent fails too says nothing of the fault.
+        """Ask for cases until enough of them failed.
 
-        The parent is asked at once, though it is wanted only if the case fails: mostly it does, and
-        faults of one parent share its answers.
+        A case that the parent fails too says nothing about the fault. The parent is asked at once,
+        though it is wanted only if the case fails: mostly it does, and faults of one parent share
+        its answers.
         """
         plan = self._plan()
         number = after = 0
@@ -134,7 +138,7 @@ class Hunt:
                 after += 1
 
     def _traced(self, item: Planned) -> Search[Answer]:
-        """What a crash or hang comes from is seen by the collectives of each rank."""
+        """Find the cause of a crash or hang from the collectives of each rank."""
         (answer,) = yield (Ask(item.implementation, item.case, traced=True),)
         if answer.outcome is not None:
             (bug,) = self._findings.bugs

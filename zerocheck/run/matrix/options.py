@@ -1,4 +1,4 @@
-"""What `zerocheck faults` is asked to do, checked before anything starts. Imports no torch."""
+"""Options of `zerocheck faults`, checked before anything starts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -58,8 +58,10 @@ class MatrixOptions:
         self.run(self.faults[0])  # checks the rest
 
     def run(self, fault: Fault) -> RunOptions:
-        """Options of the run whose cases one row takes: with checkpoints if it is a fault of
-        these, else without."""
+        """Return the options of the run whose cases one row takes.
+
+        They include checkpoints if it is a fault of these.
+        """
         sets: tuple[tuple[Obligation, ...], ...] = (RESUME, MEMORY)
         own = next((one for one in sets if fault.obligation in one), EQUIVALENCE)
         chosen = tuple(one for one in self.obligations if one in own)
@@ -78,7 +80,7 @@ class MatrixOptions:
 
 
 def _told_on_gpus(faults: list[Fault]) -> list[Fault]:
-    """Without those that only `peak` shows. Raises UsageError where none is left."""
+    """Return the faults without those that only `peak` shows. Raises UsageError if none is left."""
     left = [fault for fault in faults if fault.obligation != "peak"]
     if not left:
         raise UsageError(f"{faults[0].name} is caught by peak, which is checked on the cpu alone")
@@ -86,8 +88,10 @@ def _told_on_gpus(faults: list[Fault]) -> list[Fault]:
 
 
 def _chosen(names: Iterable[str]) -> list[Fault]:
-    """Faults by name, all but those of extras for none. Raises UsageError for another name, and
-    for one whose extra is not installed."""
+    """Return faults by name, all but those of extras for no names.
+
+    Raises UsageError for another name, and for one whose extra is not installed.
+    """
     for name in names:
         if name not in NAMED_FAULTS:
             raise UsageError(
@@ -102,9 +106,9 @@ def _chosen(names: Iterable[str]) -> list[Fault]:
 
 
 def _injected(names: Iterable[str], implementation: str) -> list[Fault]:
-    """Those that are injected at the collectives, once each, on the implementation.
+    """Return the faults injected at the collectives, once each, on the implementation.
 
-    names: what stands after the plus in `IMPLEMENTATION+FAULT`. Raises UsageError for another.
+    names: what follows the plus in `IMPLEMENTATION+FAULT`. Raises UsageError for another.
     """
     rows: dict[str, Fault] = {}
     for fault in FAULTS.values():

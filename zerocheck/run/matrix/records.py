@@ -1,4 +1,4 @@
-"""What the kill matrix writes down: one record per line of its journal."""
+"""Records of the kill matrix: one per line of its journal."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ FORMAT: Literal[1] = 1
 
 
 class FaultsStarted(msgspec.Struct, frozen=True, kw_only=True, tag="faults started"):
-    """First line. faults: names, in the order of the catalogue; implementation: what they are
-    injected into, or empty for the parents of the catalogue; started: seconds since the epoch;
-    free_steps, loss_rtol: steps that the rivals have, and the tolerance of the loss curve."""
+    """First line of the journal.
+
+    faults: names, in the order of the catalogue; implementation: that they are injected into, or
+    empty for the parents of the catalogue; started: seconds since the epoch; free_steps, loss_rtol:
+    steps that the rivals have, and the tolerance of the loss curve.
+    """
 
     environment: Environment
     faults: tuple[str, ...]
@@ -34,7 +37,7 @@ class FaultsStarted(msgspec.Struct, frozen=True, kw_only=True, tag="faults start
 
 
 class Rivals(msgspec.Struct, frozen=True, kw_only=True):
-    """What the usual checks say of one case that is trained freely: see rivals.py.
+    """Results of the usual checks on one case that is trained freely: see rivals.py.
 
     outcome: of the ranks; reason: why it was not finished; loss_step: the first step (0-based)
     whose loss is off, None for no alarm; loss_deviation: the largest relative one; refused:
@@ -52,32 +55,32 @@ class Rivals(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ran(self) -> bool:
-        """Whether there was anything to look at."""
+        """True if the case was run, so that there is something to compare."""
         return self.outcome != "unsupported"
 
     @property
     def broken(self) -> bool:
-        """The ranks crashed or hung, which nobody overlooks."""
+        """True if the ranks crashed or hung, which nobody overlooks."""
         return self.outcome in ("crashed", "hung")
 
     @property
     def judged_alarm(self) -> bool:
-        """Zerocheck flags an obligation, or the ranks are broken."""
+        """True if zerocheck flags an obligation, or the ranks are broken."""
         return self.broken or bool(self.flagged)
 
     @property
     def loss_alarm(self) -> bool:
-        """The loss curve is off, or there is none."""
+        """True if the loss curve is off, or there is none."""
         return self.broken or self.loss_step is not None
 
     @property
     def parameter_alarm(self) -> bool:
-        """The parameters are off, or there are none."""
+        """True if the parameters are off, or there are none."""
         return self.broken or bool(self.refused)
 
 
 class FaultTried(msgspec.Struct, frozen=True, kw_only=True, tag="fault tried"):
-    """One row of the matrix.
+    """Row of the matrix.
 
     where: the faulty implementation; expected, true_causes: what the catalogue says it must be
     flagged as, an obligation or None for a crash or hang, and the cause; caught_by: an obligation,
@@ -115,25 +118,27 @@ class FaultTried(msgspec.Struct, frozen=True, kw_only=True, tag="fault tried"):
 
     @property
     def caught(self) -> bool:
-        """Whether some case failed that the parent did not."""
+        """True if some case failed that the parent did not fail."""
         return bool(self.caught_by)
 
     @property
     def named(self) -> bool | None:
-        """Whether the true cause is among those named; None if the catalogue names none, or the
-        fault was not caught."""
+        """True if the true causes are among those named.
+
+        None if the catalogue names none, or the fault was not caught.
+        """
         if not self.true_causes or not self.caught:
             return None
         return set(self.true_causes) <= set(self.causes)
 
     @property
     def named_alone(self) -> bool:
-        """Whether nothing else is named."""
+        """True if the true causes are named and nothing else is."""
         return bool(self.named) and set(self.causes) == set(self.true_causes)
 
 
 class FaultShrunk(msgspec.Struct, frozen=True, kw_only=True, tag="fault shrunk"):
-    """The smallest case that shows a fault.
+    """Smallest case that shows a fault.
 
     case: it, or None if no small case failed in fresh rank processes; size: in words; extent: how
     far the fault reaches, one sentence; tries: cases that were run; seconds: what they took.
@@ -148,12 +153,12 @@ class FaultShrunk(msgspec.Struct, frozen=True, kw_only=True, tag="fault shrunk")
 
     @property
     def ranks(self) -> int:
-        """Most ranks that a leg of it has."""
+        """Number of ranks in the largest training segment."""
         return 0 if self.case is None else max(leg.world_size for leg in legs_of(self.case))
 
 
 class FaultsFinished(msgspec.Struct, frozen=True, kw_only=True, tag="faults finished"):
-    """Last line. seconds: of the whole matrix; exit_code as of the command line."""
+    """Last line. seconds: of the whole matrix; exit_code: of the command line."""
 
     outcome: Literal["done", "interrupted"]
     exit_code: int

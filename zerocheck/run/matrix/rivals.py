@@ -1,7 +1,7 @@
-"""What the usual checks of sharded training say of a case: its loss curve, and its parameters.
+"""Usual checks of sharded training on a case, by its loss curve and by its parameters.
 
-Both let the sharded code and a single-device trainer go some steps (`freely`) from the same start
-on the same samples, and compare what comes of it with a tolerance:
+Both let the sharded code and a single-device trainer run some steps (`freely`) from the same start
+on the same samples, and compare the results with a tolerance:
 
 - loss curve: the mean loss of each step, over ranks and microbatches, at LOSS_RTOL. It stands for
   two curves laid on top of each other, and is stricter than eyes are.
@@ -45,8 +45,10 @@ LOSS_RTOL = 1e-4
 
 
 def usually(case: Case, fixed: Mapping[str, object]) -> Case:
-    """The case as tests mostly start: at step 0, with moments of 0, the loss as it is. A maximum
-    norm stays what it is in units of the loss."""
+    """Return the case as tests mostly start: at step 0, with moments of 0 and an unscaled loss.
+
+    A maximum norm stays equal in units of the loss.
+    """
     if "start" not in fixed:
         case = replace(case, start=replace(case.start, step=0, moments="zero"))
     if fixes(fixed, "data", "loss_factor") or fixes(fixed, "training", "clip"):
@@ -60,14 +62,14 @@ def usually(case: Case, fixed: Mapping[str, object]) -> Case:
 
 
 class FreeRuns:
-    """Compares free runs with those of the reference, which it computes once for each case."""
+    """Comparison of free runs with those of the reference, computed once for each case."""
 
     def __init__(self) -> None:
         self._reference: dict[tuple[Case, Semantics, bool], Trajectory] = {}
         self._device = torch.device(CPU)
 
     def rivals(self, case: Case, results: Results) -> Rivals:
-        """What the rivals say of what the ranks did. Gives their arenas back."""
+        """Return the results of the rivals on a finished case. Gives the ranks' arenas back."""
         (result,) = results.legs
         try:
             if result.outcome != "finished" or None in result.payloads:
@@ -88,8 +90,10 @@ class FreeRuns:
             result.release()
 
     def _readings(self, case: Case, seen: RankSeen) -> Iterator[Trajectory]:
-        """What the semantics allow: where nobody used a parameter, a gradient that may count as 0
-        need not exist either."""
+        """Yield a free run of the reference for each reading that the semantics allow.
+
+        Where no rank used a parameter, a gradient that may count as 0 need not exist either.
+        """
         semantics = Semantics(**seen.semantics)  # type: ignore[arg-type]
         self._device = torch.device(seen.device)
         yield self._of(case, semantics, restored=seen.restored)
@@ -108,7 +112,7 @@ class FreeRuns:
 
 
 def compare(case: Case, seen: Sequence[RankSeen], fetch: Fetch, reference: Trajectory) -> Rivals:
-    """What the rivals say, given the free run of the reference."""
+    """Return the results of the rivals, given the free run of the reference."""
     last = case.training.steps - 1
     off = [
         _deviation(mean_loss(rank.steps[step] for rank in seen), reference.losses[step])
@@ -126,7 +130,7 @@ def compare(case: Case, seen: Sequence[RankSeen], fetch: Fetch, reference: Traje
 
 
 def agreed(found: Sequence[Rivals]) -> Rivals:
-    """The alarms that every reading of the semantics gives, parameter by parameter."""
+    """Return the alarms that every reading of the semantics raises, parameter by parameter."""
     first, *others = found
     quiet = any(not one.loss_alarm for one in others)
     return replace(
@@ -139,7 +143,7 @@ def agreed(found: Sequence[Rivals]) -> Rivals:
 
 
 def _deviation(got: float, expected: float) -> float:
-    """Relative; 0 where both overflow alike."""
+    """Return the relative deviation; 0 where both overflow alike."""
     if got == expected:
         return 0.0
     return abs(got - expected) / abs(expected) if expected else math.inf
@@ -148,7 +152,7 @@ def _deviation(got: float, expected: float) -> float:
 def _refused(
     observation: Observation, step: int, expected: Mapping[str, torch.Tensor]
 ) -> tuple[tuple[str, ...], float]:
-    """Parameters that assert_close refuses, and the largest difference; after a step."""
+    """Return the parameters that assert_close refuses after a step, and the largest difference."""
     try:
         held = observation.held(step, "state", "parameter")
         given = [] if held is None else list(copies(held))

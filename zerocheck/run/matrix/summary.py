@@ -1,4 +1,4 @@
-"""What the records of a kill matrix add up to. A pure function of them; its reports start here."""
+"""Summary of the records of a kill matrix. A pure function of them; its reports start here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .records import FaultsFinished, FaultShrunk, FaultsStarted, FaultTried, Mat
 
 @dataclass(frozen=True)
 class Share:
-    """A number of things, of so many that could have been."""
+    """Share of things: a count out of a possible number."""
 
     count: int
     of: int
@@ -25,7 +25,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Alarms:
-    """Who raises an alarm in how many free runs. A crash or hang is one for everybody."""
+    """Free runs in which each check raises an alarm. A crash or hang counts for all checks."""
 
     judged: Share
     loss_curve: Share
@@ -33,7 +33,7 @@ class Alarms:
 
     @classmethod
     def of(cls, runs: Iterable[Rivals | None]) -> Alarms:
-        """Of those that could be run."""
+        """Count the alarms in the runs that could be run."""
         ran = [run for run in runs if run is not None and run.ran]
         return cls(
             *(
@@ -48,7 +48,7 @@ class Alarms:
 
 
 class Summary:
-    """All rows, in the order of the catalogue, and what they add up to."""
+    """All rows, in the order of the catalogue, and their totals."""
 
     def __init__(self, records: Iterable[MatrixRecord]) -> None:
         self.started: FaultsStarted | None = None
@@ -72,12 +72,12 @@ class Summary:
 
     @property
     def complete(self) -> bool:
-        """The matrix came to its end."""
+        """True if the matrix came to its end."""
         return self.finished is not None and self.finished.outcome == "done"
 
     @property
     def tried(self) -> int:
-        """How many there is a row of."""
+        """Number of faults with a row."""
         return len(self._rows)
 
     @property
@@ -100,29 +100,31 @@ class Summary:
 
     @property
     def exit_code(self) -> int:
-        """0 if every fault was caught, 1 if one escaped, or none could act, 130 if not all were
-        tried."""
+        """Exit code: 0 if every fault was caught, 1 if one escaped or none could act.
+
+        130 if not all were tried.
+        """
         return int(bool(self.escaped) or not self.rows) if self.complete else INTERRUPTED
 
     @property
     def caught(self) -> Share:
-        """Of all that were tried."""
+        """Share of the tried faults that were caught."""
         return Share(len(self.rows) - len(self.escaped), len(self.rows))
 
     @property
     def median_cases(self) -> float | None:
-        """Of those caught."""
+        """Median number of cases over the faults caught, None without any."""
         return median(cases) if (cases := [row.cases for row in self.rows if row.caught]) else None
 
     @property
     def median_seconds(self) -> float | None:
-        """Of those caught."""
+        """Median time in seconds over the faults caught, None without any."""
         spent = [row.seconds for row in self.rows if row.caught]
         return median(spent) if spent else None
 
     @property
     def small(self) -> dict[str, Share]:
-        """Smallest cases that have at most 3 ranks, 1 block, 2 steps."""
+        """Share of smallest cases with at most 3 ranks, 1 block, 2 steps."""
         found = [one for one in self.shrunk.values() if one.case is not None]
         cases = [one.case for one in found if one.case is not None]
         return {
@@ -133,7 +135,10 @@ class Summary:
 
     @property
     def as_expected(self) -> Share:
-        """Flagged first by what the catalogue says; a crash or hang for those that must break."""
+        """Share of caught faults that the catalogue's obligation flags first.
+
+        A crash or hang counts for those that must break.
+        """
         said = [
             row.caught_by == row.expected
             if row.expected is not None
@@ -145,19 +150,19 @@ class Summary:
 
     @property
     def named(self) -> Share:
-        """True cause among those named, where the catalogue has one."""
+        """Share of faults with a known true cause that was named."""
         told = [row.named for row in self.rows if row.named is not None]
         return Share(sum(told), len(told))
 
     @property
     def named_alone(self) -> Share:
-        """True cause named and no other."""
+        """Share of faults whose true cause was named and no other."""
         told = [row.named_alone for row in self.rows if row.named is not None]
         return Share(sum(told), len(told))
 
     @property
     def misnamed(self) -> list[FaultTried]:
-        """The true cause is not among those named."""
+        """Faults whose true cause is not among those named."""
         return [row for row in self.rows if row.named is False]
 
     @property
@@ -167,13 +172,13 @@ class Summary:
 
     @property
     def seen_usually(self) -> Alarms:
-        """The same from a usual start, of those faults that zerocheck flags there."""
+        """Alarms in free runs from a usual start, of those faults that zerocheck flags there."""
         runs = (row.usual_rivals for row in self.rows)
         return Alarms.of(run for run in runs if run is not None and run.judged_alarm)
 
     @property
     def neither(self) -> list[FaultTried]:
-        """Caught, and seen by neither rival."""
+        """Faults that neither rival shows, though zerocheck caught them."""
         return [
             row
             for row in self.rows
@@ -184,12 +189,12 @@ class Summary:
 
     @property
     def told_apart(self) -> Alarms:
-        """Faults that show where the parent is quiet in the same case; others tell nothing."""
+        """Alarms on faults whose parent is quiet in the same case; other alarms show nothing."""
         return _told_apart((row.rivals, row.control) for row in self.rows)
 
     @property
     def usually_told_apart(self) -> Alarms:
-        """The same from a usual start, of those faults that zerocheck flags there."""
+        """Alarms of `told_apart` from a usual start, of those faults that zerocheck flags there."""
         return _told_apart(
             (row.usual_rivals, row.usual_control)
             for row in self.rows
@@ -198,18 +203,20 @@ class Summary:
 
     @property
     def false_alarms(self) -> Alarms:
-        """Where the parents run the same cases; each parent and case counts once, whatever number
-        of faults it stands for."""
+        """Alarms on the parents in the same cases.
+
+        Each parent and case counts once, for any number of faults.
+        """
         return Alarms.of({(row.parent, row.case): row.control for row in self.rows}.values())
 
     @property
     def usual_false_alarms(self) -> Alarms:
-        """The same from a usual start."""
+        """Alarms of `false_alarms` from a usual start."""
         return Alarms.of({(row.parent, row.case): row.usual_control for row in self.rows}.values())
 
     @property
     def first_by(self) -> dict[str, list[FaultTried]]:
-        """Obligation, "crashed" or "hung" -> the faults that it flags first."""
+        """Faults by the obligation that flags them first, or "crashed", or "hung"."""
         flagged: dict[str, list[FaultTried]] = {
             word: [row for row in self.rows if row.caught_by == word]
             for word in (*OBLIGATIONS, "crashed", "hung")

@@ -1,4 +1,4 @@
-"""Many searches side by side on one pool of ranks. Each asks for a few cases at a time.
+"""Concurrent searches on one pool of ranks. Each asks for a few cases at a time.
 
 While the answer to one is worked out here, the ranks run what the others asked for.
 """
@@ -24,9 +24,12 @@ A = TypeVar("A")
 
 
 class Ask(NamedTuple):
-    """A case to run. free: for what it gives when many steps are taken, not to be judged; traced:
-    in fresh rank processes that note their collectives, as a run confirms a crash or hang;
-    measured: once more, for the obligations of MEMORY."""
+    """Request to run a case.
+
+    free: for the result of many steps, not to be judged; traced: in fresh rank processes that
+    record their collectives, as a run confirms a crash or hang; measured: once more, for the
+    obligations of MEMORY.
+    """
 
     implementation: str
     case: Case
@@ -45,7 +48,7 @@ def together(
     """Run all searches to their end, `ahead` of them at a time.
 
     A search yields what it asks for, and is sent the answers in the same order. answer(ask,
-    result): one of them; it must release the result. What several searches ask for is run once.
+    result): one of them; it must release the result. A request of several searches is run once.
     Raises whatever a search or `answer` raises.
     """
     _Together(ranks, searches, answer, ahead).run()
@@ -53,7 +56,7 @@ def together(
 
 @dataclass(eq=False)
 class _Waiting(Generic[A]):
-    """A search, what it asked for last, and to how much of that there is no answer yet."""
+    """Search that waits: its last request, and the number of answers that are missing."""
 
     search: Search[A]
     asks: tuple[Ask, ...]
@@ -74,7 +77,7 @@ class _Together(Generic[A]):
         self.known: dict[Ask, A] = {}
 
     def run(self) -> None:
-        """Until no search is left."""
+        """Run until no search is left."""
         self._fill()
         while self.flying:
             ask, trial = self._next()
@@ -87,7 +90,7 @@ class _Together(Generic[A]):
             self._fill()
 
     def _next(self) -> tuple[Ask, Trial]:
-        """The first that has come back, else the one that left first."""
+        """Take the first trial that is done, else the oldest one."""
         place = next((i for i, (_, trial) in enumerate(self.flying) if trial.done), 0)
         self.flying.rotate(-place)
         first = self.flying.popleft()
@@ -103,7 +106,7 @@ class _Together(Generic[A]):
             self._go_on(search, None)
 
     def _go_on(self, search: Search[A], told: tuple[A, ...] | None) -> None:
-        """Until it asks for something that is not known, or ends."""
+        """Continue a search until it asks for an unknown answer, or ends."""
         try:
             while True:
                 asks = next(search) if told is None else search.send(told)
