@@ -100,7 +100,7 @@ def fsdp2_layout(model: nn.Module, case: Case, rank: int) -> Layout | None:
 
 
 def waiting(case: Case) -> bool:
-    """Whether what was reduced over the shards waits to be reduced over the replicas."""
+    """Return True if gradients reduced over shards wait for their reduction over replicas."""
     return deferred(case) and case.training.microbatches > 1
 
 
@@ -111,7 +111,7 @@ def padded(one: Tensor, ranks: int) -> int:
 
 
 def own_elements(one: Tensor, rank: int, ranks: int) -> int:
-    """Elements of a parameter that are a rank's."""
+    """Number of elements of a parameter that a rank owns."""
     rows = one.shape[0]
     chunk = -(-rows // ranks)
     return max(0, min(chunk, rows - rank * chunk)) * (one.numel // rows)

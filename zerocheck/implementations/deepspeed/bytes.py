@@ -54,7 +54,7 @@ class _Model:
         return self.case.world_size
 
     def kept(self, one: Tensor) -> int:
-        """Bytes of an element of what is computed with."""
+        """Bytes per element of a parameter as the forward uses it."""
         return DTYPES[self.case.precision.compute].itemsize if lowered(self.case) else one.itemsize
 
     def layout(
@@ -87,8 +87,11 @@ class _Model:
 
 
 def stage0_layout(model: nn.Module, case: Case) -> Layout | None:
-    """Of stage 0. In bf16 it takes a step when it is made, so that all states are there from the
-    start. None where parameters have no elements: some of them get a state, and some get none."""
+    """Return the layout of stage 0.
+
+    In bf16 the engine takes a step when it is built, so that all states exist from the start. None
+    where parameters have no elements: some of them get a state, and some get none.
+    """
     if empties(case.model):
         return None
     sizes = _Model.of(model, case)
@@ -115,11 +118,14 @@ def stage0_layout(model: nn.Module, case: Case) -> Layout | None:
 
 
 def flat_layout(model: nn.Module, case: Case, *, stage: int) -> Layout | None:
-    """Of stages 1 and 2. Stage 1 that sums gradients of bf16 in fp32 keeps whole ones, as long as
-    the flat buffers.
+    """Return the layout of stages 1 and 2.
 
-    None where something is offloaded, and where some rank's partition is padding alone, which
-    nobody shows.
+    Stage 1 with fp32 accumulation of bf16 gradients keeps whole gradients, as long as the flat
+    buffers.
+
+    None where something is offloaded, and where some rank's partition is padding alone, which no
+    rank
+    exposes.
     """
     one = _Model.of(model, case)
     aligned = ALIGNMENT * one.ranks
@@ -138,7 +144,7 @@ def flat_layout(model: nn.Module, case: Case, *, stage: int) -> Layout | None:
 
 
 def part_layout(model: nn.Module, case: Case) -> Layout | None:
-    """Of stage 3. None for the same reasons."""
+    """Return the layout of stage 3; None as in `flat_layout`."""
     one = _Model.of(model, case)
     sharding = case.sharding
 

@@ -1,4 +1,4 @@
-"""What DeepSpeed cannot run, known from the case alone."""
+"""Cases that DeepSpeed cannot run, with the reason, known from the case alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..limits import bf16_only, norms_cast, one_axis, one_precision, unpinned
 
 
 def refusal(case: Case, stage: int) -> str | None:
-    """None, or why DeepSpeed cannot run the case."""
+    """Return the reason why DeepSpeed cannot run the case, or None."""
     reason = one_axis(case) or one_precision(case) or bf16_only(case) or norms_cast(case)
     if stage:
         reason = reason or unpinned(case)
@@ -60,7 +60,7 @@ def refusal(case: Case, stage: int) -> str | None:
 
 
 def _resized(case: Case) -> bool:
-    """Whether other numbers of ranks load than save."""
+    """Return True if some segment loads on a different mesh than the first."""
     return any(leg.mesh != case.mesh for leg in case.resume)
 
 

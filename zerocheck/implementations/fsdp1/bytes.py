@@ -80,7 +80,7 @@ def fsdp1_layout(
     )
 
     def graded(step: int) -> Collection[str]:
-        """All that learns in a flat parameter of which something is used."""
+        """Return the trainable parameters of all flat parameters that have some used parameter."""
         learning = set(account.learning(step))
         return [
             name
