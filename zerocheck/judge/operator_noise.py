@@ -24,14 +24,14 @@ EXACT = frozenset(f"aten::{name}" for name in _EXACT.split())
 
 
 class OperatorNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within it each result of an operator that rounds is moved to a number next to it.
+    """Mode that moves each rounded result of an operator to a neighbouring number.
 
     Unlike what hooks on modules do, this reaches the operators between modules, and those of the
     backward. Results that share memory with an argument are left alone.
     """
 
     def __init__(self, twin: int) -> None:
-        """twin: seed of the directions."""
+        """Start the mode. twin: seed of the directions."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._draw = torch.Generator().manual_seed(1_000 + twin)
 
