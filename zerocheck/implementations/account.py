@@ -106,8 +106,7 @@ class Account:
         """Bytes held by torch's GradScaler at the end of a phase.
 
         Scale and growth tracker from the first scaled loss on; `found_inf` between unscaling and
-        the
-        update.
+        the update.
         """
         training = self.case.training
         if training.loss_scale is None or phase == "built":

@@ -50,13 +50,10 @@ def of_fsdp1(semantics: Semantics, case: Case) -> Semantics:
     """Return the semantics of a mixed-precision step of FSDP1.
 
     Under no_sync autograd sums whole gradients in the compute dtype; with a reduction they are cast
-    to
-    the reduction dtype (`_post_backward_hook`). Shards of microbatches that are reduced one by one
-    are
-    cast to the parameter's dtype and summed in it (`_accumulate_sharded_grad`). With one rank on
-    the
-    shard axis FSDP1 does not shard: it casts and reduces the running sum with each microbatch
-    (`_reduce_grad_no_shard`).
+    to the reduction dtype (`_post_backward_hook`). Shards of microbatches that are reduced one by
+    one are cast to the parameter's dtype and summed in it (`_accumulate_sharded_grad`). With one
+    rank on the shard axis FSDP1 does not shard: it casts and reduces the running sum with each
+    microbatch (`_reduce_grad_no_shard`).
     """
     if not lowered(case):
         return semantics

@@ -30,17 +30,13 @@ def ddp_layout(
     """Return the layout of DDP: whole parameters and gradients, and C++ buckets of the same size.
 
     Where gradients are views of the buckets, the buckets count as gradients and are allocated from
-    the
-    start. states(account, step, phase): bytes of optimizer state; beside: additional bytes.
+    the start. states(account, step, phase): bytes of optimizer state; beside: additional bytes.
 
     None where batches use parameters of their own, since then the data determine which gradients
     exist; where gradients that are views outlive their bucket, which depends on when DDP rebuilds
-    its
-    buckets (`bucket_view` without `set_to_none`); and where a bucket that is viewed may have no
-    gradient
-    at all (`bucket_view` with parameters that are never used, or with a reduction of each
-    microbatch,
-    where the first buckets are freed before a step is over).
+    its buckets (`bucket_view` without `set_to_none`); and where a bucket that is viewed may have no
+    gradient at all (`bucket_view` with parameters that are never used, or with a reduction of each
+    microbatch, where the first buckets are freed before a step is over).
     """
     sharding, training = case.sharding, case.training
     views = gradient_views and (

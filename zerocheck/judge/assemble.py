@@ -151,8 +151,7 @@ class Observation:
         """Return True if the gradients of step `index` may be each rank's own.
 
         See StepReport.reduced. The last forward has no report of its own, so those of all steps
-        count for
-        it.
+        count for it.
         """
         steps = self.steps(index)
         if not any(step.reported for step in steps):

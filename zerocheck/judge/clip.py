@@ -235,8 +235,7 @@ def _norm_bound(elements: torch.Tensor, formats: Formats, case: Case) -> tuple[f
     """Return the norm's bound: (relative, absolute).
 
     Squares of tiny gradients underflow: each loses at most eta before the root. The largest element
-    is
-    exact.
+    is exact.
     """
     if case.training.norm == "inf":
         return 0.0, 0.0

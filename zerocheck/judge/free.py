@@ -185,9 +185,10 @@ class _Twin(_Free):
     """Replica of the reference with another round-off, as right as the reference.
 
     It sums the gradients in float32, rank 0 first and the others in the opposite order. Its drift
-    from
-    the reference is the drift that round-off alone causes. Rank 0 stays first since its buffers
-    count.
+    from the reference is the drift that round-off alone causes. Rank 0 stays first since its
+    buffers count.
+
+    The reference itself sums in float64, where another order would mostly change no bit.
     """
 
     sums = torch.float32

@@ -129,8 +129,7 @@ def _along(
     """Return the bound along the path into a parameter's format, and an overflow mask.
 
     The mask is set where a partial sum can overflow fp16: none is larger than the absolute sum
-    before
-    it was divided.
+    before it was divided.
     """
     if format.narrow and (not path or path[-1][1] != format):
         path = (*path, (1, format))

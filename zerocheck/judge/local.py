@@ -83,8 +83,7 @@ class LocalRunner:
 
         The device's kernels decide bits. The model is moved there, and its parameters are cast if
         `computing` declares it: loading them from fp32 is that cast. All inputs and results are on
-        the CPU,
-        and in fp32.
+        the CPU, and in fp32.
         """
         self.case = case
         self._device = device or torch.device(CPU)

@@ -166,8 +166,9 @@ def replica_fault(
     """Return (explanation, two ranks) if replicas of a shard hold different elements.
 
     That is, ranks with the same place on the shard axis of a mesh of two axes. replica: as in
-    `Held`; 0
-    is right in any case.
+    `Held`; 0 is right in any case.
+
+    A gradient that is None on one of them is left to the obligation `gradient`.
     """
     if not replica:
         return None

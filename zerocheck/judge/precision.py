@@ -33,8 +33,7 @@ class Computing(NamedTuple):
     """Reduced precision of the forward and backward.
 
     dtype: None for that of each parameter; autocast: instead of casting the parameters; inputs:
-    True if
-    floating-point inputs are cast.
+    True if floating-point inputs are cast.
     """
 
     dtype: torch.dtype | None = None

@@ -27,6 +27,8 @@ def check(
     """Check that copies agree with each other, with their owner's, and with their master.
 
     A master is compared after rounding to the dtype of the copy.
+
+    before: the state before the step, for the diagnosis.
     """
     for role in ("parameter", *MOMENTS):
         held = observation.held(step, "state", role)

@@ -105,8 +105,7 @@ class Replayed:
         """Return True if the ranks' losses used the reference's operators, in its order.
 
         Not known, so False, where a rank recorded no graph, or has parts of it in checkpoints that
-        hide what
-        runs in the backward.
+        hide what runs in the backward.
         """
         seen = self.observation.steps(step)[: len(state.own)]
         if any(one.recomputed or not one.graphs for one in seen):

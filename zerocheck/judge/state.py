@@ -44,8 +44,7 @@ class Start(NamedTuple):
         """Return the start of a case.
 
         restored: the case's state of mid-training was loaded; rounded: otherwise, dtype that
-        parameters are
-        cast to before masters are made from them.
+        parameters are cast to before masters are made from them.
         """
         state = initial_state(case, model) if restored else None
         flat = vectors.zeros(layout.size)

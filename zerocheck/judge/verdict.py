@@ -151,11 +151,9 @@ class Weighed(msgspec.Struct, frozen=True, kw_only=True):
 
     In bytes. copy: one unsharded copy of all (parameters, gradients, optimizer states); held:
     parameters, gradients, optimizer states and memory for communication, of the rank that holds
-    most of
-    them; together: of all ranks; sent: by the rank that sends most, by rings; trained: of the
-    parameters that are trained; elements: Psi, of all parameters; stage: declared, or None; told:
-    True
-    if a layout predicts the bytes held.
+    most of them; together: of all ranks; sent: by the rank that sends most, by rings; trained: of
+    the parameters that are trained; elements: Psi, of all parameters; stage: declared, or None;
+    told: True if a layout predicts the bytes held.
     """
 
     copy: tuple[int, int, int]

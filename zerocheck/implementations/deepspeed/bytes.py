@@ -124,8 +124,7 @@ def flat_layout(model: nn.Module, case: Case, *, stage: int) -> Layout | None:
     buffers.
 
     None where something is offloaded, and where some rank's partition is padding alone, which no
-    rank
-    exposes.
+    rank exposes.
     """
     one = _Model.of(model, case)
     aligned = ALIGNMENT * one.ranks

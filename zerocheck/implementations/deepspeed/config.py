@@ -12,11 +12,9 @@ def config_of(case: Case, stage: int) -> dict[str, Any]:
     """Return the `config` argument of `deepspeed.initialize`. Sizes are in elements.
 
     torch's AdamW is used whether the client or the engine makes it: DeepSpeed's own kernels would
-    be
-    compiled first, in every process that uses them. Clipping is off at 0 and would be 1.0 by
-    default.
-    The reductions of stage 3's linear layers (`memory_efficient_linear`) are off: they compute in
-    another order than one device does.
+    be compiled first, in every process that uses them. Clipping is off at 0 and would be 1.0 by
+    default. The reductions of stage 3's linear layers (`memory_efficient_linear`) are off: they
+    compute in another order than one device does.
     """
     training = case.training
     config = {

@@ -30,11 +30,9 @@ def semantics_of(semantics: Semantics, case: Case, stage: int) -> Semantics:
 
     fp32 parameters accumulate in fp32, whatever is communicated. bf16 parameters accumulate in the
     reduction dtype, and their masters are made after they are cast. Stage 2 divides the gradients
-    in its
-    bf16 bucket before they are cast for a reduction in fp32
-    (`DeepSpeedZeroOptimizer.average_tensor`),
-    unless it reduces whole buckets (`reduce_scatter` off) or has none (`contiguous_gradients` off;
-    offloading turns it on).
+    in its bf16 bucket before they are cast for a reduction in fp32
+    (`DeepSpeedZeroOptimizer.average_tensor`), unless it reduces whole buckets (`reduce_scatter`
+    off) or has none (`contiguous_gradients` off; offloading turns it on).
     """
     if not lowered(case):
         return semantics

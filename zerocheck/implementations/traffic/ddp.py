@@ -44,8 +44,7 @@ def assigned(tensors: Sequence[_Tensor], limit: int) -> tuple[list[Bucket], list
     """Assign tensors to buckets of one dtype, each full when it has `limit` bytes or more.
 
     Returns the full buckets, in the order in which they filled up, and the remaining ones, in the
-    order
-    in which their dtypes first occurred.
+    order in which their dtypes first occurred.
     """
     full: list[Bucket] = []
     rest: dict[str, Bucket] = {}
@@ -144,8 +143,7 @@ def zero_redundancy(model: nn.Module, case: Case) -> Told | None:
     """Predict DDP's calls, and after each update the broadcasts of the parameters.
 
     Parameters are sent one by one, or all that a rank updates together. None where DDP's calls are
-    not
-    known.
+    not known.
     """
     return _calls(model, case, lambda step: _published(model, case, step))
 

@@ -86,8 +86,7 @@ def is_of_case(model: nn.Module, case: Case) -> bool:
     """Return True if the model is the one of the case.
 
     The order of execution of any other model is not known, nor that of a user's own model in which
-    some
-    parameters are used only sometimes.
+    some parameters are used only sometimes.
     """
     if case.model.user is not None and sometimes_used(case.model):
         return False

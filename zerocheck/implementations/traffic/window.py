@@ -1,9 +1,8 @@
 """Live memory of a sharder within a step, on top of what one device needs for the model.
 
 The rules of a sharder say when memory is allocated and when it is freed; the trace of the bare
-model
-gives the allocations of the model itself in between. Their sum is known at every instant, and the
-maximum of each phase is kept.
+model gives the allocations of the model itself in between. Their sum is known at every instant, and
+the maximum of each phase is kept.
 """
 
 from __future__ import annotations
@@ -24,16 +23,12 @@ def terms_of(case: Case, *, adds: bool = False) -> tuple[Term, ...]:
     """Return the terms of memory that can be predicted.
 
     Where the data determine which parameters are used, they also determine which buckets are full
-    when,
-    and only gathered parameters do not depend on that.
+    when, and only gathered parameters do not depend on that.
 
     The memory of the model itself is not known for a user's own, whose operators may depend on the
-    data;
-    nor for transposed parameters in bf16, which kernels repack depending on their memory order, and
-    a
-    flat buffer may change that order. adds: new gradients are added to existing ones, for a moment
-    held
-    next to them, which is not predicted.
+    data; nor for transposed parameters in bf16, which kernels repack depending on their memory
+    order, and a flat buffer may change that order. adds: new gradients are added to existing ones,
+    for a moment held next to them, which is not predicted.
     """
     if sometimes_used(case.model):
         return ("gathered",)

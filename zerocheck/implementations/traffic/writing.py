@@ -40,8 +40,7 @@ class Calls:
     """Predicted calls of one rank, in which all ranks of the case take part.
 
     steps: the predicted steps, those of the case and so many that all later ones equal the last;
-    step:
-    the place of the next calls, set by `at`.
+    step: the place of the next calls, set by `at`.
     """
 
     def __init__(self, case: Case) -> None:

@@ -49,8 +49,9 @@ def reductions(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
     """Sum over ranks in a narrower format, as an enclosure.
 
     It explains much, so it is used where no other candidate explains anything, and reported where
-    it
-    could be refuted: most of the wrong elements (mask `wrong`) cannot be 0 so.
+    it could be refuted: most of the wrong elements (mask `wrong`) cannot be 0 so.
+
+    Terms near the smallest number of the format could be rounded to anything.
     """
     given = evidence.formats.parts[0][0]
     for name, dtype in NARROW.items():

@@ -1,9 +1,8 @@
 """Causes of errors of tensor parallelism: sums, divisions and pieces of a wrong axis.
 
 Of W ranks, T shard each layer, and D = W / T are data-parallel: rank d T + t has coordinate d on
-the
-shard axis and t on the tp axis. A tensor that is sharded along dim 0 over both is sharded over tp
-first: its piece number t D + d belongs to rank d T + t.
+the shard axis and t on the tp axis. A tensor that is sharded along dim 0 over both is sharded over
+tp first: its piece number t D + d belongs to rank d T + t.
 """
 
 from __future__ import annotations

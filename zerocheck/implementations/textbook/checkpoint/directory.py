@@ -3,10 +3,8 @@
 A generation is written next to the current one, in a fresh directory. Its files are synced to disk
 before `manifest.json` records their sizes and checksums, and the manifest is synced before the file
 `latest` is replaced. That replacement is the one moment at which the new generation becomes
-current.
-Older ones are removed afterwards. A writer that is killed therefore leaves either the old
-generation
-or the new one, whole.
+current. Older ones are removed afterwards. A writer that is killed therefore leaves either the old
+generation or the new one, whole.
 
 One writer at a time: a second one is refused while the first holds the lock, which the system
 releases when the process dies.
