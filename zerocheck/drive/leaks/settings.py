@@ -27,7 +27,7 @@ class Setting:
     lasting: bool = False
 
     def words(self, before: Any, after: Any) -> str:
-        """Format a change in words: `"grad mode off"`, `"default dtype torch.float64"`."""
+        """Format a change: `"grad mode off"`, `"1 autocast contexts entered"`."""
         if self.quantity:
             return f"{after - before if after > before else after} {self.name}"
         if isinstance(before, tuple) and isinstance(after, tuple) and len(before) == len(after):

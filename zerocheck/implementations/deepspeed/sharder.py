@@ -134,7 +134,7 @@ class DeepSpeed(Implementation):
         checkpoint.load(self.engine, directory, loader)
 
     def export(self) -> Mapping[tuple[str, str], torch.Tensor]:
-        """Export by the read-out of the case; moments only by functions, which stage 0 lacks."""
+        """Export by `sharding.read_out`; moments only by functions, which stage 0 lacks."""
         return read_out.whole(
             self.engine,
             self.model,
