@@ -23,7 +23,7 @@ _replace = msgspec.structs.replace
 
 
 def fitting(case: Case) -> Case:
-    """Return the case without options that need removed parts."""
+    """Return the case without the options that need parts it no longer has."""
     model = _fitting_model(case.model)
     data, start, training = case.data, case.start, case.training
     if model.stem != "embedding":

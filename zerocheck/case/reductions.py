@@ -221,7 +221,7 @@ def _frame(case: Case) -> Iterator[Case]:
 
 
 def _plain_blocks(case: Case) -> Iterator[Case]:
-    """Reset one block's options, and its kind if possible."""
+    """Reset the options of one block, with the simplest kind first, then its own."""
     blocks = case.model.blocks
     for index, block in enumerate(blocks):
         for kind in dict.fromkeys((SIMPLEST_KIND, block.kind)):

@@ -130,7 +130,7 @@ class UserModel(_Data, frozen=True, kw_only=True, cache_hash=True):
 
 
 class Model(_Data, frozen=True, kw_only=True):
-    """A stem, blocks and a head. Activations between them have shape (batch, length, width).
+    """Model of a stem, blocks and a head. Activations have shape (batch, length, width).
 
     Or the user's own model: then every field but `user` is left at its default.
     """

@@ -1,4 +1,4 @@
-"""The states of AdamW by role, read from and written into the optimizers that hold them."""
+"""States of AdamW by role, read from and written into the optimizers that hold them."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ STEP_PHASES: tuple[Phase, ...] = ("forward", "backward", "step")
 
 
 class Tensor(NamedTuple):
-    """A parameter. itemsize: bytes of an element; trains: from the start."""
+    """Parameter of a model. itemsize: bytes of an element; trains: from the start."""
 
     shape: tuple[int, ...]
     numel: int
@@ -36,7 +36,7 @@ class Tensor(NamedTuple):
 
 
 class Account:
-    """The parameters of a model, and what a case does to them step by step."""
+    """Parameters of a model, and a case's changes to them step by step."""
 
     def __init__(self, model: nn.Module, case: Case) -> None:
         self.case = case

@@ -129,7 +129,7 @@ class Ddp(BuiltImplementation):
 
     @property
     def _inner(self) -> nn.Module:
-        """The module that DDP wraps."""
+        """Module that DDP wraps."""
         return cast(nn.Module, self.built.model.module)
 
     def _whole_states(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class Ddp(BuiltImplementation):
         }
 
     def _exported(self, states: Mapping[str, Any]) -> Mapping[tuple[str, str], torch.Tensor]:
-        """Whole state dicts as {(name, role): tensor}; empty dicts of other ranks give {}."""
+        """Convert whole state dicts to {(name, role): tensor}; {} for empty ones (other ranks)."""
         if not states:
             return {}
         named = {p: unwrapped(name) for name, p in self._inner.named_parameters()}

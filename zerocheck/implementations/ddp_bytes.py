@@ -1,4 +1,4 @@
-"""The layouts of DDP and of DDP with ZeroRedundancyOptimizer, from shapes alone."""
+"""Layouts of DDP and of DDP with ZeroRedundancyOptimizer, from shapes alone."""
 
 from __future__ import annotations
 

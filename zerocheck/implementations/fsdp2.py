@@ -245,7 +245,7 @@ def _over_replicas(model: nn.Module) -> Callable[[bool], AbstractContextManager[
 
 
 def _prefetch(units: list[Any], ahead: int) -> None:
-    """Each unit gathers the `ahead` ones that come next, in the forward and in the backward.
+    """Have each unit prefetch the next `ahead` units, in the forward and in the backward.
 
     With 0 it is left to torch: the next one only, in the backward only.
     """

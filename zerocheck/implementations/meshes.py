@@ -1,4 +1,4 @@
-"""The process groups of a mesh of one axis, or of two: replicate, shard."""
+"""Process groups of a mesh of one axis, or of two: replicate, shard."""
 
 from __future__ import annotations
 

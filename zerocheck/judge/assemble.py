@@ -110,7 +110,7 @@ class Held:
 
     @property
     def whole_everywhere(self) -> bool:
-        """Every rank holds every element, in order."""
+        """True if every rank holds every element, in order."""
         return all(plan.index is None for plan in self.plans)
 
 

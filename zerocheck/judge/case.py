@@ -1,4 +1,4 @@
-"""The judge: induction over the steps of one case.
+"""Judge of one case: induction over its steps.
 
 Base case: the initial state is the model's. Step: from the state that the implementation itself
 held before, the reference takes the one step, and what the implementation held after must lie in

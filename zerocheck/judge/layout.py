@@ -93,7 +93,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Place:
-    """A parameter's place: [start, stop) in elements of the flat vector."""
+    """Place of a parameter: [start, stop) in elements of the flat vector."""
 
     name: str
     shape: tuple[int, ...]

@@ -50,10 +50,7 @@ class Update(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """Options of the optimizer: of each group, and of all groups.
-
-    For the diagnosis, with the learning rates that each group has at any step.
-    """
+    """Options of the optimizer, of each group and of all; rates: of all steps, for diagnosis."""
 
     groups: Sequence[Group]
     amsgrad: bool

@@ -91,7 +91,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Violation(msgspec.Struct, frozen=True, kw_only=True):
-    """The first place where an obligation does not hold.
+    """Violation of an obligation: the first place where it does not hold.
 
     step: 0-based within the case, -1 for the state before the first step; role and tensors: what
     is outside its enclosure (worst first); ranks: which ranks hold it; element: index in the worst

@@ -1,4 +1,4 @@
-"""The layouts of DeepSpeed's stages, from shapes alone: what is held between steps.
+"""Layouts of DeepSpeed's stages between steps, from shapes alone.
 
     stage 0      parameters whole; in bf16 an fp32 master of each that learns, and its moments
     stages 1, 2  of each group a flat buffer of parameters, at a multiple of 2 W elements, whole on
@@ -35,7 +35,7 @@ TRACKER_BYTES = 1
 
 @dataclass(frozen=True)
 class _Model:
-    """A model on the ranks of a case. groups: parameters that learn, by group of the optimizer."""
+    """Model on the ranks of a case. groups: trainable parameters, by group of the optimizer."""
 
     account: Account
     case: Case
@@ -66,8 +66,11 @@ class _Model:
         *,
         norm: int = NORM_BYTES,
     ) -> Layout:
-        """parameter: bytes without masters; masters: elements that this rank updates, of each
-        group; gradient, bucket: bytes that are there from the start."""
+        """Build the layout from parameter bytes without masters, and elements of masters.
+
+        parameter: bytes without masters; masters: elements that this rank updates, of each group;
+        gradient, bucket: bytes that are allocated from the start.
+        """
         first = self.case.training.first
 
         def told(step: int, phase: Phase) -> Told | None:

@@ -29,7 +29,7 @@ STAGES: tuple[type[DeepSpeed], ...] = (DeepSpeed0, DeepSpeed1, DeepSpeed2, DeepS
 
 
 def of_file(name: str) -> type[DeepSpeed]:
-    """The class of a `ds_config.json`.
+    """Make the class of a `ds_config.json`.
 
     Raises UsageError as `ds_config.read` does, and with DeepSpeed's words for a value that its own
     tables refuse.

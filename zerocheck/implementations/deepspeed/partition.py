@@ -33,8 +33,7 @@ class Partition(NamedTuple):
     pieces: list[Piece]
 
     def cut(self, role: Role, *tensors: torch.Tensor) -> Iterator[Shard]:
-        """The pieces of what lies as the partition does, in one tensor or in several, end to
-        end."""
+        """Iterate over the pieces of tensors that, end to end, are laid out like the partition."""
         begin = 0
         for tensor in tensors:
             end = begin + tensor.numel()

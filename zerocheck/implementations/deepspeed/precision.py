@@ -59,7 +59,7 @@ def config_of(case: Case) -> dict[str, Any]:
 
 
 def call_of(engine: Engine, case: Case) -> Callable[..., torch.Tensor]:
-    """The engine, or a call of it with floating inputs cast, as it does not do for bf16."""
+    """Return the engine, or a call of it with inputs cast, which it leaves out for bf16."""
     if case.precision.compute == "fp32":
         return engine  # type: ignore[no-any-return]
     return with_cast_inputs(engine, DTYPES[case.precision.compute])

@@ -65,7 +65,7 @@ def _resized(case: Case) -> bool:
 
 
 def _group_of_empties(case: Case) -> str | None:
-    """A parameter of a group in which none that is trained has elements."""
+    """Return a parameter of a group without any trainable element, or None."""
     empty, trained = empties(case.model), trainable(case.model)
     full = {group_of(case, name) for name in trained if name not in empty}
     idle = (name for name in trained if group_of(case, name) not in full)

@@ -22,7 +22,7 @@ from .refusals import refusal
 
 
 class DeepSpeed(Implementation):
-    """A DeepSpeedEngine of one stage, with torch's AdamW: the client's, or made by it.
+    """DeepSpeedEngine of one stage, with torch's AdamW: the client's, or made by the engine.
 
     The engine divides the loss by the number of microbatches, and the gradient by that of ranks. A
     parameter that no rank used has the gradient 0 at every stage, so it still decays. Buffers stay

@@ -101,9 +101,12 @@ def _on_two_axes(case: Case) -> str | None:
 
 
 def _offloading(case: Case) -> str | None:
-    """None, or why FSDP1 cannot offload: without an accelerator `_init_device_handle` refuses the
-    CPU as the device that it offloads from, and what it offloads it pins. It writes a reduced
-    gradient over the one that is there, which torch documents (`no_sync`, under Note)."""
+    """Return the reason why FSDP1 cannot offload, or None.
+
+    Without an accelerator `_init_device_handle` refuses the CPU as the device to offload from, and
+    offloaded memory is pinned. A reduced gradient overwrites the earlier one, which torch documents
+    (`no_sync`, under Note).
+    """
     if case.sharding.offload == "none":
         return None
     if not torch.accelerator.is_available():

@@ -133,7 +133,7 @@ def buckets_of(model: nn.Module, case: Case, group: dist.ProcessGroup) -> list[B
 
 
 def parts_of(model: nn.Module, case: Case) -> list[Named]:
-    """The parameters that train, now or later, in parts of `sharding.bucket` elements at most.
+    """Split the parameters that ever train into parts of at most `sharding.bucket` elements.
 
     A part has one dtype.
 

@@ -1,4 +1,4 @@
-"""The layouts of ZeRO-1, -2 and -3: partitions of flat buffers, from shapes alone."""
+"""Layouts of ZeRO-1, -2 and -3: partitions of flat buffers, from shapes alone."""
 
 from __future__ import annotations
 

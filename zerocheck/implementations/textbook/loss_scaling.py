@@ -17,7 +17,7 @@ from ...contract import Microbatch
 
 
 class LossScaler:
-    """The scale, a power of two, which is the same on all ranks; 1.0 if the case does not scale.
+    """Dynamic loss scale, a power of two that is the same on all ranks; 1.0 without scaling.
 
     Each rank sees its own shard only, so whether there was an overflow is agreed upon: without
     that some ranks skip the step and others do not.

@@ -83,7 +83,7 @@ def widen(buckets: Iterable[Bucket], widened: Iterable[Widened]) -> None:
 
 
 class Widened:
-    """The gradient of a shard as AdamW takes it: the narrow one in fp32, while it is needed.
+    """Gradient of a shard in AdamW's dtype: the narrow one widened to fp32, while it is needed.
 
     tensor    1-D, as many elements as the shard; the shard itself where nothing is widened. Else
               its storage has 0 bytes but from `widen` to `release`, which comes first once all

@@ -47,7 +47,7 @@ class Piece:
 
 
 class Partition:
-    """The places of parameters in a flat buffer of `numel` elements, cut in W equal shards.
+    """Places of parameters in a flat buffer of `numel` elements, split into W equal shards.
 
     The world size need not divide anything: the end is padded to a multiple of it. A rank may own
     all of a parameter, a part of it, nothing of it, or nothing but padding.

@@ -22,7 +22,7 @@ MOMENTS: tuple[Role, ...] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """A piece with its memory: 1-D views of the rank's parameter and gradient shards.
+    """Piece with its memory: 1-D views of the rank's parameter and gradient shards.
 
     trains: False if it is frozen at first.
     """

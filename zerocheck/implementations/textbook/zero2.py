@@ -46,7 +46,7 @@ from .sharded_adamw import ShardedAdamW
 
 
 class GradientBucket:
-    """The gradients of a bucket: whole while they are collected, a shard otherwise.
+    """Gradients of a bucket: whole while they are collected, a shard otherwise.
 
     shard    1-D, the sum over microbatches of the mean over ranks
     missing  parameters whose gradient has not arrived in this backward

@@ -223,8 +223,11 @@ class _Replay:
         unit.sum = None
 
     def _reduce(self, unit: _Group, names: Sequence[str]) -> None:
-        """Gradients are copied into one buffer, padded where they are uneven, and freed. What is
-        reduced becomes the gradient of the shards, or is added to it."""
+        """Copy a unit's gradients into one padded buffer, free them, and reduce.
+
+        Copies are made where gradients are uneven. The result becomes the gradient of the shards,
+        or is added to it.
+        """
         self._landed()
         if not names:
             return

@@ -21,8 +21,7 @@ from .writing import SIZES, Calls, Told, dtype_name
 
 
 class Flat(NamedTuple):
-    """A flat buffer: its elements, padding included, its dtype, the names of its parameters, and
-    the dtype of their gradients."""
+    """Flat buffer: elements with padding, dtype, parameter names, and the gradients' dtype."""
 
     elements: int
     dtype: str
@@ -109,8 +108,11 @@ class _Replicated:
         self.next = 0
 
     def told(self) -> Told:
-        """All steps. What is held is told of the model of the case only, and in fp32 only, in which
-        the passage through it is."""
+        """Predict all steps.
+
+        Memory is predicted only for the model of the case, and only in fp32, as its trace is in
+        fp32.
+        """
         calls, case = self.calls, self.case
         known = case.model.user is None and is_of_case(self.model, case) and not lowered(case)
         reductions = case.training.microbatches if self.scatters else 1

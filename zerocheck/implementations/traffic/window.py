@@ -132,8 +132,10 @@ class Window:
             self._own -= size
 
     def highest(self, terms: Collection[Term]) -> tuple[Highest, ...]:
-        """The most of each of some terms in each phase; of the step's last one, in which the
-        optimizer computes, of what is gathered only."""
+        """Return the maximum of each term in each phase.
+
+        For a step's last phase, in which the optimizer computes, only of gathered parameters.
+        """
         return tuple(
             Highest(phase, step, term, self._highest[step, phase][term])
             for step, phase in self._highest

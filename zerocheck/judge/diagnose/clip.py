@@ -16,7 +16,7 @@ from ..pieces import split
 
 
 class Norm(NamedTuple):
-    """A reported norm that is wrong on one rank.
+    """Reported norm that is wrong on one rank.
 
     own: the gradient as each rank holds it, its own elements only; rank: which it is; complete:
     whether these are all; previous: the norm reported at the step before; relative, floor: of the
@@ -44,7 +44,7 @@ class Norm(NamedTuple):
 
 
 def norm_causes(norm: Norm, kind: str) -> tuple[str, ...]:
-    """All causes whose own norm, within the same bound, is the reported one. kind: "2" or "inf"."""
+    """Find causes whose norm, within the same bound, is the reported one. kind: "2" or "inf"."""
     if math.isnan(norm.reported):
         return ("uninitialised memory",)
     return tuple(name for name, value in _norms(norm, kind) if _near(norm, value))

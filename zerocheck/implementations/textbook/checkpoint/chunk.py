@@ -1,4 +1,4 @@
-"""A shard as a range of a flat tensor, in the words of torch.distributed.checkpoint.
+"""Shard as a range of a flat tensor, in the terms of torch.distributed.checkpoint.
 
 A checkpoint knows every tensor as a 1-D tensor in row-major order, cut in ranges. Where they are
 cut is nobody's affair but the writer's: a reader asks for the range that it needs, and gets it from

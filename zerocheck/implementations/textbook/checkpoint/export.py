@@ -20,7 +20,7 @@ Whole = dict[tuple[str, str], torch.Tensor]
 
 
 class Flat(Protocol):
-    """A flat buffer of parameters, of which this rank owns `shard`: a Bucket or a FlatParameter."""
+    """Flat buffer of which this rank owns `shard`: a Bucket or a FlatParameter."""
 
     partition: Partition
     pieces: list[Piece]
@@ -28,7 +28,7 @@ class Flat(Protocol):
 
 
 class Exporting(Implementation):
-    """A sharder with `export`."""
+    """Base of sharders with `export`."""
 
     model: nn.Module
     group: dist.ProcessGroup

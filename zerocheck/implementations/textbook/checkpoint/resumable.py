@@ -37,7 +37,7 @@ from .training import (
 
 
 class Resumable(Exporting):
-    """A sharder with `save` and `load`. Stages differ in `flat_buffers`, `_unfreeze`, `_publish`.
+    """Base of sharders with `save` and `load`, for stages with `flat_buffers` and `_publish`.
 
     Each rank writes the ranges that it owns, as they lie in its shards, and a step count with the
     first element of its parameter; on a mesh of two axes the first replica does. What all ranks

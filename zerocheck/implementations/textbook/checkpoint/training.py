@@ -16,7 +16,7 @@ OPTIONS = ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize")
 
 
 class Described(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A parameter or a buffer: its global shape and dtype; whether it has gradients."""
+    """Parameter or buffer: its global shape and dtype; True if it has gradients."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -24,7 +24,7 @@ class Described(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The options of a parameter group of AdamW."""
+    """Options of a parameter group of AdamW."""
 
     lr: float
     betas: tuple[float, float]
@@ -35,7 +35,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The training that was saved.
+    """Training state in a checkpoint.
 
     world_size: number of ranks that saved; tensors: every parameter and buffer of the model, by
     name; groups: in the order of the optimizer; loss_scaler: None without loss scaling; loader:
