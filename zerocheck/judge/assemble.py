@@ -61,7 +61,7 @@ class Held:
     replica: int = 0
 
     def as_of(self, rank: int) -> torch.Tensor:
-        """Return a copy in which this rank's replica keeps its shards, and the rest is `whole`.
+        """Return `whole`, with the shards of this rank's replica as the replica holds them.
 
         `whole` itself if no bit of that differs.
         """

@@ -303,7 +303,7 @@ class LocalRunner:
                 buffer.copy_(buffers[name])
 
     def _place(self, seen: StepSeen) -> None:
-        """Load the parameters with the implementation's placement: BLAS depends on alignment."""
+        """Move the parameters to the implementation's alignment and strides: BLAS depends on both."""
         if (seen.misaligned, seen.strides) == self._as_on:
             return
         for name, parameter in self._parameters.items():

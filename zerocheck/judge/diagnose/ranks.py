@@ -22,9 +22,9 @@ AT_ONCE = 1 << 20
 
 
 def candidates(evidence: Evidence) -> Iterator[Candidate]:
-    """Iterate over gradients with a rank counted twice, smaller groups, or users only.
+    """Iterate over gradients with a rank counted twice, smaller groups, or a mean over users.
 
-    "Users only": a mean over the ranks that have a gradient.
+    Users are the ranks that have a gradient of the parameter.
     """
     world = len(evidence.passes.gradients)
     if world == 1:

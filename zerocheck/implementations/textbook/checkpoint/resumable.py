@@ -37,15 +37,16 @@ from .training import (
 
 
 class Resumable(Exporting):
-    """Base of sharders with `save` and `load`, for stages with `flat_buffers` and `_publish`.
+    """Base of sharders with `save` and `load`.
 
-    Each rank writes the ranges that it owns, as they lie in its shards, and a step count with the
-    first element of its parameter; on a mesh of two axes the first replica does. What all ranks
-    hold whole is written by rank 0. Buffers and random states are each rank's own.
+    Stages differ in `flat_buffers`, `_unfreeze` and `_publish`. Each rank writes the ranges that it
+    owns, as they are in its shards, and a step count with the first element of its parameter; on a
+    mesh of two axes the first replica does. Tensors that all ranks hold whole are written by rank
+    0. Buffers and random states are each rank's own.
 
-    The model is as before, bit for bit, on any number of ranks and in any stage. Where it is
-    another number, rank r takes the buffers of rank r modulo the number that saved, and keeps its
-    random state.
+    The model is restored bit for bit, on any number of ranks and in any stage. If that number
+    differs, rank r takes the buffers of rank r modulo the number that saved, and keeps its random
+    state.
     """
 
     keeps = KEPT
