@@ -33,7 +33,7 @@ _BY_TEXT = {
 
 
 def shortage(error: BaseException) -> str | None:
-    """What the machine lacks and what to do, or None for an error of another kind.
+    """Name what the machine lacks and what to do; None for an error of another kind.
 
     Processes that zerocheck started show theirs only in the text of the error.
     """

@@ -1,4 +1,4 @@
-"""The distribution of cases: one class that makes a case out of choices.
+"""Distribution of cases: one class that makes a case out of choices.
 
 It does not know where the choices come from. Hypothesis supplies them in `strategies.cases`, so
 that cases shrink; a seeded generator supplies them in `drawing.draw`. Every option list begins
@@ -70,7 +70,7 @@ from .values import (
 
 
 class Choices(Picking):
-    """The choices of one case, in order; a fixed field is not chosen."""
+    """Choices of one case, in order; a fixed field is not chosen."""
 
     def case(self) -> Case:
         mesh = self.option("mesh", self._worlds)
@@ -103,7 +103,7 @@ class Choices(Picking):
         )
 
     def of_model(self, data: Data, model: Model) -> Data:
-        """The data, with what depends on the model."""
+        """Choose the data, with the fields that depend on the model."""
         maskable = model.stem == "embedding" and data.batch * data.length > 1
         random = draws_random(model)
         return msgspec.structs.replace(
@@ -156,7 +156,7 @@ class Choices(Picking):
         return msgspec.structs.replace(model, frozen=frozen)
 
     def blocks(self, width: int, data: Data) -> tuple[Block, ...]:
-        """0 to 4 blocks. Whether there is one more belongs to it, so that it can be cut out."""
+        """Choose 0 to 4 blocks. Each block contains the choice of a next one, for shrinking."""
         blocks: list[Block] = []
         for percent in MORE_BLOCKS:
 
@@ -170,7 +170,7 @@ class Choices(Picking):
         return tuple(blocks)
 
     def narrowed(self, blocks: tuple[Block, ...]) -> tuple[Block, ...]:
-        """The same, one of them with bf16 parameters in 8 of 100 models that have blocks."""
+        """Return the blocks, one with bf16 parameters in 8 of 100 models that have blocks."""
         if not blocks or not self.chance(8):
             return blocks
         chosen = self._choose(len(blocks))
@@ -206,7 +206,7 @@ class Choices(Picking):
         )
 
     def calls(self, blocks: int) -> tuple[int, ...] | None:
-        """All blocks in order, or one of them once more, or one of them not at all."""
+        """Choose the calls: all blocks in order, one of them twice, or one of them not at all."""
         if blocks == 0 or not self.chance(20):
             return None
         order = list(range(blocks))
@@ -217,7 +217,7 @@ class Choices(Picking):
         return tuple(order)
 
     def frozen(self, model: Model) -> tuple[str, ...]:
-        """At most two patterns; a parameter that the loss depends on stays trainable."""
+        """Choose at most two patterns; a parameter that the loss depends on stays trainable."""
         if not self.chance(18):
             return ()
         names = list(parameter_shapes(model))
@@ -247,7 +247,7 @@ class Choices(Picking):
         )
 
     def groups(self, model: Model) -> tuple[Group, ...]:
-        """1 to 3 groups; none is empty and the last one takes the rest."""
+        """Choose 1 to 3 groups; none is empty and the last one takes the rest."""
         left = trainable(model)
         patterns: list[str] = []
         for _ in range(self.pick((0, 0, 0, 1, 1, 2))):
@@ -356,7 +356,7 @@ class Choices(Picking):
         )
 
     def precision(self, case: Case) -> Precision:
-        """By the seed too: see precision.py."""
+        """Return the precision, drawn by the seed: see precision.py."""
         drawn = drawn_precision(case.seed, case.model)
         return Precision(
             compute=self._fixed.get("precision.compute", drawn.compute),
@@ -364,7 +364,7 @@ class Choices(Picking):
         )
 
     def engine_options(self, seed: int) -> dict[str, Any]:
-        """By the seed, and not chosen: see engine_options.py."""
+        """Return the engine options, drawn by the seed and not chosen: see engine_options.py."""
         drawn = drawn_engine_options(seed)
         return {name: self._fixed.get(f"sharding.{name}", drawn[name]) for name in drawn}
 

@@ -1,4 +1,4 @@
-"""Cases as JSON and as plain data, and errors in words that help.
+"""Conversion of cases to JSON and plain data, and back, with helpful errors.
 
 What comes from elsewhere is checked here for form: fields, types, bounds. Whether the fields go
 together is said by `validity.check`.
@@ -26,12 +26,12 @@ _MISSING_FIELD = re.compile(r"^Object missing required field `(?P<name>[^`]*)`$"
 
 
 def encode(case: Case) -> bytes:
-    """The case as indented JSON, every field written out, with a newline at the end."""
+    """Encode the case as indented JSON, every field written out, with a newline at the end."""
     return msgspec.json.format(msgspec.json.encode(case), indent=2) + b"\n"
 
 
 def decode(data: bytes, *, source: str) -> Case:
-    """The case in `data`. `source` names the file in messages.
+    """Decode the case in `data`. `source` names the file in messages.
 
     Raises UsageError for what is not JSON, of another format version, or out of bounds.
     """
@@ -39,7 +39,7 @@ def decode(data: bytes, *, source: str) -> Case:
 
 
 def parse(data: bytes, *, source: str) -> Any:
-    """The JSON in `data` as dicts, lists and numbers. Raises UsageError for what is not JSON."""
+    """Parse JSON into dicts, lists and numbers. Raises UsageError for invalid JSON."""
     try:
         return msgspec.json.decode(data)
     except msgspec.DecodeError as error:
@@ -52,7 +52,7 @@ def parse(data: bytes, *, source: str) -> Any:
 
 
 def from_plain(raw: Any, *, source: str) -> Case:
-    """The case in dicts, lists and numbers. Raises UsageError, with the path in the case."""
+    """Convert dicts, lists and numbers to a case. Raises UsageError, with the path in the case."""
     if not isinstance(raw, dict):
         raise UsageError(f"{source} is not a case: it holds {_shown(raw)}, needed is an object")
     version = raw.get("format", FORMAT)
@@ -67,13 +67,13 @@ def from_plain(raw: Any, *, source: str) -> Case:
 
 
 def to_plain(case: Case) -> dict[str, Any]:
-    """The case in dicts, lists and numbers."""
+    """Convert the case to dicts, lists and numbers."""
     plain: dict[str, Any] = msgspec.to_builtins(case)
     return plain
 
 
 def merged(case: Case, fields: Mapping[str, Any], *, source: str) -> Case:
-    """The case with nested `fields` put over it, such as {"training": {"clip": None}}.
+    """Return the case with nested `fields` put over it, such as {"training": {"clip": None}}.
 
     Objects are merged field by field, lists are replaced. Raises UsageError as `decode` does.
     """
@@ -103,7 +103,7 @@ def _place(data: bytes, byte: int) -> str:
 
 
 def _in_words(message: str, raw: Any) -> str:
-    """msgspec's message, with the value that was given and what is allowed there."""
+    """Return msgspec's message, with the value that was given and the allowed ones."""
     at = _AT.search(message)
     bare = message[: at.start()] if at else message
     path = _parsed(at["path"]) if at else ()
@@ -139,7 +139,7 @@ def _is_struct(kind: inspect.Type) -> Any:
 
 
 def _type_at(path: Path) -> Any:
-    """msgspec's description of the type at a path of the case; None is looked through."""
+    """Return msgspec's description of the type at a path of the case, looking through None."""
     kind: Any = _CASE_TYPE
     for part in path:
         if isinstance(kind, inspect.UnionType):
@@ -158,7 +158,7 @@ def _value_at(raw: Any, path: Path) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """The value as it stands in JSON, cut where it is long."""
+    """Return the value as in JSON, shortened where it is long."""
     try:
         text = msgspec.json.encode(value).decode()
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError):
@@ -167,7 +167,7 @@ def _shown(value: Any) -> str:
 
 
 def _allowed(kind: Any) -> str:
-    """What may stand there, in words."""
+    """Describe in words the values that a type allows."""
     match kind:
         case inspect.LiteralType():
             return "one of " + ", ".join(_shown(value) for value in kind.values)

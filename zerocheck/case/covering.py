@@ -49,7 +49,7 @@ class Pairs:
         self._present = [None if feature is None else feature.present for feature in known]
 
     def of(self, case: Case) -> int:
-        """The pairs that a case exercises; those of one rank only with the world size: ALONE."""
+        """Return a case's pairs; for one rank only those with the world size: ALONE."""
         present = 0
         for place, has in enumerate(self._present):
             if has is not None and has(case):
@@ -59,18 +59,18 @@ class Pairs:
         return pairs & self.with_feature(ALONE) if present & alone else pairs
 
     def with_feature(self, name: str) -> int:
-        """All pairs that the feature is part of, possible or not."""
+        """Return all pairs that include the feature, possible or not."""
         place, count = self.names.index(name), len(self.names)
         later = ((1 << count) - (2 << place)) << place * count
         return later | sum(1 << (i * count + place) for i in range(place))
 
     def without(self, names: Iterable[str]) -> int:
-        """All pairs, possible or not, that have none of these features."""
+        """Return all pairs, possible or not, that have none of these features."""
         left = set(self.names) - set(names)
         return self._among(sum(self._bits[name] for name in left))
 
     def named(self, pairs: int) -> Iterator[tuple[str, str]]:
-        """The names of each pair, in order."""
+        """Return the names of each pair, in order."""
         while pairs:
             lowest = pairs & -pairs
             i, j = divmod(lowest.bit_length() - 1, len(self.names))
@@ -78,7 +78,7 @@ class Pairs:
             pairs ^= lowest
 
     def _among(self, present: int) -> int:
-        """All pairs of the features in a mask."""
+        """Return all pairs of the features in a mask."""
         pairs, count = 0, len(self.names)
         while present:
             lowest = present & -present
@@ -96,11 +96,12 @@ def candidates(
     having: Iterable[str] = (),
     meshes: Sequence[Mesh] = (),
 ) -> dict[Case, int]:
-    """Distinct valid cases, the simplest first, and the pairs of each; the same for the same
-    arguments.
+    """Return distinct valid cases, the simplest first, and the pairs of each.
+
+    The same for the same arguments.
 
     having: features that each must have; fixed, meshes: as in `drawing.draw`. Raises UsageError for
-    fixed fields that no case has; gives fewer, or none, where there are no more.
+    fixed fields that no case has; returns fewer, or none, where there are no more.
     """
     maker = CaseMaker(world_sizes, fixed, meshes)
     source = random.Random(seed)  # only random() is used: its sequence is promised to stay
@@ -132,7 +133,7 @@ class _Tilted:
         self._share = self._random() * self._random()
 
     def choose(self, n: int) -> int:
-        """An index below n."""
+        """Choose an index below n."""
         tilted = self._random() < self._share
         drawn = self._random()
         return int((drawn**TILT if tilted else drawn) * n)
@@ -143,7 +144,7 @@ COMPILING_COST = 150
 
 
 def cost(case: Case) -> int:
-    """What running it costs: the layers that all ranks go through, since they share processors.
+    """Cost of running the case: the layers run by all ranks, since these share processors.
 
     Stem and head count, and the forward and backward after the last step.
     """
@@ -153,7 +154,7 @@ def cost(case: Case) -> int:
 
 
 def cover(held: Sequence[int], costs: Sequence[float], wanted: int) -> list[int]:
-    """Places of the candidates that together have all `wanted` pairs that any of them has.
+    """Choose candidates that together have all `wanted` pairs that any of them has.
 
     held: the pairs of each candidate. Greedy: always the one with the most new pairs for its
     cost, which is at most ln(pairs) + 1 times as dear as the best choice; what later ones made
@@ -167,7 +168,7 @@ def cover(held: Sequence[int], costs: Sequence[float], wanted: int) -> list[int]
 def _greedy(
     places: Iterable[int], held: Sequence[int], costs: Sequence[float], wanted: int
 ) -> list[int]:
-    """Of the candidates at these places those that bring a new pair, the best first."""
+    """Choose, of the candidates at these places, those that add a pair, the best first."""
     # What a candidate brings can only shrink, so one that is still best after a second look is.
     waiting = [(-(held[i] & wanted).bit_count() / costs[i], i) for i in places]
     heapify(waiting)
@@ -187,7 +188,7 @@ def _greedy(
 
 
 def _needed(chosen: list[int], held: Sequence[int], wanted: int) -> list[int]:
-    """`chosen` without those whose pairs all others have too."""
+    """Drop from `chosen` the cases whose pairs all occur in others."""
     kept: list[int] = []
     before = [0]
     for place in chosen:

@@ -1,4 +1,4 @@
-"""Cases by the seed: the same ones everywhere, without Hypothesis."""
+"""Drawing of cases by seed: the same ones everywhere, without Hypothesis."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def draw(
     fixed: Mapping[str, Any] | None = None,
     meshes: Sequence[Mesh] = (),
 ) -> list[Case]:
-    """Exactly `count` distinct valid cases, the simplest first, the same for the same arguments.
+    """Draw exactly `count` distinct valid cases, the simplest first; the same for equal arguments.
 
     fixed: as in `strategies.cases`; meshes: of two axes, beside those of one that `world_sizes`
     are.
@@ -58,7 +58,7 @@ def _apart(make: Callable[[], T]) -> T:
 
 
 class CaseMaker:
-    """Makes cases for the given world sizes, with the fixed fields in place.
+    """Maker of cases for the given world sizes, with the fixed fields in place.
 
     meshes: of two axes, beside those of one. Raises UsageError for a world size below 1 or fixed
     fields that no case has.
@@ -88,7 +88,7 @@ class CaseMaker:
         """Why the last case was refused, if one was."""
 
     def make(self, choose: Choose, part: Part[Block | None] = _apart) -> Case | None:
-        """A valid case, or None where the fixed fields do not go with the choices."""
+        """Make a valid case, or return None where the fixed fields contradict the choices."""
         case = Choices(choose, part, self._fixed, self._worlds).case()
         try:
             check(case)

@@ -1,4 +1,4 @@
-"""Options that only the implementations of one library have: DeepSpeed's engine, torch's FSDP.
+"""Options that only one library's implementations have: DeepSpeed's engine, torch's FSDP.
 
 They are drawn by the seed of the case and not by choices of their own, so that all other choices
 stay what they are; and not at all for an implementation that does not name them in its `options`.
@@ -37,12 +37,12 @@ DRAWN = {**DEEPSPEED, **FSDP}
 
 
 def drawn(seed: int) -> dict[str, Any]:
-    """The options of a drawn case with this seed."""
+    """Draw the options of a case with this seed."""
     source = random.Random(seed)  # only random() is used: its sequence is promised to stay
     return {name: values[int(source.random() * len(values))] for name, values in DRAWN.items()}
 
 
 def plain(obeyed: Collection[str] | None) -> dict[str, Any]:
-    """The defaults of those that an implementation does not obey. None: it does not say."""
+    """Return the defaults of the options that are not obeyed. None: obeyed options unknown."""
     default = Sharding()
     return {name: getattr(default, name) for name in DRAWN if name not in (obeyed or ())}

@@ -1,4 +1,4 @@
-"""A case from which something was taken away, without the options that needed it."""
+"""Removal of options that a case no longer supports after something was taken from it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _replace = msgspec.structs.replace
 
 
 def fitting(case: Case) -> Case:
-    """The case without options that need what it does not have any more."""
+    """Return the case without the options that need parts it no longer has."""
     model = _fitting_model(case.model)
     data, start, training = case.data, case.start, case.training
     if model.stem != "embedding":
@@ -89,7 +89,7 @@ def _fitting_block(block: Block, width: int) -> Block:
 
 
 def _fitting_groups(optimizer: Optimizer, model: Model) -> Optimizer:
-    """Without the groups that no parameter is in."""
+    """Remove the groups that no parameter is in."""
     names = trainable(model)
     kept = []
     for group in optimizer.groups:

@@ -1,4 +1,4 @@
-"""Which rank is on which host: from the short form in a case to a place for each rank, and back.
+"""Hosts of the ranks: from the short form in a case to a place for each rank, and back.
 
 The short form holds the number of ranks of each host, in the order of ranks; its last number stands
 for all hosts after it, and the last host may have fewer. () is one host for all ranks. So the same
@@ -15,7 +15,7 @@ Hosts = tuple[int, ...]
 
 
 class Place(NamedTuple):
-    """Where a rank is: its host (0-based), its number there, and how many ranks are there."""
+    """Location of a rank: its host (0-based), its local rank, and the host's number of ranks."""
 
     host: int
     local_rank: int
@@ -23,7 +23,7 @@ class Place(NamedTuple):
 
 
 def counts(hosts: Hosts, world_size: int) -> tuple[int, ...]:
-    """The number of ranks on each host: `((2,), 3)` gives `(2, 1)`."""
+    """Return the number of ranks on each host: `((2,), 3)` gives `(2, 1)`."""
     found: list[int] = []
     left = world_size
     for given in chain(hosts or (world_size,), repeat(hosts[-1] if hosts else 1)):
@@ -35,7 +35,7 @@ def counts(hosts: Hosts, world_size: int) -> tuple[int, ...]:
 
 
 def places(hosts: Hosts, world_size: int) -> tuple[Place, ...]:
-    """The place of each rank."""
+    """Return the place of each rank."""
     return tuple(
         Place(host, local_rank, count)
         for host, count in enumerate(counts(hosts, world_size))
@@ -44,7 +44,7 @@ def places(hosts: Hosts, world_size: int) -> tuple[Place, ...]:
 
 
 def spelled(on_each: Sequence[int]) -> Hosts:
-    """The shortest form of these numbers of ranks: `(2, 2, 1)` is `(2,)`, and `(3,)` is `()`."""
+    """Return the shortest form of these numbers of ranks: `(2, 2, 1)` is `(2,)`, `(3,)` is `()`."""
     world_size = sum(on_each)
     if len(on_each) < 2:
         return ()
@@ -53,7 +53,7 @@ def spelled(on_each: Sequence[int]) -> Hosts:
 
 
 def drawn(seed: int, world_size: int) -> Hosts:
-    """The hosts of a drawn case: one for three of four seeds, else two or more.
+    """Draw the hosts of a case: one for three of four seeds, else two or more.
 
     By the seed of the case, and not by a choice of its own, so that all other choices stay what
     they are. In turns: two hosts as equal as can be, a host for each rank, one rank on the first.

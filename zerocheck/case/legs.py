@@ -1,4 +1,4 @@
-"""A resumed case as what its ranks do one after the other: train, save, load, go on.
+"""Training segments of a resumed case: train, save, load, continue.
 
 Leg 0 trains from the start; leg k loads what leg k - 1 saved, on other ranks.
 """
@@ -11,7 +11,7 @@ from .schema import Case
 
 
 def legs_of(case: Case) -> list[Case]:
-    """The case of each leg; one leg, the case itself, if nothing is resumed.
+    """Return the case of each segment; one segment, the case itself, if nothing is resumed.
 
     `training.first` and `training.steps` of a leg are the indices of its first step and after its
     last; `resume` holds the legs that are still to come.
@@ -33,12 +33,12 @@ def legs_of(case: Case) -> list[Case]:
 
 
 def in_background(case: Case) -> bool:
-    """Whether the checkpoint that ends a leg is to be written while training goes on."""
+    """Return True if the checkpoint that ends a segment is to be written in the background."""
     return bool(case.resume) and case.resume[0].background
 
 
 def end_of(case: Case) -> int:
-    """Index after the last step that a leg's ranks take.
+    """Return the index after the last step that a segment's ranks take.
 
     While a checkpoint is written in the background they take one step more than it holds.
     """
@@ -46,18 +46,18 @@ def end_of(case: Case) -> int:
 
 
 def only_loads(case: Case, number: int) -> bool:
-    """Whether leg `number` of a case only tries to load what was killed or damaged."""
+    """Return True if segment `number` only tries to load a killed or damaged checkpoint."""
     leg = case.resume[number - 1]
     return leg.killed is not None or leg.damage != "none"
 
 
 def samples_read(case: Case, steps: int) -> int:
-    """Samples that all data-parallel ranks of a leg read in so many steps."""
+    """Count the samples that all data-parallel ranks of a segment read in `steps` steps."""
     return case.readers * case.training.microbatches * case.data.batch * steps
 
 
 def samples_before(case: Case, number: int) -> int:
-    """Samples that were read when leg `number` begins."""
+    """Count the samples read before segment `number` begins."""
     return sum(
         samples_read(leg, leg.training.steps - leg.training.first) for leg in legs_of(case)[:number]
     )

@@ -1,4 +1,4 @@
-"""How a choice is made, wherever it comes from; `choices.py` says which there are."""
+"""Mechanism of making a choice, from any source; `choices.py` lists the choices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Part = Callable[[Callable[[], T]], T]
 
 
 class Picking:
-    """Makes choices in order; a fixed field is not chosen."""
+    """Maker of choices in order; a fixed field is not chosen."""
 
     def __init__(
         self,
@@ -34,28 +34,28 @@ class Picking:
         self._user = fixed.get("model.user")  # nothing of it is drawn, nor its batches
 
     def pick(self, options: Sequence[T]) -> T:
-        """One of the options; the first is the simplest."""
+        """Choose one of the options; the first is the simplest."""
         return options[self._choose(len(options))] if len(options) > 1 else options[0]
 
     def chance(self, percent: int) -> bool:
-        """True in `percent` of 100; False is simpler."""
+        """Return True in `percent` of 100; False is simpler."""
         return self._choose(100) >= 100 - percent
 
     def field(self, path: str, chosen: Callable[[], T]) -> T:
-        """The fixed value of the field, or what `chosen` returns."""
+        """Return the fixed value of the field, or the result of `chosen`."""
         return cast("T", self._fixed[path]) if path in self._fixed else chosen()
 
     def flag(self, path: str, percent: int) -> bool:
-        """A boolean field that is True in `percent` of 100."""
+        """Choose a boolean field that is True in `percent` of 100."""
         return self.field(path, lambda: self.chance(percent))
 
     def option(self, path: str, options: Sequence[T]) -> T:
-        """A field with one of the options."""
+        """Choose a field with one of the options."""
         return self.field(path, lambda: self.pick(options))
 
 
 def section(name: str, fixed: Mapping[str, Any]) -> Any:
-    """A section that is not drawn: its defaults, with the fixed fields in it."""
+    """Return a section that is not drawn: its defaults, with the fixed fields in it."""
     prefix = f"{name}."
     given = {
         path.removeprefix(prefix): value for path, value in fixed.items() if path.startswith(prefix)

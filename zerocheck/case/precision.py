@@ -1,4 +1,4 @@
-"""How the precision of a drawn case is drawn: by its seed, so that all other choices stay."""
+"""Drawing of a case's precision: by its seed, so that all other choices stay."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DRAWN = {
 
 
 def drawn(seed: int, model: Model) -> Precision:
-    """Mixed precision for 3 of 24 seeds.
+    """Draw mixed precision for 3 of 24 seeds.
 
     fp32 for the user's own model, and for one that has parameters of bf16 itself. fp16 is for who
     asks for it (`--feature compute-fp16`): there data decide which step overflows.

@@ -1,4 +1,4 @@
-"""Simpler cases from a case: what shrinking tries, in which order. No torch.
+"""Reductions of a case to simpler ones, in the order that shrinking tries. No torch.
 
 Big cuts come first: everything to its default, then ranks, steps, blocks, whole sections, and at
 last single fields. Each cut takes a field towards its default, or a number towards the smallest,
@@ -53,7 +53,7 @@ _replace = msgspec.structs.replace
 
 
 def simpler(case: Case, *, kept: Collection[str] = ()) -> Generator[Case, bool, Case]:
-    """Yields candidates; send True for one that fails in the same way. Returns the smallest.
+    """Yield candidates; send True for one that fails in the same way. Returns the smallest.
 
     Every candidate is valid and was not yielded before. When the generator returns, no single cut
     of the case that it returns fails any more. kept: paths that stay as they are, such as `mesh`,
@@ -71,7 +71,7 @@ def simpler(case: Case, *, kept: Collection[str] = ()) -> Generator[Case, bool, 
 
 
 def left(case: Case, *, kept: Collection[str] = ()) -> list[tuple[str, Case]]:
-    """(path, the case with the field at that path taken back) of all that is not at its simplest.
+    """List (path, the case with the field at that path reset) of all fields not at their simplest.
 
     A field that another one needs is left out: taking it back would change both.
     """
@@ -88,7 +88,7 @@ def left(case: Case, *, kept: Collection[str] = ()) -> list[tuple[str, Case]]:
 
 
 def value_at(case: Case, path: str) -> Any:
-    """The value of a field, by a path such as `training.clip` or `model.blocks[0].kind`."""
+    """Return the value of a field, by a path such as `training.clip` or `model.blocks[0].kind`."""
     value: Any = case
     for part in path.replace("]", "").replace("[", ".").split("."):
         value = value[int(part)] if part.isdigit() else getattr(value, part)
@@ -98,7 +98,7 @@ def value_at(case: Case, path: str) -> Any:
 def _taken(
     case: Case, cut: Cut, kept: Collection[str], seen: set[Case]
 ) -> Generator[Case, bool, Case]:
-    """Take the cut as often as it goes."""
+    """Apply the reduction repeatedly, as long as a candidate still fails."""
     went = True
     while went:
         went = False
@@ -114,7 +114,7 @@ def _taken(
 
 
 def _valid(candidate: Case, case: Case, kept: Collection[str]) -> Case | None:
-    """The candidate, with what no longer fits taken away; None if it still cannot be run."""
+    """Return the candidate without options that no longer fit; None if it cannot be run."""
     candidate = fitting(candidate)
     try:
         check(candidate)
@@ -125,7 +125,7 @@ def _valid(candidate: Case, case: Case, kept: Collection[str]) -> Case | None:
 
 
 def _cuts() -> Iterable[Cut]:
-    """Before single fields. What makes runs faster comes first."""
+    """Iterate over reductions tried before single fields, those that speed up runs first."""
     yield _everything
     yield _fewer_legs
     yield _world
@@ -164,17 +164,17 @@ def _everything(case: Case) -> Iterator[Case]:
 
 
 def _two_ranks(mesh: Mesh) -> Mesh:
-    """Two ranks on one axis; one, if there is but one."""
+    """Reduce to two ranks on one axis; one, if there is only one."""
     return (min(2, prod(mesh)),)
 
 
 def _bare(model: Model) -> Model:
-    """The simplest model in its place. The user's own stays: another one is another case."""
+    """Replace the model by the simplest one. A user's own stays: another one is another case."""
     return Model(user=model.user)
 
 
 def _fewer_legs(case: Case) -> Iterator[Case]:
-    """One leg, or one less. A checkpoint stays: without one it is another case."""
+    """Reduce to one segment, or by one. A checkpoint stays: without one it is another case."""
     if len(case.resume) > 1:
         yield from (_replace(case, resume=(leg,)) for leg in case.resume)
         yield from (_replace(case, resume=rest) for rest in _with_one_out(case.resume))
@@ -202,7 +202,7 @@ def _world(case: Case) -> Iterator[Case]:
 
 
 def _many_blocks(case: Case) -> Iterator[Case]:
-    """All blocks out, or half of them."""
+    """Remove all blocks, or half of them."""
     count = len(case.model.blocks)
     for out in (range(count), range(count // 2, count), range(count // 2)):
         if out:
@@ -215,13 +215,13 @@ def _each_block(case: Case) -> Iterator[Case]:
 
 
 def _frame(case: Case) -> Iterator[Case]:
-    """All of the model that is not a block."""
+    """Reset all fields of the model other than its blocks."""
     model = case.model
     yield _replace(case, model=_replace(_bare(model), blocks=model.blocks, calls=model.calls))
 
 
 def _plain_blocks(case: Case) -> Iterator[Case]:
-    """One block without its options, and of the simplest kind if that does."""
+    """Reset the options of one block, with the simplest kind first, then its own."""
     blocks = case.model.blocks
     for index, block in enumerate(blocks):
         for kind in dict.fromkeys((SIMPLEST_KIND, block.kind)):
@@ -230,7 +230,7 @@ def _plain_blocks(case: Case) -> Iterator[Case]:
 
 
 def _without(case: Case, out: Collection[int]) -> Case:
-    """The case without these blocks. Calls go to the blocks that are left."""
+    """Remove these blocks from the case. Calls go to the remaining blocks."""
     model = case.model
     stay = [index for index in range(len(model.blocks)) if index not in out]
     calls = model.calls
@@ -241,7 +241,7 @@ def _without(case: Case, out: Collection[int]) -> Case:
 
 
 def _paths(case: Case) -> Iterator[str]:
-    """Every field that has a simplest value, in the order in which they are tried."""
+    """Iterate over every field that has a simplest value, in the order in which they are tried."""
     yield "hosts"
     for index, leg in enumerate(case.resume):
         yield from (f"resume[{index}].{f}" for f in leg.__struct_fields__)
@@ -311,7 +311,7 @@ def _default(case: Case, path: str) -> Any:
 
 
 def _fewer_groups(optimizer: Optimizer) -> Iterator[tuple[Group, ...]]:
-    """One group with the default options, one of those that there are, or one less."""
+    """Reduce to one group with the default options, to one of the groups, or by one."""
     groups = optimizer.groups
     if groups != (Group(),):
         yield (Group(),)
@@ -327,7 +327,7 @@ def _with_one_out(values: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
 
 
 def _set(case: Case, path: str, value: Any) -> Case:
-    """The case with another value at the path."""
+    """Return the case with another value at the path."""
     if path.startswith("resume["):
         index, _, name = path.removeprefix("resume[").partition("].")
         legs = list(case.resume)
@@ -347,7 +347,7 @@ def _set(case: Case, path: str, value: Any) -> Case:
 
 
 def _differing(one: Case, other: Case) -> set[str]:
-    """Paths of the fields that differ. Of blocks or groups only the list, if their number does."""
+    """Return the paths of differing fields; for blocks or groups of another number, the list."""
     here, there = dict(_flat(to_plain(one))), dict(_flat(to_plain(other)))
     differing = {path for path in {*here, *there} if here.get(path) != there.get(path)}
     for listed in ("model.blocks", "optimizer.groups"):
@@ -358,7 +358,7 @@ def _differing(one: Case, other: Case) -> set[str]:
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """(path, value) of all fields; a list is one unless it holds objects."""
+    """Iterate over (path, value) of all fields; a list is one unless it holds objects."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from _flat(inner, f"{path}.{name}" if path else name)

@@ -49,7 +49,7 @@ def draw_resumed(
     harms: Sequence[Harm] = (),
     two_axes: bool = False,
 ) -> list[Case]:
-    """At most `count` distinct cases with at least one checkpoint, the same for the same arguments.
+    """Draw up to `count` distinct cases with a checkpoint or more; the same for equal arguments.
 
     The pairs of world sizes to save and to load: see `_pairs`. fixed: as in `strategies.cases`;
     into: implementations that can load what is saved, beside the one that saved; having: features
@@ -103,7 +103,7 @@ def _resumed(
 
 
 def _on_two_axes(case: Case, source: random.Random) -> Case:
-    """The same ranks on meshes of two axes, half of the time for each leg."""
+    """Put the ranks on meshes of two axes, half of the time for each segment."""
     meshes = [_mesh(mesh, source) for mesh in (case.mesh, *(leg.mesh for leg in case.resume))]
     legs = [
         msgspec.structs.replace(leg, mesh=mesh)
@@ -119,7 +119,7 @@ def _mesh(mesh: Mesh, source: random.Random) -> Mesh:
 
 
 def _pairs(count: int, sizes: Sequence[int], source: random.Random) -> list[tuple[int, int]]:
-    """`count` pairs of world sizes to save and to load.
+    """Return `count` pairs of world sizes to save and to load.
 
     First every size saves once and loads once. Then the pairs come by chance, (N, M) in proportion
     to 1 / (N M): few ranks are quick, and show most. None again before all have had their turn.

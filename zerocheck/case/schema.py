@@ -1,4 +1,4 @@
-"""The case: everything that determines a run, as frozen data that round-trips through JSON.
+"""Schema of a case: everything that determines a run, as frozen data that round-trips through JSON.
 
 Every field has a default or a bound, and every bound is checked when a case is decoded, so that a
 case file from elsewhere is data and nothing else. Sizes are in elements, counts are plain integers.
@@ -57,7 +57,7 @@ Patterns = Annotated[tuple[Pattern, ...], Meta(max_length=64)]
 
 
 class _Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Frozen, and strict about fields that it does not know.
+    """Base of frozen data that rejects unknown fields.
 
     `frozen` and `kw_only` stand at each class again, since type checkers do not inherit them.
     """
@@ -95,7 +95,7 @@ class Block(_Data, frozen=True, kw_only=True):
 
 
 class UserParameter(_Data, frozen=True, kw_only=True, omit_defaults=True):
-    """A parameter of the user's model."""
+    """Parameter of the user's model."""
 
     name: Annotated[str, Meta(min_length=1, max_length=512)]
     shape: Annotated[tuple[Annotated[int, Meta(ge=0, le=1 << 30)], ...], Meta(max_length=16)]
@@ -109,7 +109,7 @@ class UserParameter(_Data, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class UserModel(_Data, frozen=True, kw_only=True, cache_hash=True):
-    """The user's own model: where it comes from, and what it was when it was looked at.
+    """User's own model: its location, and its properties at inspection.
 
     Plain data: only who names the factory once more has its code run. The model that a run builds
     must be the one described here.
@@ -130,7 +130,7 @@ class UserModel(_Data, frozen=True, kw_only=True, cache_hash=True):
 
 
 class Model(_Data, frozen=True, kw_only=True):
-    """A stem, blocks and a head. Activations between them have shape (batch, length, width).
+    """Model of a stem, blocks and a head. Activations have shape (batch, length, width).
 
     Or the user's own model: then every field but `user` is left at its default.
     """
@@ -160,7 +160,7 @@ class Model(_Data, frozen=True, kw_only=True):
 
 
 class Data(_Data, frozen=True, kw_only=True):
-    """What each rank reads: other samples on every rank, at every step and microbatch."""
+    """Samples of each rank: different ones on every rank, at every step and microbatch."""
 
     batch: Small = 2
     """Samples in one microbatch of one rank."""
@@ -198,7 +198,7 @@ class Optimizer(_Data, frozen=True, kw_only=True):
 
 
 class Start(_Data, frozen=True, kw_only=True):
-    """The state before the first step."""
+    """State before the first step."""
 
     step: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
     """Optimizer steps taken already. In mid-training the moments are not zero."""
@@ -208,7 +208,7 @@ class Start(_Data, frozen=True, kw_only=True):
 
 
 class Training(_Data, frozen=True, kw_only=True):
-    """How a step is taken."""
+    """Options of a training step and of the run of steps."""
 
     first: Annotated[int, Meta(ge=0, le=1000)] = 0
     """Index of the first step; not 0 in a leg that goes on from a checkpoint."""
@@ -305,7 +305,7 @@ class Sharding(_Data, frozen=True, kw_only=True):
 
 
 class Disturbance(_Data, frozen=True, kw_only=True):
-    """Delays that reorder ranks. Milliseconds at most, drawn anew each time; 0 is none."""
+    """Delays that reorder ranks, in milliseconds at most, drawn again each time; 0 is none."""
 
     delay: Annotated[float, Meta(ge=0.0, le=10_000.0)] = 0.0
     """Before each loss, each collective and each optimizer step."""
@@ -321,7 +321,7 @@ Hosts = Annotated[tuple[Annotated[int, Meta(ge=1, le=MAX_WORLD_SIZE)], ...], Met
 
 
 class Leg(_Data, frozen=True, kw_only=True):
-    """A part of the training after a checkpoint: other ranks load it and go on."""
+    """Training segment after a checkpoint: other ranks load it and continue."""
 
     mesh: Mesh = (2,)
     steps: Annotated[int, Meta(ge=1, le=1000)] = 1
@@ -341,7 +341,7 @@ class Leg(_Data, frozen=True, kw_only=True):
 
 
 class Case(_Data, frozen=True, kw_only=True):
-    """Everything that determines a run, the implementation aside.
+    """Everything that determines a run, except the implementation.
 
     `mesh` holds the size of each axis: (W,) shards over W ranks; (R, S) replicates over R and
     shards over S, and rank r S + s has place r on the first axis and s on the second. With
@@ -378,19 +378,19 @@ class Case(_Data, frozen=True, kw_only=True):
 
     @property
     def readers(self) -> int:
-        """Data-parallel ranks: those that read samples of their own."""
+        """Number of data-parallel ranks: those that read samples of their own."""
         return self.world_size // self.sharding.tensor_parallel
 
     def reader(self, rank: int) -> int:
-        """Which data-parallel rank this rank is, or is a part of."""
+        """Return the index of the data-parallel rank that this rank is, or is a part of."""
         return rank // self.sharding.tensor_parallel
 
     @property
     def shards(self) -> int:
-        """Ranks on the shard axis: all of them, or those of one replica."""
+        """Number of ranks on the shard axis: all of them, or those of one replica."""
         return self.mesh[-1]
 
     @property
     def replicas(self) -> int:
-        """Ranks on the replicate axis; 1 where the mesh has no such axis."""
+        """Number of ranks on the replicate axis; 1 where the mesh has no such axis."""
         return self.mesh[0] if len(self.mesh) > 1 else 1

@@ -34,7 +34,7 @@ Shape = tuple[int, ...]
 
 @lru_cache(maxsize=256)
 def parameter_shapes(model: Model) -> dict[str, Shape]:
-    """Name -> shape, in the order of `named_parameters()`; a tied head's weight is `stem.weight`.
+    """Return {name: shape}, in the order of `named_parameters()`; a tied head's is `stem.weight`.
 
     The dict is shared between callers: do not change it.
     """
@@ -44,7 +44,7 @@ def parameter_shapes(model: Model) -> dict[str, Shape]:
 
 
 def parameter_dtypes(model: Model) -> dict[str, ParameterDtype]:
-    """Name -> dtype, in the same order."""
+    """Return {name: dtype}, in the same order as `parameter_shapes`."""
     narrow = tuple(f"blocks.{i}." for i, block in enumerate(model.blocks) if block.dtype == "bf16")
     if model.user is not None:
         return {one.name: one.dtype for one in model.user.parameters}
@@ -52,24 +52,26 @@ def parameter_dtypes(model: Model) -> dict[str, ParameterDtype]:
 
 
 def parameter_bytes(model: Model) -> dict[str, int]:
-    """Name -> bytes of the whole parameter, in the same order."""
+    """Return {name: bytes of the whole parameter}, in the same order as `parameter_shapes`."""
     shapes, dtypes = parameter_shapes(model), parameter_dtypes(model)
     return {name: math.prod(shape) * ITEMSIZE[dtypes[name]] for name, shape in shapes.items()}
 
 
 def parameter_elements(model: Model) -> int:
-    """Elements of all parameters together."""
+    """Count the elements of all parameters together."""
     return sum(math.prod(shape) for shape in parameter_shapes(model).values())
 
 
 def call_order(model: Model) -> tuple[int, ...]:
-    """Index of the block that each call runs."""
+    """Return the index of the block that each call runs."""
     return tuple(range(len(model.blocks))) if model.calls is None else model.calls
 
 
 def activation_elements(model: Model, data: Data) -> int:
-    """Elements that one microbatch holds at most between forward and backward, roughly; of the
-    user's own model, which was run already, 0."""
+    """Estimate the largest number of elements that one microbatch holds for its backward.
+
+    0 for the user's own model, which was run already.
+    """
     if model.user is not None:
         return 0
     positions = data.batch * data.length
@@ -96,7 +98,7 @@ def activation_elements(model: Model, data: Data) -> int:
 
 
 def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
-    """The names that match one of the patterns (fnmatch), in their order."""
+    """Return the names that match one of the patterns (fnmatch), in their order."""
     patterns = tuple(patterns)
     if not patterns:
         return []
@@ -106,37 +108,37 @@ def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def _compiled(patterns: tuple[str, ...]) -> Callable[[str], object]:
-    """Cases are drawn by the thousand, so all patterns are tried at once."""
+    """Compile all patterns into one: cases are drawn by the thousand."""
     return re.compile("|".join(map(translate, patterns))).match
 
 
 def frozen_names(model: Model) -> list[str]:
-    """Names of the parameters that do not require gradients at first."""
+    """Return the names of the parameters that do not require gradients at first."""
     if model.user is not None:
         return [one.name for one in model.user.parameters if not one.trains]
     return matching(parameter_shapes(model), model.frozen)
 
 
 def trainable(model: Model) -> list[str]:
-    """Names of the parameters that require gradients."""
+    """Return the names of the parameters that require gradients."""
     frozen = set(frozen_names(model))
     return [name for name in parameter_shapes(model) if name not in frozen]
 
 
 def unfrozen(case: Case) -> tuple[str, ...]:
-    """Names of the parameters that are frozen at first and become trainable later."""
+    """Return the names of the parameters that are frozen at first and become trainable later."""
     if case.training.unfreeze is None:
         return ()
     return tuple(matching(parameter_shapes(case.model), case.model.frozen))
 
 
 def learning(case: Case) -> tuple[str, ...]:
-    """Names of the parameters that require gradients, from the start or later."""
+    """Return the names of the parameters that require gradients, from the start or later."""
     return (*trainable(case.model), *unfrozen(case))
 
 
 def leaves_a_rank_empty(rows: int, world_size: int) -> bool:
-    """Whether some rank gets nothing of `rows` rows that are cut like torch.chunk.
+    """Return True if some rank gets none of `rows` rows that are split like torch.chunk.
 
     The last ranks get less: 4 rows on 3 ranks are 2 + 2, and the third has none.
     """
@@ -145,7 +147,7 @@ def leaves_a_rank_empty(rows: int, world_size: int) -> bool:
 
 
 def uncalled(model: Model) -> tuple[str, ...]:
-    """Prefixes of the parameters that no forward uses."""
+    """Return prefixes of the parameters that no forward uses."""
     if model.user is not None:
         return tuple(one.name for one in model.user.parameters if one.used == "never")
     called = set(call_order(model))
@@ -154,7 +156,7 @@ def uncalled(model: Model) -> tuple[str, ...]:
 
 
 def sometimes_used(model: Model) -> tuple[str, ...]:
-    """Prefixes of the parameters that a forward of some rank may use, and that of another not."""
+    """Return prefixes of the parameters that forwards of only some ranks may use."""
     if model.user is not None:
         return tuple(one.name for one in model.user.parameters if one.used == "sometimes")
     prefixes = [
@@ -166,17 +168,17 @@ def sometimes_used(model: Model) -> tuple[str, ...]:
 
 
 def scalars(model: Model) -> tuple[str, ...]:
-    """Names of the 0-d parameters."""
+    """Return the names of the 0-d parameters."""
     return tuple(name for name, shape in parameter_shapes(model).items() if not shape)
 
 
 def empties(model: Model) -> tuple[str, ...]:
-    """Names of the parameters without elements."""
+    """Return the names of the parameters without elements."""
     return tuple(name for name, shape in parameter_shapes(model).items() if 0 in shape)
 
 
 def transposed(model: Model) -> tuple[str, ...]:
-    """Names of the parameters that are not contiguous: their memory holds the transposed matrix.
+    """Return the names of the parameters that are not contiguous: stored as the transposed matrix.
 
     A matrix with a dim of size 1 is contiguous either way. Of the user's own model, any parameter
     that is not contiguous.
@@ -192,18 +194,18 @@ def transposed(model: Model) -> tuple[str, ...]:
 
 
 def draws_random(model: Model) -> bool:
-    """Whether forwards draw random numbers."""
+    """Return True if forwards draw random numbers."""
     if model.user is not None:
         return "dropout" in model.user.features
     return any(block.dropout > 0 for block in model.blocks)
 
 
 def graph_differs(model: Model) -> bool:
-    """Whether activations between layers need a gradient on some ranks and not on others.
+    """Return True if activations between layers need a gradient on some ranks only.
 
-    The backward then runs through other layers on each rank. It takes a frozen stem (or all that
-    is before a block of experts), so that only what is used sometimes asks for the gradient. Not
-    known of the user's own model: there it is said by the ranks, which then hang.
+    The backward then runs through other layers on each rank. This takes a frozen stem (or
+    everything before a block of experts frozen), so that only parameters that are used sometimes
+    ask for the gradient. Not known for the user's own model: there it shows when the ranks hang.
     """
     if model.user is not None:
         return False

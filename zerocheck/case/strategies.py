@@ -1,4 +1,4 @@
-"""Hypothesis strategies for cases. They draw what `drawing.draw` draws, and shrink."""
+"""Hypothesis strategies for cases, which draw like `drawing.draw` and shrink."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .schema import Case
 def cases(
     *, world_sizes: Sequence[int], fixed: Mapping[str, Any] | None = None
 ) -> st.SearchStrategy[Case]:
-    """Valid cases with one of the world sizes; the simplest is that of the first world size.
+    """Strategy of valid cases with one of the world sizes; the simplest has the first world size.
 
     fixed: nested case fields that are not drawn, such as {"training": {"clip": None}}. Raises
     UsageError if they are fields that no case has.

@@ -1,4 +1,4 @@
-"""Tensor parallelism of a drawn model: which layers are cut, and how; and how it is drawn.
+"""Tensor parallelism of a drawn model: the layers that are sharded, how, and its drawing.
 
 No torch: `implementations/tensor_parallel.py` makes torch's styles of it. `Plan` names a layer by
 its path. The output features of a layer are cut over the ranks (column-wise), or its inputs are,
@@ -36,9 +36,12 @@ OF_SEEDS = 23
 
 
 def plan_of(model: Model, count: int) -> dict[str, Style]:
-    """Path of each layer that is cut over `count` ranks; none of the user's own model, none of what
-    is used on some ranks only (experts, `side`) or never called (`spare`), and none of which a rank
-    would have nothing: FSDP2 cannot reduce gradients without elements."""
+    """Return the path of each layer that is sharded over `count` ranks, with its style.
+
+    None of the user's own model, none that only some ranks use (experts, `side`) or that are never
+    called (`spare`), and none of which a rank would have nothing: FSDP2 cannot reduce gradients
+    without elements.
+    """
     found: dict[str, Style] = {}
     if model.user is not None or count == 1:
         return found
@@ -63,7 +66,7 @@ def plan_of(model: Model, count: int) -> dict[str, Style]:
 
 
 def cut_dim(plan: Plan, name: str) -> int | None:
-    """The dim of a parameter that is cut, or None for one that is replicated."""
+    """Return the dim of a parameter that is sharded, or None for one that is replicated."""
     layer, _, kind = name.rpartition(".")
     if layer not in plan:
         return None
@@ -72,7 +75,7 @@ def cut_dim(plan: Plan, name: str) -> int | None:
 
 
 def drawn(seed: int, world_size: int) -> int:
-    """The number of ranks that cut each layer, by the seed of a drawn case: so all else stays."""
+    """Draw the number of ranks that shard each layer, by the seed: all other choices stay."""
     kind, seed = seed % OF_SEEDS, seed // OF_SEEDS
     sizes = [size for size in range(2, world_size) if world_size % size == 0]
     if kind == 5 and world_size > 1:
@@ -81,7 +84,7 @@ def drawn(seed: int, world_size: int) -> int:
 
 
 def fitted(case: Case) -> Case:
-    """Without it where a mesh of the case, or of one of its legs, cannot be cut so."""
+    """Remove tensor parallelism where a mesh of the case, or of a segment, does not allow it."""
     count = case.sharding.tensor_parallel
     meshes = (case.mesh, *(leg.mesh for leg in case.resume))
     if count == 1 or all(len(mesh) == 1 and mesh[0] % count == 0 for mesh in meshes):

@@ -1,4 +1,4 @@
-"""Cases that are well-formed but impossible, refused before anything is allocated."""
+"""Validity of cases: well-formed but impossible ones are rejected before any allocation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_ELEMENTS = 1 << 28
 
 
 def check(case: Case) -> None:
-    """Raise UsageError, with what is given and what is allowed, for a case that cannot be run.
+    """Raise UsageError, with the given and the allowed values, for a case that cannot be run.
 
     Costs microseconds and little memory, whatever the case asks for.
     """
@@ -55,7 +55,7 @@ def check(case: Case) -> None:
 
 
 def _check_user(case: Case) -> None:
-    """The user's own model has nothing of a drawn one, and its batches are its own."""
+    """Check a user's own model, which has no options of a drawn model or of its data."""
     user = case.model.user
     if user is None:
         return

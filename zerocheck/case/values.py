@@ -1,7 +1,7 @@
-"""What the fields of a case are drawn from. Every list begins with the simplest.
+"""Values from which the fields of a case are drawn. Every list begins with the simplest.
 
-A value that stands twice is drawn twice as often. The values open the blind spots of the judge:
-parameters smaller than the world, rates at which a decay is seen, norms on both sides of the
+A value that is listed twice is drawn twice as often. The values open the blind spots of the judge:
+parameters smaller than the world, rates at which a decay is visible, norms on both sides of the
 gradient's, moments far from 1.
 """
 

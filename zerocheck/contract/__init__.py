@@ -1,4 +1,4 @@
-"""The contract between zerocheck and the code under test."""
+"""Contract between zerocheck and the code under test."""
 
 from .build import Built, BuiltImplementation
 from .groups import grouped, groups

@@ -1,4 +1,4 @@
-"""Is an optimizer AdamW? It is asked alone, on one whole tensor, before any case is run."""
+"""Test that an optimizer is AdamW, run alone on one whole tensor before any case."""
 
 from __future__ import annotations
 
@@ -35,10 +35,12 @@ OTHERS = "until other optimizers are supported, zerocheck judges AdamW"
 
 
 def template_of(optimizer: torch.optim.Optimizer, keys: Mapping[str, str]) -> dict[str, Any] | None:
-    """The state that the optimizer makes of one parameter; None for AdamW and Adam of torch, whose
-    state is known, and for a class that cannot be made from its own defaults.
+    """Return the state that the optimizer makes of one parameter.
 
-    keys: as in `States`. Adam is let pass: L2 in place of decoupled decay is a cause that the judge
+    None for AdamW and Adam of torch, whose state is known, and for a class that cannot be made from
+    its own defaults.
+
+    keys: as in `States`. Adam is accepted: L2 in place of decoupled decay is a cause that the judge
     names. Raises UsageError for an optimizer that is not AdamW.
     """
     kind = type(optimizer)
@@ -92,8 +94,9 @@ def check_state(state: Mapping[str, Any], name: str, keys: Mapping[str, str]) ->
 def _tried(
     kind: type[torch.optim.Optimizer], defaults: frozenset[str]
 ) -> tuple[dict[str, Any], float, bool] | None:
-    """(state, largest error of an update relative to AdamW's, whether it called torch.compile) of a
-    few steps; None if the class cannot be made or fails alone.
+    """Try a few steps: (state, largest error of an update, True if it called torch.compile).
+
+    The error is relative to AdamW's update. None if the class cannot be made or fails alone.
 
     defaults: names of the options of a group.
     """
@@ -121,7 +124,7 @@ def _tried(
 
 
 def _uncompiled(asked: list[object], function: Any = None, **options: Any) -> Any:
-    """Stands for torch.compile: notes that it was called, and compiles nothing."""
+    """Stand-in for torch.compile that records a call, and compiles nothing."""
     asked.append(function)
     return (lambda given: given) if function is None else function
 
@@ -132,7 +135,7 @@ def _off(
     after: torch.Tensor,
     group: Mapping[str, Any],
 ) -> float:
-    """The largest error of the way from `start` to `after`, relative to the longest of AdamW.
+    """Largest error of the path from `start` to `after`, relative to the longest of AdamW.
 
     Infinite where an option of that name is something else than AdamW's.
     """

@@ -1,4 +1,4 @@
-"""The short form of the contract, for code that looks like torch: a model and an optimizer."""
+"""Short form of the contract, for code that looks like torch: a model and an optimizer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .wrapper_limits import by_mesh, check_torch_faults, check_wrapped, ddp_in, 
 
 @dataclass(frozen=True, kw_only=False)
 class Built:
-    """What `build(model, case, mesh)` returns.
+    """Return value of `build(model, case, mesh)`.
 
     model       the wrapped model that is called in training
     optimizer   an optimizer over its parameters, or a list of several: of torch, with the groups of
@@ -64,7 +64,7 @@ class Built:
 
 
 class BuiltImplementation(Implementation):
-    """An Implementation made from `build`; those that torch brings are made this way too.
+    """Implementation made from `build`, as those of torch's own wrappers are.
 
     It weights losses by tokens where `semantics.weight` says so, scales them by `Built.scaler`, and
     unfreezes parameters. Its checkpoints are those of torch.distributed.checkpoint. What a subclass
@@ -150,7 +150,7 @@ class BuiltImplementation(Implementation):
         return StepReport(grad_norm=norm, skipped=scaler.get_scale() < scale, loss_scale=scale)
 
     def _step_that_reduces(self, step: Step) -> StepReport:
-        """Update by a `step()` that may reduce gradients too: they are looked at after it."""
+        """Update by a `step()` that may reduce gradients too: gradients are read after it."""
         before = gradients_of(self.built.model)
         self.optimizers.step()
         reduced = changed(before, gradients_of(self.built.model))
@@ -159,11 +159,11 @@ class BuiltImplementation(Implementation):
 
     @property
     def called(self) -> Call:
-        """What is called with the inputs of a microbatch."""
+        """Callable that is given the inputs of a microbatch."""
         return self.built.model
 
     def _objective(self, loss: torch.Tensor, weight: float, count: int) -> torch.Tensor:
-        """What the backward starts from: the loss by its weight, its share, and scaled."""
+        """Return the scalar to call backward on: the loss by weight and share, scaled."""
         if self.semantics.weight == "token" and weight != 1.0:
             loss = loss * weight
         divisor = count * (self.case.readers if self.semantics.in_losses else 1)
@@ -172,7 +172,7 @@ class BuiltImplementation(Implementation):
         return loss if self.built.scaler is None else self.built.scaler.scale(loss)
 
     def unfreeze(self, names: Collection[str]) -> None:
-        """Let parameters train from now on; names of the unwrapped model."""
+        """Unfreeze parameters from now on; names of the unwrapped model."""
         for name, parameter in named_parameters(self.built.model, self.built.names):
             if name in names:
                 parameter.requires_grad_(True)
@@ -198,7 +198,7 @@ class BuiltImplementation(Implementation):
             yield Shard(name, "buffer", _local(buffer), tuple(buffer.shape))
 
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """(name in the unwrapped model, parameter) of all that is in no flat parameter."""
+        """Iterate over (name in the unwrapped model, parameter) outside of flat parameters."""
         held = {id(one.tensor) for one in self.flats}
         held |= {id(p) for one in self.flats for p in (one.originals or {}).values()}
         for name, parameter in named_parameters(self.built.model, self.built.names):
@@ -217,7 +217,7 @@ class BuiltImplementation(Implementation):
                     self.states.restore(parameter, full, name, partial(_put, full, name, index))
 
     def save(self, directory: str, loader: Loader) -> Saving | None:
-        """`dcp.save` of `get_state_dict`; `dcp.async_save` where the next leg wants it."""
+        """Save `get_state_dict` by `dcp.save`, in the background by `dcp.async_save`."""
         built = self._checkpointed()
         states = checkpoint.beside(loader, built.scaler)
         if self.mended:
@@ -241,7 +241,7 @@ class BuiltImplementation(Implementation):
         checkpoint.take_over(states, loader, built.scaler)
 
     def export(self) -> Mapping[tuple[str, str], torch.Tensor]:
-        """`get_state_dict` of whole tensors, which rank 0 has."""
+        """Export `get_state_dict` of whole tensors, which rank 0 has."""
         built = self._checkpointed()
         rename = built.names or unwrapped
         return checkpoint.export(
@@ -249,7 +249,7 @@ class BuiltImplementation(Implementation):
         )
 
     def _checkpointed(self) -> Built:
-        """What was built, if torch's state-dict API can see all of it."""
+        """Return `built`, or raise Unsupported if torch's state-dict API does not cover it."""
         if self.built.states is not None:
             raise Unsupported(
                 "torch's get_state_dict does not see the states of Built.states; save(), load() "
@@ -281,7 +281,7 @@ class BuiltImplementation(Implementation):
         return place
 
     def accumulating(self, *, last: bool) -> AbstractContextManager[Any]:
-        """The context for forward and backward of one microbatch; `last`: of the step.
+        """Return the context for forward and backward of one microbatch; `last`: of the step.
 
         Default: no reduction (`no_sync`, `set_requires_gradient_sync(False)`) until the last one.
         """
@@ -296,7 +296,7 @@ class BuiltImplementation(Implementation):
         return nullcontext()
 
     def clip(self, max_norm: float, norm_type: float) -> float:
-        """Clip the reduced gradient, return its total norm before. Norm type: 2.0 or inf.
+        """Clip the reduced gradient and return its total norm before. Norm type: 2.0 or inf.
 
         Default: `torch.nn.utils.clip_grad_norm_` over all parameters, which is right where they
         are whole on every rank or DTensors.
@@ -326,7 +326,7 @@ class BuiltImplementation(Implementation):
 def from_function(
     build: Callable[[nn.Module, Case, DeviceMesh], Built], name: str = ""
 ) -> type[BuiltImplementation]:
-    """The class, of this name, for a bare `build` function or a partial of one.
+    """Make the class, of this name, for a bare `build` function or a partial of one.
 
     Attributes `semantics`, `fixed`, `options`, `handles`, `stage` and `supports` of the function
     become those of the class.
@@ -341,7 +341,7 @@ def from_function(
 
 
 def _refuse_extras(built: Built, case: Case) -> None:
-    """Raise Unsupported where the case asks for more than `build` gave."""
+    """Raise Unsupported where the case requires more than `build` returned."""
     if case.training.loss_scale is not None and built.scaler is None:
         raise Unsupported("build gave no Built.scaler, and the case scales its losses")
     wraps = ddp_in(built.model) is not None
@@ -352,7 +352,7 @@ def _refuse_extras(built: Built, case: Case) -> None:
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """The local tensor, detached. The private field: `to_local` may wait or differentiate."""
+    """Return the local tensor, detached. A private field: `to_local` may wait or differentiate."""
     if isinstance(tensor, DTensor):
         return tensor._local_tensor.detach()
     return tensor.detach()

@@ -42,7 +42,7 @@ _groups: dict[object, dist.ProcessGroup | None] = {}
 
 
 def beside(loader: Loader, scaler: torch.amp.GradScaler | None) -> Beside:
-    """What this rank writes beside the model and the optimizer."""
+    """Return this rank's state to save next to the model and the optimizer."""
     states: Beside = {
         "loader": dict(loader.state_dict()),
         "rng": {str(dist.get_rank()): _random_state()},
@@ -55,7 +55,7 @@ def beside(loader: Loader, scaler: torch.amp.GradScaler | None) -> Beside:
 def take_over(
     states: Mapping[str, Any], loader: Loader, scaler: torch.amp.GradScaler | None
 ) -> None:
-    """The counterpart of `beside`, from what was read. Without `rng`, that of this rank stays."""
+    """Restore the state of `beside` that was read. Without `rng`, this rank's stays."""
     loader.load_state_dict(states["loader"])
     if scaler is not None:
         scaler.load_state_dict(states["scaler"])
@@ -65,12 +65,12 @@ def take_over(
 
 
 def _random_state() -> torch.Tensor:
-    """Of this rank, as in devices.random_state; 1-D, uint8."""
+    """Return this rank's random state, as in devices.random_state; 1-D, uint8."""
     return torch.frombuffer(bytearray(random_state(_device())), dtype=torch.uint8)
 
 
 def _device() -> torch.device:
-    """The GPU that this process has started to use, or the CPU: what was built does not say."""
+    """Return the GPU that this process uses, or the CPU, independent of the built objects."""
     used = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return placed(CUDA if used else CPU)
 
@@ -84,7 +84,7 @@ def save(
     background: bool,
     mended: bool = False,
 ) -> Saving | None:
-    """`dcp.save` of model, optimizer and `states`; `dcp.async_save` in the background."""
+    """Save model, optimizer and `states` by `dcp.save`; in the background by `dcp.async_save`."""
     held, moments = _state_dict(model, optimizers, mended=mended)
     planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True) if mended else None
     whole: dict[str, Any] = {"model": held, "optimizer": moments, **states}
@@ -98,7 +98,7 @@ def _state_dict(
     *,
     mended: bool,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`get_state_dict` of model and optimizer."""
+    """Return `get_state_dict` of model and optimizer."""
     every = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
     unborn = [one for one in every if not one.state]
     held, moments = get_state_dict(model, every, options=options)
@@ -130,7 +130,7 @@ def write(
 
 
 def load(model: nn.Module, optimizers: Optimizers, states: Beside, directory: str) -> None:
-    """`dcp.load` into model, optimizer and `states`, which must be what `beside` gives here.
+    """Load model, optimizer and `states` by `dcp.load`; `states` must be that of `beside` here.
 
     torch's optimizers make the state of a parameter at its first gradient, so that a checkpoint has
     none for a parameter that had no gradient yet. `get_state_dict` asks for one all the same, and
@@ -162,7 +162,7 @@ def load(model: nn.Module, optimizers: Optimizers, states: Beside, directory: st
 
 
 def fit_rng(states: Beside, kept: Collection[str]) -> None:
-    """Ask for the random state only if as many ranks wrote theirs as there are now.
+    """Read the random state only if as many ranks wrote theirs as there are now.
 
     kept: the names that the checkpoint has.
     """
@@ -178,7 +178,7 @@ def export(
     *,
     mended: bool = False,
 ) -> Full:
-    """The whole state on rank 0, {} elsewhere. names: of the parameters of the unwrapped model.
+    """Return the whole state on rank 0, {} elsewhere. names: parameters of the unwrapped model.
 
     FSDP1 on the CPU dies if it is to offload to the CPU: it frees what it then copies. Without
     offloading, every rank has the whole state.
@@ -198,7 +198,7 @@ def whole(
     buffers: Collection[str],
     rename: Callable[[str], str],
 ) -> Full:
-    """{(name, role): tensor} from whole state dicts by name; a tied alias is left out."""
+    """Return {(name, role): tensor} from whole state dicts by name, without tied aliases."""
     full: Full = {}
     for given, tensor in held.items():
         name = rename(given)
@@ -213,7 +213,7 @@ def whole(
 
 
 def background_group() -> dist.ProcessGroup | None:
-    """The process group of checkpoints in the background, made once per default group.
+    """Return the process group of background checkpoints, made once per default group.
 
     Every rank calls this at the same point: making it is a collective. It is destroyed with the
     default group.

@@ -1,4 +1,4 @@
-"""What a rank holds of flat parameters, as shards of the original ones, with no communication."""
+"""Shards of a rank's flat parameters as parts of the original ones, without communication."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .states import Full, States
 
 
 def shards_of(flat: Flat, states: States) -> Iterator[Shard]:
-    """Parameters, gradients, moments, steps and padding of one flat parameter on this rank.
+    """Iterate over parameters, gradients, moments, steps and padding of one flat parameter here.
 
     The optimizer has states of what it sees: of an original parameter, whose local view is 1-D, or
     of the flat one.
@@ -56,12 +56,12 @@ def _put(
 
 
 def optimized(flat: Flat, piece: FlatPiece) -> torch.nn.Parameter:
-    """The parameter that the optimizer sees."""
+    """Return the parameter that the optimizer updates."""
     return flat.tensor if flat.originals is None else flat.originals[piece.name]
 
 
 def _local(flat: Flat, piece: FlatPiece, tensor: torch.Tensor) -> torch.Tensor:
-    """The piece of a tensor that has the extent of the parameter that the optimizer sees."""
+    """Return the part of a tensor with the extent of the parameter that the optimizer updates."""
     tensor = tensor.detach()
     if flat.originals is None:
         return tensor[piece.offset : piece.offset + piece.numel]

@@ -17,7 +17,7 @@ from .names import named_parameters, unwrapped
 
 
 def group_of(case: Case, name: str) -> int:
-    """Index of the first group whose pattern matches the parameter name.
+    """Return the index of the first group whose pattern matches the parameter name.
 
     Raises UsageError if no pattern matches.
     """
@@ -29,7 +29,7 @@ def group_of(case: Case, name: str) -> int:
 
 
 def grouped(case: Case, named_tensors: Iterable[tuple[str, Any]]) -> list[dict[str, Any]]:
-    """Parameter groups for `torch.optim.AdamW`, one per group of the case, in its order.
+    """Make parameter groups for `torch.optim.AdamW`, one per group of the case, in its order.
 
     `named_tensors`: (name of the unwrapped model, tensor to optimize). Every option of the case is
     in the groups, so that `AdamW(groups)` needs no other. Empty groups are kept, so that group i of
@@ -56,7 +56,7 @@ def grouped(case: Case, named_tensors: Iterable[tuple[str, Any]]) -> list[dict[s
 
 
 def groups(model: nn.Module, case: Case) -> list[dict[str, Any]]:
-    """Parameter groups of the trainable parameters of a model, wrapped or not.
+    """Make parameter groups of the trainable parameters of a model, wrapped or not.
 
     Those that the case unfreezes later are in them from the start: torch's optimizers skip a
     parameter without a gradient. A flat parameter of FSDP1 (`use_orig_params=False`) is in the
@@ -66,7 +66,7 @@ def groups(model: nn.Module, case: Case) -> list[dict[str, Any]]:
 
 
 def optimized(model: nn.Module, case: Case) -> Iterator[tuple[str, nn.Parameter]]:
-    """(name in the unwrapped model, parameter) of what an optimizer of the case is given.
+    """Iterate over (name in the unwrapped model, parameter) for an optimizer of the case.
 
     A flat parameter that the optimizer sees goes by the name of the first parameter in it.
     """
@@ -89,7 +89,7 @@ def optimized(model: nn.Module, case: Case) -> Iterator[tuple[str, nn.Parameter]
 def case_group(
     group: Mapping[str, Any], group_of: Mapping[int, int], rates: Sequence[float]
 ) -> int | None:
-    """Index of the case's group that a parameter group of an optimizer is; None for an empty one.
+    """Return the index of the case's group that an optimizer's group is; None for an empty one.
 
     group_of: the case's group of each parameter of the model, by id. Raises UsageError for a group
     with parameters that the case gives different rates.
@@ -106,7 +106,7 @@ def case_group(
 def check_options(
     groups: Iterable[Mapping[str, Any]], group_of: Mapping[int, int], case: Case
 ) -> None:
-    """Raise UsageError if no group of an optimizer has a learning rate of the case, but its own.
+    """Raise UsageError if no group of an optimizer has a learning rate of the case.
 
     Where one has, whatever else is wrong of the options is for the judge to say.
     """
@@ -127,7 +127,7 @@ def check_options(
 
 
 def _options(case: Case, number: int) -> dict[str, float]:
-    """Options of a group of the case."""
+    """Return the options of a group of the case."""
     group = case.optimizer.groups[number]
     return {
         "lr": group.lr,
@@ -141,7 +141,7 @@ def _options(case: Case, number: int) -> dict[str, float]:
 
 
 def _given(group: Mapping[str, Any]) -> dict[str, float]:
-    """The options of AdamW that a parameter group has."""
+    """Return the options of AdamW that a parameter group has."""
     given = {name: group[name] for name in ("lr", "eps", "weight_decay") if name in group}
     given |= {name: group[name] for name in ("amsgrad", "maximize") if name in group}
     if "betas" in group:
@@ -159,7 +159,7 @@ def _given(group: Mapping[str, Any]) -> dict[str, float]:
 
 
 def learning_rates(case: Case, index: int) -> list[float]:
-    """Learning rate of each group at step `index` (0-based) of the case, in Python floats."""
+    """Return each group's learning rate at step `index` (0-based) of the case, in Python floats."""
     done = case.start.step + index
     match case.optimizer.schedule:
         case "constant":

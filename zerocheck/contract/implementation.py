@@ -1,4 +1,4 @@
-"""The contract: what an implementation must be able to do so that it can be judged."""
+"""Contract: the interface that an implementation needs in order to be judged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Call = Callable[..., torch.Tensor]
 
 
 def seed_all(seed: int) -> None:
-    """What `torch.manual_seed` does, for the devices that there are.
+    """Seed like `torch.manual_seed`, but only the devices that exist.
 
     For each kind of device that there is not, that takes down the stack of its caller, for an error
     that can never be: as long as the forward of a small model.
@@ -54,7 +54,7 @@ def _accelerated() -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Microbatch:
-    """One microbatch of one rank: its samples, the loss, and the seed of its random numbers.
+    """Microbatch of one rank: its samples, the loss, and the seed of its random numbers.
 
     inputs: arguments of the model, of which the last ones are keyword arguments, by the names in
     `keywords`; target: what the loss compares with; seed: set
@@ -115,22 +115,22 @@ class Step:
 
 
 class Loader(Protocol):
-    """Where the data stands. All ranks hold the same, whatever their number."""
+    """Position in the data, the same on all ranks, whatever their number."""
 
     def state_dict(self) -> dict[str, int]:
-        """{"samples": n}: samples that all ranks together have read since the training began."""
+        """Return {"samples": n}: samples that all ranks together have read since training began."""
         ...
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on from there."""
+        """Continue from that position."""
         ...
 
 
 class Saving(Protocol):
-    """A checkpoint that is still being written, as torch's `async_save` gives one."""
+    """Checkpoint that is still being written, such as torch's `async_save` returns."""
 
     def result(self) -> object:
-        """Wait until it is written; raises what went wrong."""
+        """Wait until it is written; raise the error of writing it."""
         ...
 
 
@@ -141,7 +141,7 @@ KEPT: tuple[Kept, ...] = get_args(Kept)
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """What the implementation says of the step that it took.
+    """Report of the implementation on the step that it took.
 
     grad_norm: total norm of the reduced gradient before clipping, or None if it computes none;
     skipped: no update was made, since the gradient is not finite; loss_scale: what the losses of
@@ -205,12 +205,12 @@ class Implementation:
 
     @classmethod
     def supports(cls, case: Case) -> str | None:
-        """None, or the reason why this case cannot be run. No process group is needed."""
+        """Return the reason to reject this case, or None. No process group is needed."""
         return None
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
-        """The bytes that this rank will hold and the collectives that it will call, exactly.
+        """Predict the exact bytes that this rank will hold and the collectives that it will call.
 
         model: not wrapped, possibly on the meta device, and possibly another than that of the case,
         of which sharding, mesh, precision, optimizer and training count. It is computed from shapes
@@ -219,7 +219,7 @@ class Implementation:
         return None
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        """`model` is not wrapped yet and equal on every rank.
+        """Set up training. `model` is not wrapped yet and equal on every rank.
 
         `mesh` has the axes of case.mesh: shard, or replicate and shard. With
         `sharding.tensor_parallel` they are shard and tp.
@@ -227,15 +227,15 @@ class Implementation:
         raise NotImplementedError
 
     def train_step(self, step: Step) -> StepReport:
-        """Forward and backward of all microbatches, reduction, clipping, update."""
+        """Take one step: forward and backward of all microbatches, reduction, clipping, update."""
         raise NotImplementedError
 
     def shards(self) -> Iterable[Shard]:
-        """Everything this rank holds now, as local views, with no communication."""
+        """Iterate over everything this rank holds now, as local views, without communication."""
         raise NotImplementedError
 
     def restore(self, full: Mapping[tuple[str, str], torch.Tensor]) -> None:
-        """Take over a state of mid-training: {(name, role): whole tensor}, before the first step.
+        """Restore a state of mid-training, {(name, role): whole tensor}, before the first step.
 
         Roles: parameter, exp_avg, exp_avg_sq, max_exp_avg_sq (with amsgrad) and step (0-d fp32).
         Frozen parameters have the role parameter only.
@@ -252,7 +252,7 @@ class Implementation:
         raise NotImplementedError
 
     def load(self, directory: str, loader: Loader) -> None:
-        """Take over the last whole checkpoint in the directory; every rank calls this.
+        """Load the last whole checkpoint in the directory; every rank calls this.
 
         It is called before the first step, in place of `restore`, on an object just built, whose
         model holds other weights. The number of ranks may be another one than at `save`. Raises
@@ -261,7 +261,7 @@ class Implementation:
         raise NotImplementedError
 
     def export(self) -> Mapping[tuple[str, str], torch.Tensor]:
-        """What the library itself gives as the whole state: {(name, role): whole tensor}.
+        """Return the whole state as the library exports it: {(name, role): whole tensor}.
 
         Every rank calls this; a rank to which the library gives nothing returns {}. Names are those
         of the unwrapped model, roles those of `restore`, and `buffer`.

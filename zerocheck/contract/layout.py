@@ -1,4 +1,4 @@
-"""What an implementation says beforehand of its memory and its collectives: exact, per rank."""
+"""Prediction of an implementation's memory and collectives: exact, per rank."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ NUMBER_BYTES = 8
 
 
 def works(category: Category, size: int) -> bool:
-    """Whether an allocation is working memory: beyond what lasts, and no single number."""
+    """Return True if an allocation is working memory: not lasting, and more than one number."""
     return category not in LASTING and size > NUMBER_BYTES
 
 
 class Peak(msgspec.Struct, frozen=True, array_like=True):
-    """The most that one rank holds at any instant of one phase of one step.
+    """Maximum memory of one rank at any instant of one phase of one step.
 
     bytes: by category, at the first instant at which they are the most together; highest: of each
     term, the most at any instant.
@@ -82,12 +82,12 @@ class Peak(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def total(self) -> int:
-        """All categories together."""
+        """Sum over all categories."""
         return sum(self.bytes.values())
 
 
 class Highest(msgspec.Struct, frozen=True, array_like=True):
-    """The most bytes of one term at any instant of a phase."""
+    """Maximum bytes of one term at any instant of a phase."""
 
     phase: Phase
     step: int
@@ -96,7 +96,7 @@ class Highest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True):
-    """A collective that one rank calls.
+    """Collective that one rank calls.
 
     kind: all_reduce, all_gather, reduce_scatter, broadcast, reduce, barrier, send, recv; bytes: of
     the whole tensor, that is, of what an all-gather puts out and a reduce-scatter takes in; ranks:
@@ -113,7 +113,7 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """The exact prediction for one rank.
+    """Exact prediction for one rank.
 
     lines: what is held at the end of each phase, padding included; only categories that are there.
     A step that it does not tell of is as the last one before it that it tells of; a phase that it

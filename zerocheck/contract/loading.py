@@ -1,5 +1,7 @@
-"""From a name to an implementation: built in, `package.module:Name`, `path/to/file.py:Name`, or the
-path of a DeepSpeed config."""
+"""Loading of an implementation by name.
+
+Built in, `package.module:Name`, `path/to/file.py:Name`, or the path of a DeepSpeed config.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ _loaded: dict[str, type[Implementation]] = {}
 
 
 def load(name: str) -> type[Implementation]:
-    """The class of an implementation. Imports the user's code, so ranks call it, not the judge.
+    """Load the class of an implementation. Ranks call it, since it imports the user's code.
 
     Raises UsageError, with what is missing and where, if it cannot be used.
     """
@@ -71,7 +73,7 @@ def _as_class(name: str, given: Any) -> type[Implementation]:
 
 
 def _adopted(name: str, given: type) -> type[Implementation]:
-    """A class that follows the contract without subclassing it."""
+    """Adopt a class that follows the contract without subclassing it."""
     lacking = [method for method in ("train_step", "shards") if not hasattr(given, method)]
     if lacking:
         raise UsageError(f"{name} lacks {_listed(lacking)}, which every implementation must have")

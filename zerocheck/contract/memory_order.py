@@ -17,22 +17,24 @@ Box = tuple[slice, ...]
 
 
 def order_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """The dims from the slowest to the fastest in memory. Dims of size 1 keep their place."""
+    """Return the dims from the slowest to the fastest in memory. Dims of size 1 stay in place."""
     fixed = [dim for dim, size in enumerate(shape) if size > 1]
     ordered = iter(sorted(fixed, key=lambda dim: -strides[dim]))
     return tuple(next(ordered) if size > 1 else dim for dim, size in enumerate(shape))
 
 
 def in_memory_order(whole: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
-    """All elements, 1-D, in the order of memory of a parameter with this order of dims."""
+    """Return all elements, 1-D, in the order of memory of a parameter with this order of dims."""
     return whole.permute(order).reshape(-1)
 
 
 def boxes(
     shape: tuple[int, ...], order: tuple[int, ...], start: int, stop: int
 ) -> Iterator[tuple[Box, tuple[int, ...], int, int]]:
-    """Cut the range [start, stop) in boxes: (index in the whole, shape of the part of memory with
-    its dims in `order`, where it begins, where it ends)."""
+    """Split the range [start, stop) into boxes.
+
+    (index in the whole, shape of the part of memory with its dims in `order`, start, stop).
+    """
     sizes = tuple(shape[dim] for dim in order)
     for part, low, high in _ordered_boxes(sizes, start, stop):
         index: list[slice] = [slice(0, 0)] * len(shape)
@@ -43,7 +45,7 @@ def boxes(
 
 
 def _ordered_boxes(sizes: tuple[int, ...], start: int, stop: int) -> Iterator[tuple[Box, int, int]]:
-    """Boxes of a row-major range."""
+    """Iterate over the boxes of a row-major range."""
     if start >= stop:
         return
     if len(sizes) == 1:

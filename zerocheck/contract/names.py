@@ -1,4 +1,4 @@
-"""Names of parameters: those of the unwrapped model, whatever wraps it."""
+"""Names of parameters in the unwrapped model, whatever wraps it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _names: WeakKeyDictionary[nn.Module, Mapping[str, str]] = WeakKeyDictionary()
 
 
 def register(model: nn.Module) -> None:
-    """Remember the names of a model that is about to be wrapped.
+    """Register the names of a model that is about to be wrapped.
 
     Wrappers keep the modules inside them, so a parameter or buffer is recognised by its module and
     its name there. A tied parameter goes by its first name.
@@ -41,15 +41,17 @@ def register(model: nn.Module) -> None:
 
 
 def name_of(module: nn.Module, own: str, path: str) -> str:
-    """Name in the registered model of what `module` calls `own`; path: its name in the wrapped
-    model, from which prefixes are stripped if the module is unknown."""
+    """Return the registered name of the parameter or buffer that `module` calls `own`.
+
+    path: its name in the wrapped model, from which prefixes are stripped if the module is unknown.
+    """
     return _names.get(module, {}).get(own) or unwrapped(path)
 
 
 def named_parameters(
     model: nn.Module, rename: Rename | None = None
 ) -> Iterator[tuple[str, nn.Parameter]]:
-    """(name in the unwrapped model, parameter) of a wrapped model, each parameter once.
+    """Iterate over (name in the unwrapped model, parameter) of a wrapped model, each once.
 
     rename: from the name in the wrapped model; default: by the registered modules.
     """
@@ -59,7 +61,7 @@ def named_parameters(
 def named_buffers(
     model: nn.Module, rename: Rename | None = None
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name in the unwrapped model, buffer) of a wrapped model, each buffer once."""
+    """Iterate over (name in the unwrapped model, buffer) of a wrapped model, each once."""
     yield from _named(model, "_buffers", rename)
 
 
@@ -77,7 +79,7 @@ def _named(
 
 
 def unwrapped(name: str) -> str:
-    """The name without the prefixes of wrappers: `module.blocks.0.weight` is `blocks.0.weight`.
+    """Strip the prefixes of wrappers: `module.blocks.0.weight` becomes `blocks.0.weight`.
 
     `module.` is stripped at the front only, since a model may have a child of that name.
     """

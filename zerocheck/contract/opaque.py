@@ -1,4 +1,4 @@
-"""An optimizer that is a class of the user's own: what it hides, and what it may do in `step()`."""
+"""User-defined optimizer classes: the state that they hide, and the effects of their `step()`."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Opaque:
 
     @property
     def hidden(self) -> tuple[Hidden, ...]:
-        """See Implementation.hides."""
+        """Value for Implementation.hides."""
         states: tuple[Hidden, ...] = ("states",) if self.hides else ()
         owners: tuple[Hidden, ...] = ("owners",) if self.reduces else ()
         return (*states, *owners)
 
     @classmethod
     def of(cls, optimizers: Optimizers, states: States, built: Any, mesh: DeviceMesh) -> Opaque:
-        """Look into what `build` gave. Every rank calls this, and comes to the same answer."""
+        """Inspect the result of `build`. Every rank calls this, with the same result."""
         if not optimizers.opaque:
             held = {
                 id(p) for one in optimizers.inner for g in one.param_groups for p in g["params"]
@@ -61,7 +61,7 @@ class Opaque:
         return cls(name, hides, parts=True, reduces=not wrapped, rewraps=rewraps)
 
     def check(self, case: Case) -> None:
-        """Raise Unsupported for what the case asks of an optimizer that cannot be told."""
+        """Raise Unsupported for requirements of the case that such an optimizer cannot show."""
         if not self.name:
             return
         training = case.training
@@ -123,7 +123,7 @@ Gradients = list[torch.Tensor | None]
 
 
 def gradients_of(model: nn.Module) -> Gradients:
-    """Copies of the gradients of all parameters."""
+    """Copy the gradients of all parameters."""
     return [None if p.grad is None else p.grad.detach().clone() for p in model.parameters()]
 
 

@@ -1,4 +1,4 @@
-"""The torch optimizers behind what trains a model: inside wrappers, in lists, in a user's class."""
+"""torch optimizers inside the object that trains a model: wrappers, lists, user classes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ USUAL = ("optim", "optimizer", "_optimizer")
 
 
 class Optimizers:
-    """Optimizers that `Built.optimizer` gives: one optimizer or several, each a torch optimizer, a
-    wrapper of one (accelerate, fairscale, Fabric, ZeroRedundancyOptimizer), or an object of the
-    user's own.
+    """Optimizers in `Built.optimizer`: one or several.
 
-    given: what is stepped, in order. inner: the torch optimizers that hold states, innermost ones,
-    on this rank; empty where nothing of them is seen. Raises UsageError for an object without
-    `step()`.
+    Each is a torch optimizer, a wrapper of one (accelerate, fairscale, Fabric,
+    ZeroRedundancyOptimizer), or an object of the user's own.
+
+    given: the objects to step, in order. inner: the innermost torch optimizers, which hold states,
+    on this rank; empty where none is visible. Raises UsageError for an object without `step()`.
     """
 
     def __init__(self, given: object, parameters: Iterable[torch.Tensor]) -> None:
-        """parameters: those of the wrapped model, as its optimizer may have them."""
+        """Find them. parameters: those of the wrapped model, as its optimizer may have them."""
         self.given: tuple[Any, ...] = tuple(given) if isinstance(given, list | tuple) else (given,)
         for one in self.given:
             if not callable(getattr(one, "step", None)):
@@ -49,7 +49,7 @@ class Optimizers:
         return len(self.grouped) < len(self.given)
 
     def groups(self) -> Iterator[dict[str, Any]]:
-        """Every parameter group that can be seen, of wrappers and of what they wrap, once."""
+        """Every visible parameter group, of wrappers and of their inner optimizers, once."""
         seen: set[int] = set()
         for one in (*self.grouped, *self.inner):
             for group in _groups(one) or ():
@@ -58,7 +58,7 @@ class Optimizers:
                     yield group
 
     def state_of(self, parameter: torch.Tensor) -> Mapping[str, Any]:
-        """The state that this rank holds of a parameter, empty if none is seen."""
+        """Return the state that this rank holds of a parameter, empty if there is none."""
         for one in self.inner:
             state = one.state.get(parameter)
             if state:
@@ -66,7 +66,7 @@ class Optimizers:
         return {}
 
     def holder_of(self, parameter: torch.Tensor) -> torch.optim.Optimizer | None:
-        """The optimizer that updates a parameter on this rank."""
+        """Return the optimizer that updates a parameter on this rank."""
         for one in self.inner:
             if any(parameter is p for group in one.param_groups for p in group["params"]):
                 return one
@@ -108,7 +108,7 @@ def set_learning_rate(group: dict[str, Any], rate: float) -> None:
 
 
 def _groups(optimizer: object) -> Sequence[dict[str, Any]] | None:
-    """Parameter groups as torch has them, or None."""
+    """Return parameter groups in torch's form, or None."""
     groups = getattr(optimizer, "param_groups", None)
     if not isinstance(groups, list | tuple) or not groups:
         return None
@@ -116,7 +116,7 @@ def _groups(optimizer: object) -> Sequence[dict[str, Any]] | None:
 
 
 def _innermost(given: object, known: set[int], depth: int = DEPTH) -> list[torch.optim.Optimizer]:
-    """The torch optimizers inside an object over parameters of the model, or it itself.
+    """Return the torch optimizers inside an object over parameters of the model, or the object.
 
     known: ids of these parameters. A wrapper holds another optimizer in an attribute, or several in
     a list, tuple or dict. By one of the usual names it may have other parameters too:

@@ -1,7 +1,8 @@
-"""What torch refuses, whoever's code calls it: the cases are unsupported, not the code wrong.
+"""Refusals by torch of any caller's code: the cases are unsupported, and the code is not wrong.
 
-Built-in implementations say so in `supports`, before anything runs. For a user's `build` it is
-seen here: by what torch raises while the model is wrapped, and by what the wrapped model is.
+Built-in implementations report them in `supports`, before anything runs. For a user's `build` they
+are detected here: by the errors that torch raises while the model is wrapped, and by the properties
+of the wrapped model.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .names import named_parameters
 
 
 class Refusal(NamedTuple):
-    """An exception that torch raises for a model that it does not take: type, message (regex)."""
+    """Exception that torch raises for a model that it rejects: type, message (regex)."""
 
     kind: type[Exception]
     message: str
@@ -65,7 +66,7 @@ CALLED_TWICE = (
 
 
 def refused_while_run(device: torch.device, error: Exception, case: Case) -> str | None:
-    """Why torch cannot run a case that raised `error` in a step; None for any other error."""
+    """Return the reason why torch cannot run a case that raised `error` in a step, or None."""
     kinds = {block.kind for block in case.model.blocks}
     calls = call_order(case.model)
     on_gpus = (*ON_GPUS, *(RECURRENT_ON_GPUS if "recurrent" in kinds else ()))
@@ -100,7 +101,7 @@ ADVICE = (
 
 
 def advise(error: Exception) -> None:
-    """Note on an error of torch what it asks of the user's code, where that is known."""
+    """Add to an error of torch the advice for the user's code, where it is known."""
     for refusal, advice in ADVICE:
         if isinstance(error, refusal.kind) and re.search(refusal.message, str(error)):
             error.add_note(advice)
@@ -108,7 +109,7 @@ def advise(error: Exception) -> None:
 
 @contextmanager
 def torch_refusals() -> Iterator[None]:
-    """Raises Unsupported with torch's own words for what is listed in REFUSALS."""
+    """Raise Unsupported with torch's own message for the errors listed in REFUSALS."""
     try:
         yield
     except Exception as error:
@@ -120,7 +121,7 @@ def torch_refusals() -> Iterator[None]:
 
 @contextmanager
 def refused_infinity_norm(case: Case) -> Iterator[None]:
-    """Raises Unsupported where torch's infinity norm fails on a parameter without elements.
+    """Raise Unsupported where torch's infinity norm fails on a parameter without elements.
 
     Only where every rank has such a parameter whole, so that all of them come here: where sharding
     alone leaves a rank without elements, the others wait in a collective.
@@ -166,7 +167,10 @@ def check_built(model: nn.Module, case: Case, *, own_clip: bool) -> None:
 
 
 def _check_inf_norm(parameter: DTensor) -> None:
-    """A rank whose shard of dim 0 is empty raises in `torch._foreach_norm`; the others wait."""
+    """Raise Unsupported where an empty dim-0 shard makes `torch._foreach_norm` fail.
+
+    The other ranks would wait.
+    """
     if leaves_a_rank_empty(parameter.shape[0], parameter.device_mesh.size()):
         raise Unsupported(
             "torch cannot take the infinity norm of an empty shard: "

@@ -1,4 +1,4 @@
-"""What an implementation declares of itself. Correct trainers differ; the report prints this."""
+"""Declarations of an implementation's semantics. Correct trainers differ; reports print them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import unknown
 
 @dataclass(frozen=True, kw_only=True)
 class Semantics:
-    """The meaning of a step, declared and not guessed.
+    """Meaning of a step, declared and not guessed.
 
     average     "mean": the gradient is the mean over ranks; "sum": their sum.
     divide      where 1/microbatches is applied: to the "loss" before the backward, or to the
@@ -79,12 +79,12 @@ class Semantics:
 
     @property
     def in_losses(self) -> bool:
-        """Whether the mean over ranks is taken by dividing losses."""
+        """True if the mean over ranks is taken by dividing losses."""
         return self.average == "mean" and self.divided == "loss"
 
     @property
     def reduction(self) -> Literal["mean", "sum"]:
-        """What the reduction over ranks computes: the sum where losses are divided."""
+        """Operation of the reduction over ranks: the sum where losses are divided."""
         return "sum" if self.in_losses else self.average
 
 

@@ -1,4 +1,4 @@
-"""Shard: a local view of a tensor, with its place in the whole."""
+"""Local view of a tensor, with its location in the whole."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Index = tuple[slice, ...] | slice
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What one rank holds of one tensor, with no communication.
+    """Part of one tensor that one rank holds, without communication.
 
     name    of the unwrapped model (`named_parameters()`, tied alias deduplicated) or its buffer
     role    what it is for: see Role
@@ -49,7 +49,7 @@ class Shard:
     index: Index | None = None
 
     def flat_range(self) -> tuple[int, int] | None:
-        """(start, stop) in row-major elements of the whole, or None if it is not one range."""
+        """Return (start, stop) in row-major elements of the whole, or None if not one range."""
         numel = 1
         for size in self.shape:
             numel *= size

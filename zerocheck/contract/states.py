@@ -1,4 +1,4 @@
-"""The states of AdamW by role, read from and written into the optimizers that hold them."""
+"""States of AdamW by role, read from and written into the optimizers that hold them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Put = Callable[[torch.Tensor, str], None]
 
 @dataclass(frozen=True)
 class States:
-    """Where the state of each parameter is: the one place from which it is read and restored.
+    """States of the parameters: the one place from which they are read and restored.
 
     declared: `Built.states`, which comes before what the optimizers hold; keys: `Built.roles`, the
     key of each role in a state where it is not the name of the role; templates: per class of
@@ -33,17 +33,17 @@ class States:
 
     @property
     def hidden(self) -> bool:
-        """True if nothing of a state can be seen on this rank."""
+        """True if no state is visible on this rank."""
         return self.declared is None and not self.optimizers.inner
 
     def of(self, parameter: torch.Tensor) -> Mapping[str, Any]:
-        """The state of a parameter on this rank, empty if it has none yet."""
+        """Return the state of a parameter on this rank, empty if it has none yet."""
         if self.declared is not None:
             return self.declared().get(parameter) or {}
         return self.optimizers.state_of(parameter)
 
     def moments(self, parameter: torch.Tensor) -> Iterator[tuple[Role, torch.Tensor]]:
-        """(role, tensor) of each moment that the state has."""
+        """Iterate over (role, tensor) of each moment in the state."""
         state = self.of(parameter)
         for role in MOMENT_ROLES:
             tensor = state.get(self.keys.get(role, role))
@@ -51,7 +51,7 @@ class States:
                 yield role, tensor
 
     def count(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        """Steps that were counted for a parameter, 0-d; in its state, or in its group."""
+        """Return a parameter's step count, 0-d, from its state or its group."""
         key = self.keys.get("step", "step")
         state = self.of(parameter)
         if key in state:
@@ -60,7 +60,7 @@ class States:
         return None if group is None else torch.as_tensor(group[key])
 
     def _counting_group(self, parameter: torch.Tensor) -> dict[str, Any] | None:
-        """The parameter group of a parameter that counts the steps for all in it, if one does."""
+        """Return the parameter group that counts the steps of all its parameters, if one does."""
         key = self.keys.get("step", "step")
         for group in self.optimizers.groups():
             if key in group and any(parameter is p for p in group["params"]):
@@ -68,7 +68,7 @@ class States:
         return None
 
     def restore(self, parameter: torch.Tensor, full: Full, name: str, into: Put) -> None:
-        """Take over the moments and the step count of a parameter.
+        """Restore the moments and the step count of a parameter.
 
         into(tensor, role): write the local part of a role into a tensor of the parameter's layout.
         Raises Unsupported for a state that cannot be written.
@@ -85,7 +85,7 @@ class States:
         self._set_count(entry, parameter, full[name, "step"])
 
     def _entry(self, parameter: torch.Tensor) -> dict[str, Any] | None:
-        """The state of a parameter to write into, None if this rank has none of it."""
+        """Return the state of a parameter to write into, None if this rank has none of it."""
         if self.declared is not None:
             states = self.declared()
             if not isinstance(states, MutableMapping):
@@ -120,7 +120,7 @@ class States:
     def _set_count(
         self, entry: dict[str, Any], parameter: torch.Tensor, count: torch.Tensor
     ) -> None:
-        """Write a step count where, and in the type in which, the optimizer has it."""
+        """Set a step count in the place and the type of the optimizer's."""
         key = self.keys.get("step", "step")
         holder = self.optimizers.holder_of(parameter)
         template = self.templates.get(type(holder), {key: count})
@@ -133,8 +133,11 @@ class States:
 
 
 def on_device_of(step: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """A copy of a step count of the start state. One that is not on the CPU is of a kernel that
-    wants it where its parameter is, which may be offloaded."""
+    """Copy a step count of the start state to its device.
+
+    A count that is not on the CPU belongs to a kernel that needs it on its parameter's device,
+    which may be offloaded.
+    """
     return step.clone() if step.device.type == "cpu" else step.to(parameter.device, copy=True)
 
 

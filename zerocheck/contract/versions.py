@@ -1,4 +1,4 @@
-"""Checkpoints beside each other in one directory, so that a killed writer leaves the one before.
+"""Numbered checkpoints in one directory, so that a killed writer leaves the previous one.
 
 torch's dcp writes over the files of an older checkpoint; its `.metadata`, which comes last, says
 that one is whole. Each checkpoint gets a folder of its own, named by a number that counts up.
@@ -15,7 +15,7 @@ WHOLE = ".metadata"
 
 
 def fresh(directory: str) -> str:
-    """A folder for the next checkpoint, the same on every rank; every rank calls this.
+    """Return a folder for the next checkpoint, the same on every rank; every rank calls this.
 
     What is older than the newest whole checkpoint is removed first.
     """
@@ -32,13 +32,13 @@ def fresh(directory: str) -> str:
 
 
 def newest(directory: str) -> str:
-    """The folder of the newest whole checkpoint; the directory itself if there is none."""
+    """Return the folder of the newest whole checkpoint; the directory itself if there is none."""
     whole = [number for number in _numbers(directory) if _is_whole(directory, number)]
     return str(Path(directory) / str(whole[-1])) if whole else directory
 
 
 def _numbers(directory: str) -> list[int]:
-    """Numbers of the folders in a directory, in ascending order."""
+    """Return the numbers of the folders in a directory, in ascending order."""
     path = Path(directory)
     if not path.is_dir():
         return []

@@ -1,4 +1,4 @@
-"""Cases that torch's DDP and FSDP1 cannot run as a user wrapped the model, or get wrong themselves.
+"""Cases that torch's DDP and FSDP1 cannot run with the user's wrapping, or compute wrongly.
 
 What torch documents or raises is no fault of the user's code, and neither are the listed faults of
 torch (reports/findings): such cases are unsupported, with the reason.
@@ -21,7 +21,7 @@ from .names import unwrapped
 
 
 def check_wrapped(model: nn.Module, case: Case, flats: Sequence[Flat]) -> None:
-    """Raise Unsupported where torch refuses what the wrapped model would do in this case.
+    """Raise Unsupported where torch rejects the behaviour of the wrapped model in this case.
 
     flats: its flat parameters.
     """
@@ -42,20 +42,19 @@ def check_wrapped(model: nn.Module, case: Case, flats: Sequence[Flat]) -> None:
 
 
 def ddp_in(model: nn.Module) -> DistributedDataParallel | None:
-    """The DDP around a model, inside whatever wraps it further; None without one."""
+    """Return the DDP around a model, inside further wrappers; None without one."""
     kinds = (one for one in model.modules() if isinstance(one, DistributedDataParallel))
     return next(kinds, None)
 
 
 def by_mesh(model: nn.Module) -> bool:
-    """Return True if every FSDP1 module was given a device mesh, so that its state dicts have
-    DTensors."""
+    """Return True if every FSDP1 module has a device mesh: its state dicts then have DTensors."""
     units = FullyShardedDataParallel.fsdp_modules(model)
     return all(getattr(unit, "_device_mesh", None) is not None for unit in units)
 
 
 def check_torch_faults(case: Case, flats: Sequence[Flat]) -> None:
-    """Raise Unsupported where FSDP1 is known to compute wrong numbers, naming the page."""
+    """Raise Unsupported where FSDP1 is known to compute wrong numbers, citing our page on it."""
     for flat in flats:
         if flat.sharded or flat.originals is None:
             continue

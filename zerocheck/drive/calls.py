@@ -1,4 +1,4 @@
-"""Collects every collective that this rank calls within the steps, as `contract.layout.Call`.
+"""Trace of every collective that this rank calls within the steps, as `contract.layout.Call`.
 
 One dispatch mode on torch's `c10d` operators, which all of them pass: those of Python, of DDP's
 reducer and of FSDP's backward.
@@ -38,13 +38,13 @@ _KINDS = (
 
 
 def kind_of(func: Any) -> str:
-    """The kind of an operator, as `Call.kind`; its own name if it is none that we know."""
+    """Return the kind of an operator, as `Call.kind`; its own name if it is unknown."""
     name = name_of(func).lstrip("_")
     return next((kind for start, kind in _KINDS if name.startswith(start)), name)
 
 
 class CallTrace(Operators):
-    """While it is entered, it collects calls.
+    """Context that collects collectives.
 
     where(): step and phase in which a call is made, or None for one that is no part of a step: what
     constructors and the harness call is not collected. calls: of this rank, in their order.
@@ -66,7 +66,7 @@ class CallTrace(Operators):
 def call_of(
     func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], step: int, phase: Phase
 ) -> Call:
-    """What a `c10d` operator is called with."""
+    """Return the record of a call of a `c10d` operator."""
     kind = kind_of(func)
     named = {
         argument.name: one for argument, one in zip(func._schema.arguments, args, strict=False)
@@ -96,7 +96,7 @@ def _ranks(named: Mapping[str, Any]) -> int:
 
 
 def _tensors(named: Mapping[str, Any], starts: tuple[str, ...]) -> list[torch.Tensor]:
-    """All tensors of the arguments whose names begin so."""
+    """Collect all tensors of the arguments whose names start with one of the prefixes."""
     return [one for name, given in named.items() if name.startswith(starts) for one in _flat(given)]
 
 

@@ -1,4 +1,4 @@
-"""Which storages Python objects hold, and as what: a walk over what was made since it began.
+"""Storages that Python objects hold, with their category: a walk over objects made since the start.
 
 A storage counts once, whoever shares it. What only C++ holds is not seen here; `ledger.py` closes
 the account against the allocator.
@@ -29,7 +29,7 @@ HARNESS = "batches of the harness"
 
 
 class Claim(NamedTuple):
-    """Why a storage is of a category.
+    """Attribution of a storage to a category.
 
     rank: 0 where the implementation shows it as a shard, 1 where torch's own objects say what it
     is, 2 where only its name or place is known. The lowest counts.
@@ -46,7 +46,7 @@ Claims = dict[int, Claim]
 
 @contextmanager
 def fresh_objects() -> Iterator[None]:
-    """Within it, `gc.get_objects()` has only what is made within it.
+    """Restrict `gc.get_objects()` to objects made within the context.
 
     Where something is frozen already, as in ranks, it stays: each later collection would go through
     all that they have imported, and copy the pages of it that they share.
@@ -62,7 +62,7 @@ def fresh_objects() -> Iterator[None]:
 
 
 def address(tensor: Any) -> int:
-    """Where the storage of a tensor begins, or 0 if it has no memory."""
+    """Return the start address of a tensor's storage, or 0 if it has no memory."""
     try:
         storage = tensor if isinstance(tensor, torch.UntypedStorage) else tensor.untyped_storage()
         return int(storage.data_ptr()) if storage.nbytes() else 0
@@ -71,7 +71,7 @@ def address(tensor: Any) -> int:
 
 
 def shown(subject: Implementation) -> Claims:
-    """What the implementation shows as shards. Only where the contract lets it be asked."""
+    """Claim the shards that the implementation exposes, where the contract allows asking it."""
     claims: Claims = {}
     for shard in subject.shards():
         if shard.tensor is not None:
@@ -80,7 +80,7 @@ def shown(subject: Implementation) -> Claims:
 
 
 def held(subject: Any, harness: Iterable[Any], frame: FrameType | None, end: FrameType) -> Claims:
-    """All storages that Python holds, of what was made since `fresh_objects` was entered.
+    """Return all storages that Python holds, of objects made since `fresh_objects` was entered.
 
     subject: the implementation, or None once it is closed; harness: objects of ours; frame: the
     innermost running function whose variables count, up to `end`.
@@ -126,7 +126,7 @@ def held(subject: Any, harness: Iterable[Any], frame: FrameType | None, end: Fra
 
 
 def reducers() -> Counter[int]:
-    """{bytes: how many} of what the reducers of DDP hold in C++, by their own account."""
+    """Count the buffers that DDP's reducers report to hold in C++: {bytes: number}."""
     found: Counter[int] = Counter()
     for one in gc.get_objects():
         if issubclass(type(one), DistributedDataParallel) and "reducer" in vars(one):
@@ -135,7 +135,7 @@ def reducers() -> Counter[int]:
 
 
 def _inside(path: str) -> str:
-    """The path without the name of the class where it begins."""
+    """Return the path without the name of the class where it begins."""
     return path.partition(".")[2].lower()
 
 
@@ -148,7 +148,7 @@ def _claim(claims: Claims, tensor: Any, claim: Claim) -> None:
 def _tensors(
     roots: Iterable[Any], name: str, *, deep: bool = True
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """(path, tensor) of all that is reached from the roots, the shortest paths first.
+    """Iterate over (path, tensor) reachable from the roots, the shortest paths first.
 
     deep False: containers only, no attributes. Modules and classes are not entered.
     """

@@ -1,4 +1,4 @@
-"""What the harness does around a checkpoint: before the load, at the load, at the save."""
+"""Harness around a checkpoint: before the load, at the load, at the save."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXPORTED_ROLES = STATE_ROLES - {"master"}
 
 
 def resumes(implementation: type[Implementation]) -> bool:
-    """Whether it can save and load checkpoints."""
+    """Return True if the implementation can save and load checkpoints."""
     return (
         implementation.save is not Implementation.save
         and implementation.load is not Implementation.load
@@ -33,12 +33,15 @@ def resumes(implementation: type[Implementation]) -> bool:
 
 
 def exports(implementation: type[Implementation]) -> bool:
-    """Whether it shows what its library exports."""
+    """Return True if the implementation can export its library's state."""
     return implementation.export is not Implementation.export
 
 
 def kept(name: str, implementation: type[Implementation]) -> tuple[Kept, ...]:
-    """What its checkpoints keep besides. Raises UsageError for a word that does not exist."""
+    """Return the further contents that the implementation's checkpoints keep.
+
+    Raises UsageError for a word that does not exist.
+    """
     if isinstance(implementation.keeps, str):
         raise UsageError(
             f"{name}: `keeps` is the string {implementation.keeps!r}; needed is a tuple of strings"
@@ -50,7 +53,7 @@ def kept(name: str, implementation: type[Implementation]) -> tuple[Kept, ...]:
 
 
 class Position:
-    """The loader of a rank, as far as a checkpoint is concerned: the samples read so far."""
+    """Loader state of a rank, as far as checkpoints need it: the samples read so far."""
 
     def __init__(self, samples: int = 0) -> None:
         self.samples = samples
@@ -63,7 +66,7 @@ class Position:
 
 
 class Checkpoints:
-    """The checkpoints that one rank reads and writes in one leg of a case, as its job says.
+    """Checkpoints that one rank reads and writes in one training segment, by its job.
 
     samples, random: what was seen of the data position and the random state; seconds: what saving
     took, until all was written; written_seconds: the same without what the harness copied
@@ -93,11 +96,11 @@ class Checkpoints:
 
     @property
     def loads(self) -> bool:
-        """Whether the leg begins with a load."""
+        """True if the segment begins with a load."""
         return bool(self.job.load)
 
     def scramble(self, model: nn.Module) -> None:
-        """Give the model other weights and buffers, so that what a load forgets is seen."""
+        """Overwrite the model's weights and buffers, so that a load that omits some is detected."""
         if self.loads:
             scramble(model, self.case)
 
@@ -110,7 +113,7 @@ class Checkpoints:
         self.random["loaded"] = self._random_state()
 
     def save_older(self, subject: Implementation, recorder: Recorder) -> None:
-        """Write the checkpoint that the next one is to replace, if there is to be one.
+        """Write the checkpoint that the next one is to replace, if the case has one.
 
         It is the only one that may be saved before the first step.
         """
@@ -127,14 +130,14 @@ class Checkpoints:
                 self._list(Path(directory))
 
     def _list(self, directory: Path) -> None:
-        """Write down the files of the older checkpoint, where a killed rank leaves them."""
+        """Record the files of the older checkpoint in a place that outlives a killed rank."""
         names = [str(p.relative_to(directory)) for p in directory.rglob("*") if p.is_file()]
         beside = listing_of(directory)
         beside.mkdir(exist_ok=True)
         (beside / str(self.rank)).write_text("\n".join(names), encoding="utf-8")
 
     def save(self, subject: Implementation, recorder: Recorder) -> None:
-        """Write the checkpoint of this leg, or begin to; record what must not change by it."""
+        """Write the segment's checkpoint, or begin to; record state that saving must not change."""
         if not self.job.save:
             return
         last = self.case.training.steps
@@ -164,28 +167,28 @@ class Checkpoints:
                 signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _arm(self) -> None:
-        """Have the system kill this rank in a while: no code of ours runs at that moment."""
+        """Arrange for the system to kill this rank after a delay: no code of ours runs then."""
         if self.job.kill is not None and self.job.kill[0] == self.rank:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_REAL, max(1e-6, self.job.kill[1]))
 
     def _random_state(self) -> bytes:
-        """That of the generator which forwards draw from."""
+        """Return the state of the generator from which forwards draw."""
         return drawn_from(random_state(self._device), self._device)
 
     def _at(self, step: int) -> None:
-        """Put the loader where it stands before a step."""
+        """Set the loader to its position before a step."""
         read = samples_read(self.case, step - self.case.training.first)
         self._loader.samples = self.job.samples + read
 
 
 def listing_of(directory: Path) -> Path:
-    """The folder next to a checkpoint in which each rank lists the files of the older one."""
+    """Return the folder next to a checkpoint where each rank lists the older one's files."""
     return directory.with_name(f"{directory.name}.files")
 
 
 def _whole(exported: Mapping[tuple[str, str], torch.Tensor]) -> list[Shard]:
-    """What was exported as shards that are the whole. Raises UsageError for what it cannot be."""
+    """Return exported tensors as whole shards. Raises UsageError for an unknown role."""
     shards = []
     for (name, role), tensor in exported.items():
         if role not in EXPORTED_ROLES:
@@ -195,8 +198,11 @@ def _whole(exported: Mapping[tuple[str, str], torch.Tensor]) -> list[Shard]:
 
 
 def gist(error: BaseException) -> str:
-    """Type and message, 500 characters at most. Of an error that quotes the tracebacks of ranks, as
-    that of dcp does: what it says before them, and the error that the first one ends with."""
+    """Return an error's type and message, shortened to 500 characters.
+
+    An error that quotes the tracebacks of ranks, as dcp's does, is shortened to its text before
+    them and the error at the end of the first one.
+    """
     said, quotes, rest = str(error).partition("Traceback (most recent call last)")
     if quotes:
         ends = (line for line in rest.splitlines()[1:] if line and not line.startswith(" "))

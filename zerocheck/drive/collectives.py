@@ -1,4 +1,4 @@
-"""Notes every collective that this rank calls, by one dispatch mode on torch's `c10d` operators.
+"""Trace of every collective that this rank calls, by a dispatch mode on torch's `c10d` operators.
 
 It sees what Python wrappers do not: DDP's reducer, FSDP2's backward, the norm of DTensors.
 """
@@ -18,23 +18,22 @@ GROUPS = ("process_group", "group_name")
 
 
 def is_collective(func: Any) -> bool:
-    """Whether an operator communicates, or at least begins to."""
+    """Return True for an operator that communicates, or at least starts to."""
     return func.namespace in NAMESPACES and any(
         argument.name in GROUPS for argument in func._schema.arguments
     )
 
 
 def name_of(func: Any) -> str:
-    """Its name without namespace and the underscore of what works in place."""
+    """Return an operator's name without namespace, and without the underscore of in-place ones."""
     return str(func._schema.name.partition("::")[2].rstrip("_"))
 
 
 class CollectiveTrace(Operators):
-    """While it is entered, calls `note("allreduce(12)", sequence number)` before each collective
-    starts. In parentheses stands the number of elements, of its largest argument; a barrier has
-    none.
+    """Context that calls `note("allreduce(12)", sequence number)` before each collective.
 
-    Sequence numbers count from 1 over this rank's collectives, whatever their kind.
+    The number in parentheses counts the elements of its largest argument; a barrier has none.
+    Sequence numbers count from 1 over this rank's collectives, of any kind.
     """
 
     def __init__(self, note: Callable[[str, int], None]) -> None:
@@ -55,7 +54,7 @@ def _with_elements(name: str, args: Sequence[Any]) -> str:
 
 
 def _elements(args: Sequence[Any]) -> int:
-    """Elements of the largest argument; those of a list of tensors count together."""
+    """Count the elements of the largest argument; a list of tensors counts as one."""
     return max((_numel(one) for one in args), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Random delays, which reorder ranks: races show that a quiet machine hides.
+"""Random delays that reorder ranks, and so show races that a quiet machine hides.
 
 Three things are moved against each other:
 
@@ -32,7 +32,7 @@ WAITING = 64
 
 
 class Delays:
-    """Sleeps up to `disturbance.delay` milliseconds, drawn per rank from the case's seed."""
+    """Delays of up to `disturbance.delay` milliseconds, drawn per rank from the case's seed."""
 
     def __init__(self, case: Case, rank: int) -> None:
         self._random = random.Random(case.seed * 1024 + rank)
@@ -44,7 +44,7 @@ class Delays:
             time.sleep(self.drawn())
 
     def drawn(self) -> float:
-        """Seconds."""
+        """Draw a delay in seconds."""
         return self._random.random() * self._longest
 
     def heads(self) -> bool:
@@ -53,7 +53,7 @@ class Delays:
 
     @contextmanager
     def everywhere(self) -> Iterator[None]:
-        """Within it, each collective and each step of a torch optimizer is delayed."""
+        """Delay each collective and each step of a torch optimizer within the context."""
         if not self._longest:
             yield
             return
@@ -67,11 +67,13 @@ class Delays:
 
 
 class LateCollectives(Operators):
-    """While it is entered, each collective comes late: half of them are called after a sleep, of
-    the others the caller gets a Work at once, and they begin later.
+    """Context in which each collective is late.
 
-    None begins before those that were called before it. An operator that returns no Work waits
-    until they have begun, and so does one on tensors of a GPU.
+    Half of them are called after a sleep. For the others the caller gets a Work at once, and they
+    begin later.
+
+    No collective begins before those that were called before it. An operator that returns no Work
+    waits until they have begun, and so does one on tensors of a GPU.
     """
 
     def __init__(self, delays: Delays) -> None:
@@ -134,14 +136,14 @@ class LateCollectives(Operators):
         result: Any,
         error: BaseException | None = None,
     ) -> None:
-        """Wake whoever waits. What failed is raised at the next operator of the caller's."""
+        """Wake all waiters. A failure is raised at the caller's next operator."""
         if error is not None:
             self._failures.append(error)
         # As gloo's own: a list of tensors, of which DDP reads the first.
         over.set_result([result] if isinstance(result, torch.Tensor) else result)
 
     def finish(self) -> None:
-        """Let all begin, so that the next case finds the ranks in step. Waits for no rank."""
+        """Start all pending collectives, so that ranks are in step. Waits for no other rank."""
         self._starter.shutdown(wait=True)
         self._waiter.shutdown(wait=False)
         if self._failures:
@@ -155,5 +157,5 @@ def _on_gpu(given: Any) -> bool:
 
 
 def _gives_work(func: Any) -> bool:
-    """Whether it returns (what it wrote into, which is its first argument; a Work)."""
+    """Return True for an operator that returns (its first argument, a Work)."""
     return len(func._schema.returns) == 2

@@ -1,29 +1,27 @@
-"""How the implementation runs the model, in what decides the last bits of a local gradient.
+"""Properties of a model's execution that decide the last bits of a local gradient.
 
-These things do, and the judge gives them to the reference, so that local gradients agree bit for
-bit:
+The judge applies the following to the reference, so that local gradients agree bit for bit:
 
-- Where a parameter lies modulo 64 bytes: BLAS takes another path for weights that are not aligned.
-  On a GPU modulo 256: that far torch tells cuBLASLt of the alignment, which chooses by it, and no
-  other kernel looks farther. What is allocated there is aligned to 512.
+- The address of a parameter modulo 64 bytes: BLAS takes another path for weights that are not
+  aligned. On a GPU modulo 256: that is the alignment that torch reports to cuBLASLt, which chooses
+  by it, and no other kernel looks further. GPU allocations are aligned to 512.
 - The strides of a parameter: a flat buffer makes a transposed matrix contiguous, and BLAS takes
   another path for it.
-- Which modules get their inputs through one more autograd node, as FSDP2 does to learn when a
-  backward ends. The gradient of an input that is used twice inside and once outside is then summed
-  as a + (b + c) instead of (a + b) + c; and `view_as` in such a node changes the stride of a dim
-  of size 1, by which later kernels choose their layout. DeepSpeed's node has `detach`, which keeps
+- The modules whose inputs pass through one more autograd node, with which FSDP2 detects the end of
+  a backward. The gradient of an input that is used twice inside and once outside is then summed as
+  a + (b + c) instead of (a + b) + c; and `view_as` in such a node changes the stride of a dim of
+  size 1, by which later kernels choose their layout. DeepSpeed's node has `detach`, which keeps
   strides.
-- Which modules get their parameters anew at each call, as views of a flat one, as in FSDP1. Where a
-  module is called twice and uses a weight several times in a call, its gradient is then summed as
-  (a + b) + (c + d) instead of ((a + b) + c) + d.
-- Which modules have their inputs cast to the dtype that is computed in, as units of FSDP2 with
-  mixed precision do.
-- Which modules run without a graph in the forward, and again with one in the backward: reentrant
-  activation checkpointing. The gradient of such a module's input is accumulated in a leaf of its
-  own, which gives it the strides of that input; kernels farther back, such as that of a batch norm,
-  add in another order for other strides.
-- Which frozen parameters autograd tracks all the same, as FSDP1 does with those that share a flat
-  parameter with trainable ones. torch.matmul folds its inputs by what requires gradients.
+- The modules whose parameters are recreated at each call, as views of a flat one, as in FSDP1.
+  Where a module is called twice and uses a weight several times in a call, its gradient is then
+  summed as (a + b) + (c + d) instead of ((a + b) + c) + d.
+- The modules whose inputs are cast to the compute dtype, as in units of FSDP2 with mixed precision.
+- The modules that run without a graph in the forward, and again with one in the backward: reentrant
+  activation checkpointing. The gradient of such a module's input is accumulated in a separate leaf,
+  which gives it the strides of that input; earlier kernels, such as that of a batch norm, add in
+  another order for other strides.
+- The frozen parameters that autograd tracks nevertheless, as FSDP1 does with those that share a
+  flat parameter with trainable ones. torch.matmul folds its inputs by what requires gradients.
 """
 
 from __future__ import annotations
@@ -48,26 +46,28 @@ GPU_ALIGNMENT = 256
 
 
 def lies(tensor: torch.Tensor) -> int:
-    """Its address modulo what kernels of its device look at, in bytes."""
+    """Return a tensor's address modulo the alignment that kernels of its device use, in bytes."""
     return tensor.data_ptr() % alignment(tensor.device)
 
 
 def alignment(device: torch.device) -> int:
-    """ALIGNMENT or GPU_ALIGNMENT."""
+    """Return ALIGNMENT or GPU_ALIGNMENT, by the device."""
     return ALIGNMENT if device.type == "cpu" else GPU_ALIGNMENT
 
 
 class ForwardProbe:
-    """Notes address (see `lies`) and strides of parameters, modules whose inputs a hook passes
-    through a node, modules whose parameters are made anew, as views, at each call, and modules with
-    reentrant checkpointing.
+    """Probe of a model's forward, for the properties that decide bits.
 
-    It uses torch's global forward hooks: the one before runs ahead of the model's own hooks, the
-    one after runs before FSDP's releases what it gathered. No hook is put on the user's model.
+    Address (see `lies`) and strides of parameters, modules whose inputs a hook passes through a
+    node, modules whose parameters are recreated, as views, at each call, and modules with reentrant
+    checkpointing.
+
+    It uses torch's global forward hooks: the pre-hook runs ahead of the model's own hooks, the
+    post-hook runs before FSDP's releases gathered parameters. No hook is put on the user's model.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """`model` before it is wrapped: wrapping keeps the module objects."""
+        """Build the probe before `model` is wrapped: wrapping keeps the module objects."""
         names = {parameter: name for name, parameter in model.named_parameters()}
         self._frozen = {name for p, name in names.items() if not p.requires_grad}
         self._strides = {name: parameter.stride() for parameter, name in names.items()}
@@ -85,7 +85,7 @@ class ForwardProbe:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew, for the next step. restrided: those passed through that change strides."""
+        """Reset for the next step. restrided: the modules passed through that change strides."""
         self.misaligned: dict[str, int] = {}
         self.strides: dict[str, tuple[int, ...]] = {}
         self.passed_through: set[str] = set()
@@ -99,7 +99,7 @@ class ForwardProbe:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Notes while it is open."""
+        """Record properties within the context."""
         handles = (
             register_module_forward_pre_hook(self._before),
             register_module_forward_hook(self._after),
@@ -163,9 +163,11 @@ class ForwardProbe:
 
 
 def _is_hooked(value: Any) -> bool:
-    """Return True if the gradient of an activation passes a hook that is not torch's own, and does
-    not declare by its annotation that it returns nothing. It may give the gradient other strides,
-    which no graph shows."""
+    """Return True if the gradient of an activation passes a hook that may change its strides.
+
+    A hook that is not torch's own, and is not annotated to return nothing. No graph shows such a
+    change.
+    """
     hooks = getattr(value, "_backward_hooks", None) if isinstance(value, torch.Tensor) else None
     called = [getattr(hook, "func", hook) for hook in (hooks or {}).values()]
     return any(
@@ -176,7 +178,7 @@ def _is_hooked(value: Any) -> bool:
 
 
 def _is_checkpoint(result: Any, given: Any) -> bool:
-    """Return True if a module gave what one reentrant checkpoint made of just its inputs."""
+    """Return True if a module's output comes from one reentrant checkpoint of just its inputs."""
     node = result.grad_fn if isinstance(result, torch.Tensor) else None
     if node is None or node.name() != "CheckpointFunctionBackward":
         return False
@@ -191,7 +193,7 @@ _PLAIN = (torch.Tensor, nn.Parameter)
 def place(
     tensor: torch.Tensor, offset: int, strides: tuple[int, ...] | None = None
 ) -> torch.Tensor:
-    """A copy of the tensor on its device for which `lies` is `offset`. Same shape and dtype.
+    """Copy a tensor on its device to an address for which `lies` is `offset`. Same shape and dtype.
 
     strides: in elements; None for those of a contiguous tensor.
     """
@@ -205,7 +207,7 @@ def place(
 
 
 class _PassThrough(torch.autograd.Function):
-    """Its inputs, through one autograd node, as FSDP2's own does."""
+    """Autograd node that passes its inputs through, like FSDP2's."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -217,7 +219,7 @@ class _PassThrough(torch.autograd.Function):
 
 
 class _Detached(_PassThrough):
-    """The same with their strides, as DeepSpeed's own is."""
+    """Autograd node that passes its inputs through and keeps their strides, like DeepSpeed's."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -225,13 +227,15 @@ class _Detached(_PassThrough):
 
 
 def pass_through(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A forward pre-hook for the reference: tensors that need a gradient pass through a node, which
-    gives dims of size 1 other strides."""
+    """Forward pre-hook for the reference: pass tensors that need a gradient through a node.
+
+    The node gives dims of size 1 other strides.
+    """
     return _passed(_PassThrough, given)
 
 
 def pass_detached(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same with a node that keeps strides."""
+    """Forward pre-hook for the reference: pass tensors through a node that keeps strides."""
     return _passed(_Detached, given)
 
 
@@ -251,7 +255,7 @@ def _passed(node: type[_PassThrough], given: tuple[Any, ...]) -> tuple[Any, ...]
 
 
 def cast_inputs(dtype: torch.dtype, _: object, given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A forward pre-hook for the reference, the dtype aside: floating tensors are cast to it."""
+    """Forward pre-hook for the reference, given a dtype: cast floating-point inputs to it."""
     return tuple(
         one.to(dtype) if isinstance(one, torch.Tensor) and one.is_floating_point() else one
         for one in given
@@ -259,8 +263,11 @@ def cast_inputs(dtype: torch.dtype, _: object, given: tuple[Any, ...]) -> tuple[
 
 
 def recomputing(module: nn.Module, forward: Callable[..., Any], *given: Any) -> Any:
-    """The forward of a module for the reference: with reentrant checkpointing, where an input needs
-    a gradient. Its buffers are those of one forward, since to update them twice is wrong."""
+    """Forward of a module for the reference, with reentrant checkpointing.
+
+    Used where an input needs a gradient. Its buffers are those of one forward, since updating them
+    twice would be wrong.
+    """
     needed = any(isinstance(one, torch.Tensor) and one.requires_grad for one in given)
     if not (needed and torch.is_grad_enabled()):
         return forward(*given)
@@ -278,7 +285,7 @@ def recomputing(module: nn.Module, forward: Callable[..., Any], *given: Any) -> 
 
 
 def as_views(module: nn.Module, _: tuple[Any, ...]) -> None:
-    """A forward pre-hook for the reference: the module's parameters become views for this call."""
+    """Forward pre-hook for the reference: replace the module's parameters by views."""
     for name, parameter in list(module._parameters.items()):
         if parameter is not None:
             del module._parameters[name]
@@ -286,7 +293,7 @@ def as_views(module: nn.Module, _: tuple[Any, ...]) -> None:
 
 
 def as_parameters(parameters: Mapping[str, nn.Parameter], module: nn.Module, *_: Any) -> None:
-    """The forward hook that undoes it. parameters: the module's own by name, in their order."""
+    """Forward hook that undoes `as_views`. parameters: the module's own by name, in their order."""
     for name, parameter in parameters.items():
         module.__dict__.pop(name, None)
         setattr(module, name, parameter)

@@ -1,4 +1,4 @@
-"""The state that `restore` is given, which says what is wrong where it is asked for too much."""
+"""State passed to `restore`, which explains the error of asking for a missing entry."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import did_you_mean
 
 
 class NotInState(KeyError):
-    """`restore` asked for what the state does not have.
+    """Raised when `restore` asks for a key that the state does not have.
 
     Its names are those of `model.named_parameters()` of the model that the implementation was made
     with, before it was wrapped. A tied parameter stands there once, under its first name.
@@ -23,10 +23,10 @@ class NotInState(KeyError):
 
 
 class GivenState(dict[tuple[str, str], torch.Tensor]):
-    """{(name, role): whole tensor}; a key that is missing raises NotInState."""
+    """Mapping {(name, role): whole tensor}; a missing key raises NotInState."""
 
     def __init__(self, state: Mapping[tuple[str, str], torch.Tensor], model: nn.Module) -> None:
-        """model: that of which the state is, not wrapped."""
+        """Wrap the state. model: the unwrapped model that the state belongs to."""
         super().__init__(state)
         first: dict[nn.Parameter, str] = {}
         self._tied_to: dict[str, str] = {}

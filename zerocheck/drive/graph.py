@@ -23,23 +23,23 @@ _VIEWS = frozenset(
 
 
 class GraphNotes:
-    """Collects the fingerprint of each loss of a step."""
+    """Collector of the fingerprint of each loss of a step."""
 
     def __init__(self) -> None:
         self._noted: list[str] = []
 
     def note(self, loss: torch.Tensor) -> None:
-        """A forward ended with this loss."""
+        """Record the graph of a forward that ended with this loss."""
         self._noted.append(fingerprint(loss))
 
     def taken(self) -> tuple[str, ...]:
-        """The fingerprints since the last call."""
+        """Return the fingerprints since the last call, and forget them."""
         noted, self._noted = tuple(self._noted), []
         return noted
 
 
 def fingerprint(loss: torch.Tensor) -> str:
-    """Hash of the graph behind a loss and of the settings of this process.
+    """Hash the graph behind a loss and the settings of this process.
 
     A function with a backward of its own is a node without a name, whatever it is called: FSDP2
     and the reference each have one that passes inputs on. One through which a single value goes, to
@@ -83,7 +83,7 @@ def _edges(node: object) -> list[Edge]:
 
 
 def _leaf(edge: Edge) -> Edge:
-    """The edge, or where only views are between it and a parameter, that view as a leaf."""
+    """Return the edge, or a view as a leaf if only views are between it and a parameter."""
     node, output = edge
     on: object = node
     while on is not None and on.name() in _VIEWS:  # type: ignore[attr-defined]
@@ -117,7 +117,7 @@ def _users(root: Edge) -> dict[object, int]:
 
 
 def _followed(edge: Edge, users: dict[object, int]) -> Edge:
-    """Where the edge leads, past functions through which a single value goes to a single user."""
+    """Return the target of an edge, past functions that pass a single value to a single user."""
     node, output = edge
     while isinstance(node, BackwardCFunction) and users[node] == 1:
         (*edges,) = _edges(node)

@@ -1,4 +1,4 @@
-"""Sees to it that memory which a collective used is given back on the thread that is measured.
+"""Release of memory used by a collective on the thread that is measured.
 
 gloo's threads hold the tensors of a collective for a moment after it is over. If they are the last,
 the allocator's events do not tell that the memory was given back. So each such storage is held here
@@ -32,14 +32,14 @@ GRACE_S = 0.001
 
 
 class InFlight(Operators):
-    """While it is entered, storages that a collective was called with are let go of here.
+    """Context in which storages used by collectives are released on this thread.
 
     That is before the next operator or resizing, so that no memory seems to be held for longer than
     it is.
     """
 
     def __init__(self, gone: Callable[[int], None]) -> None:
-        """gone(address): the memory there is given back now."""
+        """Build it. gone(address): called when the memory there is freed."""
         self._gone = gone
         super().__init__()
         self._thread = threading.get_ident()
@@ -76,18 +76,18 @@ class InFlight(Operators):
         self._resizes.close()
 
     def _before_resize(self) -> None:
-        """Storages are resized by FSDP to get memory, and no operator is called for it."""
+        """Handle FSDP's resizing of storages, which gets memory without calling an operator."""
         if threading.get_ident() == self._thread:
             self._let_go()
 
     def settle(self, known: Callable[[torch.UntypedStorage], bool]) -> None:
-        """Wait until threads have let go. known(storage): it is known who holds it."""
+        """Wait until threads have released memory. known(storage): its holder is known."""
         ends = time.monotonic() + PATIENCE_S
         while self._let_go(known) and time.monotonic() < ends:
             time.sleep(0.0005)
 
     def _let_go(self, known: Callable[[torch.UntypedStorage], bool] | None = None) -> int:
-        """Drop what nobody else has; how many others are left that are not known."""
+        """Drop storages without other holders; return the number of unknown ones that have some."""
         self._hold_what_replaced()
         self._wait_for_threads()
         for key in [key for key, storage in self._held.items() if users_of(storage) == 1]:
@@ -109,7 +109,7 @@ class InFlight(Operators):
                 self._hold(storage)
 
     def _wait_for_threads(self) -> None:
-        """Where somebody has let go of a storage, the thread that is left gets the time to do so.
+        """Give a thread time to release a storage that another holder has released.
 
         What the implementation keeps is not waited for, as long as it keeps it.
         """

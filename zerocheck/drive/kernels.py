@@ -1,4 +1,4 @@
-"""What is set so that the judge's kernels give the bits of the ranks'.
+"""Settings that make the judge's kernels reproduce the bits of the ranks'.
 
 On the CPU that is one thread (see ranks and judge/local.py) and deterministic kernels. On a GPU:
 
@@ -8,8 +8,8 @@ On the CPU that is one thread (see ranks and judge/local.py) and deterministic k
 - scaled_dot_product_attention by matrix products and softmax: the backward of its other kernels
   adds with atomics, in another order each time, or is chosen by what fits.
 
-What is left then is the same on one kind of GPU: cuBLAS and cuDNN choose by shapes, strides and the
-alignment of addresses, which fidelity.py mirrors.
+The remaining choices are the same on one kind of GPU: cuBLAS and cuDNN choose by shapes, strides
+and the alignment of addresses, which fidelity.py mirrors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ATTENTION = ("flash", "mem_efficient", "cudnn")
 
 
 def set_exact(device: torch.device) -> None:
-    """Set what decides the bits of a GPU's kernels. Does nothing for the CPU."""
+    """Set the options that decide the bits of a GPU's kernels. Does nothing for the CPU."""
     if device.type == "cpu":
         return
     for place, name, value in _FLAGS:
@@ -42,7 +42,7 @@ def set_exact(device: torch.device) -> None:
 
 @contextmanager
 def kept(device: torch.device) -> Iterator[None]:
-    """What `set_exact` changes is as before afterwards, as far as torch tells it."""
+    """Restore the settings changed by `set_exact`, as far as torch exposes them."""
     if device.type == "cpu":
         yield
         return

@@ -1,4 +1,4 @@
-"""The ledger of one rank: every byte that the allocator gave out, by category and holder.
+"""Attribution of one rank's memory: every allocated byte, by category and holder.
 
 At the end of each phase two things are known: the addresses that are given out, by the allocator's
 events, and which of them Python objects hold (`census.py`). A storage is of the category of the
@@ -53,20 +53,20 @@ BACKEND = ("c10d::", "gloo:")
 
 
 class Place(NamedTuple):
-    """The end of a phase."""
+    """End of a phase."""
 
     step: int
     phase: Phase
 
     @property
     def mark(self) -> str:
-        """Its name among the allocator's events."""
+        """Name of the place among the allocator's events."""
         return f"{MARK}{self.step} {self.phase}"
 
 
 @dataclass(eq=False)
 class Block:
-    """One allocation, from when it is given out until it is taken back.
+    """One allocation, from when it is allocated until it is freed.
 
     born: the phase in which it was; claims: of all ends of phases at which it was alive; stays:
     whether it was alive between two steps; use: what a collective used it for; ends: how many ends
@@ -84,17 +84,17 @@ class Block:
 
     @property
     def backend(self) -> bool:
-        """Whether it is a backend's own, allocated within a collective."""
+        """True if a backend allocated it for itself, within a collective."""
         return any(name.startswith(BACKEND) for name in self.operators)
 
     @property
     def best(self) -> Claim | None:
-        """The best claim to it."""
+        """Best claim to the block."""
         return min(self.claims, key=lambda claim: claim.rank, default=None)
 
 
 class Change(NamedTuple):
-    """A block is given out (more > 0) or taken back, in the phase that ends at `place`.
+    """Allocation (more > 0) or release of a block, in the phase that ends at `place`.
 
     ours: while the harness looks at what is held.
     """
@@ -106,7 +106,7 @@ class Change(NamedTuple):
 
 
 class Ledger:
-    """Built from all events of a run and the claims at each mark.
+    """Memory ledger, built from all events of a run and the claims at each mark.
 
     changes: what was given out and taken back, in its order.
     """
@@ -114,8 +114,10 @@ class Ledger:
     def __init__(
         self, events: list[str | Allocation], looked: dict[Place, Claims], buckets: Counter[int]
     ) -> None:
-        """looked: what Python held at the end of each phase, in their order; buckets: bytes of
-        what DDP says that its reducer holds."""
+        """Build it. looked: objects that Python held at the end of each phase, in their order.
+
+        buckets: bytes that DDP reports its reducer to hold.
+        """
         self._buckets = buckets
         self._at: dict[Place, list[Block]] = {}
         self.changes: list[Change] = []
@@ -163,16 +165,16 @@ class Ledger:
 
     @property
     def places(self) -> Iterable[Place]:
-        """The ends of phases, in their order."""
+        """Ends of phases, in their order."""
         return self._at
 
     @property
     def blocks(self) -> Iterator[Block]:
-        """All that was ever given out."""
+        """All blocks that were ever allocated."""
         return (change.block for change in self.changes if change.more > 0)
 
     def lines(self) -> Iterator[Line]:
-        """What is held at the end of each phase, by category and holder."""
+        """Iterate over the bytes held at the end of each phase, by category and holder."""
         for place, blocks in self._at.items():
             held: defaultdict[tuple[Category, str], int] = defaultdict(int)
             for block in blocks:
@@ -181,7 +183,7 @@ class Ledger:
                 yield Line(place.phase, place.step, category, count, holder)
 
     def explained(self, block: Block) -> tuple[Category, str]:
-        """Category and holder of what was there at the end of a phase."""
+        """Return category and holder of a block that was alive at the end of a phase."""
         claim = block.best
         if claim is not None:
             return claim.category, claim.holder

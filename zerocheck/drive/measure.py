@@ -1,4 +1,4 @@
-"""One rank is measured while it takes its steps: in which phase it is, and what it holds then."""
+"""Memory measurement of one rank during its steps: the current phase, and the bytes held in it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ UNTOLD = (
 
 
 def unmeasured(case: Case) -> str | None:
-    """None, or why the obligations of memory of the case are not judged."""
+    """Return the reason why memory obligations are not judged for the case, or None."""
     if case.training.compile != "none":
         return UNMEASURED
     return UNTOLD if cuts(case) else None
@@ -50,7 +50,7 @@ ALIKE = 2
 
 
 def settled(case: Case) -> int:
-    """Index of the first step that ends with all that training ever holds.
+    """Return the index of the first step after which no new kind of state is allocated.
 
     The first step makes the optimizer's state, and so does the one that unfreezes parameters; not
     if it overflows, which puts it off.
@@ -61,12 +61,12 @@ def settled(case: Case) -> int:
 
 
 def measured_end(case: Case) -> int:
-    """Index after the last step that is measured: enough of them to see whether anything grows."""
+    """Return the index after the last measured step, late enough to detect growth."""
     return max(case.training.steps, settled(case) + 1 + ALIKE)
 
 
 class Measuring:
-    """Follows one rank through its steps.
+    """Measurement of one rank through its steps.
 
     step, part: where it is now; part is the phase that comes to its end next. What is noted of a
     collective is in this phase of this step.
@@ -95,7 +95,7 @@ class Measuring:
 
     @contextmanager
     def watching(self) -> Iterator[Measuring]:
-        """All that is allocated within it is accounted for."""
+        """Account for all allocations within the context."""
         with fresh_objects():
             self._end = _caller()
             self._log.start()
@@ -106,23 +106,23 @@ class Measuring:
                 self._events = self._log.stop(MARK)
 
     def built(self, subject: Implementation) -> None:
-        """The implementation is constructed, and restored if the case starts in mid-training."""
+        """Note that the implementation is built, and restored if the case starts with a state."""
         self._subject = subject
         self._over(next_part="forward", shows=True)
 
     def begun(self, index: int, step: Step) -> None:
-        """A step is about to be taken."""
+        """Note that a step is about to be taken."""
         self.step, self.part, self._losses = index, "forward", 0
         self._samples = [(one.inputs, one.target) for one in step.microbatches]
         self._log.mark(LOOKED)
         self._taking = True
 
     def entered(self) -> None:
-        """A forward begins."""
+        """Note that a forward begins."""
         self.part = "forward"
 
     def seen(self, loss: torch.Tensor) -> None:
-        """A forward is over."""
+        """Note that a forward is over."""
         self._losses += 1
         if self._losses == self.case.training.microbatches:
             self._over(next_part="backward")
@@ -130,12 +130,12 @@ class Measuring:
             self.part = "backward"
 
     def reached(self, moment: Moment) -> None:
-        """Gradients are reduced, or clipped."""
+        """Note that gradients are reduced, or clipped."""
         if moment == "reduced":
             self._over(next_part="step", shows=True)
 
     def taken(self) -> None:
-        """`train_step` has returned."""
+        """Note that `train_step` has returned."""
         self._taking = False
         self.part = "step"
         self._samples.clear()
@@ -144,11 +144,11 @@ class Measuring:
             self._subject = None
 
     def closed(self) -> None:
-        """`close` has returned, and nobody has the implementation any more."""
+        """Note that `close` has returned, and that the implementation is released."""
         self._over(next_part="closed")
 
     def measured(self) -> Measured:
-        """All that was seen."""
+        """Return all measurements."""
         ledger = Ledger(self._events, self._looked, self._reducers)
         pools = self._log.pools if isinstance(self._log, DeviceLog) else []
         return Measured(
@@ -162,14 +162,14 @@ class Measuring:
         )
 
     def _within(self) -> tuple[int, Phase] | None:
-        """The phase of the step that is being taken, or None outside of `train_step`."""
+        """Return the phase of the current step, or None outside of `train_step`."""
         return (self.step, self.part) if self._taking else None
 
     def _calls_of(self, step: int) -> tuple[Call, ...]:
         return tuple(call for call in self._calls.calls if call.step == step)
 
     def _over(self, *, next_part: Phase, shows: bool = False) -> None:
-        """The phase ends here. shows: the contract lets the implementation be asked for shards."""
+        """End the phase. shows: the contract lets the implementation be asked for shards."""
         taking, self._taking = self._taking, False
         self._log.mark(LOOKING)
         place = Place(self.step, self.part)
@@ -190,7 +190,7 @@ class Measuring:
 
 
 def has_a_holder(storage: torch.UntypedStorage, claims: Claims, reducers: Container[int]) -> bool:
-    """Whether Python or a reducer of DDP holds it, so that no other thread will let go of it.
+    """Return True if Python or a reducer of DDP holds the storage, so that no thread frees it.
 
     reducers: sizes, bytes, of what reducers hold that are alive. One that is gone holds nothing,
     and a thread may still have what was its own.
@@ -200,5 +200,5 @@ def has_a_holder(storage: torch.UntypedStorage, claims: Claims, reducers: Contai
 
 
 def _caller() -> FrameType:
-    """The frame of whoever called the method that calls this."""
+    """Return the frame of the caller of the method that calls this."""
     return sys._getframe(2)

@@ -1,4 +1,4 @@
-"""What a rank tells of one case: small structured data here, tensors in the rank's arena."""
+"""Messages of a rank on one case: small structured data here, tensors in the rank's arena."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ saved: the state once more, after it was saved; export: what `export` gave of it
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What the judge asks of a rank.
+    """Request of the judge to a rank.
 
     look: only look at the user's model of that name, and tell what it is; no case: only load the
     implementation and tell what it declares; observe False: run the steps
@@ -49,7 +49,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """The place of one shard: the range [start, stop) of the flattened whole, or a box.
+    """Location of one shard: the range [start, stop) of the flattened whole, or a box.
 
     present is False for a gradient that does not exist (None).
     """
@@ -78,7 +78,7 @@ class Recorded(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Lie(msgspec.Struct, frozen=True, array_like=True):
-    """Where the elements [start, stop) of a flattened parameter, or padding, lie in memory.
+    """Memory location of the elements [start, stop) of a flattened parameter, or of padding.
 
     storage: a number, in the order in which the rank showed its storages; numel: elements that the
     storage has; offset: of the first element within it.
@@ -94,17 +94,19 @@ class Lie(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepSeen(msgspec.Struct, frozen=True, array_like=True):
-    """Losses per microbatch (fp32 values), what the implementation reported, and how it ran the
-    model: misaligned: {parameter: where it `lies`, of drive/fidelity} where that is not 0;
-    passed_through: modules whose inputs go through one more autograd node; restrided: those of them
-    where it changes strides of an input; strides: {parameter: its strides in elements} where they
-    are not the model's own; tracked: frozen parameters that autograd tracks; random: where the case
-    carries random numbers on, the number of the state in which each loss was entered; viewed:
-    modules whose parameters are made anew, as views, at each call; left: a hash of the random state
-    at the end of each forward, if the model has dropout; cast: modules whose inputs are cast to
-    another dtype; recomputed: modules whose forward runs without a graph, and again in the backward
-    (reentrant checkpointing); graphs: a fingerprint of the computation behind each loss (see
-    drive/graph.py), empty where none was taken."""
+    """Losses of one step, its report, and properties of the model's execution.
+
+    Losses per microbatch are fp32 values. misaligned: {parameter: its `lies`, of drive/fidelity}
+    where that is not 0; passed_through: modules whose inputs go through one more autograd node;
+    restrided: those of them where it changes strides of an input; strides: {parameter: its strides
+    in elements} where they are not the model's own; tracked: frozen parameters that autograd
+    tracks; random: where the case carries random numbers on, the number of the state at the entry
+    of each loss; viewed: modules whose parameters are recreated, as views, at each call; left: a
+    hash of the random state at the end of each forward, if the model has dropout; cast: modules
+    whose inputs are cast to another dtype; recomputed: modules whose forward runs without a graph,
+    and again in the backward (reentrant checkpointing); graphs: a fingerprint of the computation
+    behind each loss (see drive/graph.py), empty where none was taken.
+    """
 
     losses: tuple[float, ...]
     grad_norm: float | None = None
@@ -128,13 +130,13 @@ class StepSeen(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank held and sent while it took its steps, with nothing else observed.
+    """Memory and collectives of a rank during its steps, with nothing else observed.
 
-    lines: bytes held at the end of each phase of each step, by category and holder; layout: what
-    the implementation says beforehand, or None; calls: the collectives of each step, in the order
-    in which they were called; steps: that were taken, at least as many as the case has; stage: what
-    the implementation says that it cuts, or None; peaks: the most that was held within each phase
-    of each step, on the CPU; pools: on a GPU, at the end of each phase.
+    lines: bytes held at the end of each phase of each step, by category and holder; layout:
+    prediction of the implementation, or None; calls: the collectives of each step, in the order in
+    which they were called; steps: number taken, at least that of the case; stage: declared by the
+    implementation, or None; peaks: the maximum held within each phase of each step, on the CPU;
+    pools: on a GPU, at the end of each phase.
     """
 
     lines: tuple[Line, ...] = ()
@@ -147,16 +149,16 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def on_gpu(self) -> bool:
-        """Whether it was measured on one."""
+        """True if it was measured on a GPU."""
         return bool(self.pools)
 
 
 class Pool(msgspec.Struct, frozen=True, array_like=True):
-    """What a GPU's caching allocator said at the end of a phase, in bytes.
+    """Report of a GPU's caching allocator at the end of a phase, in bytes.
 
-    asked: for by what was made since the run began; rounding: added to that, up to multiples of 512
-    bytes; allocated: `torch.cuda.memory_allocated` since then; reserved, inactive: of the whole
-    process, and of it what lies unused between blocks.
+    asked: requested by allocations since the run began; rounding: added to that, up to multiples of
+    512 bytes; allocated: `torch.cuda.memory_allocated` since then; reserved, inactive: of the whole
+    process, and the unused part of it between blocks.
     """
 
     step: int
@@ -169,12 +171,12 @@ class Pool(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def unexplained(self) -> int:
-        """What does not add up."""
+        """Allocated bytes that neither requests nor rounding account for."""
         return self.allocated - self.asked - self.rounding
 
 
 class CollectiveTimes(msgspec.Struct, frozen=True, array_like=True):
-    """When one rank was in a collective; times in ns of the clock, as `Timed` says.
+    """Times of one rank in a collective, in ns of the clock of `Timed`.
 
     kind, bytes, ranks: as of `contract.layout.Call`; root: rank within the group, -1 without one;
     begun: its operator was called; returned: the operator gave the caller the Work; stalled: since
@@ -193,10 +195,12 @@ class CollectiveTimes(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepTimes(msgspec.Struct, frozen=True, array_like=True):
-    """One step of one rank. began, ended: of `train_step`, ns; forward: ns from entering a
-    microbatch until its loss, all microbatches together; reduced: when `step.reached("reduced")`
-    was called, 0 if it was not; copied: ns in operators that copy between devices; calls: in their
-    order."""
+    """Times of one step of one rank.
+
+    began, ended: of `train_step`, ns; forward: ns from entering a microbatch until its loss, all
+    microbatches together; reduced: when `step.reached("reduced")` was called, 0 if it was not;
+    copied: ns in operators that copy between devices; calls: in their order.
+    """
 
     began: int
     ended: int
@@ -207,12 +211,11 @@ class StepTimes(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Timed(msgspec.Struct, frozen=True, kw_only=True):
-    """How the steps of a rank passed, with nothing observed but times.
+    """Times of a rank's steps, with nothing else observed.
 
-    steps: those that count, so without the warm-up; clock: which CLOCK_MONOTONIC, the same for
-    ranks whose times can be compared; options: what the implementation says that it obeys;
-    allocated, reserved: the most bytes in these steps by the accelerator's allocator, None without
-    one.
+    steps: those that count, without the warm-up; clock: which CLOCK_MONOTONIC, the same for ranks
+    whose times can be compared; options: those that the implementation declares to obey; allocated,
+    reserved: the most bytes in these steps by the accelerator's allocator, None without one.
     """
 
     steps: tuple[StepTimes, ...] = ()
@@ -223,7 +226,7 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """The reply of a rank for one case."""
+    """Reply of a rank for one case."""
 
     unsupported: str | None = None
     semantics: dict[str, str] = {}
@@ -267,15 +270,17 @@ class RankSeen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Looked(msgspec.Struct, frozen=True, kw_only=True):
-    """The reply of rank 0 to a job with `look`: what the user's model is, or why it cannot be
-    judged. The others have nothing to say."""
+    """Reply of rank 0 to a job with `look`: the user's model, or the reason to reject it.
+
+    Other ranks reply without content.
+    """
 
     model: UserModel | None = None
     error: str = ""
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True):
-    """The reply to a `describe` job: what the implementation declares, or why it cannot be used."""
+    """Reply to a `describe` job: the implementation's declarations, or why it is unusable."""
 
     error: str = ""
     semantics: dict[str, str] = {}
@@ -292,7 +297,7 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refusals(msgspec.Struct, frozen=True, kw_only=True):
-    """The reply to a job with candidates.
+    """Reply to a job with candidates.
 
     of: for each candidate 0 if it is supported, else 1 + the place of its reason in `reasons`.
     """

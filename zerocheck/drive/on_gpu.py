@@ -1,4 +1,4 @@
-"""The ledger of a rank on a GPU: what the caching allocator says, and where it does not add up.
+"""Memory attribution of a rank on a GPU: the caching allocator's records, and their gaps.
 
 On the CPU the allocator's events are those of one thread, by torch's profiler. On a GPU the
 backward runs on another thread, and memory is given back by whoever holds it last; but the caching
@@ -29,8 +29,11 @@ from .observation import Pool
 
 
 class DeviceLog:
-    """Stands for `AllocatorLog` where tensors are on a GPU. marks within a phase are not needed:
-    which memory a collective used within it is asked for peaks alone."""
+    """Counterpart of `AllocatorLog` for tensors on a GPU.
+
+    marks within a phase are not needed: memory used by a collective within it matters for peaks
+    alone.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -44,7 +47,7 @@ class DeviceLog:
         self.pools: list[Pool] = []
 
     def start(self) -> None:
-        """From now on everything is noted. What is there already is nobody's affair."""
+        """Start recording. Memory allocated before is not counted."""
         self._last_of_nccl = LastOfNccl(self._device)
         self._history.start()
         now = self._history.taken()
@@ -52,10 +55,10 @@ class DeviceLog:
         self._others = now.allocated - sum(self._earlier.values())
 
     def mark(self, name: str) -> None:
-        """Nothing: see `over`."""
+        """Do nothing: see `over`."""
 
     def over(self, place: Place, claims: Claims) -> None:
-        """A phase ends at `place`; claims: what Python holds, to which what is on the CPU is added.
+        """End a phase at `place`; claims: held by Python, to which memory on the CPU is added.
 
         The optimizer's step counts are there, and of each of DDP's two maps of used parameters one.
         """
@@ -72,14 +75,14 @@ class DeviceLog:
         self.pools.append(pool_of(place, now, self._before(), self._alive))
 
     def _before(self) -> int:
-        """Bytes of what was there at the start and still is.
+        """Bytes that were allocated at the start and still are.
 
         NCCL's watchdog thread may free what an earlier case gave to a collective only now.
         """
         return self._others + sum(self._earlier.values())
 
     def _taken(self, claims: Claims | None) -> Snapshot:
-        """What the allocator says, with its history noted.
+        """Take a snapshot of the allocator, and record its history.
 
         claims: wait until nothing else is alive, since what DDP's reducer gave to NCCL is freed by
         NCCL's watchdog thread, which looks every 0.1 s; None: do not wait.
@@ -99,14 +102,14 @@ class DeviceLog:
             time.sleep(0.01)
 
     def stop(self, marks: str) -> list[str | Allocation]:
-        """All that happened, in its order; marks: as of AllocatorLog."""
+        """Return all events in their order; marks: as of AllocatorLog."""
         assert marks == MARK
         self._history.stop()
         return self._events
 
 
 def events_of(trace: Sequence[Mapping[str, Any]]) -> Iterator[Allocation]:
-    """What was handed out and taken back, of entries of the allocator's history, in their order.
+    """Iterate over allocations and releases in the allocator's history, in order.
 
     Bytes are those that were asked for. Memory counts as taken back when that is asked for
     ("free_requested"), as `memory_allocated` has it, and not when the last stream is through.
@@ -119,7 +122,7 @@ def events_of(trace: Sequence[Mapping[str, Any]]) -> Iterator[Allocation]:
 
 
 def changes(before: Mapping[int, int], now: Mapping[int, int]) -> Iterator[Allocation]:
-    """The events between two sets of {address: bytes}."""
+    """Iterate over the events between two states {address: bytes}."""
     for where, held in before.items():
         if now.get(where) != held:
             yield Allocation(where, -held, UNTOLD)
@@ -129,9 +132,10 @@ def changes(before: Mapping[int, int], now: Mapping[int, int]) -> Iterator[Alloc
 
 
 def pool_of(place: Place, now: Snapshot, before: int, alive: Mapping[int, int]) -> Pool:
-    """What the allocator says at the end of a phase; before: bytes that are of no affair of ours.
+    """Return the allocator's report at the end of a phase.
 
-    alive: {address: bytes asked for} of what the history has handed out.
+    before: bytes allocated before the run; alive: {address: bytes asked for} of the allocations in
+    the history.
     """
     blocks = _handed_out(now)
     asked = sum(alive.values())
@@ -148,7 +152,7 @@ def pool_of(place: Place, now: Snapshot, before: int, alive: Mapping[int, int]) 
 
 
 def _handed_out(now: Snapshot) -> dict[int, int]:
-    """{address: bytes} of the blocks that are in use."""
+    """Map the addresses of blocks in use to their bytes."""
     return {
         block["address"]: block["size"]
         for segment in now.segments
@@ -158,7 +162,7 @@ def _handed_out(now: Snapshot) -> dict[int, int]:
 
 
 def _on_host(claims: Claims) -> dict[int, int]:
-    """{address: bytes} of what is claimed and is on the CPU."""
+    """Map the addresses of claimed memory on the CPU to its bytes."""
     found = {}
     for one in gc.get_objects():
         if issubclass(type(one), torch.Tensor) and one.device.type == "cpu":
@@ -169,7 +173,7 @@ def _on_host(claims: Claims) -> dict[int, int]:
 
 
 def _maps() -> list[int]:
-    """Bytes of the map on the CPU of each reducer of DDP that is alive."""
+    """Return the bytes of the CPU map of each living reducer of DDP."""
     return [
         map_bytes(one)
         for one in gc.get_objects()

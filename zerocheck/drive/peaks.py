@@ -1,4 +1,4 @@
-"""The most that one rank holds at any instant of each phase, and of what it consists.
+"""Peak memory of one rank within each phase, and its composition.
 
 Every block is known by what it turned out to be: what the ledger says of it where it was there at
 the end of some phase, else by the collective that used it. What is left is temporary (`other`):
@@ -20,7 +20,7 @@ STEP_PHASES: tuple[Phase, ...] = ("forward", "backward", "step")
 
 
 def peaks(ledger: Ledger) -> Iterator[Peak]:
-    """Of forward, backward and step of each step, in their order."""
+    """Iterate over the peaks of forward, backward and step of each step, in their order."""
     terms = {id(block): _term(ledger, block) for block in ledger.blocks}
     changes: dict[Place, list[Change]] = {place: [] for place in ledger.places}
     for change in ledger.changes:
@@ -54,7 +54,7 @@ def peaks(ledger: Ledger) -> Iterator[Peak]:
 
 
 def _term(ledger: Ledger, block: Block) -> Category | None:
-    """What a block is, or None for one that is not counted."""
+    """Return the category of a block, or None for one that is not counted."""
     claim = block.best
     if claim is not None and claim.holder == HARNESS:
         return None

@@ -1,4 +1,4 @@
-"""Memory that nobody wrote is filled with NaN, so that whoever reads it is seen."""
+"""Filling of uninitialised memory with NaN, so that reading it is detected."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _original: Callable[..., Any] = torch.UntypedStorage.resize_
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Within it, `torch.empty` and storages that grow hand out NaN (every bit set; -1 in integers).
+    """Fill `torch.empty` and growing storages with NaN in the context (all bits set; integers: -1).
 
     torch fills what `empty` hands out itself while deterministic algorithms are asked for; what
     `UntypedStorage.resize_` hands out, which FSDP uses, is filled here.

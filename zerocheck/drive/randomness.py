@@ -1,4 +1,4 @@
-"""The random states of a rank, noted where a loss is entered and where its forward is over."""
+"""Random states of a rank, recorded at the entry of a loss and at the end of its forward."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ ON_CPU = torch.device(CPU)
 
 
 class CarriedRandomness:
-    """Notes the state of the global generator by number; equal states are kept once. It has 5 KB,
-    and on a GPU 16 bytes more, of the GPU's.
+    """Recorder of the global generator's states, by number; equal states are kept once.
 
-    Off where the case seeds every microbatch: then nothing is started nor noted.
+    A state has 5 KB, and on a GPU 16 bytes more, of the GPU's.
+
+    Off where the case seeds every microbatch: then nothing is started nor recorded.
     """
 
     def __init__(self, case: Case, rank: int, device: torch.device = ON_CPU) -> None:
@@ -41,19 +42,19 @@ class CarriedRandomness:
             seed_all(self._seed)
 
     def note(self) -> None:
-        """A loss is entered now."""
+        """Record the state at the entry of a loss."""
         if self.on:
             state = random_state(self._device)
             self._entered.append(self._numbers.setdefault(state, len(self._numbers)))
 
     def taken(self) -> tuple[int, ...]:
-        """Numbers of the states noted since it was asked last."""
+        """Return the numbers of the states recorded since the last call."""
         numbers, self._entered = tuple(self._entered), []
         return numbers
 
 
 class RandomLeft:
-    """Notes a hash of the random state at the end of each forward, for the diagnosis.
+    """Recorder of a hash of the random state at the end of each forward, for the diagnosis.
 
     Off where forwards draw no random numbers.
     """
@@ -64,12 +65,12 @@ class RandomLeft:
         self._left: list[str] = []
 
     def note(self) -> None:
-        """A forward is over."""
+        """Record the state at the end of a forward."""
         if self._on:
             state = drawn_from(random_state(self._device), self._device)
             self._left.append(hashlib.blake2b(state, digest_size=8).hexdigest())
 
     def taken(self) -> tuple[str, ...]:
-        """The hashes noted since it was asked last."""
+        """Return the hashes recorded since the last call."""
         hashes, self._left = tuple(self._left), []
         return hashes

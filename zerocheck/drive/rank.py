@@ -1,4 +1,4 @@
-"""What a rank process does with a job: the target of the rank pool."""
+"""Execution of a job in a rank process: the target of the rank pool."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ _guards: list[Guard] = []
 
 
 class Progress(Protocol):
-    """The rank's progress page."""
+    """Progress page of the rank."""
 
     def at(self, text: str) -> None: ...
     def collective(self, name: str, sequence: int) -> None: ...
 
 
 class Context(Protocol):
-    """What the pool gives to a job."""
+    """Context that the pool passes to a job."""
 
     @property
     def rank(self) -> int: ...
@@ -83,7 +83,7 @@ def run(payload: bytes, context: Context) -> bytes:
 
 
 def _imports(job: Job) -> list[tuple[str, Callable[[], object]]]:
-    """Names of the user's code that a job imports, and how."""
+    """Return the names of the user's code that a job imports, with the function to import each."""
     names: list[tuple[str, Callable[[], object]]] = []
     if job.implementation:
         names.append((job.implementation, partial(load, job.implementation)))
@@ -106,7 +106,7 @@ def _done(job: Job, context: Context) -> bytes:
 
 
 def load(name: str) -> type[Implementation]:
-    """The class of an implementation, with the faults that its name injects.
+    """Load the class of an implementation, with the faults that its name injects.
 
     Raises UsageError, with what is missing and where, if it cannot be used.
     """
@@ -154,7 +154,7 @@ def _describe(job: Job) -> Described:
 
 
 def _without(implementation: type[Implementation]) -> dict[str, str]:
-    """Obligations that no case of it can exercise, with the reason."""
+    """Return the obligations that no case of the implementation can exercise, with the reason."""
     training = implementation.fixed.get("training", {})
     unclipped = isinstance(training, Mapping) and training.get("clip", 1.0) is None
     fixed = {"clip": "fixed has training.clip None"} if unclipped else {}
@@ -162,7 +162,7 @@ def _without(implementation: type[Implementation]) -> dict[str, str]:
 
 
 def _options(name: str, implementation: type[Implementation]) -> tuple[str, ...] | None:
-    """The sharding fields that it obeys. Raises UsageError for one that does not exist."""
+    """Return the sharding fields that it obeys. Raises UsageError for an unknown one."""
     if implementation.options is None:
         return None
     known = [field.name for field in msgspec.structs.fields(Sharding)]
@@ -224,7 +224,7 @@ def _run_case(job: Job, context: Context) -> RankSeen:
 
 
 def _check_declared(name: str, implementation: type[Implementation]) -> None:
-    """Raise UsageError for a class attribute of another type than the contract says."""
+    """Raise UsageError for a class attribute of a type other than the contract's."""
     for attribute, needed, kind in (
         ("semantics", "zerocheck.Semantics(...)", Semantics),
         ("fixed", "a mapping of case fields", Mapping),
@@ -247,7 +247,7 @@ def _check_handles(name: str, given: Collection[str]) -> None:
 
 
 def _unhandled(implementation: type[Implementation], case: Case) -> str | None:
-    """What the case asks for and the implementation does not say that it handles, or None."""
+    """Return the reason to reject a feature that the implementation does not declare, or None."""
     training = case.training
     asked = {
         f"training.{one}": one
@@ -267,7 +267,7 @@ def _unhandled(implementation: type[Implementation], case: Case) -> str | None:
 
 
 def _refusal(implementation: type[Implementation], case: Case) -> str | None:
-    """Why the case cannot be run, or None. Raises whatever `supports` raises."""
+    """Return the reason to reject the case, or None. Raises the errors of `supports`."""
     reason = implementation.supports(case)
     if reason is not None and not isinstance(reason, str):
         raise TypeError(
@@ -282,7 +282,7 @@ def _refusal(implementation: type[Implementation], case: Case) -> str | None:
 
 
 def _refusals(job: Job) -> Refusals:
-    """What `supports` says of each candidate. Where it raises, the case itself is to show it."""
+    """Return the reasons of `supports` to reject candidates. Where it raises, the case is run."""
     implementation = load(job.implementation)
     numbers: dict[str, int] = {}
     of: list[int] = []
@@ -296,14 +296,14 @@ def _refusals(job: Job) -> Refusals:
 
 
 def axes_of(case: Case) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Sizes and names of the axes of the case's device mesh."""
+    """Return sizes and names of the axes of the case's device mesh."""
     if cuts(case):
         return (case.readers, case.sharding.tensor_parallel), TENSOR_AXES
     return case.mesh, AXES[len(case.mesh)]
 
 
 def _mesh(case: Case, device: str = CPU) -> DeviceMesh:
-    """The device mesh of the case, made once per process group: making one calls collectives."""
+    """Return the case's device mesh, made once per process group, with collectives."""
     shape, names = axes_of(case)
     key = (dist.group.WORLD, shape, names, device)
     mesh = _meshes.get(key)

@@ -1,4 +1,4 @@
-"""Copies what an implementation shows into the rank's arena."""
+"""Copying of the shards that an implementation exposes into the rank's arena."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GRADIENT_ROLES = frozenset(("gradient",))
 
 
 class Slot(Protocol):
-    """Where an arena put something: offset in bytes, numel in elements."""
+    """Location in an arena: offset in bytes, numel in elements."""
 
     @property
     def offset(self) -> int: ...
@@ -28,13 +28,13 @@ class Slot(Protocol):
 
 
 class Store(Protocol):
-    """What the recorder needs of an arena."""
+    """Interface of an arena for the recorder."""
 
     def put(self, tensors: Sequence[torch.Tensor]) -> Slot: ...
 
 
 class Recorder:
-    """Collects records and the manifests that they refer to, each different manifest once."""
+    """Recorder of shards and the manifests that they refer to, each distinct manifest once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -73,7 +73,7 @@ class Recorder:
             self.records.append(Recorded(step, point, role, manifest, *place))
 
     def lay(self, shards: Iterable[Shard]) -> None:
-        """Note where parameters and padding lie in memory, for the diagnosis."""
+        """Record the memory locations of parameters and padding, for the diagnosis."""
         storages: dict[int, int] = {}
         found: list[Lie] = []
         for shard in shards:
@@ -109,7 +109,7 @@ class Recorder:
 
 
 def entry_of(shard: Shard) -> Entry:
-    """The entry, after a check that the tensor has the extent that the index says.
+    """Return a shard's entry, after a check of the tensor's extent against its index.
 
     Raises ValueError, which becomes the verdict `crashed` with this text.
     """

@@ -1,4 +1,4 @@
-"""One rank drives one case: build, restore, step after step, observe. No transport."""
+"""One rank's run of one case: build, restore, step after step, observe. No transport."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ from .timing import Timing
 
 
 class Progress(Protocol):
-    """Where a rank notes how far it is."""
+    """Receiver of a rank's progress."""
 
     def at(self, text: str) -> None: ...
 
 
 class EndOfCase(BaseException):
-    """Ends the last forward and backward before its update. Not an error: let it pass."""
+    """Raised to end the last forward and backward before its update. Not an error: let it pass."""
 
 
 def restores(implementation: type[Implementation]) -> bool:
-    """Whether it can start in mid-training."""
+    """Return True if the implementation can start in mid-training."""
     return implementation.restore is not Implementation.restore
 
 
 class Driver:
-    """Runs one implementation on one case, on this rank."""
+    """Driver of one implementation on one case, on this rank."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Driver:
         checkpoints: Checkpoints | None = None,
         device: torch.device = ON_CPU,
     ) -> None:
-        """device: on which the implementation gets the model, the state and the samples."""
+        """Prepare. device: where the implementation gets the model, the state and the samples."""
         self.implementation = implementation
         self.case = case
         self.mesh = mesh
@@ -89,7 +89,7 @@ class Driver:
         self._loss_of = loss_of(case)
 
     def bare(self) -> RankSeen:
-        """The same steps as a user's loop would take them: nothing observed, nothing poisoned."""
+        """Take the steps like a user's loop: nothing observed, nothing poisoned."""
         subject, _ = self._built()
         for index in range(self.case.training.first, end_of(self.case)):
             subject.train_step(self._step(index, seen=None, reached=lambda _: None))
@@ -97,12 +97,12 @@ class Driver:
         return RankSeen()
 
     def built(self) -> RankSeen:
-        """Nothing but the implementation built, and closed again."""
+        """Build the implementation and close it again."""
         self._built()[0].close()
         return RankSeen()
 
     def observed(self, recorder: Recorder) -> RankSeen:
-        """All steps, then one more forward and backward without an update, everything recorded."""
+        """Take all steps, then a forward and backward without update, and record everything."""
         with ExitStack() as stack:
             stack.enter_context(poisoned())
             subject, model_probe = self._built()
@@ -149,7 +149,7 @@ class Driver:
         )
 
     def loaded(self, recorder: Recorder) -> RankSeen:
-        """What a load gives of a checkpoint that was killed or damaged, or what it says."""
+        """Load a checkpoint that was killed or damaged; return its state or the error."""
         with ExitStack() as stack:
             stack.enter_context(poisoned())
             subject, _ = self._built(load=False)
@@ -200,8 +200,11 @@ class Driver:
         return subject, probe
 
     def _start_state(self, model: nn.Module) -> GivenState | None:
-        """None for a start at step 0. On a GPU step counts are where torch's AdamW has them: there
-        for its fused kernel, on the CPU for the others."""
+        """Return the state to restore, or None for a start at step 0.
+
+        On a GPU, step counts are on the device where torch's AdamW has them: there for its fused
+        kernel, on the CPU for the others.
+        """
         if not restores(self.implementation):
             return None
         state = initial_state(self.case, model)
@@ -267,12 +270,12 @@ class Driver:
         )
 
     def _graphs_of(self, probe: ForwardProbe) -> tuple[str, ...]:
-        """The fingerprints of this step; none where they do not tell all."""
+        """Return the fingerprints of this step; none where they are incomplete."""
         noted = () if self._graphs is None else self._graphs.taken()
         return () if probe.hooked else noted
 
     def measured(self) -> RankSeen:
-        """The steps as `bare` takes them, and what they hold and send."""
+        """Take the steps like `bare`, and measure memory and collectives."""
         self._notes = False  # what it allocates would count
         measuring_ = Measuring(self.implementation, self.case, self.rank, self.device)
         with measuring_.watching() as measuring:
@@ -297,7 +300,7 @@ class Driver:
         return RankSeen(semantics=semantics, measured=measuring.measured(), device=str(self.device))
 
     def timed(self) -> RankSeen:
-        """The steps as `bare` takes them, and how they passed."""
+        """Take the steps like `bare`, and measure times."""
         timing = Timing(self.implementation, self.case)
         subject = self._built()[0]
         with timing.watching():

@@ -1,22 +1,22 @@
-"""How the steps of one rank pass: when each began and ended, and its collectives.
+"""Times of one rank's steps: start and end of each, and of its collectives.
 
-A run of its own, in which nothing is observed and ranks meet before each step, so that the time in
-which the harness draws samples is nobody's. One dispatch mode notes collectives, which C++ calls
-too. It costs each operator some microseconds: figures are of steps that are watched so.
+A separate run, in which nothing is observed and ranks meet before each step, so that the harness's
+drawing of samples is not counted. One dispatch mode records collectives, also those called by C++.
+It costs each operator some microseconds: the figures include that.
 
-Where the caller waits is not seen from Python if the wait is in C++, as that of DDP's reducer. So a
-rank counts as waiting for a collective
+Where the caller waits is not visible from Python if the wait is in C++, as that of DDP's reducer. A
+rank therefore counts as waiting for a collective
 
 - within the collective's own operator, and
 - from the end of its last operator until the collective is over, if it is within no operator then.
 
-The second is too long by what the caller does between two operators before it begins to wait. A
+The second is too long by the caller's time between two operators before it begins to wait. A
 collective is over when Python learns that its Work is complete.
 
 All of that is host time. On the CPU a backend's threads move the data, on the very cores that the
-ranks compute on, so a collective that nobody waits for is hidden, and not free. What an accelerator
-communicates is not seen at all by the host's clock: such collectives are counted, and their times
-are left out (`begun`, and nothing after it).
+ranks compute on, so a collective that nobody waits for is hidden, and not free. Communication of an
+accelerator is not visible to the host's clock: such collectives are counted, and their times are
+left out (`begun`, and nothing after it).
 """
 
 from __future__ import annotations
@@ -49,8 +49,10 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def counted(case: Case) -> tuple[int, ...]:
-    """Indices of the steps that count: those after the warm-up, without one that overflows and so
-    makes no update."""
+    """Return the indices of the steps that count: after the warm-up, with an update.
+
+    A step that overflows makes none.
+    """
     after = settled(case) + WARM_UP
     return tuple(
         index for index in range(after, after + COUNTED + 1) if index != case.training.overflow
@@ -58,7 +60,7 @@ def counted(case: Case) -> tuple[int, ...]:
 
 
 class Timing:
-    """Follows one rank through its steps, from the case's first to the last that counts."""
+    """Timer of one rank's steps, from the case's first to the last that counts."""
 
     def __init__(self, implementation: type[Implementation], case: Case) -> None:
         self.first = case.training.first
@@ -72,12 +74,12 @@ class Timing:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Within it steps are taken."""
+        """Time the steps taken within the context."""
         with self._trace:
             yield
 
     def begun(self, index: int) -> None:
-        """A step is about to be taken. Waits for all ranks."""
+        """Start a step, after waiting for all ranks."""
         self._index = index
         self._forward = self._entered = self._reduced = 0
         if index == self._counted[0] and _on_accelerator():
@@ -87,20 +89,20 @@ class Timing:
         self._began = time.monotonic_ns()
 
     def entered(self) -> None:
-        """A forward begins."""
+        """Note that a forward begins."""
         self._entered = time.monotonic_ns()
 
     def seen(self, loss: torch.Tensor) -> None:
-        """A forward is over."""
+        """Note that a forward is over."""
         self._forward += time.monotonic_ns() - self._entered
 
     def reached(self, moment: Moment) -> None:
-        """Gradients are reduced, or clipped."""
+        """Note that gradients are reduced, or clipped."""
         if moment == "reduced":
             self._reduced = time.monotonic_ns()
 
     def taken(self) -> None:
-        """`train_step` has returned."""
+        """Note that `train_step` has returned."""
         if _on_accelerator():
             torch.accelerator.synchronize()
         ended = time.monotonic_ns()
@@ -111,7 +113,7 @@ class Timing:
             )
 
     def timed(self) -> Timed:
-        """All that was seen."""
+        """Return all times."""
         there = _on_accelerator()
         return Timed(
             steps=tuple(self._steps),
@@ -123,13 +125,13 @@ class Timing:
 
 
 def _on_accelerator() -> bool:
-    """Whether there is one, and this rank has something on it."""
+    """Return True if there is an accelerator, and this rank has memory on it."""
     return torch.accelerator.is_available() and torch.accelerator.memory_reserved() > 0
 
 
 @dataclass
 class _One:
-    """A collective on its way, as CollectiveTimes."""
+    """Collective in flight, as CollectiveTimes."""
 
     kind: str
     bytes: int
@@ -142,7 +144,7 @@ class _One:
 
 
 class _Trace(Operators):
-    """Notes collectives between `start` and `stop`."""
+    """Trace of the collectives between `start` and `stop`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,8 +161,10 @@ class _Trace(Operators):
         self._on = True
 
     def stop(self, now: int) -> tuple[tuple[CollectiveTimes, ...], int]:
-        """What was called, and ns in copies between devices. What is on its way has hidden time
-        until now."""
+        """Return the collectives, and the ns in copies between devices.
+
+        A collective in flight has hidden time until now.
+        """
         self._on = False
         for one in self._calls:
             if not one.over and one.returned:
@@ -198,7 +202,7 @@ class _Trace(Operators):
         return _One(call.kind, call.bytes, call.ranks, int(root), 0)
 
     def _begun(self, one: _One, result: Any, now: int) -> None:
-        """The operator has returned: find out when the collective is over."""
+        """Watch for the end of a collective whose operator has returned."""
         self._calls.append(one)
         tensors = [part for part in _flat(result) if isinstance(part, torch.Tensor)]
         if any(tensor.device.type != "cpu" for tensor in tensors):
@@ -221,7 +225,7 @@ class _Trace(Operators):
 
 
 def _copies(func: Any, args: Sequence[Any], result: Any) -> bool:
-    """Whether it copies a tensor from one device to another."""
+    """Return True for an operator that copies a tensor from one device to another."""
     if func._schema.name == "aten::copy_":
         return bool(args[0].device != args[1].device)
     if func._schema.name == "aten::_to_copy":

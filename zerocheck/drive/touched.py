@@ -1,4 +1,4 @@
-"""Which storages collectives fill with what is gathered, and take what is reduced from.
+"""Storages that collectives gather into and reduce from.
 
 The census sees what is held at the end of a phase. What comes and goes within one is known by what
 it was used for.
@@ -23,8 +23,10 @@ COPY_OUT = "fsdp::split_with_sizes_copy"
 
 
 class Touched(Operators):
-    """While it is entered, calls `note(use, address of the storage)` for each such storage, after
-    the operator has begun."""
+    """Context that calls `note(use, address of the storage)` for each storage of a collective.
+
+    The call comes after the operator has begun.
+    """
 
     def __init__(self, note: Callable[[Use, int], None]) -> None:
         super().__init__()

@@ -101,10 +101,9 @@ class NotDividedByGa(Zero1):
 
 
 class MeanOfMeans(Fsdp2):
-    """Every microbatch counts alike, though they have different numbers of tokens (torchtune
-    PR#1875).
+    """All microbatches have equal weight, though their numbers of tokens differ.
 
-    Flagged: mean of means.
+    torchtune PR#1875. Flagged: mean of means.
     """
 
     def train_step(self, step: Step) -> StepReport:
@@ -143,10 +142,10 @@ class NeverZeroed(Fsdp2):
 
 
 class UnclippedKept(Zero2):
-    """What was reduced in the step before, and not clipped yet, is in the sum, as in DeepSpeed's
-    stage 3 for a parameter that the first microbatch did not use.
+    """The reduced, unclipped gradient of the previous step is added to the sum.
 
-    Flagged: gradient of the previous step kept.
+    As in DeepSpeed's stage 3 for a parameter that the first microbatch did not use. Flagged:
+    gradient of the previous step kept.
     """
 
     kept: Sequence[torch.Tensor] = ()
@@ -163,8 +162,10 @@ class UnclippedKept(Zero2):
 
 
 class AccumulateGated(Zero1):
-    """Gradients are accumulated only if several microbatches are configured, and one is (DS
-    PR#7981). Flagged: last microbatch only."""
+    """Gradients are accumulated only if several microbatches are configured, and one is.
+
+    DS PR#7981. Flagged: last microbatch only.
+    """
 
     configured = 1
 
@@ -190,7 +191,7 @@ class ClearedTooEarly(Zero1):
 
 
 class FirstMicrobatchDoubled(Zero1):
-    """What the first microbatch added to the buffer is added once more.
+    """The contribution of the first microbatch to the buffer is added twice.
 
     Flagged: microbatch doubled.
     """

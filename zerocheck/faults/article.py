@@ -1,4 +1,4 @@
-"""Two sharders of a well-known tutorial on ZeRO, written anew from their description.
+"""Two sharders of a well-known tutorial on ZeRO, rewritten from their description.
 
 Both look right, train, and print falling losses.
 """
@@ -22,7 +22,7 @@ MOMENTS: tuple[Role, ...] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
 
 class ArticleStage1(Implementation):
-    """ZeRO-1 as the tutorial has it: each rank optimizes its share of the tensors.
+    """ZeRO-1 of the tutorial: each rank optimizes its share of the tensors.
 
     Shares are counted in tensors, and the last rank takes the rest. Gradients are never reduced,
     and zero_grad clears those of the share only. After the step each rank broadcasts its share.
@@ -34,7 +34,7 @@ class ArticleStage1(Implementation):
 
     @classmethod
     def supports(cls, case: Case) -> str | None:
-        """None, or the reason why this case cannot be run."""
+        """Return the reason to reject this case, or None."""
         return one_axis_fp32(case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
@@ -46,7 +46,7 @@ class ArticleStage1(Implementation):
         self.optimizer = torch.optim.AdamW(grouped(case, self.owned))
 
     def share(self, rank: int) -> list[tuple[str, nn.Parameter]]:
-        """The parameters of a rank."""
+        """Return the parameters of a rank."""
         each = len(self.trained) // self.world_size
         last = rank == self.world_size - 1
         return self.trained[rank * each : None if last else (rank + 1) * each]
@@ -67,10 +67,10 @@ class ArticleStage1(Implementation):
         return StepReport()
 
     def reduce(self) -> None:
-        """Nothing: this is the bug."""
+        """Do nothing: this is the bug."""
 
     def shards(self) -> Iterator[Shard]:
-        """Whole parameters and buffers; gradients and moments of the rank's share."""
+        """Iterate over whole parameters and buffers, and the share's gradients and moments."""
         for name, parameter in self.model.named_parameters():
             yield Shard(name, "parameter", parameter.detach(), tuple(parameter.shape))
         for name, parameter in self.owned:
@@ -86,7 +86,7 @@ class ArticleStage1(Implementation):
 
 
 class ArticleStage2(ArticleStage1):
-    """ZeRO-2 as the tutorial has it: each rank all-reduces the gradients of its share, and only it.
+    """ZeRO-2 of the tutorial: each rank all-reduces the gradients of its share, and only those.
 
     So ranks call different collectives. What they get is an abort, a hang, or sums of gradients
     that do not belong together.
@@ -100,7 +100,7 @@ class ArticleStage2(ArticleStage1):
 
 
 class Repaired(ArticleStage1):
-    """Stage 1 with what it lacks: gradients are averaged over ranks. This is no fault."""
+    """Stage 1 with the missing part: gradients are averaged over ranks. This is no fault."""
 
     def reduce(self) -> None:
         for _, parameter in self.trained:

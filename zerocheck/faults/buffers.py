@@ -20,7 +20,7 @@ from ..implementations.textbook.zero3 import Zero3
 
 
 class BuffersNotBroadcast(Ddp):
-    """Those of rank 0 are not sent to the others (PT #178569). Flagged: buffers local."""
+    """Rank 0's buffers are not broadcast (PT #178569). Flagged: buffers local."""
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         built = super().build(model, case, mesh)
@@ -29,7 +29,7 @@ class BuffersNotBroadcast(Ddp):
 
 
 class BuffersAveraged(Zero1):
-    """They are averaged over ranks, though declared local. Flagged: buffers averaged."""
+    """Buffers are averaged over ranks, though declared local. Flagged: buffers averaged."""
 
     def train_step(self, step: Step) -> StepReport:
         report = super().train_step(step)
@@ -41,7 +41,10 @@ class BuffersAveraged(Zero1):
 
 
 class BuffersOfRank0(Zero2):
-    """Those of rank 0 overwrite the others', though declared local. Flagged: buffers of rank 0."""
+    """Rank 0's buffers overwrite the others', though declared local.
+
+    Flagged: buffers of rank 0.
+    """
 
     def train_step(self, step: Step) -> StepReport:
         report = super().train_step(step)
@@ -51,7 +54,7 @@ class BuffersOfRank0(Zero2):
 
 
 class BuffersRounded(Zero3):
-    """All of them are cast to half precision (FS #427). Flagged: buffers rounded to bf16."""
+    """All buffers are cast to half precision (FS #427). Flagged: buffers rounded to bf16."""
 
     def train_step(self, step: Step) -> StepReport:
         report = super().train_step(step)
@@ -61,7 +64,7 @@ class BuffersRounded(Zero3):
 
 
 class BuffersForgotten(Fsdp2):
-    """They are set back after every step, as if never registered. Flagged: buffers not updated."""
+    """Buffers are reset after every step, as if never registered. Flagged: buffers not updated."""
 
     def train_step(self, step: Step) -> StepReport:
         before = [buffer.clone() for buffer in self.built.model.buffers()]
@@ -72,8 +75,10 @@ class BuffersForgotten(Fsdp2):
 
 
 class BuffersSentOnce(Ddp):
-    """Each microbatch is reduced, so those of rank 0 go to the others at every forward; here only
-    at the first one of a step. Flagged: buffers."""
+    """Rank 0's buffers are broadcast only at the first forward of a step.
+
+    Each microbatch is reduced, so they must be broadcast at every forward. Flagged: buffers.
+    """
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         each = msgspec.structs.replace(case.sharding, sync="each")

@@ -1,4 +1,4 @@
-"""Faults in what a checkpoint holds, or in what a load takes from it."""
+"""Faults in the content of a checkpoint, or in what a load takes from it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..implementations.textbook.zero3 import Zero3
 
 
 class StepCountLost(Zero1):
-    """The step count begins anew (DS PR#564, #5263). Flagged: step count lost."""
+    """The step count restarts (DS PR#564, #5263). Flagged: step count lost."""
 
     def take_groups(self, saved: Collection[Options]) -> None:
         super().take_groups(saved)
@@ -50,7 +50,7 @@ class StateForAnotherOptimizer(Zero1):
 
 
 class LocalRankShards(Zero3):
-    """With two ranks on each node, a rank reads what is due to its local rank (DS PR#7601).
+    """With two ranks on each node, a rank reads the shards of its local rank (DS PR#7601).
 
     Flagged: not named: what stands where depends on all shapes.
     """
@@ -84,7 +84,7 @@ class FirstBucketSaved(_OneBucketSaved, Zero1):
 
 
 class EarlierBucketsForgotten(_OneBucketSaved, Zero2):
-    """What is collected of a bucket forgets the buckets before (MG 9a8420c90a).
+    """Collecting a bucket discards the buckets before it (MG 9a8420c90a).
 
     Flagged: optimizer state lost.
     """
@@ -93,7 +93,7 @@ class EarlierBucketsForgotten(_OneBucketSaved, Zero2):
 
 
 class SavesComputeCopy(Zero3):
-    """Parameters pass through the dtype of compute (PT #104770). Flagged: rounded to bf16."""
+    """Parameters pass through the compute dtype (PT #104770). Flagged: rounded to bf16."""
 
     def written(self) -> Iterator[Chunk]:
         for chunk in super().written():
@@ -105,7 +105,7 @@ class SavesComputeCopy(Zero3):
 
 
 class NotPublishedAfterLoad(Zero1):
-    """Each rank loads what it updates, and nobody sends it (MG #6920)."""
+    """Each rank loads the parameters that it updates, and none are sent (MG #6920)."""
 
     loading = False
 
@@ -132,7 +132,7 @@ class DataPositionOfOneRank(Zero3):
 
 
 class DataPositionLost(Zero2):
-    """The loader begins anew. Flagged: data position lost."""
+    """The loader restarts. Flagged: data position lost."""
 
     def training_facts(self, loader: Loader) -> Training:
         facts = super().training_facts(loader)
@@ -140,7 +140,7 @@ class DataPositionLost(Zero2):
 
 
 class RngOneForAll(Zero1):
-    """Every rank draws what rank 0 draws (MG #6858). Flagged: random state of rank 0."""
+    """Every rank draws rank 0's random numbers (MG #6858). Flagged: random state of rank 0."""
 
     loading = False
 
@@ -173,7 +173,7 @@ class BuffersCast(Zero1):
 
 
 class LossScaleLost(Zero3):
-    """The loss scale begins anew. Flagged: loss scale begins anew."""
+    """The loss scale restarts at its initial value. Flagged: loss scale begins anew."""
 
     def training_facts(self, loader: Loader) -> Training:
         return msgspec.structs.replace(super().training_facts(loader), loss_scaler=None)
@@ -203,7 +203,7 @@ class SavedMomentsSwapped(Zero3):
 
 
 class FrozenNotSaved(Zero2):
-    """Only what trains is written, and loaded. Flagged: frozen parameter not loaded."""
+    """Only trainable parameters are saved and loaded. Flagged: frozen parameter not loaded."""
 
     def replica_chunks(self) -> Iterator[Chunk]:
         return iter(())
@@ -214,7 +214,7 @@ class FrozenNotSaved(Zero2):
 
 
 class WrittenWhileTraining(Zero3):
-    """What is written in the background is not copied first. Flagged: state of a later step."""
+    """State is written in the background without a copy. Flagged: state of a later step."""
 
     def snapshot(self, chunks: Iterable[Chunk]) -> list[Chunk]:
         return list(chunks)
@@ -224,7 +224,7 @@ class WrittenWhileTraining(Zero3):
 
 
 class _Late:
-    """Writes when it is waited for, as a slow disk would."""
+    """Saving that writes only when it is waited for, like a slow disk."""
 
     def __init__(self, write) -> None:  # type: ignore[no-untyped-def]
         self._write = write

@@ -175,7 +175,7 @@ class _Nothing(ClipsInParts):
 
 
 class NormOfNothing(WithOptimizer):
-    """The norm is read from an attribute that is not there (MG a82fa72d52).
+    """The norm is read from an attribute that does not exist (MG a82fa72d52).
 
     Flagged: norm of nothing.
     """
@@ -229,7 +229,7 @@ class _ReportsTotal(ClipsInParts):
 
 
 class ClippedByLocalNorm(WithOptimizer):
-    """The total norm is reported, that of the own shard clips (RLinf PR#1542).
+    """The total norm is reported, and the own shard's clips (RLinf PR#1542).
 
     Flagged: clipped by the local norm.
     """

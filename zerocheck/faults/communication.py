@@ -1,4 +1,4 @@
-"""Faults in what is sent: the numbers are right, and more travels than must."""
+"""Faults in communication: the numbers are right, and more is sent than necessary."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ class AllReduceForReduceScatter(Zero2):
 
 
 class AllReduceForReduceScatterOfUnits(Zero3):
-    """The same of the units of ZeRO-3. Flagged: all_reduce in place of reduce_scatter."""
+    """Units of ZeRO-3 are all-reduced, and all but the own shard is thrown away.
+
+    Flagged: all_reduce in place of reduce_scatter.
+    """
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
@@ -66,7 +69,7 @@ class GatheredTwice(Zero2):
 
 
 class ReducedWithEachMicrobatch(Zero1):
-    """What was accumulated so far is reduced with each microbatch, and used after the last.
+    """The sum so far is reduced with each microbatch, and used after the last.
 
     Flagged: reduced with each microbatch.
     """

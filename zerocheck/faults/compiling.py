@@ -1,4 +1,4 @@
-"""Faults of a compiled model, which bounds that are estimated must still see."""
+"""Faults of a compiled model, which estimated bounds must still detect."""
 
 from __future__ import annotations
 

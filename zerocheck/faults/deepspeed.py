@@ -74,7 +74,7 @@ class EngineKeepsLastMicrobatch(DeepSpeed3):
 
 
 class EngineForgetsMoments(DeepSpeed2):
-    """A resumed training begins with new moments (DS #2101).
+    """A resumed training starts with fresh moments (DS #2101).
 
     Flagged: optimizer state lost.
     """
@@ -88,7 +88,7 @@ class EngineForgetsMoments(DeepSpeed2):
 
 
 class EngineExportsMoment(DeepSpeed3):
-    """Whoever asks for exp_avg is given exp_avg_sq (none known).
+    """Reading exp_avg returns exp_avg_sq (none known).
 
     Flagged: moments swapped.
     """
@@ -102,7 +102,7 @@ class EngineExportsMoment(DeepSpeed3):
 
 
 class EngineForgetsMasters(DeepSpeed2):
-    """A resumed training makes its fp32 masters from the parameters in bf16 (none known).
+    """A resumed training makes its fp32 masters from the bf16 parameters (none known).
 
     Flagged: roundtrip, rounded to bf16.
     """
@@ -113,7 +113,7 @@ class EngineForgetsMasters(DeepSpeed2):
 
 
 class EngineKeepsCopy(DeepSpeed3):
-    """The parameters in bf16 are not made anew from their masters (DS PR#4141).
+    """The bf16 parameters are not refreshed from their masters (DS PR#4141).
 
     Flagged: publish, copies of the previous step.
     """
@@ -125,7 +125,7 @@ class EngineKeepsCopy(DeepSpeed3):
 
 
 class EngineSumsInBf16(DeepSpeed1):
-    """Microbatches are summed in bf16 though fp32 was asked for (none known).
+    """Microbatches are summed in bf16 although fp32 is configured (none known).
 
     Flagged: gradient, accumulated in bf16.
     """

@@ -21,8 +21,9 @@ class _ScalesFp32(ClipsInParts):
 
 
 class Bf16Unclipped(WithOptimizer):
-    """Gradients are multiplied by the coefficient only where they are fp32, as the gradients of
-    expert or fp16 groups were left out in DeepSpeed. Flagged: not clipped.
+    """Gradients are multiplied by the coefficient only where they are fp32.
+
+    As gradients of expert or fp16 groups were left out in DeepSpeed. Flagged: not clipped.
     """
 
     kind = _ScalesFp32
@@ -30,7 +31,7 @@ class Bf16Unclipped(WithOptimizer):
 
 class _LastDtype(ClipsInParts):
     def total(self, p: float) -> torch.Tensor:
-        """The norms of the dtypes should be added; each replaces the one before."""
+        """Return the norm of the last dtype, which replaces the others instead of being added."""
         norm = torch.zeros((), dtype=torch.float64, device=self.device)
         for dtype in (torch.bfloat16, torch.float32):
             pieces = [one.gradient.double() for one in self.owned if one.gradient.dtype == dtype]

@@ -1,4 +1,4 @@
-"""Faults in what a library exports as the whole state."""
+"""Faults in the whole state that a library exports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ExportMutates(Zero1):
 
 
 class PaddingStrippedWrong(Zero3):
-    """The padding at the end is taken off the front (DS #1380)."""
+    """The padding at the end is removed from the front (DS #1380)."""
 
     def cut(self, flat: Flat, role: str, whole: torch.Tensor) -> Whole:
         gap = flat.partition.padding(0, flat.partition.numel)
@@ -39,7 +39,7 @@ class ExportOfOneRank(Zero1):
 
 
 class ExportRounded(Zero2):
-    """Parameters are exported in the dtype of compute (PT #104770). Flagged: rounded to bf16."""
+    """Parameters are exported in the compute dtype (PT #104770). Flagged: rounded to bf16."""
 
     def cut(self, flat: Flat, role: str, whole: torch.Tensor) -> Whole:
         if role == "parameter":

@@ -1,4 +1,4 @@
-"""Faults in how files become a checkpoint, and in how damage to them is seen."""
+"""Faults in the commit of a checkpoint's files, and in the detection of damage."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class _OldRemovedFirst(Writer):
 
 
 class OldRemovedFirst(Zero1):
-    """Room is made for the new checkpoint before it is there. Flagged: older checkpoint lost."""
+    """The old checkpoint is removed before the new one exists. Flagged: older checkpoint lost."""
 
     writer = _OldRemovedFirst
 
 
 class _InPlace(Writer):
-    """One generation for good, whose files are written anew."""
+    """Writer of a single generation, whose files are overwritten."""
 
     def begin(self) -> str:
         path = super().begin()
@@ -54,7 +54,7 @@ class _PointerFirst(Writer):
 
 
 class PointerFirst(Zero3):
-    """The new checkpoint is named before it is whole. Flagged: older checkpoint lost."""
+    """The new checkpoint becomes current before it is whole. Flagged: older checkpoint lost."""
 
     writer = _PointerFirst
 
@@ -67,7 +67,7 @@ class FilesNotVerified(Zero1):
 
 
 class SizesAlone(Zero3):
-    """Of each file the size alone is checked. Flagged: mix."""
+    """Only the size of each file is checked. Flagged: mix."""
 
     def find(self, directory: str) -> Found:
         found = find(directory)

@@ -16,15 +16,14 @@ from ..implementations.textbook.zero1 import Zero1
 
 
 class RequiresGradCached(Fsdp2):
-    """Which parameters train is read once, when the model is wrapped. Flagged: not unfrozen."""
+    """`requires_grad` is cached when the model is wrapped. Flagged: not unfrozen."""
 
     def unfreeze(self, names: Collection[str]) -> None:
         pass
 
 
 class NotWrappedAgain(Ddp):
-    """DDP keeps the reducer from before the unfreezing, which does not reduce what is new
-    (Lightning #20340).
+    """DDP keeps its reducer, which does not reduce unfrozen parameters (Lightning #20340).
 
     Flagged: local gradient only.
     """
@@ -35,7 +34,7 @@ class NotWrappedAgain(Ddp):
 
 
 class FrozenDecays(Zero1):
-    """What will be unfrozen has a gradient of zeros until then, so AdamW decays it.
+    """Parameters to be unfrozen later have a gradient of zeros before, so AdamW decays them.
 
     Flagged: gradient of a frozen parameter.
     """

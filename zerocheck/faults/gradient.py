@@ -50,7 +50,7 @@ class LossTimesWorld(Fsdp2):
 
 
 class MeanInTheLosses(Fsdp2):
-    """Each loss is divided by W and FSDP2 sums, declared as a mean that the reduction takes.
+    """Each loss is divided by W and FSDP2 sums, while a mean in the reduction is declared.
 
     A right trainer that declares another one: torchtitan and others normalise so. Flagged: mean in
     the losses. It needs ranks that are no power of two, since a division by these is exact.
@@ -69,8 +69,9 @@ class MeanInTheLosses(Fsdp2):
 
 
 class DivisionLeftOn(Fsdp2):
-    """Losses are divided by W, as declared, and FSDP2 averages all the same: torchtitan's
-    `disable_fsdp_gradient_division` is left out. Flagged: gradient / W.
+    """Losses are divided by W, as declared, and FSDP2 averages as well.
+
+    torchtitan's `disable_fsdp_gradient_division` is left out. Flagged: gradient / W.
     """
 
     semantics = replace(Fsdp2.semantics, divided="loss")
@@ -261,8 +262,9 @@ class TailTakenForPadding(Zero1):
 
 
 class GradientOfThePreviousStep(Zero1):
-    """The gradient buffers are read before the reduction has written them: they hold what the step
-    before left there. Flagged: gradient of the previous step.
+    """The gradient buffers are read before the reduction has written them.
+
+    They hold the result of the previous step. Flagged: gradient of the previous step.
     """
 
     def _reduce(self) -> None:
@@ -297,7 +299,7 @@ class NotWaitedFor(Zero1):
 
 
 class ExtraParallelDivisor(Zero1):
-    """Gradients are divided by the size of an axis that does not share them out (DS PR#5555).
+    """Gradients are divided by the size of an axis that does not split the batch (DS PR#5555).
 
     The axis has 8 ranks, of sequence parallelism. Flagged: gradient scaled.
     """
@@ -309,7 +311,10 @@ class ExtraParallelDivisor(Zero1):
 
 
 class OwnershipUntested(Zero1):
-    """What a rank does not own is copied too, over what it owns (DS PR#1841). Flagged: gradient."""
+    """Elements owned by other ranks are copied too, over the own ones (DS PR#1841).
+
+    Flagged: gradient.
+    """
 
     def _reduce(self) -> None:
         local = [gradients.clone() for gradients in self.gradients]

@@ -1,4 +1,4 @@
-"""Faults that nobody sees on one host: there the local rank is the rank, and the host the world."""
+"""Faults that are hidden on one host, where local rank and rank, host and world coincide."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class DividedByLocalWorldSize(Zero1):
 
 
 class ReducedWithinHost(Zero1):
-    """Gradients are reduced over the ranks of each host, and never between hosts.
+    """Gradients are reduced over the ranks of each host, never between hosts.
 
     Flagged: gradient.
     """

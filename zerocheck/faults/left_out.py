@@ -1,4 +1,4 @@
-"""Faults that leave something out of the reduction or the update, and nobody is told."""
+"""Faults that silently leave something out of the reduction or the update."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from .parts import telling
 
 
 class HooksLostOnMove(Ddp):
-    """A layer is moved after DDP was made, which gives it new parameters: DDP reduces the old ones
-    (PT #104336). Flagged: local gradient only, for that layer."""
+    """A layer is moved after DDP was made, which gives it new parameters (PT #104336).
+
+    DDP reduces the old ones. Flagged: local gradient only, for that layer.
+    """
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         # What it lacks then counts as unused.
@@ -34,8 +36,10 @@ class HooksLostOnMove(Ddp):
 
 
 class BucketsRecreated(Zero1):
-    """The table of what is updated is made anew for each bucket: only the last one is in it
-    (MG 9a8420c90a). Flagged: never updated."""
+    """The table of parameters to update is rebuilt for each bucket (MG 9a8420c90a).
+
+    Only the last bucket is in it. Flagged: never updated.
+    """
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
@@ -46,8 +50,10 @@ class BucketsRecreated(Zero1):
 
 
 class ReusedModuleOverwrites(Zero1):
-    """Of a module that is called twice, the gradient of one call replaces that of the other
-    (FS #780). Flagged: gradient."""
+    """The gradient of one call of a reused module replaces that of the other (FS #780).
+
+    Flagged: gradient.
+    """
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
@@ -74,8 +80,10 @@ class ReusedModuleOverwrites(Zero1):
 
 
 class LastTouchedOnly(Zero1):
-    """Only what the last microbatch used is reduced; what earlier ones used stays local
-    (PT #124193). Flagged: gradient."""
+    """Only parameters used by the last microbatch are reduced (PT #124193).
+
+    Gradients of earlier ones stay local. Flagged: gradient.
+    """
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
@@ -101,8 +109,10 @@ class LastTouchedOnly(Zero1):
 
 
 class TiedBeforeSync(Zero1):
-    """A tied weight is reduced before its two gradients are added; the second one stays local
-    (MG #844). Flagged: gradient."""
+    """A tied weight is reduced before its two gradients are added (MG #844).
+
+    The second one stays local. Flagged: gradient.
+    """
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)

@@ -114,8 +114,9 @@ class _BySentinel(LossScaler):
 
 
 class NanOnInfNorm(_WithScaler):
-    """A norm that is infinite is to become -1, by which the step is skipped, but 0 times infinity
-    is NaN (DS PR#7171). Flagged: step not skipped.
+    """An infinite norm is to become -1, which skips the step, but 0 times infinity is NaN.
+
+    DS PR#7171. Flagged: step not skipped.
     """
 
     kind = _BySentinel

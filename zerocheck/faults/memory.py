@@ -21,7 +21,7 @@ from ..implementations.textbook.zero3 import Zero3
 
 
 class LeakByReference(Zero2):
-    """A list of what was reduced keeps one flat gradient of each step (DS #3306, #3903; MG #6230).
+    """A list of reduced tensors keeps one flat gradient of each step (DS #3306, #3903; MG #6230).
 
     Flagged: memory that its layout has not, one buffer more after each step.
     """
@@ -58,7 +58,7 @@ class StateReplicated(Zero1):
 
 
 class GradientsNotReleased(Zero2):
-    """Whole gradients stay after they were reduced, until those of the next step replace them.
+    """Whole gradients are kept after their reduction, until the next step's replace them.
 
     Flagged: whole gradients kept.
     """
@@ -100,7 +100,7 @@ class _Kept(FlatParameter):
 
 
 class FrozenNotResharded(Zero3):
-    """What is frozen stays gathered, since a hook on gradients was to release it (PT #101982).
+    """Frozen units stay gathered, since a gradient hook was to release them (PT #101982).
 
     Flagged: gathered parameters kept.
     """
@@ -113,7 +113,7 @@ class FrozenNotResharded(Zero3):
 
 
 class CopyKept(Zero1):
-    """The buckets are copied as master weights, which nobody needs in fp32. Flagged: held twice."""
+    """The buckets are copied as master weights, which fp32 does not need. Flagged: held twice."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
@@ -121,7 +121,7 @@ class CopyKept(Zero1):
 
 
 class AliveAfterClose(Zero1):
-    """A registry of the class keeps the optimizer states of the last one that was closed.
+    """A class-level registry keeps the optimizer states of the last closed instance alive.
 
     Flagged: alive after close.
     """
@@ -139,7 +139,7 @@ def _is_matrix(parameter: torch.Tensor) -> bool:
 
 
 class CachedByParameter(Ddp):
-    """A cached function of parameters keeps those that it was called with.
+    """A cached function of parameters keeps its arguments alive.
 
     DeepSpeed's stage 3 keeps a destroyed engine by an lru_cache. Flagged: alive after close.
     """

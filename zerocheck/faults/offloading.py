@@ -20,20 +20,20 @@ from ..implementations.fsdp2 import Fsdp2
 
 
 class _Offloaded(Fsdp2):
-    """What both have in common."""
+    """Base of the faults of offloading."""
 
     @property
     def offloads(self) -> bool:
-        """Whether the case has what they spoil."""
+        """True if the case offloads."""
         return self.case.sharding.offload != "none"
 
     def learning(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Each parameter that trains."""
+        """Iterate over the trainable parameters."""
         return ((n, p) for n, p in self.built.model.named_parameters() if p.requires_grad)
 
 
 class StaleHostGradient(_Offloaded):
-    """AdamW does not wait for the copy to the CPU: it finds the gradient of the step before there.
+    """AdamW does not wait for the copy to the CPU, and uses the previous step's gradient.
 
     Flagged: gradient of the previous step.
     """

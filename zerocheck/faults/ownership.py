@@ -1,4 +1,4 @@
-"""Faults in who owns what."""
+"""Faults in the ownership of elements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..implementations.textbook.zero3 import Zero3
 
 
 def _own(subject: Zero1, pieces: Callable[[Bucket], list[Piece]]) -> None:
-    """Make the optimizer anew, over other pieces of the flat buffers."""
+    """Rebuild the optimizer over other pieces of the flat buffers."""
     owned = []
     for bucket, gradients in zip(subject.buckets, subject.gradients, strict=True):
         start = dict(
@@ -63,7 +63,7 @@ def _longer(piece: Piece) -> Piece:
 
 
 class RemainderDropped(Zero1):
-    """What W does not divide is stripped as if it were padding (DS #1380).
+    """The remainder of a division by W is stripped as if it were padding (DS #1380).
 
     Flagged: ownership, elements that no rank holds.
     """
@@ -80,7 +80,7 @@ class RemainderDropped(Zero1):
 
 
 class PaddedShape(Zero3):
-    """Padded shapes are given for the global ones (padding-misaligns, DS PR#848).
+    """Padded shapes are reported as the global ones (padding-misaligns, DS PR#848).
 
     Flagged: ownership, another global shape.
     """
@@ -128,7 +128,9 @@ class Untied(Zero1):
 
 
 class NothingSharded(Ddp):
-    """Says that it is FSDP, and is DDP, as accelerate's FSDP plugins are on the CPU. Flagged: not
-    sharded."""
+    """The class declares FSDP, and is DDP, like accelerate's FSDP plugins on the CPU.
+
+    Flagged: not sharded.
+    """
 
     stage = 3

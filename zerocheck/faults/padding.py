@@ -1,4 +1,4 @@
-"""Faults that read padding. They show because memory that nobody wrote is NaN during a case."""
+"""Faults that read padding. They show because unwritten memory is NaN during a case."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .parts import ClipsInParts
 
 
 class _Walked(GradientBucket):
-    """Gradients are laid end to end, without the padding between them."""
+    """Base that lays gradients end to end, without the padding between them."""
 
     def collect(self, number: int) -> None:
         partition = self.bucket.partition
@@ -41,7 +41,7 @@ class AlignedWalkedUnaligned(Zero2):
 
 
 class _Unwritten(GradientBucket):
-    """Only what belongs to a parameter is written."""
+    """Base that writes only elements that belong to a parameter."""
 
     def _buffer(self) -> torch.Tensor:
         if self._whole is None:
@@ -61,7 +61,7 @@ class _FlatNorm(ClipsInParts):
 
 
 class PaddingInNorm(Zero2):
-    """The norm is taken over the flat gradient, with padding that nobody wrote (DS PR#3832).
+    """The norm includes unwritten padding of the flat gradient (DS PR#3832).
 
     Flagged: clip, uninitialised memory.
     """

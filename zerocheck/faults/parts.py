@@ -1,4 +1,4 @@
-"""Parts that several faults share. None of them is a fault: each takes the right step."""
+"""Parts shared by several faults. None of them is a fault: each takes the right step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..implementations.textbook.zero1 import Zero1
 
 @dataclass(frozen=True, kw_only=True)
 class _Scaled(Microbatch):
-    """A microbatch whose loss is scaled before the backward; what the harness sees is not."""
+    """Microbatch whose loss is scaled before the backward; the loss that is observed is not."""
 
     times: float
     over: float
@@ -29,7 +29,7 @@ class _Scaled(Microbatch):
 
 
 def scaled(step: Step, *, times: float = 1.0, over: float = 1.0) -> Step:
-    """The step with every loss multiplied by `times` and divided by `over`."""
+    """Return the step with every loss multiplied by `times` and divided by `over`."""
     given = [field.name for field in fields(Microbatch)]
     return replace(
         step,
@@ -42,7 +42,7 @@ def scaled(step: Step, *, times: float = 1.0, over: float = 1.0) -> Step:
 
 @dataclass(frozen=True, kw_only=True)
 class _Told(Microbatch):
-    """A microbatch that tells before it begins."""
+    """Microbatch that calls `tell` before it begins."""
 
     tell: Callable[[], None]
 
@@ -52,7 +52,7 @@ class _Told(Microbatch):
 
 
 def telling(step: Step, tell: Callable[[], None]) -> Step:
-    """The step, with `tell` called before each microbatch."""
+    """Return the step, with `tell` called before each microbatch."""
     given = [field.name for field in fields(Microbatch)]
     return replace(
         step,
@@ -75,10 +75,10 @@ class WithOptimizer(Zero1):
 
 
 class ClipsInParts(ShardedAdamW):
-    """The textbook's clipping, cut in parts that a fault can replace."""
+    """Clipping of the textbook sharders, split into parts that a fault can replace."""
 
     def local(self, p: float) -> torch.Tensor:
-        """Norm over this rank's pieces, 0-d fp64."""
+        """Return the norm over this rank's pieces, 0-d fp64."""
         pieces = [one.gradient.double() for one in self.owned]
         nothing = torch.zeros(1, dtype=torch.float64, device=self.device)
         whole = torch.cat(pieces) if pieces else nothing
@@ -86,7 +86,7 @@ class ClipsInParts(ShardedAdamW):
         return norm
 
     def total(self, p: float) -> torch.Tensor:
-        """Norm over the pieces of all ranks, 0-d fp64."""
+        """Return the norm over the pieces of all ranks, 0-d fp64."""
         norm = self.local(p)
         if p == 2.0:
             return self.summed(norm)
@@ -94,13 +94,13 @@ class ClipsInParts(ShardedAdamW):
         return norm
 
     def summed(self, norm: torch.Tensor) -> torch.Tensor:
-        """Root of the sum over ranks of the square."""
+        """Return the root of the sum over ranks of the square."""
         square = norm.square()
         dist.all_reduce(square, group=self.group)
         return square.sqrt()
 
     def factor(self, max_norm: float, norm: torch.Tensor) -> torch.Tensor:
-        """What the gradient is multiplied by."""
+        """Return the factor that clipping multiplies the gradient by."""
         return torch.clamp(max_norm / (norm + 1e-6), max=1.0)
 
     def scale(self, factor: torch.Tensor) -> None:
@@ -115,7 +115,7 @@ class ClipsInParts(ShardedAdamW):
 
 
 class AdamWInParts(ShardedAdamW):
-    """AdamW written out, cut in parts that a fault can replace."""
+    """AdamW written out, split into parts that a fault can replace."""
 
     def step(self, rates: Sequence[float]) -> None:
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
@@ -127,7 +127,7 @@ class AdamWInParts(ShardedAdamW):
                     self.update(parameter, self.state(parameter, group), group)
 
     def state(self, parameter: torch.Tensor, group: dict[str, Any]) -> dict[str, torch.Tensor]:
-        """The moments of a piece, made at the first step."""
+        """Return the moments of a piece, made at the first step."""
         state: dict[str, torch.Tensor] = self.optimizer.state[parameter]
         if not state:
             state["step"] = torch.zeros(())
@@ -140,7 +140,7 @@ class AdamWInParts(ShardedAdamW):
     def update(
         self, p: torch.Tensor, state: dict[str, torch.Tensor], group: dict[str, Any]
     ) -> None:
-        """One step of one piece."""
+        """Take one step of one piece."""
         assert p.grad is not None
         beta1, beta2 = self.betas(group)
         state["step"] += 1
@@ -157,19 +157,19 @@ class AdamWInParts(ShardedAdamW):
         )
 
     def betas(self, group: dict[str, Any]) -> tuple[float, float]:
-        """beta1 and beta2."""
+        """Return beta1 and beta2."""
         beta1, beta2 = group["betas"]
         return beta1, beta2
 
     def count(self, state: dict[str, torch.Tensor]) -> float:
-        """Number of this step in the bias corrections, from 1."""
+        """Return the number of this step in the bias corrections, from 1."""
         return float(state["step"])
 
     def decay(self, p: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
-        """Decay the piece; the gradient that the moments get."""
+        """Decay the piece; return the gradient for the moments."""
         p.mul_(1 - group["lr"] * group["weight_decay"])
         return gradient
 
     def denominator(self, v: torch.Tensor, root: float, eps: float) -> torch.Tensor:
-        """sqrt(v / c2) + eps, where root = sqrt(c2)."""
+        """Return sqrt(v / c2) + eps, where root = sqrt(c2)."""
         return (v.sqrt() / root).add_(eps)

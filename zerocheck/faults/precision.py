@@ -1,4 +1,4 @@
-"""Faults that only mixed precision shows: masters, their copies, and dtypes that were declared."""
+"""Faults that only mixed precision shows: masters, their copies, and declared dtypes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from .parts import WithOptimizer
 
 
 class MastersRounded(Zero1):
-    """The masters are rounded with the parameters, so that small updates are lost (HF accelerate
-    #2674, #3979). Flagged: update, rounded to bf16.
+    """The masters are rounded with the parameters, which loses small updates.
+
+    HF accelerate #2674, #3979. Flagged: update, rounded to bf16.
     """
 
     def _publish(self) -> None:
@@ -27,17 +28,17 @@ class MastersRounded(Zero1):
 
 
 class CopyNotRefreshed(Zero3):
-    """The narrow parameters are not made anew from their masters (DS PR#4141).
+    """The narrow parameters are not refreshed from their masters (DS PR#4141).
 
     Flagged: publish, copies of the previous step.
     """
 
     def _publish(self) -> None:
-        """Nothing."""
+        """Do nothing, which is the fault."""
 
 
 class StaleCopyOnOneRank(Zero1):
-    """One rank sends its parameters before they were rounded from the updated masters.
+    """One rank sends its parameters before they are rounded from the updated masters.
 
     Flagged: publish, copies of the previous step.
     """
@@ -75,7 +76,7 @@ class UpdateOnCopy(WithOptimizer):
     kind = _OnCopies
 
     def _publish(self) -> None:
-        """The copies have the update; they are sent without their masters."""
+        """Send the updated copies, without rounding them from their masters."""
         assert isinstance(self.optimizer, _OnCopies)
         for bucket in self.buckets:
             masters, bucket.shard = bucket.shard, bucket.own
@@ -91,8 +92,9 @@ class UpdateOnCopy(WithOptimizer):
 
 
 class AccumulatedInBf16(Zero1):
-    """Microbatches are summed in the dtype of compute, though the sum is declared to be in fp32
-    (as FSDP1 does under no_sync). Flagged: gradient, accumulated in bf16.
+    """Microbatches are summed in the compute dtype, though fp32 accumulation is declared.
+
+    As FSDP1 does under no_sync. Flagged: gradient, accumulated in bf16.
     """
 
     def _add(self, parameter: torch.Tensor) -> None:
@@ -103,8 +105,9 @@ class AccumulatedInBf16(Zero1):
 
 
 class ReducedNarrow(Zero1):
-    """What is summed in fp32 is rounded before it is reduced, though fp32 is declared for the
-    reduction too. Flagged: gradient, reduced in bf16.
+    """The fp32 sum is rounded before the reduction, though a reduction in fp32 is declared.
+
+    Flagged: gradient, reduced in bf16.
     """
 
     def _reduce(self) -> None:
@@ -123,7 +126,7 @@ class _InBf16(ShardedAdamW):
 
 
 class MomentsInBf16(WithOptimizer):
-    """The moments are kept in the dtype of compute, and only the master in fp32.
+    """The moments are kept in the compute dtype, and only the master in fp32.
 
     Flagged: update, rounded to bf16.
     """

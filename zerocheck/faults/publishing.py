@@ -1,4 +1,4 @@
-"""Faults in what ranks compute with: updated parameters that do not arrive, or arrive changed."""
+"""Faults in the publishing of updated parameters: they do not arrive, or arrive changed."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class PublishedBeforeUpdate(Zero2):
 
 
 class PublishedRounded(Zero1):
-    """Parameters travel in bf16 though they are fp32 (a compute copy is sent, as in PT #104770).
+    """Parameters are sent in bf16 though they are fp32, like a compute copy in PT #104770.
 
     Flagged: copies rounded to bf16.
     """
@@ -100,11 +100,11 @@ class MetaInitOverwritten(Fsdp2):
         return built
 
     def restore(self, full: object) -> None:
-        """The initial state was put in before."""
+        """Do nothing: the initial state was loaded before."""
 
 
 class InitStep(Zero1):
-    """A real step is taken when the optimizer makes its state (TT #4382; DS PR#5104).
+    """A real step is taken when the optimizer creates its state (TT #4382; DS PR#5104).
 
     Flagged: initial state.
     """
@@ -117,4 +117,4 @@ class InitStep(Zero1):
         self._publish()
 
     def restore(self, full: object) -> None:
-        """The initial state was put in before."""
+        """Do nothing: the initial state was loaded before."""

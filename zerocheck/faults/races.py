@@ -1,4 +1,4 @@
-"""Faults in waiting: right if a collective happens to be over, wrong if it is late."""
+"""Faults in waiting: right if a collective is already over, wrong if it is late."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from ..implementations.textbook.zero3 import Unit, Zero3
 
 
 class _InFlight(Reduction):
-    """All reductions of a step stay in flight until its last microbatch, each with a result of its
-    own. No fault, as long as nobody writes into what is being reduced."""
+    """Reductions that stay in flight until the step's last microbatch, each with its own result.
+
+    No fault, as long as the input buffers are not overwritten.
+    """
 
     microbatches = 0
 
@@ -38,7 +40,7 @@ class _InFlight(Reduction):
 
 
 class _Kept(GradientBucket):
-    """Its flat buffer is made once."""
+    """Gradient bucket whose flat buffer is allocated once."""
 
     kept: torch.Tensor | None = None
 
@@ -51,8 +53,10 @@ class _Kept(GradientBucket):
 
 
 class BucketReused(Zero2):
-    """A bucket takes the gradients of the next microbatch while it is still being reduced (DS
-    PR#5606). Flagged, if the reduction is late: gradient."""
+    """A bucket takes the next microbatch's gradients while it is being reduced (DS PR#5606).
+
+    Flagged, if the reduction is late: gradient.
+    """
 
     reduction: _InFlight
 
@@ -68,7 +72,7 @@ class BucketReused(Zero2):
 
 
 class _Pingpong(_InFlight):
-    """Sends from two buffers in turn; before one is filled, what it sent is waited for."""
+    """Reductions from two buffers in turn, each waited for before its buffer is filled again."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__(group)
@@ -96,8 +100,10 @@ class _Reset(_Pingpong):
 
 
 class PingpongReset(BucketReused):
-    """Gradients are sent from two buffers in turn. After each microbatch one begins anew with the
-    first, and forgets what it still sends (DS PR#7805). Flagged, if that is late: gradient."""
+    """Each microbatch starts again with the first of two send buffers, still being sent.
+
+    DS PR#7805. Flagged, if the send is late: gradient.
+    """
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         Zero2.__init__(self, model, case, mesh)
@@ -105,7 +111,7 @@ class PingpongReset(BucketReused):
 
 
 class _Trusting(Unit):
-    """Does not wait while it `trusts`."""
+    """Unit that does not wait while `trusts` is set."""
 
     trusts = False
 
@@ -115,7 +121,7 @@ class _Trusting(Unit):
 
 
 class PrefetchNotAwaited(Zero3):
-    """A unit that was gathered ahead is taken to be there (DS PR#5606).
+    """A prefetched unit is assumed to have arrived (DS PR#5606).
 
     Flagged, if the gather is late: loss, since memory that was not written is read.
     """

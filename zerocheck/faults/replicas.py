@@ -1,4 +1,4 @@
-"""Faults of a mesh of two axes: sums, divisions and groups that are those of the other axis."""
+"""Faults of a mesh of two axes: sums, divisions and groups of the wrong axis."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..implementations.textbook.zero3 import Zero3
 
 
 class NotOverReplicas(Zero3):
-    """Gradients are reduced over the shard axis, and never over the replicate axis.
+    """Gradients are reduced over the shard axis, never over the replicate axis.
 
     Flagged: gradient, since each replica has a gradient of its own.
     """
@@ -32,7 +32,7 @@ class NotOverReplicas(Zero3):
 
 
 class NotOverReplicasWithAccumulation(Zero1):
-    """With several microbatches the reduction over replicas is put off, and forgotten.
+    """With several microbatches the reduction over replicas is deferred and forgotten.
 
     Flagged: gradient.
     """
@@ -44,7 +44,7 @@ class NotOverReplicasWithAccumulation(Zero1):
 
 
 class _LastOnly(Replicas):
-    """Averages what came since `set_aside`, and puts what came before back without."""
+    """Average over replicas without the gradients before `set_aside`, which are added again."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         super().__init__(mesh)
@@ -64,7 +64,7 @@ class _LastOnly(Replicas):
 
 
 class LastMicrobatchOverReplicas(Zero2):
-    """What was reduced over the shards before the last microbatch is not in the all-reduce.
+    """Gradients reduced over shards before the last microbatch are left out of the all-reduce.
 
     Flagged: gradient.
     """
@@ -82,10 +82,9 @@ class LastMicrobatchOverReplicas(Zero2):
 
 
 class DividedByShardsOnly(Fsdp2):
-    """The divide factor is the size of the shard axis, as without replicas: torch then sums over
-    the replicate axis.
+    """The divide factor is the size of the shard axis, as without replicas.
 
-    Flagged: gradient, R times too large.
+    torch then sums over the replicate axis. Flagged: gradient, R times too large.
     """
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
@@ -108,7 +107,7 @@ class DividedByReplicasTwice(Zero3):
 
 
 class _Exchanged:
-    """A mesh of two axes, with the groups of one in the place of the other."""
+    """Mesh of two axes whose groups are exchanged."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self.ndim, self.device_type = mesh.ndim, mesh.device_type
@@ -130,7 +129,7 @@ class AxesExchanged(Zero1):
 
 
 class _AllRanks:
-    """All ranks as a mesh of one axis."""
+    """Mesh with all ranks on one axis."""
 
     ndim = 1
 
@@ -142,7 +141,7 @@ class _AllRanks:
 
 
 class CutOverAllRanks(Zero2):
-    """The replicate axis is not looked at: all ranks cut one copy.
+    """The replicate axis is ignored: one copy is sharded over all ranks.
 
     Flagged: ownership.
     """
@@ -153,7 +152,7 @@ class CutOverAllRanks(Zero2):
 
 
 class ReplicasStartApart(Zero3):
-    """Initial weights are sent within each replica, and not from one replica to the others.
+    """Initial weights are broadcast within each replica, not between replicas.
 
     Flagged: publish.
     """

@@ -1,4 +1,4 @@
-"""Faults in taking over a state of mid-training, as after loading a checkpoint."""
+"""Faults in restoring a state of mid-training, as after loading a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Full = Mapping[tuple[str, str], torch.Tensor]
 
 
 class StepLostOnLoad(Zero1):
-    """The step count begins anew (DS PR#564, #5263). Flagged: initial state."""
+    """The step count restarts (DS PR#564, #5263). Flagged: initial state."""
 
     def restore(self, full: Full) -> None:
         super().restore(
@@ -21,7 +21,7 @@ class StepLostOnLoad(Zero1):
 
 
 class NoGatherAfterLoad(Zero1):
-    """Each rank loads the parameters that it updates, and nobody sends them (MG #6920).
+    """Each rank loads the parameters that it updates, and none are sent (MG #6920).
 
     Flagged: initial state.
     """

@@ -1,4 +1,4 @@
-"""Faults with parameters of unusual shape or memory: 0-d, without elements, transposed."""
+"""Faults with parameters of unusual shape or memory: 0-d, empty, transposed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..implementations.textbook.zero3 import Zero3
 
 
 class ScalarsOutside(Zero2):
-    """0-d parameters are in no bucket, since they have no dim to cut: neither reduced nor updated.
+    """0-d parameters are in no bucket, since they have no dim to shard: not reduced, not updated.
 
     Flagged: gradient missing.
     """
@@ -31,10 +31,10 @@ class ScalarsOutside(Zero2):
 
 
 class TransposedAsStored(Zero1):
-    """Parameters are copied into the flat buffer in the order of their memory, but read row by
-    row (bitsandbytes PR#1187, in an optimizer's kernels).
+    """Parameters are flattened in the order of their memory, but read row by row.
 
-    Flagged: publish, before the first step the parameters are not the model's.
+    bitsandbytes PR#1187, in an optimizer's kernels. Flagged: publish, before the first step the
+    parameters are not the model's.
     """
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
@@ -49,14 +49,14 @@ class TransposedAsStored(Zero1):
 
 
 class _WithoutEmpty(Partition):
-    """The places of parameters, where only elements have an owner."""
+    """Partition in which empty parameters have no owner."""
 
     def pieces(self, rank: int) -> list[Piece]:
         return [piece for piece in super().pieces(rank) if piece.start < piece.stop]
 
 
 class EmptyNotOwned(Zero3):
-    """A parameter without elements is owned by no rank, and missing in what is saved (DS #8279).
+    """An empty parameter is owned by no rank, and missing in the saved state (DS #8279).
 
     Flagged: ownership, no rank holds it.
     """

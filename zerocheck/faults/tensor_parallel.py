@@ -21,7 +21,7 @@ from ..implementations.fsdp2 import Fsdp2
 
 
 def _is_cut(parameter: torch.Tensor) -> bool:
-    """Whether the ranks of the axis tp hold different parts of it."""
+    """Return True if the ranks of the tp axis hold different parts of the parameter."""
     return (
         isinstance(parameter, DTensor)
         and parameter.device_mesh.ndim > 1
@@ -30,8 +30,10 @@ def _is_cut(parameter: torch.Tensor) -> bool:
 
 
 class ReplicatedSummedOverTp(Fsdp2):
-    """The gradients of what all ranks of the tp axis hold are summed over it, as if these ranks
-    read samples of their own. Flagged: gradient x T."""
+    """Gradients of replicated parameters are summed over the tp axis.
+
+    As if these ranks read samples of their own. Flagged: gradient x T.
+    """
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         self._mesh = mesh
@@ -54,7 +56,7 @@ class ReplicatedSummedOverTp(Fsdp2):
 
 
 class StridedTakenForPlain(Fsdp2):
-    """What is cut over tp and then sharded is read as if it were sharded and then cut.
+    """A parameter that is sharded over tp first is read as if sharded over the shard axis first.
 
     Flagged: publish, since the pieces of the initial weights stand in another order.
     """
@@ -91,8 +93,10 @@ class BiasOnEveryRank(Fsdp2):
 
 
 class DividedByAllRanks(Fsdp2):
-    """The mean is taken over all ranks: each loss is divided by what data-parallel ranks do not
-    count. Flagged: gradient / T."""
+    """The mean is taken over all ranks, not over the data-parallel ones.
+
+    Each loss is divided by the tp axis too. Flagged: gradient / T.
+    """
 
     def _objective(self, loss: torch.Tensor, weight: float, count: int) -> torch.Tensor:
         return super()._objective(loss, weight, count) / self.case.sharding.tensor_parallel

@@ -52,10 +52,9 @@ class OutsideFlatBuffer(Zero1):
 
 
 class NoneEndsUnit(Zero3):
-    """The first parameter without a gradient ends the collecting of a unit: those after it count
-    as 0 on this rank.
+    """The first parameter without a gradient ends the collection of its unit.
 
-    Flagged: gradient.
+    Those after it count as 0 on this rank. Flagged: gradient.
     """
 
     def _reduce(self, unit: Unit) -> None:
@@ -87,7 +86,7 @@ class AveragedOverUsers(Zero1):
 
 
 class UnusedNotReduced(Fsdp2):
-    """FSDP2 as it is by default: each rank reduce-scatters the gradients that it has (PT #158719).
+    """FSDP2 by default: each rank reduce-scatters only the gradients that it has (PT #158719).
 
     Flagged: crashed or hung, since the ranks' buffers have different sizes.
     """

@@ -1,4 +1,4 @@
-"""Faults in AdamW itself and in what it is given."""
+"""Faults in AdamW itself and in its inputs."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class _Swapped(AdamWInParts):
 
 
 class BetasSwapped(WithOptimizer):
-    """beta1 and beta2 change places. Flagged: betas swapped."""
+    """beta1 and beta2 are exchanged. Flagged: betas swapped."""
 
     kind = _Swapped
 
@@ -167,7 +167,7 @@ class _FirstGroupsRate(ShardedAdamW):
 
 
 class GroupsCollapse(WithOptimizer):
-    """All groups learn at the rate of the first (MG #4705). Flagged: options of another group."""
+    """All groups use the first one's rate (MG #4705). Flagged: options of another group."""
 
     kind = _FirstGroupsRate
 
@@ -237,7 +237,7 @@ class FrozenDecay(Ddp):
 
 
 class UnclippedUpdate(Ddp):
-    """A copy of the gradient is clipped and shown, the optimizer gets the other one.
+    """A copy of the gradient is clipped and exposed, and the optimizer gets the original.
 
     Flagged: gradient before clipping.
     """
@@ -266,7 +266,7 @@ class _MomentsSwapped(ShardedAdamW):
 
 
 class MomentsSwapped(WithOptimizer):
-    """exp_avg and exp_avg_sq change places after a step. Flagged: moments swapped."""
+    """exp_avg and exp_avg_sq are exchanged after a step. Flagged: moments swapped."""
 
     kind = _MomentsSwapped
 
@@ -303,7 +303,7 @@ class _StaleMoments(AdamWInParts):
 
 
 class StaleMoments(WithOptimizer):
-    """The parameter is updated by the moments from before this step, which are updated after it.
+    """The parameter is updated with the old moments, which are updated afterwards.
 
     Flagged: moments of the previous step.
     """
@@ -325,9 +325,9 @@ class _Restarted(AdamWInParts):
 
 
 class StepsRestarted(WithOptimizer):
-    """The bias corrections count the steps since the start, whatever was restored (DS PR#564).
+    """The bias corrections count only the steps since the start, even after a restore.
 
-    Flagged: steps counted from 0.
+    DS PR#564. Flagged: steps counted from 0.
     """
 
     kind = _Restarted
@@ -342,10 +342,9 @@ class _MasterRounded(ShardedAdamW):
 
 
 class MasterRounded(WithOptimizer):
-    """The parameters that the optimizer updates are kept in bf16: there is no master copy in fp32
-    (HF accelerate #2674).
+    """The parameters that the optimizer updates are in bf16, without an fp32 master copy.
 
-    Flagged: rounded to bf16.
+    HF accelerate #2674. Flagged: rounded to bf16.
     """
 
     kind = _MasterRounded

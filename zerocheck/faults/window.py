@@ -1,4 +1,4 @@
-"""Faults within a step: at the end of each phase all is right, and too much is held before it."""
+"""Faults within a step: memory is right at the end of each phase, and too large before."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..implementations.textbook.zero3 import Unit, Zero3
 
 
 class _OfFlats(Zero3):
-    """All flat parameters are of another class."""
+    """Replace the class of all flat parameters."""
 
     kind: type[FlatParameter] = FlatParameter
 
@@ -46,7 +46,7 @@ class _Concatenating(FlatParameter):
 
 
 class CatBeforeFree(_OfFlats):
-    """Gradients are put together, and then freed (FS #1186).
+    """Gradients are concatenated, and freed only then (FS #1186).
 
     Flagged: copied before it is freed.
     """
@@ -73,13 +73,13 @@ class _Copying(FlatParameter):
 
 
 class GatheredThenCopied(_OfFlats):
-    """A unit is gathered into a buffer and copied to where it is used: it is there twice."""
+    """A unit is gathered into a buffer and copied to its place: it is held twice."""
 
     kind = _Copying
 
 
 class FreedAfterForward(Zero3):
-    """Units are released when the whole forward is over, as if the root alone did it.
+    """Units are released when the whole forward is over, as if only the root released them.
 
     Flagged: units not freed before the next.
     """
@@ -118,7 +118,7 @@ class ReducedInOneGo(Zero3):
 
 
 class BucketsInOneGo(Zero2):
-    """The same in ZeRO-2: its buckets are as large as all gradients together.
+    """All reductions of ZeRO-2 are in flight at once: its buckets are as large as all gradients.
 
     Flagged: whole gradients kept within the step.
     """

@@ -1,7 +1,7 @@
-"""The arithmetic that all layouts share: who has a gradient and a state at which end of a phase.
+"""Shared arithmetic of memory layouts: which tensors have gradients and states after each phase.
 
-Nothing here knows how anything is cut: an implementation gives the bytes, this says when they are
-there.
+Sharding is not known here: an implementation gives the bytes, and this module says in which phases
+they are allocated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STEP_PHASES: tuple[Phase, ...] = ("forward", "backward", "step")
 
 
 class Tensor(NamedTuple):
-    """A parameter. itemsize: bytes of an element; trains: from the start."""
+    """Parameter of a model. itemsize: bytes of an element; trains: from the start."""
 
     shape: tuple[int, ...]
     numel: int
@@ -31,12 +31,12 @@ class Tensor(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Of all of it."""
+        """Size of the whole tensor in bytes."""
         return self.numel * self.itemsize
 
 
 class Account:
-    """The parameters of a model, and what a case does to them step by step."""
+    """Parameters of a model, and a case's changes to them step by step."""
 
     def __init__(self, model: nn.Module, case: Case) -> None:
         self.case = case
@@ -49,45 +49,45 @@ class Account:
         self._idle = uncalled(case.model)
 
     def steps(self) -> range:
-        """The steps that differ from the one before, and one more."""
+        """Return the steps whose layout differs from that of the step before, and one more."""
         training = self.case.training
         last = max(training.first, training.unfreeze or 0, training.overflow or 0)
         return range(training.first, last + 3)
 
     def learning(self, step: int) -> list[str]:
-        """Names of what requires gradients in a step."""
+        """Return the names of the parameters that require gradients in a step."""
         starts = self.case.training.unfreeze
         late = self._later if starts is not None and starts <= step else set()
         return [name for name, one in self.parameters.items() if one.trains or name in late]
 
     def ever(self) -> list[str]:
-        """Names of what requires gradients, from the start or later."""
+        """Return the names of the parameters that require gradients, from the start or later."""
         return [n for n, one in self.parameters.items() if one.trains or n in self._later]
 
     def used(self, names: Iterable[str]) -> list[str]:
-        """Those of the names that the forward uses."""
+        """Filter the names to the parameters that the forward uses."""
         return [name for name in names if not name.startswith(self._idle)]
 
     def kept(self, step: int) -> list[str]:
-        """Names of what has a gradient of the step before, when a step's first forward is over."""
+        """Return the names of parameters that keep their gradient into a step's first forward."""
         training = self.case.training
         if training.set_to_none or step <= training.first:
             return []
         return self.used(self.learning(step - 1))
 
     def skips(self, step: int) -> bool:
-        """Whether the step overflows, and makes no update."""
+        """Return True if the step overflows, so that no update is made."""
         return self.case.training.overflow == step
 
     @property
     def restored(self) -> bool:
-        """Whether the case starts in mid-training, with a state of all that trains."""
+        """True if the case starts in mid-training, with states of all trainable parameters."""
         return self.case.start.step > 0
 
     def stateful(
         self, step: int, phase: Phase, graded: Callable[[int], Collection[str]]
     ) -> set[str]:
-        """Names of what has an optimizer state at the end of a phase.
+        """Return the names of the parameters with an optimizer state at the end of a phase.
 
         graded(step): names of what has a gradient when that step updates.
         """
@@ -99,12 +99,15 @@ class Account:
         return names
 
     def moments(self, numel: int, itemsize: int) -> int:
-        """Bytes of AdamW's state of so many elements of a parameter, the step count included."""
+        """Bytes of AdamW's state for `numel` elements of a parameter, including the step count."""
         return (2 + self.case.optimizer.amsgrad) * numel * itemsize + STEP_BYTES
 
     def scaler(self, step: int, phase: Phase) -> int:
-        """Bytes that torch's GradScaler holds: its scale and growth tracker, from the first scaled
-        loss on; and between unscaling and the update what it found."""
+        """Bytes held by torch's GradScaler at the end of a phase.
+
+        Scale and growth tracker from the first scaled loss on; `found_inf` between unscaling and
+        the update.
+        """
         training = self.case.training
         if training.loss_scale is None or phase == "built":
             return 0
@@ -117,7 +120,7 @@ Told = Mapping[Category, int]
 
 
 def layout_of(account: Account, told: Callable[[int, Phase], Told | None]) -> Layout:
-    """A layout from told(step, phase), for `built` (step first - 1) and the phases of the steps.
+    """Build a layout from told(step, phase), for `built` (first step - 1) and every later phase.
 
     None: that phase is not predicted.
     """

@@ -1,4 +1,4 @@
-"""Mixed precision as torch's FSDP has it: `case.precision`, with fp32 weights to update."""
+"""Mixed precision of torch's DDP and FSDP: `case.precision`, with fp32 parameters to update."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..models.blocks import DTYPES
 
 
 def fsdp2_policy(case: Case) -> MixedPrecisionPolicy:
-    """Units are gathered in the dtype of compute, and gradients reduced in that of reduction."""
+    """Return FSDP2's mixed-precision policy: the compute and the reduction dtype; fp32: default."""
     if lowered(case):
         compute, reduce = DTYPES[case.precision.compute], DTYPES[case.precision.reduce]
         return MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce)
@@ -24,7 +24,7 @@ def fsdp2_policy(case: Case) -> MixedPrecisionPolicy:
 
 
 def fsdp1_policy(case: Case) -> MixedPrecision | None:
-    """The same for FSDP1."""
+    """Return FSDP1's mixed-precision policy: the compute and the reduction dtype; None in fp32."""
     if lowered(case):
         compute, reduce = DTYPES[case.precision.compute], DTYPES[case.precision.reduce]
         return MixedPrecision(param_dtype=compute, reduce_dtype=reduce)
@@ -32,7 +32,7 @@ def fsdp1_policy(case: Case) -> MixedPrecision | None:
 
 
 def of_fsdp2(semantics: Semantics, case: Case) -> Semantics:
-    """What FSDP2 means by a step in mixed precision.
+    """Return the semantics of a mixed-precision step of FSDP2.
 
     Whole gradients of microbatches are summed in the dtype of reduction
     (`FSDPParam.to_accumulated_grad_if_needed`; where it is the dtype of compute, by autograd, in
@@ -47,13 +47,13 @@ def of_fsdp2(semantics: Semantics, case: Case) -> Semantics:
 
 
 def of_fsdp1(semantics: Semantics, case: Case) -> Semantics:
-    """What FSDP1 means by a step in mixed precision.
+    """Return the semantics of a mixed-precision step of FSDP1.
 
-    Under no_sync autograd sums whole gradients, in the dtype of compute; with a reduction they are
-    cast to its dtype (`_post_backward_hook`). Shards of microbatches that are reduced each are cast
-    to the parameter's dtype and summed in that (`_accumulate_sharded_grad`). With one rank on the
-    shard axis it does not shard, and casts and reduces the sum of all microbatches until then
-    (`_reduce_grad_no_shard`).
+    Under no_sync autograd sums whole gradients in the compute dtype; with a reduction they are cast
+    to the reduction dtype (`_post_backward_hook`). Shards of microbatches that are reduced one by
+    one are cast to the parameter's dtype and summed in it (`_accumulate_sharded_grad`). With one
+    rank on the shard axis FSDP1 does not shard: it casts and reduces the running sum with each
+    microbatch (`_reduce_grad_no_shard`).
     """
     if not lowered(case):
         return semantics
@@ -65,14 +65,14 @@ def of_fsdp1(semantics: Semantics, case: Case) -> Semantics:
 
 
 def of_autocast(semantics: Semantics, case: Case) -> Semantics:
-    """What it means to run the forward under torch.autocast: gradients stay fp32."""
+    """Return the semantics of a step with its forward under torch.autocast; gradients stay fp32."""
     if case.precision.compute == "fp32":
         return semantics
     return replace(semantics, compute=case.precision.compute, lowered="autocast")
 
 
 def autocast(call: Call, case: Case, device: str) -> Call:
-    """The call under torch.autocast to the dtype of compute, if that is not fp32."""
+    """Wrap a call in torch.autocast to the compute dtype, unless that is fp32."""
     if case.precision.compute == "fp32":
         return call
     dtype = DTYPES[case.precision.compute]
@@ -85,7 +85,7 @@ def autocast(call: Call, case: Case, device: str) -> Call:
 
 
 def with_cast_inputs(call: Call, dtype: torch.dtype) -> Call:
-    """The call with its floating inputs cast."""
+    """Wrap a call so that its floating-point inputs are cast."""
 
     def casting(*inputs: torch.Tensor) -> torch.Tensor:
         return call(*(one.to(dtype) if one.is_floating_point() else one for one in inputs))
@@ -94,7 +94,7 @@ def with_cast_inputs(call: Call, dtype: torch.dtype) -> Call:
 
 
 def computing(semantics: Semantics, case: Case) -> Semantics:
-    """The semantics with all parameters and the model's inputs cast to the dtype of compute."""
+    """Return semantics that cast all parameters and the model's inputs to the compute dtype."""
     if case.precision.compute == "fp32":
         return semantics
     return replace(semantics, compute=case.precision.compute, lowered="cast", inputs="cast")

@@ -23,7 +23,7 @@ COMPILERS = ("g++", "clang++")
 
 
 def compiles(case: Case) -> bool:
-    """Whether the model is compiled."""
+    """Return True if the case compiles its model."""
     return case.training.compile != "none"
 
 
@@ -40,13 +40,13 @@ def compiled(modules: Iterable[nn.Module], case: Case) -> None:
 
 
 def forget(case: Case) -> None:
-    """Let go of all that was compiled."""
+    """Discard all compiled code."""
     if compiles(case):
         torch.compiler.reset()
 
 
 def uncompiled(case: Case) -> str | None:
-    """None, or why the model of the case cannot be compiled, or not be compared."""
+    """Return the reason why the case's model cannot be compiled or compared, or None."""
     if not compiles(case):
         return None
     if lowered(case):

@@ -63,14 +63,14 @@ class Ddp(BuiltImplementation):
 
     @classmethod
     def supports(cls, case: Case) -> str | None:
-        """None, or the reason why this case cannot be run."""
+        """Return the reason to reject this case, or None."""
         reason = one_axis(case) or under_autocast(case)
         reason = reason or norm_of_empties(case) or _changing_graph(case)
         return reason or uncompiled(case) or _split_by_buckets(case)
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
-        """What this rank holds, if it is known (see `ddp_layout`), and what it calls."""
+        """Return a rank's memory layout (see `ddp_layout`) and collectives, as far as predicted."""
         held = ddp_layout(
             model, case, gradient_views=case.sharding.bucket_view, states=replicated_states
         )
@@ -129,18 +129,18 @@ class Ddp(BuiltImplementation):
 
     @property
     def _inner(self) -> nn.Module:
-        """The module that DDP wraps."""
+        """Module that DDP wraps."""
         return cast(nn.Module, self.built.model.module)
 
     def _whole_states(self) -> dict[str, Any]:
-        """State dicts of the module inside and of the optimizer."""
+        """Return the state dicts of the wrapped module and of the optimizer."""
         return {
             "model": self._inner.state_dict(),
             "optimizer": self.built.optimizer.state_dict(),
         }
 
     def _exported(self, states: Mapping[str, Any]) -> Mapping[tuple[str, str], torch.Tensor]:
-        """Whole state dicts as {(name, role): tensor}; {} for the empty ones of another rank."""
+        """Convert whole state dicts to {(name, role): tensor}; {} for empty ones (other ranks)."""
         if not states:
             return {}
         named = {p: unwrapped(name) for name, p in self._inner.named_parameters()}
@@ -153,7 +153,7 @@ class Ddp(BuiltImplementation):
 def ddp(
     model: nn.Module, case: Case, mesh: DeviceMesh, *, gradient_views: bool
 ) -> DistributedDataParallel:
-    """The model in DDP with the options of the case. gradient_views: gradient_as_bucket_view.
+    """Wrap the model in DDP with the options of the case. gradient_views: gradient_as_bucket_view.
 
     Raises Unsupported if every parameter is frozen.
     """
@@ -174,7 +174,7 @@ def ddp(
 
 
 def _split_by_buckets(case: Case) -> str | None:
-    """None, or why torch cannot split the graph by DDP's buckets."""
+    """Return the reason why torch cannot split the graph by DDP's buckets, or None."""
     if compiles(case) and case.sharding.bucket < FIRST_BUCKET:
         return (
             "torch's DDPOptimizer wants the first bucket, of 1 MiB, to be the smallest: sharding."
@@ -184,7 +184,7 @@ def _split_by_buckets(case: Case) -> str | None:
 
 
 def _changing_graph(case: Case) -> str | None:
-    """None, or why DDP must not be told that the graph is static."""
+    """Return the reason why DDP's `static_graph` would be wrong for the case, or None."""
     if case.sharding.static_graph and sometimes_used(case.model):
         return "the graph of the model changes from batch to batch (sharding.static_graph is true)"
     return None

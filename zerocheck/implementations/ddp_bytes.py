@@ -1,4 +1,4 @@
-"""The layouts of DDP and of DDP with ZeroRedundancyOptimizer, from shapes alone."""
+"""Layouts of DDP and of DDP with ZeroRedundancyOptimizer, from shapes alone."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def ddp_layout(
     states: Callable[[Account, int, Phase], int],
     beside: Callable[[Account, int, Phase], int] = lambda account, step, phase: 0,
 ) -> Layout | None:
-    """Of DDP: whole parameters and gradients, and buckets of the size of the gradients, in C++.
+    """Return the layout of DDP: whole parameters and gradients, and C++ buckets of the same size.
 
-    Where gradients are views of the buckets, the buckets count as gradients, and are there from the
-    start. states(account, step, phase): bytes of optimizer state; beside: of what else is held.
+    Where gradients are views of the buckets, the buckets count as gradients and are allocated from
+    the start. states(account, step, phase): bytes of optimizer state; beside: additional bytes.
 
-    None where batches use parameters of their own, since then the data say which gradients there
-    are; and where gradients that are views outlive the bucket that they are views of, which depends
-    on when DDP rebuilds its buckets (`bucket_view` without `set_to_none`); and where a bucket
-    that is viewed may have no gradient at all (`bucket_view` with parameters that are never used,
-    or with a reduction of each microbatch, where the first buckets go before a step is over).
+    None where batches use parameters of their own, since then the data determine which gradients
+    exist; where gradients that are views outlive their bucket, which depends on when DDP rebuilds
+    its buckets (`bucket_view` without `set_to_none`); and where a bucket that is viewed may have no
+    gradient at all (`bucket_view` with parameters that are never used, or with a reduction of each
+    microbatch, where the first buckets are freed before a step is over).
     """
     sharding, training = case.sharding, case.training
     views = gradient_views and (
@@ -74,7 +74,7 @@ def ddp_layout(
 
 
 def with_gradient(account: Account, step: int, phase: Phase) -> list[str]:
-    """Names of what has a gradient at the end of a phase, where zero_grad frees them or not."""
+    """Return the names of the parameters with a gradient at the end of a phase."""
     if phase == "built":
         return []
     if phase == "forward" and account.case.training.microbatches == 1:
@@ -83,13 +83,13 @@ def with_gradient(account: Account, step: int, phase: Phase) -> list[str]:
 
 
 def replicated_states(account: Account, step: int, phase: Phase) -> int:
-    """Bytes of AdamW's state of every parameter that had a gradient."""
+    """Bytes of AdamW's state of every parameter that has had a gradient."""
     names = account.stateful(step, phase, lambda at: account.used(account.learning(at)))
     return sum(_state(account, name) for name in names)
 
 
 def shared_out(account: Account, rank: int) -> set[str]:
-    """Names of the parameters that ZeroRedundancyOptimizer gives to a rank.
+    """Return the names of the parameters that ZeroRedundancyOptimizer assigns to a rank.
 
     Group by group, the largest first, each goes to the rank that has the fewest elements so far.
     """
@@ -126,7 +126,7 @@ def dummies(account: Account, step: int, phase: Phase) -> int:
 
 
 def shared_states(rank: int) -> Callable[[Account, int, Phase], int]:
-    """Bytes of AdamW's state of the parameters that are a rank's."""
+    """Return a function of the bytes of AdamW's state of the parameters assigned to a rank."""
 
     def states(account: Account, step: int, phase: Phase) -> int:
         names = account.stateful(step, phase, lambda at: account.used(account.learning(at)))

@@ -108,7 +108,7 @@ class Fsdp2(BuiltImplementation):
 
     @classmethod
     def supports(cls, case: Case) -> str | None:
-        """None, or the reason why this case cannot be run."""
+        """Return the reason to reject this case, or None."""
         reason = one_precision(case) or bf16_only(case) or norms_cast(case)
         reason = reason or dim0_sharded(case) or same_units(case) or unpinned(case)
         reason = reason or one_dtype(case, wrap=case.sharding.wrap) or uncompiled(case)
@@ -116,7 +116,10 @@ class Fsdp2(BuiltImplementation):
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
-        """What this rank holds, if it is known (see `fsdp2_layout`), and what it calls."""
+        """Return a rank's predicted memory layout (see `fsdp2_layout`) and collectives.
+
+        None, or no collectives, where they are not known.
+        """
         if cuts(case):
             return None
         held = fsdp2_layout(model, case, rank)
@@ -157,7 +160,7 @@ class Fsdp2(BuiltImplementation):
         )
 
     def cut(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        """Cut layers of the model over the axis tp of the mesh, before it is sharded."""
+        """Shard layers of the model over the tp axis of the mesh, before FSDP2 shards it."""
         parallelized(model, case, mesh)
 
     def _optimizer(self, model: nn.Module, case: Case) -> torch.optim.Optimizer:
@@ -224,14 +227,14 @@ def reduce_unused(model: nn.Module, *, enable: bool = True) -> None:
 
 
 def _offloading(case: Case) -> OffloadPolicy:
-    """Where the shards lie: on the device of the mesh, or on the CPU."""
+    """Return FSDP2's offload policy: shards on the device of the mesh, or on the CPU."""
     if case.sharding.offload == "none":
         return OffloadPolicy()
     return CPUOffloadPolicy(pin_memory=case.sharding.offload == "pinned")
 
 
 def _over_replicas(model: nn.Module) -> Callable[[bool], AbstractContextManager[None]]:
-    """Have the reduction over the replicate axis wait for the last microbatch."""
+    """Defer the reduction over the replicate axis to the last microbatch."""
     sharded: Any = model
 
     def accumulate(last: bool) -> AbstractContextManager[None]:
@@ -242,7 +245,7 @@ def _over_replicas(model: nn.Module) -> Callable[[bool], AbstractContextManager[
 
 
 def _prefetch(units: list[Any], ahead: int) -> None:
-    """Each unit gathers the `ahead` ones that come next, in the forward and in the backward.
+    """Have each unit prefetch the next `ahead` units, in the forward and in the backward.
 
     With 0 it is left to torch: the next one only, in the backward only.
     """

@@ -1,4 +1,4 @@
-"""The layout of FSDP2, from shapes alone: dim 0 of each parameter in chunks of one size."""
+"""Layout of FSDP2, from shapes alone: dim 0 of each parameter in chunks of one size."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from .units import members, unit_modules
 
 
 def fsdp2_layout(model: nn.Module, case: Case, rank: int) -> Layout | None:
-    """Each rank holds a chunk of ceil(rows / W) rows of each parameter, the last ones padded to
-    it, and the gradients in one buffer of such chunks for each unit. AdamW's states are not padded.
+    """Return the layout of FSDP2: chunks of ceil(rows / W) rows of each parameter on every rank.
+
+    The last chunks are padded to that size. The gradients of each unit are in one buffer of such
+    chunks. AdamW's states are not padded.
 
     In mixed precision units are gathered in the dtype of compute, and whole gradients of earlier
     microbatches are held in that of reduction; what is reduced is cast to the parameter's.
@@ -100,7 +102,7 @@ def fsdp2_layout(model: nn.Module, case: Case, rank: int) -> Layout | None:
 
 
 def waiting(case: Case) -> bool:
-    """Whether what was reduced over the shards waits to be reduced over the replicas."""
+    """Return True if gradients reduced over shards wait for their reduction over replicas."""
     return deferred(case) and case.training.microbatches > 1
 
 
@@ -111,7 +113,7 @@ def padded(one: Tensor, ranks: int) -> int:
 
 
 def own_elements(one: Tensor, rank: int, ranks: int) -> int:
-    """Elements of a parameter that are a rank's."""
+    """Number of elements of a parameter that a rank owns."""
     rows = one.shape[0]
     chunk = -(-rows // ranks)
     return max(0, min(chunk, rows - rank * chunk)) * (one.numel // rows)

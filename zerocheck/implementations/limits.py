@@ -1,4 +1,4 @@
-"""What the built-in implementations cannot run, said as a reason."""
+"""Reasons to reject cases that built-in implementations cannot run."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ from ..case.traits import lowered, two_axes
 
 
 def under_autocast(case: Case) -> str | None:
-    """None, or why a case of mixed precision cannot be run under autocast in bf16."""
+    """Return the reason to reject mixed precision other than autocast in bf16, or None."""
     return one_precision(case) or bf16_only(case) or reduces_fp32(case)
 
 
 def one_axis_fp32(case: Case) -> str | None:
-    """None for a mesh of one axis in fp32, else the reason why the case cannot be run."""
+    """Return the reason to reject a mesh of several axes or mixed precision, or None."""
     return one_axis(case) or fp32(case)
 
 
 def one_axis(case: Case) -> str | None:
-    """None for meshes of one axis, else the reason why the case cannot be run."""
+    """Return the reason to reject a mesh of several axes, or None."""
     return "works on a mesh of one axis only, the case has one of two" if two_axes(case) else None
 
 
 def fp32(case: Case) -> str | None:
-    """None in fp32, else the reason why the case cannot be run."""
+    """Return the reason to reject mixed precision, or None."""
     if lowered(case):
         return "computes and reduces in fp32 only"
     return None
 
 
 def one_precision(case: Case) -> str | None:
-    """None, or why a case of mixed precision cannot be run by who casts to one dtype."""
+    """Return the reason to reject mixed parameter dtypes under a single compute dtype, or None."""
     if lowered(case) and set(parameter_dtypes(case.model).values()) != {"fp32"}:
         return "casts parameters of fp32 to the dtype of compute; the model has others"
     return None
 
 
 def bf16_only(case: Case) -> str | None:
-    """None, or why a case with fp16 cannot be run."""
+    """Return the reason to reject fp16, or None."""
     if "fp16" in (case.precision.compute, case.precision.reduce):
         return "computes and reduces in fp32 and bf16 only"
     return None
 
 
 def norms_cast(case: Case) -> str | None:
-    """None, or why batch norms cannot be cast with all else.
+    """Return the reason to reject batch norms that would be cast with the other modules, or None.
 
     torch on the CPU wants running statistics in the dtype of the weights, which FSDP2 leaves as
     they are (`expected scalar type BFloat16 but found Float`). FSDP1 leaves batch norms in fp32, in
@@ -69,14 +69,14 @@ def norms_cast(case: Case) -> str | None:
 
 
 def reduces_fp32(case: Case) -> str | None:
-    """None, or why gradients cannot be reduced in another dtype."""
+    """Return the reason to reject a reduction in a dtype other than fp32, or None."""
     if case.precision.reduce != "fp32":
         return "gradients under autocast are in fp32, and are reduced in it"
     return None
 
 
 def same_units(case: Case) -> str | None:
-    """None, or why the backward would need other units on each rank.
+    """Return the reason to reject a backward that needs different units on each rank, or None.
 
     A unit is gathered in the backward where its output needs a gradient. Where that depends on
     the rank, ranks call different collectives.
@@ -90,7 +90,7 @@ def same_units(case: Case) -> str | None:
 
 
 def unpinned(case: Case) -> str | None:
-    """None, or why memory of the CPU cannot be pinned: for which accelerator, torch asks.
+    """Return the reason why CPU memory cannot be pinned, or None.
 
     That is of the machine and not of the case: cases are asked about where they are to run.
     """
@@ -103,7 +103,7 @@ def unpinned(case: Case) -> str | None:
 
 
 def dim0_sharded(case: Case) -> str | None:
-    """None, or why torch cannot shard each parameter of the case along its dim 0."""
+    """Return the reason why torch cannot shard each parameter along its dim 0, or None."""
     for names, what in (
         (scalars(case.model), "refuses 0-d parameters"),
         # They are wrapped without a word; the first backward raises in `_chunk_cat`.
@@ -116,14 +116,14 @@ def dim0_sharded(case: Case) -> str | None:
 
 
 def norm_of_empties(case: Case) -> str | None:
-    """None, or why torch's clip_grad_norm_ cannot take the norm."""
+    """Return the reason why torch's clip_grad_norm_ cannot compute the norm, or None."""
     if case.training.clip is not None and case.training.norm == "inf" and empties(case.model):
         return f"torch has no inf-norm of a tensor without elements: {empties(case.model)[0]}"
     return None
 
 
 def norm_of_empty_shards(case: Case) -> str | None:
-    """None, or why torch cannot take the inf-norm of parameters that are sharded along dim 0.
+    """Return the reason why torch cannot compute the inf-norm of empty dim-0 shards, or None.
 
     A rank with an empty shard raises, while the others wait for it.
     """
@@ -137,7 +137,7 @@ def norm_of_empty_shards(case: Case) -> str | None:
 
 
 def one_dtype(case: Case, *, wrap: WrapKind) -> str | None:
-    """None, or why torch's FSDP refuses to have the parameters of the case in its units.
+    """Return the reason why FSDP refuses the dtypes of a unit's parameters, or None.
 
     A unit must have trainable parameters of one dtype (`FSDP expects uniform original parameter
     dtype`). With `whole` the root has them all, and with `size` it has what is too small of every

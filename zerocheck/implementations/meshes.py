@@ -1,4 +1,4 @@
-"""The process groups of a mesh of one axis, or of two: replicate, shard."""
+"""Process groups of a mesh of one axis, or of two: replicate, shard."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 
 def shard_group(mesh: DeviceMesh) -> dist.ProcessGroup:
-    """The ranks over which this rank's copy is cut: all of them, or those of its replica."""
+    """Return the group over which this rank's copy is sharded: all ranks, or its replica."""
     return mesh.get_group(mesh.ndim - 1)
 
 
 def every_rank(mesh: DeviceMesh) -> dist.ProcessGroup:
-    """All ranks of the mesh, which are all that there are."""
+    """Return the group of all ranks of the mesh, which is the whole world."""
     if mesh.ndim == 1:
         return mesh.get_group()
     world = dist.group.WORLD

@@ -11,7 +11,7 @@ from .meshes import shard_group
 
 
 def scaler_of(case: Case, mesh: DeviceMesh) -> torch.amp.GradScaler | None:
-    """torch's GradScaler as the case asks for it, or None.
+    """Return torch's GradScaler if the case uses one, or None.
 
     It looks for infinities in the gradients that the optimizer has on this rank. That is the same
     on all ranks where gradients are replicated; for DTensors torch takes the maximum over the mesh
@@ -23,7 +23,7 @@ def scaler_of(case: Case, mesh: DeviceMesh) -> torch.amp.GradScaler | None:
 
 
 def sharded_scaler_of(case: Case, mesh: DeviceMesh) -> ShardedGradScaler | None:
-    """FSDP1's scaler as the case asks for it, or None: ranks agree on whether one overflowed."""
+    """Return FSDP1's scaler if the case uses one, or None. Ranks agree on an overflow."""
     if case.training.loss_scale is None:
         return None
     group = shard_group(mesh)  # replicas have the same gradients by then

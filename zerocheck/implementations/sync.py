@@ -1,4 +1,4 @@
-"""When gradients are reduced: `case.sharding.sync`, for what torch brings."""
+"""Schedule of gradient reductions (`case.sharding.sync`) for torch's implementations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..contract import Semantics
 
 
 def synchronized(semantics: Semantics, case: Case) -> Semantics:
-    """What the implementation means by a step if it reduces as the case says.
+    """Return semantics whose gradients are reduced as often as the case asks.
 
     With "shards", on a mesh of two axes, the reduction over the replicate axis waits for the last.
 
@@ -30,10 +30,10 @@ def synchronized(semantics: Semantics, case: Case) -> Semantics:
 
 
 def deferred(case: Case) -> bool:
-    """Whether the reduction over the replicate axis waits for the last microbatch."""
+    """Return True if the reduction over the replicate axis waits for the last microbatch."""
     return case.sharding.sync == "shards" and len(case.mesh) > 1
 
 
 def accumulation(case: Case) -> Callable[[bool], AbstractContextManager[Any]] | None:
-    """`accumulate` for `Built`: none, which reduces with the last microbatch, or with each."""
+    """Return `accumulate` for `Built`: None to reduce with the last microbatch, else with each."""
     return None if case.sharding.sync == "last" else (lambda last: nullcontext())

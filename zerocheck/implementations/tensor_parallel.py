@@ -39,7 +39,7 @@ STYLES: dict[Style, Callable[[], ParallelStyle]] = {
 
 
 def parallelized(model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-    """Cut the layers of the model in place, over the axis tp of the mesh.
+    """Shard the layers of the model in place, over the tp axis of the mesh.
 
     torch cuts each layer by itself, so a tied head is tied again.
     """
@@ -51,7 +51,7 @@ def parallelized(model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
 
 
 def uncut(case: Case) -> str | None:
-    """None, or why layers of the case cannot be cut, or what they compute not be compared."""
+    """Return the reason why layers of the case cannot be sharded or compared, or None."""
     if not cuts(case):
         return None
     if case.model.user is not None:
@@ -66,7 +66,7 @@ def uncut(case: Case) -> str | None:
 
 
 def _inf_norm_of_empty(case: Case) -> str | None:
-    """None, or the parameter of which some rank has nothing, whose inf-norm torch cannot take."""
+    """Return the reason why torch cannot take the inf-norm of an empty shard, or None."""
     if case.training.clip is None or case.training.norm != "inf":
         return None
     count = case.sharding.tensor_parallel
@@ -83,12 +83,12 @@ def _inf_norm_of_empty(case: Case) -> str | None:
 
 
 def mesh_of(tensor: torch.Tensor) -> DeviceMesh | None:
-    """The mesh of a DTensor, None for a plain tensor."""
+    """Return the mesh of a DTensor, None for a plain tensor."""
     return tensor.device_mesh if isinstance(tensor, DTensor) else None
 
 
 def by_mesh(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """The tensors of each mesh, in the order in which meshes come first."""
+    """Group tensors by mesh, in the order in which the meshes first occur."""
     found: dict[DeviceMesh | None, list[torch.Tensor]] = {}
     for tensor in tensors:
         found.setdefault(mesh_of(tensor), []).append(tensor)

@@ -1,4 +1,4 @@
-"""Which modules are units: what is gathered, used and released together."""
+"""Choice of units: modules whose parameters are gathered, used and released together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..models.network import Network, build_model
 
 
 def unit_modules(model: nn.Module, sharding: Sharding) -> list[nn.Module]:
-    """The modules below the root that become units of their own, in registration order.
+    """Return the modules below the root that become separate units, in registration order.
 
     whole   none: the root is the only unit
     block   each module of `model.blocks` that has parameters; see models/parts.py for the user's
@@ -54,12 +54,12 @@ def unit_modules(model: nn.Module, sharding: Sharding) -> list[nn.Module]:
 
 
 def is_conditional(module: nn.Module) -> bool:
-    """Whether it is called on some ranks only. Modules say so by an attribute `conditional`."""
+    """Return True if a module is called on some ranks only, by its attribute `conditional`."""
     return bool(getattr(module, "conditional", False))
 
 
 def in_order_of_calls(model: nn.Module, units: list[nn.Module], case: Case) -> list[nn.Module]:
-    """The units as the forward of a case's model comes to them first, without those it leaves out.
+    """Return the used units, in the order in which the case's forward first calls them.
 
     Units are those of `unit_modules`, so that the blocks are called one after the other and the
     layers of a block as they are registered. Those of the user's own model come as it called them
@@ -92,7 +92,7 @@ def in_order_of_calls(model: nn.Module, units: list[nn.Module], case: Case) -> l
 
 
 def members(model: nn.Module, units: Iterable[nn.Module]) -> dict[str, list[str]]:
-    """Path of each unit -> names of its parameters; the root has the path "". Units may be nested.
+    """Map the path of each unit to the names of its parameters; the root has the path "".
 
     A parameter belongs to the innermost unit around it, of several to all: then it is tied across
     units.
@@ -116,7 +116,7 @@ def members(model: nn.Module, units: Iterable[nn.Module]) -> dict[str, list[str]
 
 
 def skeleton(case: Case) -> nn.Module:
-    """The model of a case without memory: shapes, strides, dtypes and what requires gradients.
+    """Build the model of a case without memory: shapes, strides, dtypes and requires_grad.
 
     The user's own has its memory, and is one and the same for all cases: do not change it.
     """
@@ -136,13 +136,13 @@ def _of_user(model: Model) -> nn.Module:
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """Whether it holds parameters directly, or calls a child conditionally."""
+    """Return True if a module holds parameters directly, or calls a child conditionally."""
     held = any(True for _ in module.parameters(recurse=False))
     return held or any(is_conditional(child) for child in module.children())
 
 
 def _layers(module: nn.Module) -> Iterator[nn.Module]:
-    """The outermost modules that are layers."""
+    """Iterate over the outermost modules that are layers."""
     if _is_layer(module):
         yield module
     else:
@@ -151,7 +151,7 @@ def _layers(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _large(module: nn.Module, least: int) -> list[nn.Module]:
-    """The innermost modules, layers or what is made of them, with `least` elements or more."""
+    """Return the innermost modules, layers or containers of them, with `least` elements or more."""
     if not _is_layer(module):
         inside = [unit for child in module.children() for unit in _large(child, least)]
         if inside or isinstance(module, nn.ModuleList | nn.ModuleDict):

@@ -1,4 +1,4 @@
-"""Checkpoints of one file, which rank 0 writes with torch.save and every rank reads.
+"""Single-file checkpoints, which rank 0 writes with torch.save and every rank reads.
 
 The file holds `model` and `optimizer`, and beside them `loader`, `scaler` (if losses are scaled)
 and `rng`: the random state of every rank, by its number.
@@ -20,7 +20,7 @@ FILE = "checkpoint.pt"
 
 
 def write(directory: str, held: Mapping[str, Any], states: Beside) -> None:
-    """Every rank calls this with its `contract.checkpoint.beside`; held: what rank 0 writes.
+    """Write the checkpoint; every rank calls this with its `contract.checkpoint.beside`.
 
     The new file takes the place of an older one when it is whole. Raises RuntimeError on every
     rank if rank 0 cannot write.
@@ -43,7 +43,7 @@ def write(directory: str, held: Mapping[str, Any], states: Beside) -> None:
 
 
 def read(directory: str) -> dict[str, Any]:
-    """What the file holds, on the CPU; without `rng` if another number of ranks wrote it."""
+    """Read the file onto the CPU; without `rng` if another number of ranks wrote it."""
     found: dict[str, Any] = torch.load(Path(directory, FILE), map_location="cpu", weights_only=True)
     if len(found["rng"]) != dist.get_world_size():
         del found["rng"]
@@ -51,5 +51,5 @@ def read(directory: str) -> dict[str, Any]:
 
 
 def by_name(state_dict: Mapping[str, Any], names: list[str]) -> dict[str, Mapping[str, Any]]:
-    """The states of an optimizer's state dict by the names of its parameters, in their order."""
+    """Map parameter names to the states of an optimizer's state dict, in their order."""
     return {names[number]: state for number, state in state_dict["state"].items()}

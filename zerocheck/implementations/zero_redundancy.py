@@ -1,4 +1,4 @@
-"""torch's ZeroRedundancyOptimizer over DistributedDataParallel: states are cut (ZeRO-1)."""
+"""torch's ZeroRedundancyOptimizer over DistributedDataParallel: sharded states (ZeRO-1)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ZeroRedundancy(Ddp):
 
     @classmethod
     def supports(cls, case: Case) -> str | None:
-        """None, or the reason why this case cannot be run."""
+        """Return the reason to reject this case, or None."""
         reason = super().supports(case)
         dtypes = parameter_dtypes(case.model)
         if reason is None and len({dtypes[name] for name in learning(case)}) > 1:
@@ -61,7 +61,7 @@ class ZeroRedundancy(Ddp):
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
-        """What this rank holds, if it is known (see `ddp_layout`), and what it calls."""
+        """Return a rank's memory layout (see `ddp_layout`) and collectives, as far as predicted."""
         held = ddp_layout(
             model, case, gradient_views=False, states=shared_states(rank), beside=dummies
         )
@@ -96,11 +96,11 @@ class ZeroRedundancy(Ddp):
         take_over(found, loader, self.built.scaler)
 
     def export(self) -> Mapping[tuple[str, str], torch.Tensor]:
-        """The consolidated states, on rank 0."""
+        """Export the consolidated states, on rank 0."""
         return self._exported(self._whole_states())
 
     def _whole_states(self) -> dict[str, Any]:
-        """On rank 0; {} elsewhere."""
+        """Return the whole states on rank 0, {} elsewhere."""
         self._optimizer.consolidate_state_dict(to=0)
         return super()._whole_states() if dist.get_rank() == 0 else {}
 

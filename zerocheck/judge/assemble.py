@@ -1,4 +1,4 @@
-"""From what each rank recorded to whole flat vectors, one per role and point."""
+"""Whole flat vectors, one per role and point, assembled from the records of each rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Fetch = Callable[[int, Recorded], torch.Tensor]
 
 @dataclass(frozen=True)
 class Plan:
-    """How the elements of one manifest lie in the flat vector.
+    """Mapping of the elements of one manifest to positions in the flat vector.
 
     index: flat position of each element in order, or None if they are all positions in order.
     order: where the element of each position stands in what was recorded, if `index` is None and
@@ -41,7 +41,7 @@ class Plan:
             into[self.index] = data
 
     def gather(self, whole: torch.Tensor) -> torch.Tensor:
-        """The part of the whole that this manifest holds, in its order."""
+        """Return the part of the whole vector that this manifest covers, in its order."""
         return whole if self.index is None else vectors.taken(whole, self.index)
 
 
@@ -61,7 +61,7 @@ class Held:
     replica: int = 0
 
     def as_of(self, rank: int) -> torch.Tensor:
-        """`whole`, with what this rank and the others of its replica hold as they hold it.
+        """Return `whole`, with the shards of this rank's replica as the replica holds them.
 
         `whole` itself if no bit of that differs.
         """
@@ -110,13 +110,13 @@ class Held:
 
     @property
     def whole_everywhere(self) -> bool:
-        """Every rank holds every element, in order."""
+        """True if every rank holds every element, in order."""
         return all(plan.index is None for plan in self.plans)
 
 
 @dataclass
 class Observation:
-    """All that was observed of one case."""
+    """All observations of one case."""
 
     layout: Layout
     seen: Sequence[RankSeen]
@@ -144,14 +144,14 @@ class Observation:
         return len(self.seen)
 
     def steps(self, index: int) -> list[StepSeen]:
-        """What each rank saw of step `index`."""
+        """Return each rank's observation of step `index`."""
         return [seen.steps[index - self.first] for seen in self.seen]
 
     def own_gradients(self, index: int) -> bool:
-        """Return True if the gradients of step `index` may be each rank's own: see
-        StepReport.reduced.
+        """Return True if the gradients of step `index` may be each rank's own.
 
-        The last forward has no report of its own, so those of all steps count for it.
+        See StepReport.reduced. The last forward has no report of its own, so those of all steps
+        count for it.
         """
         steps = self.steps(index)
         if not any(step.reported for step in steps):
@@ -159,21 +159,21 @@ class Observation:
         return any(step.reported and not step.reduced for step in steps)
 
     def random_states(self, index: int) -> list[list[bytes]]:
-        """Per rank, the random state in which each loss of step `index` was entered."""
+        """Return, per rank, the random state at the entry of each loss of step `index`."""
         return [
             [seen.random_states[number] for number in seen.steps[index - self.first].random]
             for seen in self.seen
         ]
 
     def left(self, index: int, *, apart: bool) -> list[tuple[str, ...]]:
-        """Per rank, hashes of the random states that the forwards of step `index` left behind.
+        """Return, per rank, hashes of the random states after the forwards of step `index`.
 
         Empty where ranks are not apart: those that compute one thing together leave the same.
         """
         return [seen.left for seen in self.steps(index)] if apart else []
 
     def left_elsewhere(self, index: int) -> set[str]:
-        """Hashes of the random states that the forwards of all steps but this one left behind."""
+        """Return hashes of the random states after the forwards of all other steps."""
         steps = [
             step
             for seen in self.seen
@@ -183,7 +183,7 @@ class Observation:
         return {one for step in steps for one in step.left}
 
     def loss_scales(self, index: int) -> list[float]:
-        """Per rank, the loss scale of step `index`, as reported.
+        """Return, per rank, the reported loss scale of step `index`.
 
         Nothing is reported of the last forward: it has the scale of the step before, or half of it
         if that was skipped. Scales are powers of two, so another one changes no bit unless
@@ -192,7 +192,7 @@ class Observation:
         return [_loss_scale(seen.steps, index - self.first) for seen in self.seen]
 
     def entries(self, step: int, point: Point, role: str) -> list[list[Entry]]:
-        """Per rank, the places of all shards of a role at a point."""
+        """Return, per rank, the locations of all shards of a role at a point."""
         found = self._found.get((step, point, role), [[] for _ in self.seen])
         return [
             [e for record in records for e in seen.manifests[record.manifest]]
@@ -200,23 +200,23 @@ class Observation:
         ]
 
     def last(self, point: Point, role: str) -> int | None:
-        """The last step at which a role was shown at a point, or None."""
+        """Return the last step at which a role was exposed at a point, or None."""
         return max((s for s, p, r in self._found if (p, r) == (point, role)), default=None)
 
     def manifests(self, step: int, point: Point, role: str) -> tuple[tuple[int, ...], ...]:
-        """Per rank, the numbers of the manifests that say so: equal ones have equal entries."""
+        """Return, per rank, the manifest numbers of a role; equal numbers have equal entries."""
         found = self._found.get((step, point, role), [()] * len(self.seen))
         return tuple([tuple([record.manifest for record in records]) for records in found])
 
     def held(self, step: int, point: Point, role: str) -> Held | None:
-        """The whole vector of a role of the parameters' shape, or None if nobody showed it."""
+        """Assemble the vector of a role of the parameters' shape, or None if no rank exposed it."""
         key = (step, point, role)
         if key not in self._held:
             self._held[key] = self._assemble(key)
         return self._held[key]
 
     def dtype(self, step: int, point: Point, role: str) -> torch.dtype:
-        """The narrowest in which anything of a role is held; fp32 if nothing is."""
+        """Return the narrowest dtype in which shards of a role are held; fp32 without any."""
         records = [one for of in self._found.get((step, point, role), ()) for one in of]
         names = {one.dtype.removeprefix("torch.") for one in records if one.numel}
         narrow = [name for name in ("bfloat16", "float16") if name in names]
@@ -224,7 +224,7 @@ class Observation:
         return found
 
     def forget(self, step: int, points: Collection[Point] = ()) -> None:
-        """Drop what was put together for a step: at these points, or at all of them."""
+        """Discard the vectors assembled for a step, at these points or at all of them."""
         self._held = {
             key: held
             for key, held in self._held.items()
@@ -232,21 +232,21 @@ class Observation:
         }
 
     def scalars(self, step: int, role: str, point: Point = "state") -> list[dict[str, float]]:
-        """Per rank, 0-d values by name (role `step`)."""
+        """Return, per rank, 0-d values by name (role `step`)."""
         return [
             {entry.name: float(data) for entry, data in pieces}
             for pieces in self._pieces(step, point, role)
         ]
 
     def buffers(self, step: int) -> list[dict[str, torch.Tensor]]:
-        """Per rank, the buffers after a step by name, each with its shape."""
+        """Return, per rank, the buffers after a step by name, each in its shape."""
         return [
             {entry.name: data.view(entry.shape) for entry, data in pieces}
             for pieces in self._pieces(step, "state", "buffer")
         ]
 
     def by_name(self, step: int, point: Point, role: str) -> list[dict[str, torch.Tensor]]:
-        """Per rank, what it holds of a role at a point, by name: its shards end to end, flat."""
+        """Return, per rank, its shards of a role at a point by name: end to end, flat."""
         result = []
         for pieces in self._pieces(step, point, role):
             held: dict[str, list[torch.Tensor]] = {}
@@ -256,7 +256,7 @@ class Observation:
         return result
 
     def narrow(self, step: int, point: Point, role: str) -> list[frozenset[str]]:
-        """Per rank, the names of what it holds of a role in a dtype that is narrower than fp32."""
+        """Return, per rank, the names whose shards of a role are narrower than fp32."""
         found = self._found.get((step, point, role), [[] for _ in self.seen])
         return [
             frozenset(
@@ -269,7 +269,7 @@ class Observation:
         ]
 
     def _pieces(self, step: int, point: Point, role: str) -> list[list[tuple[Entry, torch.Tensor]]]:
-        """Per rank, every shard of a role at a point, with its data, flat."""
+        """Iterate, per rank, over every shard of a role at a point, with its data, flat."""
         found = self._found.get((step, point, role), [[] for _ in self.seen])
         result: list[list[tuple[Entry, torch.Tensor]]] = []
         for rank, records in enumerate(found):
@@ -283,7 +283,7 @@ class Observation:
         return result
 
     def records(self) -> list[tuple[int, Recorded]]:
-        """Every record with its rank, in order."""
+        """Return every record with its rank, in order."""
         return [(rank, record) for rank, seen in enumerate(self.seen) for record in seen.records]
 
     def _assemble(self, key: tuple[int, Point, str]) -> Held | None:
@@ -318,13 +318,13 @@ class Observation:
 
 
 def _replica(part: torch.Tensor, parts: Sequence[torch.Tensor], plan: Plan) -> bool:
-    """Whether a large part is that of the first rank over again."""
+    """Return True if a large part equals that of the first rank bit for bit."""
     large = in_pieces(None, len(part)) and plan.index is None
     return large and bool(parts) and len(parts[0]) == len(part) and same_bits(part, parts[0])
 
 
 def _wide(data: torch.Tensor) -> torch.Tensor:
-    """In fp32 at least, which holds every bf16 value exactly."""
+    """Cast to fp32 at least, which holds every bf16 value exactly."""
     narrow = data.dtype in (torch.bfloat16, torch.float16)
     return vectors.copy(data, torch.float32) if narrow else data
 
@@ -339,7 +339,7 @@ def _loss_scale(steps: Sequence[StepSeen], index: int) -> float:
 
 
 def _in_order(manifest: tuple[Entry, ...], layout: Layout) -> bool:
-    """Whether these are all elements of the flat vector, one after the other."""
+    """Return True if these are all elements of the flat vector, in order."""
     end = 0
     for entry in manifest:
         if entry.present:
@@ -352,8 +352,11 @@ def _in_order(manifest: tuple[Entry, ...], layout: Layout) -> bool:
 
 
 def plan_of(manifest: tuple[Entry, ...], layout: Layout) -> Plan:
-    """Entries of names that the model does not have are ownership's business: left out here they
-    would shift all others, so they raise KeyError unless ownership ran before."""
+    """Map the entries of a manifest to the flat vector.
+
+    Raises KeyError for names that the model does not have: left out, they would shift all others.
+    Ownership reports them first.
+    """
     present = {entry.name for entry in manifest if entry.present}
     absent = {entry.name for entry in manifest if not entry.present}
     if _in_order(manifest, layout):
@@ -388,7 +391,7 @@ def plan_of(manifest: tuple[Entry, ...], layout: Layout) -> Plan:
 
 
 def _tiles(starts: Sequence[int], counts: Sequence[int], size: int) -> bool:
-    """Whether these ranges, in some order, are [0, size), each element once."""
+    """Return True if these ranges, in some order, cover [0, size), each element once."""
     end = 0
     for start, count in sorted((s, c) for s, c in zip(starts, counts, strict=True) if c):
         if start != end:

@@ -1,4 +1,4 @@
-"""The bounds of the judge: how far a correct execution can land from the exact result.
+"""Error bounds of the judge: the distance of a correct execution from the exact result.
 
 The standard model of rounding (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed.,
 section 2.2): fl(a op b) = (a op b)(1 + d) + e with |d| <= u and |e| <= eta; u = 2^-24 and eta =
@@ -42,7 +42,7 @@ READINGS: tuple[Reading, ...] = ("double", "single rate", "single")
 
 
 class Format(NamedTuple):
-    """What a tensor is stored in: its dtype, unit round-off u and smallest subnormal eta."""
+    """Storage format of a tensor: its dtype, unit round-off u and smallest subnormal eta."""
 
     dtype: torch.dtype
     u: float
@@ -50,12 +50,12 @@ class Format(NamedTuple):
 
     @classmethod
     def of(cls, dtype: torch.dtype) -> Format:
-        """The format of float32, bfloat16 or float16. ValueError for another dtype."""
+        """Return the format of float32, bfloat16 or float16. ValueError for another dtype."""
         return cls(dtype, unit_roundoff(dtype), smallest_subnormal(dtype))
 
     @property
     def narrow(self) -> bool:
-        """Narrower than fp32, in which its operations compute."""
+        """True if the format is narrower than fp32, in which its operations compute."""
         return self.u > U
 
 
@@ -71,7 +71,7 @@ class Enclosure(NamedTuple):
 
 
 def rounded(exact: torch.Tensor, error: torch.Tensor, format: Format = FP32) -> Enclosure:
-    """The enclosure of a result that is stored in `format`, after `error` has accumulated."""
+    """Enclose a result that is stored in `format`, after `error` has accumulated."""
     bound = half_ulp(exact.abs() + error, format.dtype)
     bound += error
     bound *= SECOND_ORDER
@@ -87,7 +87,7 @@ def gradient_roundings(
     accumulate: str,
     mesh: Sequence[int] = (),
 ) -> int:
-    """K: how many roundings the path of one term g_rm has to the reduced gradient.
+    """Count K, the roundings on the path of one term g_rm to the reduced gradient.
 
     A sum of N + M - 1 terms in any order rounds each term at most (N - 1) + (M - 1) times. Division
     by N is exact for a power of two; otherwise one division, or a multiplication by fl(1/N), which
@@ -115,7 +115,7 @@ def gradient_roundings(
 
 
 def roundings_of_division(count: int) -> int:
-    """0 for a power of two; else 2, which a multiplication by a rounded reciprocal takes."""
+    """Return 0 for a power of two; else 2, as for multiplying by a rounded reciprocal."""
     return 0 if count & (count - 1) == 0 else 2
 
 
@@ -147,7 +147,7 @@ def along(
     path: Sequence[tuple[int, Format]],
     scale: float = 1.0,
 ) -> Enclosure:
-    """The enclosure of a gradient whose terms are rounded in several formats, one after the other.
+    """Enclose a gradient whose terms are rounded in several formats, one after the other.
 
     exact, absolute: as for `gradient`; path: (roundings, format) in the order in which a term comes
     to them; the last format is that of the result, or fp32. scale: all is multiplied by it until
@@ -185,7 +185,7 @@ def norm_relative(elements: int) -> float:
 
 
 def narrow_norm_relative(elements: int, narrow: float, world_size: int, format: Format) -> float:
-    """The same where some of the gradients are in `format`. narrow: their share of all squares.
+    """Relative error of a 2-norm with some gradients in `format`. narrow: their share of squares.
 
     torch computes the norm of a tensor in fp32 and rounds it to the tensor's dtype: u. A norm that
     is reduced over ranks in that dtype is squared (u), summed (u for each of W - 1), and its root
@@ -206,7 +206,7 @@ def clipped(
     *,
     all_narrow: bool = False,
 ) -> Enclosure:
-    """The gradient times the coefficient, given the reported norm.
+    """Enclose the gradient times the coefficient, given the reported norm.
 
     4 u: one addition of eps, a division that may be a reciprocal times the numerator (2), the cast
     of the numerator. Then the product is rounded: h. eta where it is subnormal.
@@ -223,8 +223,10 @@ def clipped(
 
 
 class Scalars(NamedTuple):
-    """Hyperparameters and bias corrections of one step under one reading, and the relative error
-    that the reading's own arithmetic adds to the update."""
+    """Hyperparameters and bias corrections of one step under one reading of the options.
+
+    With the relative error that the reading's own arithmetic adds to the update.
+    """
 
     lr: float
     beta1: float
@@ -246,7 +248,7 @@ def scalars(
     step: int,
     reading: Reading,
 ) -> Scalars:
-    """Bias corrections 1 - beta^t at step t >= 1.
+    """Compute bias corrections 1 - beta^t at step t >= 1.
 
     In double precision torch computes 1 - beta^t with a cancellation: 2^-53 / (1 - beta^t) relative
     each (half of it for the second, under the root), counted twice; it matters for betas near 1.
@@ -368,7 +370,7 @@ def parameter(
 
 
 def _stored(m: torch.Tensor, v: torch.Tensor, s: Scalars, format: Format) -> torch.Tensor:
-    """The largest update that m and v can have given before they were rounded to be stored.
+    """Largest update that m and v can have given before they were rounded to be stored.
 
     It is farther from the update of the rounded ones than the smallest: the quotient is convex in v
     and the root concave. NaN and infinity become 0: there the update itself is none.

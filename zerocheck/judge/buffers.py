@@ -14,7 +14,7 @@ Buffers = Mapping[str, torch.Tensor]
 
 
 def entering(before: Sequence[Buffers], semantics: Semantics) -> Sequence[Buffers]:
-    """The buffers that each rank computes with in a step, from those after the previous one."""
+    """Return the buffers that each rank computes with in a step, from the previous ones."""
     return before if semantics.buffers == "local" else [before[0]] * len(before)
 
 
@@ -28,7 +28,7 @@ def check(
     local: Callable[[], Sequence[Buffers]] | None = None,
     off: Mapping[str, float] | None = None,
 ) -> Violation | None:
-    """The first buffer that differs, on all ranks where it does.
+    """Find the first buffer that differs, on all ranks where it does.
 
     off: by name, how far an element can be off, where kernels are not the reference's.
     For the diagnosis: before, the buffers at the start of the step; local, what each rank would

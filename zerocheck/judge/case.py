@@ -1,4 +1,4 @@
-"""The judge: induction over the steps of one case.
+"""Judge of one case: induction over its steps.
 
 Base case: the initial state is the model's. Step: from the state that the implementation itself
 held before, the reference takes the one step, and what the implementation held after must lie in
@@ -62,7 +62,7 @@ def judge(
 
 
 class CaseJudge:
-    """Judges one case, or one leg of a resumed case."""
+    """Judge over one case, or over one training segment of a resumed case."""
 
     def __init__(
         self, case: Case, seen: Sequence[RankSeen], fetch: Fetch, *, brief: bool = False
@@ -98,7 +98,7 @@ class CaseJudge:
         self.used_before = [False] * len(self.layout.places)
 
     def judgement(self, *, digest: bool) -> Judgement:
-        """The verdict on every obligation of a step."""
+        """Return the verdict on every obligation of a step."""
         if self._owned(self.first - 1, "state"):
             self._induction()
         if "ownership" not in self.noted.violations:
@@ -238,7 +238,7 @@ class CaseJudge:
         held: Held,
         expected: Callable[[Off], gradient_.Expected],
     ) -> None:
-        """Judge a reduced gradient. expected: what it must be, given how far results can be off."""
+        """Judge a reduced gradient. expected: what it must be, for a given tolerance."""
         self.noted.vacuity.gradient(expected(self.tolerance.off).of.exact())
         if "gradient" in self.noted.violations and in_pieces(None, self.layout.size):
             return  # the diagnosis of a large model takes time
@@ -267,7 +267,7 @@ class CaseJudge:
         self.noted.note("gradient", *self.tolerance.judged("gradient", check))
 
     def _previous(self, step: int, point: Point) -> torch.Tensor | None:
-        """The gradient of the step before, 0 where there was none."""
+        """Return the gradient of the step before, with 0 for missing elements, or None."""
         if step == self.first:
             return None
         at: Point = "reduced" if self.case.training.clip is None else point
@@ -327,7 +327,7 @@ class CaseJudge:
         return after
 
     def _agreed(self, step: int) -> bool:
-        """Whether the ranks took one and the same step. Else there is no one state after it."""
+        """Return True if all ranks took the same step; else there is no single state after it."""
         violation = skip.check_reports(self.observation.steps(step), step=step)
         if violation is not None:
             self.noted.note("update", 0.0, violation)
@@ -345,7 +345,7 @@ class CaseJudge:
         return over
 
     def _finite(self, step: int, gradient: Held | None) -> bool | None:
-        """Whether the reduced gradient is finite everywhere, as shown or as it must be."""
+        """Return True if the reduced gradient, observed or expected, is finite; None if unknown."""
         if gradient is not None:
             return all(all_finite(part) for part in gradient.parts)
         if self.passes is None:
@@ -362,7 +362,7 @@ class CaseJudge:
         unclipped: Held | None = None,
         error: torch.Tensor | float = 0.0,
     ) -> None:
-        """Judge the update, given the gradient that the optimizer had."""
+        """Judge the update, given the gradient that the optimizer used."""
         has = [place.name in applied.present for place in self.layout.places]
         share, violation = self.updates.check(
             Update(
@@ -380,7 +380,7 @@ class CaseJudge:
         self.noted.note("update", share, violation)
 
     def _clip(self, step: int, gradient: Held) -> Held | None:
-        """Judge norm and clipping; returns the gradient that the optimizer was given."""
+        """Judge norm and clipping; return the gradient that the optimizer used."""
         if self.case.training.clip is None:
             return gradient
         if not self._owned(step, "clipped"):
@@ -400,7 +400,7 @@ class CaseJudge:
         return clipped
 
     def _owned(self, step: int, point: str) -> bool:
-        """Whether the shards tile their tensors here. Without that nothing can be put together."""
+        """Return True if the shards tile their tensors here; otherwise none can be assembled."""
         if "ownership" in self.noted.violations:
             return False
         self.noted.note("ownership", 0.0, self.ownership.check(step, point))  # type: ignore[arg-type]

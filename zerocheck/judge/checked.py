@@ -1,4 +1,4 @@
-"""What the file of an obligation of MEMORY gives."""
+"""Result type of the checks of MEMORY obligations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .verdict import Violation
 
 
 class Checked(NamedTuple):
-    """What came of one obligation: whether there was anything to look at, and what is wrong.
+    """Result of checking one obligation: if it was exercised, and its violation.
 
     vacuous: it holds since nothing could fail.
     """

@@ -31,7 +31,7 @@ from .verdict import Violation, said, together
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What the ranks held when they saved.
+    """State that the ranks held when they saved.
 
     step: the last one that it holds; state, buffers (per rank), random (per rank, or empty);
     samples: read by all ranks by then; scale: of the losses of the next step; others: {step: the
@@ -50,7 +50,10 @@ class Checkpoint:
 
     @classmethod
     def of(cls, observation: Observation, case: Case, *, before: int, samples: int) -> Checkpoint:
-        """What a leg saved. before, samples: read by all ranks when it began, and when it saved."""
+        """Return a segment's saved state, from its observation.
+
+        before, samples: read by all ranks when the segment began, and when it saved.
+        """
         step = case.training.steps - 1
         first = case.training.first - 1
         states = {
@@ -82,7 +85,7 @@ def compare_loaded(
     layout: Layout,
     case: Case,
 ) -> Violation | None:
-    """The state before the first step of a leg against the checkpoint that it was loaded from."""
+    """Compare the state before a segment's first step with the checkpoint that it loaded."""
     roles = [_compared("parameter", loaded.parameter, saved.state.parameter, layout)]
     for role in MOMENTS:
         if role in loaded.moments or role in saved.state.moments:
@@ -99,7 +102,7 @@ def compare_loaded(
 
 
 def compare_saved(observation: Observation, step: int) -> Violation | None:
-    """The state after `save` against the state before it: saving changes nothing."""
+    """Compare the state after `save` with the state before it: saving changes nothing."""
     found: list[Violation] = []
     for role in ("parameter", *MOMENTS, "step", "buffer"):
         before = observation.by_name(step, "state", role)
@@ -143,7 +146,7 @@ def _compared(role: str, loaded: torch.Tensor, saved: torch.Tensor, layout: Layo
 
 
 def _wrong_steps(loaded: State, saved: State, layout: Layout) -> list[int]:
-    """Positions of the parameters whose step count is another one."""
+    """Positions of the parameters whose step count differs."""
     return [
         position
         for position, place in enumerate(layout.places)
@@ -233,7 +236,7 @@ def _role_violation(
 
 
 def _buffers(saved: Checkpoint, observation: Observation, at: int) -> Violation | None:
-    """Every rank's buffers are those of one of the ranks that saved."""
+    """Check that every rank's buffers are those of one of the ranks that saved."""
     for rank, held in enumerate(observation.buffers(at)):
         if any(_same_buffers(held, one) for one in saved.buffers):
             continue
@@ -255,13 +258,13 @@ def _buffers(saved: Checkpoint, observation: Observation, at: int) -> Violation 
 
 
 def _next_scale(observation: Observation, step: int) -> float:
-    """The loss scale after a step: half of it if the step was skipped."""
+    """Return the loss scale after a step: half of it if the step was skipped."""
     last = observation.steps(step)[0]
     return last.loss_scale / 2 if last.skipped else last.loss_scale
 
 
 def _loss_scale(saved: Checkpoint, observation: Observation, case: Case) -> Violation | None:
-    """The first step after the load has the loss scale that the next one would have had."""
+    """Check that the first step after the load has the loss scale that follows the saved one."""
     if case.training.loss_scale is None or not observation.seen[0].steps:
         return None
     scales = observation.loss_scales(case.training.first)
@@ -287,7 +290,7 @@ def _same_buffers(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Ten
 
 
 def _loader_and_rng(saved: Checkpoint, observation: Observation) -> Iterator[Violation]:
-    """The data position, and the random states where there are as many ranks as before."""
+    """Check the data position, and the random states if the number of ranks is unchanged."""
     seen = observation.seen
     if "data" in seen[0].keeps:
         given = [rank.samples[0] for rank in seen]

@@ -28,7 +28,7 @@ from .verdict import Violation
 
 
 def elements_of(gradient: Held, rank: int) -> torch.Tensor:
-    """All elements that some rank holds; those that `rank` holds as it holds them.
+    """Return all elements that some rank holds; those that `rank` holds as it holds them.
 
     Frozen parameters have no gradient and are left out. Where copies differ, which is another
     finding, each rank's clipping is judged by its own, or its replica's.
@@ -41,7 +41,7 @@ def elements_of(gradient: Held, rank: int) -> torch.Tensor:
 
 
 def formats_of(gradient: Held, layout: Layout) -> Formats:
-    """The formats of `elements_of`."""
+    """Return the formats of `elements_of`."""
     covered = gradient.covered()
     if covered is None or bool(covered.all()):
         return layout.formats
@@ -51,13 +51,13 @@ def formats_of(gradient: Held, layout: Layout) -> Formats:
 
 
 class Squares(NamedTuple):
-    """Of a gradient, summed: all squares, and those of elements in a narrow format."""
+    """Sums of a gradient's squares: of all elements, and of those in a narrow format."""
 
     total: float
     narrow: float
 
     def and_of(self, elements: torch.Tensor, formats: Formats) -> Squares:
-        """With those of further elements."""
+        """Return the sums with further elements added."""
         squares = elements.to(torch.float64).square()
         narrow = sum(float(_of(squares, e).sum()) for format, e in formats.parts if format.narrow)
         return Squares(self.total + float(squares.sum()), self.narrow + narrow)
@@ -73,7 +73,7 @@ def norm_relative(elements: torch.Tensor, formats: Formats, case: Case) -> float
 
 
 def relative_of(squares: Squares, elements: int, narrow: Format | None, case: Case) -> float:
-    """Relative error of the 2-norm of so many elements. narrow: the narrow format among them."""
+    """Relative error of the 2-norm of `elements` numbers. narrow: the narrow format among them."""
     if narrow is None:
         return bounds.norm_relative(elements)
     # The share itself is known to 2^-50, and a rounding of the rest moves it by 2 U.
@@ -82,7 +82,7 @@ def relative_of(squares: Squares, elements: int, narrow: Format | None, case: Ca
 
 
 def narrow_only(formats: Formats) -> bool:
-    """All of the elements are in bf16: torch's norm and coefficient are then bf16 too."""
+    """Return True if all elements are in bf16: torch's norm and coefficient are then bf16 too."""
     return all(format.narrow for format, _ in formats.parts)
 
 
@@ -91,8 +91,10 @@ def _of(vector: torch.Tensor, elements: Elements) -> torch.Tensor:
 
 
 def true_norm(elements: torch.Tensor, case: Case) -> float:
-    """Norm of an observed gradient in float64. Of one that has several pieces it is the norm of
-    their norms: another rounding, of 2^-53."""
+    """Compute the norm of an observed gradient in float64.
+
+    With several pieces, the norm of their norms: one more rounding, of 2^-53.
+    """
     order = torch.inf if case.training.norm == "inf" else 2.0
     if order == torch.inf and not elements.numel():
         return 0.0
@@ -106,7 +108,7 @@ def _norm_of(elements: torch.Tensor, order: float) -> torch.Tensor:
 
 
 def coefficient(norm: float, case: Case, semantics: Semantics) -> float:
-    """What the gradient is multiplied by."""
+    """Return the factor that clipping multiplies the gradient by."""
     assert case.training.clip is not None
     return clip_coefficient(norm, case.training.clip, rule=semantics.clip)
 
@@ -121,7 +123,7 @@ def check_step(
     *,
     step: int,
 ) -> None:
-    """Judge the norm that was reported and the clipped gradient, as far as they were shown."""
+    """Judge the reported norm and the clipped gradient, as far as they were exposed."""
     layout = observation.layout
     norms = [rank.grad_norm for rank in observation.steps(step)]
     earlier = observation.steps(step - 1)[0].grad_norm if step > observation.first else None
@@ -159,8 +161,10 @@ def check_norm(
     previous: float | None = None,
     loss_scale: float = 1.0,
 ) -> tuple[float, Violation | None]:
-    """Every rank's reported norm against the enclosure of the true one. previous: reported at the
-    step before; loss_scale: that of the step."""
+    """Check every rank's reported norm against the enclosure of the true one.
+
+    previous: reported at the step before; loss_scale: that of the step.
+    """
     share = 0.0
     formats = formats_of(gradient, layout)
     bad: dict[int, tuple[float, float, float]] = {}
@@ -228,8 +232,11 @@ def check_norm(
 
 
 def _norm_bound(elements: torch.Tensor, formats: Formats, case: Case) -> tuple[float, float]:
-    """(relative, absolute). Squares of tiny gradients underflow: each loses at most eta before
-    the root. The largest element is exact."""
+    """Return the norm's bound: (relative, absolute).
+
+    Squares of tiny gradients underflow: each loses at most eta before the root. The largest element
+    is exact.
+    """
     if case.training.norm == "inf":
         return 0.0, 0.0
     eta = max(format.eta for format, _ in formats.parts)
@@ -246,7 +253,7 @@ def check_clipped(
     *,
     step: int,
 ) -> tuple[float, Violation | None]:
-    """Every rank's clipped gradient, from its own gradient and its own reported norm."""
+    """Check every rank's clipped gradient, from its own gradient and its own reported norm."""
     share = 0.0
     all_formats = formats_of(gradient, layout)
     only = narrow_only(all_formats)
@@ -304,8 +311,10 @@ def check_clipped(
 def _own_coefficient(
     gradient: Held, rank: int, layout: Layout, case: Case, semantics: Semantics
 ) -> tuple[float, float] | None:
-    """(coefficient of the norm of the rank's own shard, how far that norm can be off, relative);
-    None if it holds all or nothing."""
+    """Return the coefficient of the norm of the rank's own shard, and that norm's relative error.
+
+    None if the rank holds all or nothing.
+    """
     part, index = gradient.parts[rank], gradient.plans[rank].index
     if index is None or not part.numel():
         return None
@@ -338,7 +347,7 @@ def clipped_enclosure(
     all_narrow: bool,
     rule: ClipRule = "min(1, c/(norm+eps))",
 ) -> Enclosure:
-    """The gradient after clipping, given the norm that was reported. before: float64."""
+    """Enclose the gradient after clipping, given the reported norm. before: float64."""
     factor = clip_coefficient(norm, max_norm, rule=rule)
     u = max(format.u for format, _ in formats.parts) if all_narrow else U
     if factor == 1.0 and not _near_one(norm, max_norm, u):
@@ -351,8 +360,10 @@ def clipped_enclosure(
 
 
 def _near_one(norm: float, max_norm: float, u: float) -> bool:
-    """Whether round-off decides if clipping is active: 4 u around the threshold, u of the
-    coefficient."""
+    """Return True if round-off decides whether clipping is active.
+
+    Tolerance of 4 u around the threshold, u being that of the coefficient.
+    """
     return abs(norm + 1e-6 - max_norm) <= 8 * u * max_norm
 
 
@@ -365,7 +376,7 @@ def _clipped_by(
     case: Case,
     semantics: Semantics,
 ) -> bool:
-    """Whether the gradient was clipped by the true norm, whatever was reported."""
+    """Return True if the gradient was clipped by the true norm, whatever was reported."""
     only = narrow_only(formats_of(gradient, layout))
     for here in split(layout.size):
         before = gradient.whole[here].to(torch.float64)

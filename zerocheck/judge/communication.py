@@ -20,7 +20,7 @@ from .verdict import Violation, together
 
 
 def check(case: Case, measured: Sequence[Measured]) -> Checked:
-    """Steps in which ranks call other collectives than each other, or than predicted."""
+    """Check the calls of all steps, between ranks and against the prediction."""
     called = any(calls for one in measured for calls in one.calls)
     found: dict[tuple[object, ...], Violation] = {}
     for number in range(max((len(one.calls) for one in measured), default=0)):
@@ -36,8 +36,10 @@ def check(case: Case, measured: Sequence[Measured]) -> Checked:
 
 
 def volume(calls: Sequence[Call]) -> float:
-    """Bytes that a rank sends, by rings: for each call (n - 1) / n of its tensor over n ranks, for
-    an all-reduce twice that."""
+    """Bytes that a rank sends by ring algorithms.
+
+    For each call (n - 1) / n of its tensor over n ranks, and twice that for an all-reduce.
+    """
     return sum(
         (2 if call.kind == "all_reduce" else 1) * call.bytes * (call.ranks - 1) / call.ranks
         for call in calls
@@ -46,13 +48,13 @@ def volume(calls: Sequence[Call]) -> float:
 
 
 def predicted(layout: Layout, step: int) -> tuple[Call, ...]:
-    """Those of one step; a step after the last that is told of is as that one."""
+    """Return the predicted calls of one step; steps after the last predicted one repeat it."""
     told = min(step, layout.last)
     return tuple(call for call in layout.calls or () if call.step in (told, -1))
 
 
 def _apart(seen: Sequence[Sequence[Call]], step: int) -> Violation | None:
-    """The first call in which a rank differs from rank 0."""
+    """Find the first call in which a rank differs from rank 0."""
     moved = [[call for call in calls if call.kind not in ("send", "recv")] for calls in seen]
     first = moved[0]
     for rank, calls in enumerate(moved):
@@ -85,7 +87,7 @@ def _apart(seen: Sequence[Sequence[Call]], step: int) -> Violation | None:
 def _unlike_layout(
     case: Case, measured: Sequence[Measured], seen: Sequence[Sequence[Call]], step: int
 ) -> Violation | None:
-    """The first call that is not the predicted one, on all ranks where this is so."""
+    """Find the first call that is not the predicted one, on all ranks where this is so."""
     told = [_told(one, step) for one in measured]
     wrong = [
         rank
@@ -123,7 +125,7 @@ def _unlike_layout(
 
 
 def _before_unfreezing(case: Case, measured: Measured, step: int) -> tuple[Call, ...] | None:
-    """What the layout says of the last step with all that is frozen, in a later step."""
+    """Return the calls predicted for the last step before unfreezing, in a later step."""
     unfreeze = case.training.unfreeze
     if unfreeze is None or step < unfreeze:
         return None

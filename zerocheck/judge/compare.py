@@ -1,4 +1,4 @@
-"""Is what was observed inside its enclosure, and if not, where is it worst?"""
+"""Comparison of observed values with their enclosures, and the worst element outside."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Misfit(NamedTuple):
 
 
 def compare(observed: torch.Tensor, enclosure: Enclosure) -> tuple[float, Misfit | None]:
-    """(share of the bound that is used at most, the misfit or None).
+    """Return (largest share of the bound in use, the misfit or None).
 
     Written as `not (error <= bound)`, so that NaN is outside. An infinity where the exact result
     rounds to it, and a NaN where the exact result is NaN, are what one device gives too: inside.
@@ -54,8 +54,10 @@ def compare(observed: torch.Tensor, enclosure: Enclosure) -> tuple[float, Misfit
 def first_outside(
     enclosures: Iterable[tuple[str, torch.Tensor, Enclosure]],
 ) -> tuple[float, str, Misfit | None]:
-    """(share of the bound at most, role, misfit) of the first that is outside; no misfit if none
-    is."""
+    """Return (largest share of the bound, role, misfit) of the first role that is outside.
+
+    No misfit if all are inside.
+    """
     share = 0.0
     for role, observed, enclosure in enclosures:
         used, misfit = compare(observed, enclosure)
@@ -68,7 +70,7 @@ def first_outside(
 def compare_pieces(
     at: Callable[[slice, Positions], tuple[torch.Tensor, Enclosure]], elements: Elements, size: int
 ) -> tuple[float, Misfit | None]:
-    """`compare`, piece by piece.
+    """Compare like `compare`, piece by piece.
 
     at(here, there): what was observed of a piece, and its enclosure; here: where it lies among the
     elements, there: in the flat vector of `size` elements.
@@ -115,12 +117,15 @@ def _same_exception(observed: torch.Tensor, enclosure: Enclosure) -> torch.Tenso
 
 
 def all_finite(vector: torch.Tensor) -> bool:
-    """Whether every element is. A sum that is finite has finite terms, and is quickly taken."""
+    """Return True if every element is finite. A finite sum, fast to compute, shows it."""
     return math.isfinite(float(vector.sum())) or bool(vector.isfinite().all())
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Equal bit for bit, NaN included. Both contiguous, of one dtype and shape."""
+    """Return True if both are equal bit for bit, NaN included.
+
+    Both contiguous, of one dtype and shape.
+    """
     integer = _INTEGERS.get(left.dtype)
     if integer is None:
         return torch.equal(left, right)
@@ -152,7 +157,7 @@ def describe(
     causes: tuple[str, ...] = (),
     mild: bool = False,
 ) -> Violation:
-    """The Violation for a misfit over `elements` of the flat vector (None: all of them)."""
+    """Make the Violation for a misfit over `elements` of the flat vector (None: all of them)."""
     if elements is None:
         mask, weight = misfit.outside, misfit.ratio
     else:
@@ -184,6 +189,6 @@ def describe(
 
 
 def exactly(expected: torch.Tensor) -> Enclosure:
-    """The enclosure of a result that must be met exactly, flattened."""
+    """Return the enclosure of a result that must be met exactly, flattened."""
     wide = expected.reshape(-1).to(torch.float64)
     return Enclosure(wide, torch.zeros_like(wide))

@@ -1,4 +1,4 @@
-"""A hash of all that was observed, so that a replay can say `bit for bit`."""
+"""Hash of all observations, so that a replay can be declared identical bit for bit."""
 
 from __future__ import annotations
 

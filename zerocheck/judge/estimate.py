@@ -1,23 +1,23 @@
-"""How far a right execution can be off whose kernels are not those of the reference.
+"""Estimated round-off of right executions whose kernels are not those of the reference.
 
-A compiler fuses operations and orders additions as it likes, so the round-off of what it computes
-is not derived but estimated: the reference runs again with every parameter, and what every module
-gives, moved by one unit of round-off, up or down at random; so are the terms that cancel within a
-normalization (operator_noise.py). How far that moves a result is multiplied by MARGIN. A result
-that nothing moves is let be off by MARGIN roundings of its own, and of what underflows.
+A compiler fuses operations and orders additions as it likes, so the round-off of its results is not
+derived but estimated: the reference runs again with every parameter and every module output
+perturbed by one unit of round-off, up or down at random; so are the terms that cancel within a
+normalization (operator_noise.py). The change of a result is multiplied by MARGIN. A result that
+does not change at all gets a tolerance of MARGIN roundings of its own, plus underflow.
 
 The runs stand for one rounding of each operation, and a kernel may round several times; MARGIN is
-for that. It is not derived: a verdict on such a bound is an estimate, and says so.
+for that. It is not derived: a verdict on such a bound is an estimate, and is reported as one.
 
-Two forms of it. `off` is for cases whose kernels are known to differ: it pools a whole tensor.
-`off_each` is asked only where bits differ although the kernels are those of the reference, since
-the code under test runs the model by another autograd graph: activation checkpointing, a forward of
-its own, another order of accumulation. Then each element has an estimate of its own, from more
-runs, so that an element that is wrong does not hide behind the round-off of a larger one. The
-result of every operator is moved (operator_noise.py), and the largest movement in TWINS_EACH runs
-is multiplied by MARGIN_EACH: where movements are normally distributed, that is less than one
-standard deviation with a chance of 0.26 ** TWINS_EACH, 1e-7. Over checkpointed, compiled and
-rewritten forwards, right code used at most a third of it.
+There are two forms. `off` is for cases whose kernels are known to differ: it pools a whole tensor.
+`off_each` is used only where bits differ although the kernels are those of the reference, since the
+code under test runs the model by another autograd graph: activation checkpointing, a custom
+forward, another order of accumulation. Each element then has its own estimate, from more runs, so
+that a wrong element is not hidden by the round-off of a larger one. The result of every operator is
+perturbed (operator_noise.py), and the largest change in TWINS_EACH runs is multiplied by
+MARGIN_EACH: where changes are normally distributed, that is less than one standard deviation with a
+chance of 0.26 ** TWINS_EACH, 1e-7. Over checkpointed, compiled and rewritten forwards, right code
+used at most a third of it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MARGIN_EACH = 3.0
 
 
 class Off(NamedTuple):
-    """How far what the ranks compute in a step can be off.
+    """Tolerances of the ranks' results in a step.
 
     loss: each; gradient: per element, the sums over ranks and microbatches, in float64; buffers:
     by name, each element.
@@ -58,7 +58,7 @@ NOT_OFF = Off(0.0, 0.0, None)
 
 
 def off(passes: Passes, twins: Sequence[Passes], layout: Layout) -> Off:
-    """Of the reference's passes, and of those with what is computed moved."""
+    """Estimate tolerances from the reference's passes and its perturbed replicas."""
     gradient = torch.zeros(layout.size, dtype=torch.float64)
     for place in layout.places:
         if place.stop == place.start:
@@ -94,7 +94,7 @@ def _loss(passes: Passes, twins: Sequence[Passes], margin: float) -> float:
 
 
 def _buffers(passes: Passes, twins: Sequence[Passes], margin: float) -> dict[str, float]:
-    """Of numbers that are counted nothing is off."""
+    """Estimate each buffer's tolerance; integer buffers have none."""
     found: dict[str, float] = {}
     for rank, own in enumerate(passes.buffers):
         for name, buffer in own.items():
@@ -111,7 +111,7 @@ def _buffers(passes: Passes, twins: Sequence[Passes], margin: float) -> dict[str
 
 
 def _largest(gradients: torch.Tensor) -> torch.Tensor:
-    """(ranks, microbatches): the largest magnitude, of what is finite."""
+    """Largest finite magnitude, (ranks, microbatches)."""
     return _finite(gradients).amax(-1)
 
 

@@ -1,4 +1,4 @@
-"""Obligation: what the library exports is what the shards hold, bit for bit, role by role."""
+"""Obligation: exported tensors equal the shards' contents, bit for bit, role by role."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .verdict import Violation, together
 def check_export(
     observation: Observation, layout: Layout, state: State, step: int
 ) -> Violation | None:
-    """Every tensor, on every rank that was given anything, that is not what is held.
+    """Check every exported tensor, on every rank that has any, against the shards.
 
     state: what all ranks hold. A parameter must be there, frozen or not; of the optimizer what it
     has; nothing that the model does not have. A role that is not exported at all is let pass, but
@@ -121,7 +121,7 @@ def _difference(
 def _buffers(
     observation: Observation, step: int, rank: int, given: dict[str, torch.Tensor]
 ) -> Iterator[Violation]:
-    """Each is that of the rank itself, or of one rank."""
+    """Check that each buffer is that of the rank itself, or of one rank."""
     held = observation.buffers(step)
     for name in held[rank]:
         if name not in given:

@@ -1,4 +1,4 @@
-"""The flat buffers of an implementation: where its parameters lie, end to end, and who has what.
+"""Flat buffers of an implementation: parameters end to end, and the owner of each element.
 
 Only the diagnosis needs it: to ask whether a shard stands where that of another rank belongs.
 """
@@ -20,7 +20,7 @@ NOBODY = -1
 
 
 class FlatBuffer(NamedTuple):
-    """One buffer, cut in a shard of equal size for each rank.
+    """Flat buffer, split into one shard of equal size per rank.
 
     shards: (ranks, elements of a shard) int64, the position of each element in the flat vector of
     the layout, NOBODY for padding; whole: every rank holds all of it, and updates its shard.
@@ -31,11 +31,11 @@ class FlatBuffer(NamedTuple):
 
     @property
     def elements(self) -> torch.Tensor:
-        """The buffer from end to end, 1-D."""
+        """Buffer from end to end, 1-D."""
         return self.shards.reshape(-1)
 
     def starts(self, layout: Layout) -> list[tuple[str, int]]:
-        """(name, where it begins in the buffer) of the parameters in it, in their order."""
+        """Return (name, offset in the buffer) of the parameters in it, in their order."""
         names = {place.start: place.name for place in layout.places if place.stop > place.start}
         first = torch.zeros(layout.size, dtype=torch.bool)
         first[list(names)] = True
@@ -48,7 +48,7 @@ class FlatBuffer(NamedTuple):
 
 
 def flat_buffers(seen: Sequence[RankSeen], layout: Layout) -> list[FlatBuffer]:
-    """The buffers that hold parameters, from what ranks showed before the first step.
+    """Find the buffers that hold parameters, from the shards exposed before the first step.
 
     A buffer that is not cut in equal shards has no part in it: nothing could change places.
     """
@@ -78,7 +78,7 @@ def _by_storage(memory: Sequence[Lie]) -> list[tuple[Lie, ...]]:
 
 
 def _elements(ranks: Sequence[Sequence[Lie]], size: int, layout: Layout) -> torch.Tensor:
-    """(ranks, size): positions in the flat vector of the layout of all elements of one storage."""
+    """Return the flat positions of all elements of one storage: (ranks, size)."""
     elements = vectors.empty(len(ranks), size, dtype=torch.int64).fill_(NOBODY)
     for row, lies in zip(elements, ranks, strict=True):
         for one in lies:

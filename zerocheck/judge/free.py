@@ -1,4 +1,4 @@
-"""The reference trainer left to itself: many steps on one device, from the start of a case.
+"""Free run of the reference trainer: many steps on one device, from the start of a case.
 
 It informs and does not judge: two correct trainers drift apart, since AdamW divides by a root of
 squares, so what is compared with it needs a tolerance. The judge takes one step at a time instead.
@@ -28,7 +28,7 @@ from .local import as_on_a_rank
 
 
 class Trajectory(NamedTuple):
-    """Where training led to.
+    """Result of a free run.
 
     losses: per step, the mean over ranks and microbatches; parameters: after the last step, by the
     name in the unwrapped model; path: the same after each step, if that was asked for.
@@ -48,7 +48,7 @@ def trajectory(
     path: bool = False,
     twin: bool = False,
 ) -> Trajectory:
-    """All steps of a case by the reference, on the samples of all ranks.
+    """Run all steps of a case by the reference, on the samples of all ranks.
 
     semantics: what a step means; restored: the case's state of mid-training is put in first;
     device: on which the ranks were, None for the CPU: dropout draws from its generator; path: keep
@@ -109,7 +109,7 @@ class _Free:
         return {n: p.detach().to(CPU, copy=True) for n, p in self.model.named_parameters()}
 
     def _ranks(self) -> list[int]:
-        """All of them, in the order in which their gradients are summed."""
+        """Return all ranks, in the order in which their gradients are summed."""
         return list(range(self.case.world_size))
 
     def _groups(self, parameters: dict[str, nn.Parameter]) -> list[Group]:
@@ -182,9 +182,11 @@ class _Free:
 
 
 class _Twin(_Free):
-    """A trainer that is as right as the reference, and has other round-off: it sums the gradients
-    in float32, rank 0 first and the others in the opposite order. How far it drifts from the
-    reference is how far round-off alone leads. Rank 0 stays first since its buffers count.
+    """Replica of the reference with another round-off, as right as the reference.
+
+    It sums the gradients in float32, rank 0 first and the others in the opposite order. Its drift
+    from the reference is the drift that round-off alone causes. Rank 0 stays first since its
+    buffers count.
 
     The reference itself sums in float64, where another order would mostly change no bit.
     """
@@ -199,7 +201,7 @@ class _Twin(_Free):
 def _states(
     state: dict[tuple[str, str], torch.Tensor], device: torch.device
 ) -> dict[str, AdamWState]:
-    """The state of mid-training by parameter, for those that have moments."""
+    """Return the state of mid-training by parameter, for those that have moments."""
     return {
         name: AdamWState(
             parameter=state[name, "parameter"].to(device),

@@ -1,4 +1,4 @@
-"""Obligation: given the parameters, the reduced gradient is what the declared semantics say."""
+"""Obligation: given the parameters, the reduced gradient is that of the declared semantics."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from .verdict import Violation, with_parts
 
 
 class Expected(NamedTuple):
-    """The enclosure of the reduced gradient, and which parameters have one at all."""
+    """Enclosure of the reduced gradient, and the parameters that have one at all."""
 
     of: Enclosing
     used: list[bool]
 
     @property
     def enclosure(self) -> Enclosure:
-        """That of the whole vector."""
+        """Enclosure of the whole vector."""
         return self.of.whole
 
 
 def loss_divisor(case: Case, semantics: Semantics) -> float:
-    """What the loss is divided by before the backward."""
+    """Return the divisor of the loss before the backward."""
     divisor = case.training.microbatches if semantics.divide == "loss" else 1
     return float(divisor * loss_ranks(case, semantics))
 
 
 def loss_ranks(case: Case, semantics: Semantics) -> int:
-    """How often a rank's gradient is in the mean that losses are divided for; 1: they are not."""
+    """Number of times a rank's gradient counts in the mean by which losses are divided, else 1."""
     return case.readers if semantics.in_losses else 1
 
 
@@ -59,7 +59,7 @@ def expected(
     scales: Sequence[float] = (),
     noise: torch.Tensor | float = 0.0,
 ) -> Expected:
-    """Sum of all local gradients over the declared divisor, and its enclosure.
+    """Sum all local gradients over the declared divisor, and enclose the result.
 
     noise: how far the sum of local gradients can be off, where kernels are not the reference's.
     scales: loss scale of each rank. It is divided out after the reduction: exactly by a power of
@@ -126,8 +126,10 @@ def _along(
     scale: float,
     divisor: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The bound along the path into a parameter's format, and a mask of where a partial sum can
-    overflow fp16: none is larger than the absolute sum before it was divided.
+    """Return the bound along the path into a parameter's format, and an overflow mask.
+
+    The mask is set where a partial sum can overflow fp16: none is larger than the absolute sum
+    before it was divided.
     """
     if format.narrow and (not path or path[-1][1] != format):
         path = (*path, (1, format))
@@ -159,7 +161,7 @@ def check(
     noise: torch.Tensor | float = 0.0,
     diagnose: bool = True,
 ) -> tuple[float, Violation | None]:
-    """(share of the bound, violation or None) for the gradient that was shown at `reduced`.
+    """Check the gradient exposed at `reduced`: (share of the bound, violation or None).
 
     used_before: per parameter, whether a step before this one used it; buffers: asked for the flat
     buffers of the implementation if something is wrong; previous, unclipped_before: asked for then
@@ -235,7 +237,7 @@ def _existence(
     step: int,
     kept: Sequence[bool],
 ) -> Violation | None:
-    """A gradient must exist where a parameter was used, and, with `skip`, nowhere else.
+    """Check that gradients exist for used parameters and, with `skip`, for no others.
 
     kept: parameters whose gradient an earlier step made. `zero_grad(set_to_none=False)` leaves it
     there as zeros, on one device too; it may exist though this step does not use the parameter.

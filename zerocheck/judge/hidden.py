@@ -1,4 +1,4 @@
-"""A gradient that the implementation does not show, recovered from the first moment.
+"""Recovery of a gradient that the implementation does not expose, from the first moment.
 
     exp_avg' = b1 exp_avg + (1 - b1) g   =>   g = (exp_avg' - b1 exp_avg) / (1 - b1) +- E / (1 - b1)
 
@@ -28,15 +28,17 @@ from .verdict import Violation
 
 
 class Recovered(NamedTuple):
-    """held: the gradient as one rank would show it, fp32; error: what is not known of each element
-    of the flat vector, float64."""
+    """Recovered gradient, as one rank would expose it, and its uncertainty.
+
+    held: fp32; error: uncertainty of each element of the flat vector, float64.
+    """
 
     held: Held
     error: torch.Tensor
 
 
 def recover(before: State, after: State, layout: Layout, case: Case, *, step: int) -> Recovered:
-    """The gradient that explains the step of exp_avg, where the step count went up.
+    """Recover the gradient that explains the step of exp_avg, where the step count went up.
 
     Elements of other parameters hold NaN in `held.whole` and have no error.
     """
@@ -82,13 +84,13 @@ def recover(before: State, after: State, layout: Layout, case: Case, *, step: in
 
 
 def as_shown(gradient: Held) -> Enclosing:
-    """A gradient that was seen, as an enclosure without width; 0 where there is none."""
+    """Enclose an observed gradient with zero width; 0 where there is none."""
     whole = gradient.whole
     return Enclosing(len(whole), lambda there: exactly(some(whole, there).nan_to_num(nan=0.0)))
 
 
 class Clipping(NamedTuple):
-    """What the recovered gradient must be with clipping, and what it would be without."""
+    """Expected value of the recovered gradient, with and without clipping."""
 
     clipped: Enclosing
     unclipped: Enclosing
@@ -97,7 +99,7 @@ class Clipping(NamedTuple):
 def clipping(
     gradient: Enclosing, error: torch.Tensor, layout: Layout, case: Case, semantics: Semantics
 ) -> Clipping:
-    """From the enclosure of the reduced gradient, which has no width where it was seen.
+    """Enclose the clipped gradient, from the enclosure of the reduced one.
 
     The norm is that of the exact gradient. The implementation's may be off by the rounding of the
     gradient and of its own summation: both enter the bound, relative to the element.
@@ -128,7 +130,7 @@ def clipping(
 
 
 def _norms(gradient: Enclosing, layout: Layout, case: Case) -> tuple[float, float, Squares]:
-    """Norms of the exact gradient and of its bounds, and the squares that the norm has."""
+    """Return the norms of the exact gradient and of its bounds, and the squares of the norm."""
     order = 2.0 if case.training.norm == "2" else torch.inf
     norms: list[float] = []
     widths: list[float] = []
@@ -145,9 +147,11 @@ def _norms(gradient: Enclosing, layout: Layout, case: Case) -> tuple[float, floa
 def _narrow_product(
     largest: torch.Tensor, factor: float, formats: Formats, only: bool
 ) -> torch.Tensor:
-    """What coefficient and product round where the gradient is in bf16, else 0: fp32 is counted
-    already. largest: the largest size that each element can have; factor: the largest of these;
-    only: all that is trained is in bf16."""
+    """Bound the rounding of coefficient and product where the gradient is in bf16, else 0.
+
+    fp32 is counted already. largest: the largest magnitude that each element can have; factor: the
+    largest coefficient; only: all trainable parameters are in bf16.
+    """
 
     def own(vector: torch.Tensor, format: Format) -> Enclosure:
         if not format.narrow:
@@ -160,7 +164,7 @@ def _narrow_product(
 def check_clip(
     recovered: Recovered, wanted: Clipping, layout: Layout, *, step: int, seen: bool
 ) -> tuple[float, Violation | None]:
-    """Judge clipping by the gradient that exp_avg took in.
+    """Judge clipping by the gradient that entered exp_avg.
 
     seen: the reduced gradient was shown, so that only clipping can be wrong. Otherwise a misfit
     that plain `not clipped` does not explain is left to the obligation `gradient`.

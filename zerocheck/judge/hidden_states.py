@@ -1,4 +1,4 @@
-"""An optimizer that shows no states, judged by its parameters.
+"""Judging an optimizer that exposes no states by its parameters.
 
 The start is known: moments of 0, no step taken. From then on the moments are enclosed, step after
 step, by what the gradient can have been: it was seen, or it is the reference's, with its bound. The
@@ -35,7 +35,7 @@ from .verdict import Violation
 
 
 class HiddenUpdate(NamedTuple):
-    """One update of an optimizer that shows no states.
+    """One update of an optimizer that exposes no states.
 
     gradient: what it was given, which has no width where it was seen; has: per parameter, whether
     it has a gradient; lr: per group; others: by name, gradients that a known bug would give it.
@@ -52,7 +52,7 @@ class HiddenUpdate(NamedTuple):
 def wrong_gradients(
     passes: Passes | None, semantics: Semantics
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """(cause, flat gradient) of what an optimizer is given by known bugs in the reduction."""
+    """Iterate over (cause, flat gradient) that known reduction bugs pass to an optimizer."""
     if passes is None or not passes.gradients.numel():
         return
     world, count = passes.gradients.shape[:2]
@@ -67,7 +67,7 @@ def wrong_gradients(
 
 
 class HiddenStates:
-    """The enclosed moments of all parameters, carried from step to step."""
+    """Enclosed moments of all parameters, carried from step to step."""
 
     def __init__(self, layout: Layout, recipe: Recipe, case: Case, semantics: Semantics) -> None:
         self.layout = layout
@@ -92,7 +92,7 @@ class HiddenStates:
         *,
         step: int,
     ) -> State:
-        """Judge the update of a step and note it; returns the state after, as `check` does.
+        """Judge the update of a step and record it; return the state after, as `check` does.
 
         applied: the gradient that the optimizer was given, None if it was not shown; expected: what
         that must be, None if it is not known. Without both, the moments are lost for good.
@@ -115,7 +115,7 @@ class HiddenStates:
         return after
 
     def check(self, update: HiddenUpdate, *, step: int) -> tuple[float, Violation | None, State]:
-        """(share of the bound, violation or None, the state after).
+        """Check an update: (share of the bound, violation or None, the state after).
 
         Where ranks hold different copies of a parameter, the one that is right becomes that of the
         state: which rank updates it, and whom it forgets to tell, is not known.
@@ -156,7 +156,7 @@ class HiddenStates:
     def _under(
         self, reading: Reading, parts: Sequence[Part], update: HiddenUpdate
     ) -> tuple[float, Misfit | None, Part | None, State]:
-        """(share, misfit, part that it is in, state after) under one reading of the options."""
+        """Compare under one reading of the options: (share, misfit, its part, state after)."""
         share = 0.0
         after = update.after
         for part in parts:
@@ -173,7 +173,7 @@ class HiddenStates:
         return share, None, None, after
 
     def _best_copies(self, after: State, part: Part, misfit: Misfit, wanted: Enclosure) -> State:
-        """The state with each wrong parameter from a rank whose copy of it is right, if any is."""
+        """Return the state with wrong parameters taken from ranks with right copies, if any."""
         outside = self._spread(part, misfit.outside)
         chosen = after.parameter
         for own in after.own:
@@ -193,7 +193,7 @@ class HiddenStates:
         return replace(after, parameter=chosen, own=held)
 
     def _spread(self, part: Part, mask: torch.Tensor) -> torch.Tensor:
-        """A mask over the elements of a part as one over the flat vector."""
+        """Expand a mask over the elements of a part to one over the flat vector."""
         if part.elements is None:
             return mask
         whole = torch.zeros(self.layout.size, dtype=torch.bool)
@@ -201,7 +201,7 @@ class HiddenStates:
         return whole
 
     def _wanted(self, part: Part, update: HiddenUpdate, s: Scalars) -> Enclosure:
-        """The range of the parameters after the update."""
+        """Return the range of the parameters after the update."""
         size = self.layout.size if part.elements is None else len(part.elements)
         exact, bound = (torch.empty(size, dtype=torch.float64) for _ in range(2))
         for here, there in pieces(part.elements, self.layout.size):
@@ -250,7 +250,7 @@ class HiddenStates:
     def _words(
         self, misfit: Misfit, part: Part, update: HiddenUpdate, after: State
     ) -> tuple[str, tuple[str, ...]]:
-        """(explanation, causes) of parameters outside their range."""
+        """Return (explanation, causes) for parameters outside their range."""
         before = _some(update.before.parameter, part)
         outside = misfit.outside
         if bool(misfit.observed.isnan().any()):
@@ -270,7 +270,7 @@ class HiddenStates:
     def _causes(
         self, part: Part, update: HiddenUpdate, after: State, misfit: Misfit
     ) -> tuple[str, ...]:
-        """Known causes that explain every element of the wrong tensors."""
+        """Find known causes that explain every element of the wrong tensors."""
         mask = self._spread(part, misfit.outside)
         wrong = [p for p in self.layout.places if bool(mask[p.start : p.stop].any())]
         asked = torch.cat([torch.arange(p.start, p.stop) for p in wrong])
@@ -309,11 +309,11 @@ class HiddenStates:
 
 
 def _some(vector: torch.Tensor, part: Part) -> torch.Tensor:
-    """The elements of a part, float64."""
+    """Return the elements of a part, float64."""
     return (vector if part.elements is None else vector[part.elements]).double()
 
 
 def _outside(observed: torch.Tensor, wanted: Enclosure) -> torch.Tensor:
-    """Mask of what lies outside its enclosure."""
+    """Return the mask of the elements outside their enclosure."""
     misfit = compare(observed, wanted)[1]
     return torch.zeros(len(observed), dtype=torch.bool) if misfit is None else misfit.outside

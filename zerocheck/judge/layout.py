@@ -1,4 +1,4 @@
-"""One flat vector per role: where each parameter lies in it."""
+"""Layout of a model in a flat vector per role: the place of each parameter."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ Elements = torch.Tensor | None
 
 @dataclass(frozen=True)
 class Formats:
-    """In which format each element of a vector is: (format, its elements), every element once."""
+    """Formats of a vector's elements: (format, its elements), every element once."""
 
     parts: tuple[tuple[Format, Elements], ...]
     size: int
 
     @property
     def narrow(self) -> Format | None:
-        """The format that is narrower than fp32, if any element has one."""
+        """Format that is narrower than fp32, if any element has one."""
         return next((format for format, _ in self.parts if format.narrow), None)
 
     def enclose(self, make: Callable[..., Enclosure], *vectors: torch.Tensor) -> Enclosure:
-        """make(*elements, format) of each format's elements of the vectors, put together."""
+        """Apply make(*elements, format) to the elements of each format, and join the results."""
         if len(self.parts) == 1:
             return make(*vectors, self.parts[0][0])
         exact = torch.zeros(self.size, dtype=torch.float64)
@@ -46,7 +46,7 @@ class Formats:
         return Enclosure(exact, bound)
 
     def at(self, index: Positions | None) -> Formats:
-        """The formats of the elements at these positions, in their order."""
+        """Return the formats of the elements at these positions, in their order."""
         if index is None:
             return self
         if isinstance(index, slice):
@@ -67,7 +67,7 @@ class Formats:
         return Formats(tuple(found), len(index))
 
     def _within(self, start: int, stop: int) -> Formats:
-        """Those of a range. The elements of each part are in ascending order."""
+        """Return the formats of a range. The elements of each part are in ascending order."""
         found: list[tuple[Format, Elements]] = []
         for format, elements in self.parts if len(self.parts) > 1 else ():
             assert elements is not None
@@ -93,7 +93,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Place:
-    """A parameter's place: [start, stop) in elements of the flat vector."""
+    """Place of a parameter: [start, stop) in elements of the flat vector."""
 
     name: str
     shape: tuple[int, ...]
@@ -124,7 +124,7 @@ class Layout:
 
     @classmethod
     def of(cls, model: nn.Module, case: Case) -> Layout:
-        """The layout of an unwrapped model. What is unfrozen later counts as trainable."""
+        """Build the layout of an unwrapped model. Parameters unfrozen later count as trainable."""
         later = set(unfrozen(case))
         places: list[Place] = []
         start = 0
@@ -148,7 +148,7 @@ class Layout:
         buffers: dict[str, torch.Tensor] | None = None,
         aliases: dict[str, str] | None = None,
     ) -> Layout:
-        """The layout of places that follow each other from 0 on."""
+        """Build the layout of places that follow each other from 0 on."""
         size = places[-1].stop if places else 0
         trainable = torch.zeros(size, dtype=torch.bool)
         for place in places:
@@ -166,8 +166,10 @@ class Layout:
 
     @cached_property
     def memory_order(self) -> torch.Tensor | None:
-        """(size,) int64: the places of all elements in the order in which each parameter lies in
-        memory. None where every parameter is contiguous."""
+        """Positions of all elements in each parameter's memory order, (size,) int64.
+
+        None where every parameter is contiguous.
+        """
         if all(place.strides is None for place in self.places):
             return None
         order = vectors.ranges([0], [self.size])
@@ -179,7 +181,7 @@ class Layout:
         return order
 
     def at(self, element: int) -> tuple[Place, tuple[int, ...]]:
-        """The parameter that holds a flat element, and the index within it."""
+        """Return the parameter that holds a flat element, and the index within it."""
         for place in self.places:
             if place.start <= element < place.stop:
                 rest = element - place.start
@@ -191,7 +193,7 @@ class Layout:
         raise IndexError(element)
 
     def names_of(self, mask: torch.Tensor, weight: torch.Tensor) -> tuple[str, ...]:
-        """Names of the parameters with an element in `mask`, the largest `weight` there first."""
+        """Return the names of the parameters with an element in `mask`, by falling `weight`."""
         worst: list[tuple[float, str]] = []
         for place in self.places:
             inside = mask[place.start : place.stop]
@@ -206,7 +208,7 @@ class Layout:
         return tuple(name for _, name in sorted(worst))
 
     def spread(self, values: Sequence[bool]) -> torch.Tensor:
-        """A mask over the flat vector from one flag per parameter."""
+        """Expand one flag per parameter to a mask over the flat vector."""
         if all(values):
             return torch.ones(self.size, dtype=torch.bool)
         mask = torch.zeros(self.size, dtype=torch.bool)
@@ -216,7 +218,7 @@ class Layout:
         return mask
 
     def segments(self, keys: Sequence[int | None]) -> list[Part]:
-        """The trainable parameters that share group, key and format.
+        """Group the trainable parameters that share group, key and format.
 
         keys: one per parameter, e.g. its number of steps; None leaves the parameter out.
         """

@@ -1,4 +1,4 @@
-"""The local gradients of every rank and microbatch, computed by the reference on one device."""
+"""Local gradients of every rank and microbatch, computed by the reference on one device."""
 
 from __future__ import annotations
 
@@ -61,16 +61,16 @@ class Passes:
 
     @property
     def used(self) -> torch.Tensor:
-        """Per rank the mask of parameters that took part."""
+        """Return, per rank, the mask of parameters that took part."""
         return self.arrived.any(1)
 
     def without_gradients(self) -> Passes:
-        """All but the gradients, which are the largest."""
+        """Return everything but the gradients, which are the largest."""
         return replace(self, gradients=self.gradients[..., :0].clone())
 
 
 class LocalRunner:
-    """Runs the model of a case with given parameters, as each rank would."""
+    """Runner of a case's model with given parameters, as each rank would run it."""
 
     def __init__(
         self,
@@ -80,9 +80,12 @@ class LocalRunner:
         device: torch.device | None = None,
         computing: Computing = OWN,
     ) -> None:
-        """device: of the kind that the ranks ran on, whose kernels decide bits; None for the CPU.
-        The model is moved there, and its parameters are cast if `computing` says so: to load them
-        from fp32 is that cast. All that is given and taken is on the CPU, and in fp32."""
+        """Build the model. device: of the kind that the ranks ran on, None for the CPU.
+
+        The device's kernels decide bits. The model is moved there, and its parameters are cast if
+        `computing` declares it: loading them from fp32 is that cast. All inputs and results are on
+        the CPU, and in fp32.
+        """
         self.case = case
         self._device = device or torch.device(CPU)
         if self._device.type != CPU:
@@ -113,7 +116,7 @@ class LocalRunner:
 
     @property
     def _buffers(self) -> dict[str, torch.Tensor]:
-        """The user's own model may put other tensors in their places."""
+        """Buffers of the model, which a user's own model may replace by other tensors."""
         return self._same_buffers or dict(self._model.named_buffers())
 
     def run(
@@ -131,7 +134,7 @@ class LocalRunner:
         scale: Scale | None = None,
         sent_each: bool = False,
     ) -> Passes:
-        """One step of all ranks.
+        """Run one step of all ranks.
 
         parameters[r]: the flat vector that rank r computes with; buffers[r]: its buffers before;
         seen[r]: how it ran the model; ranks: what of the divisor of losses is taken back, by an
@@ -240,7 +243,7 @@ class LocalRunner:
         return float(result.loss)
 
     def _outputs(self, model: nn.Module, drawn: Batch) -> torch.Tensor:
-        """The model's outputs, computed as the semantics declare."""
+        """Compute the model's outputs as the semantics declare."""
         dtype, inputs = self._computing.dtype, drawn.inputs
         if dtype is not None and self._computing.inputs:
             inputs = cast_inputs(dtype, None, inputs)
@@ -250,7 +253,7 @@ class LocalRunner:
         return outputs
 
     def _randomise(self, seed: int, rank: int, number: int) -> None:
-        """Put the generator where the rank had it when it entered the loss."""
+        """Set the generator to the rank's state at the entry of the loss."""
         if self.case.data.rng == "seeded":
             seed_device(seed, self._device)
         elif number < len(self._states[rank]):
@@ -258,13 +261,13 @@ class LocalRunner:
 
     @contextmanager
     def rounding_otherwise(self, twin: int) -> Iterator[None]:
-        """What the modules of the model compute is moved by a round-off within it."""
+        """Perturb all module outputs, and terms that cancel, by a round-off within the context."""
         with rounding_otherwise(self._model, twin), CancellationNoise(twin):
             yield
 
     @contextmanager
     def noting_graphs(self) -> Iterator[GraphNotes]:
-        """The fingerprint of each forward is noted within it."""
+        """Record the fingerprint of each forward within the context."""
         self._graphs = GraphNotes()
         try:
             yield self._graphs
@@ -273,7 +276,7 @@ class LocalRunner:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """The model is in evaluation mode within it, and runs forwards only.
+        """Run forwards only, in evaluation mode, within the context.
 
         cuDNN has no backward of a recurrent module in that mode.
         """
@@ -301,7 +304,7 @@ class LocalRunner:
                 buffer.copy_(buffers[name])
 
     def _place(self, seen: StepSeen) -> None:
-        """Put the parameters where the implementation had them, and as it had them: BLAS cares."""
+        """Move the parameters to the alignment and strides of the ranks: BLAS depends on both."""
         if (seen.misaligned, seen.strides) == self._as_on:
             return
         for name, parameter in self._parameters.items():
@@ -313,7 +316,7 @@ class LocalRunner:
         self._as_on = dict(seen.misaligned), dict(seen.strides)
 
     def _track(self, names: Collection[str], unfrozen_: Collection[str]) -> None:
-        """Have autograd track the same frozen parameters; their gradients are nobody's.
+        """Require gradients of the frozen parameters that the implementation tracks, unused here.
 
         unfrozen_: what was frozen and learns by now.
         """
@@ -322,7 +325,7 @@ class LocalRunner:
         self._tracked = set(names) - set(unfrozen_)
 
     def _hook(self, seen: StepSeen) -> None:
-        """Give the same modules the same further nodes: the order of additions cares."""
+        """Hook the same modules as the implementation: nodes change the order of additions."""
         how = seen.passed_through, seen.restrided, seen.viewed, seen.cast, seen.recomputed
         if how == self._hooked:
             return
@@ -360,7 +363,7 @@ class LocalRunner:
 
 
 def _put(instance: nn.Module, attribute: str, value: Any) -> None:
-    """Set an attribute of the instance; None: leave that of its class."""
+    """Set an attribute of the instance; None: restore that of its class."""
     if value is None:
         instance.__dict__.pop(attribute, None)
     else:
@@ -369,7 +372,7 @@ def _put(instance: nn.Module, attribute: str, value: Any) -> None:
 
 @contextmanager
 def as_on_a_rank(device: torch.device | None = None) -> Iterator[None]:
-    """One thread and deterministic kernels, as ranks have; the caller's state is restored.
+    """Use one thread and deterministic kernels, as ranks do, and restore the caller's settings.
 
     The thread count decides bits: Linear, LayerNorm and attention split their sums by it. device:
     on which the ranks were, None for the CPU.

@@ -25,7 +25,7 @@ def check(
     left_elsewhere: Collection[str] = (),
     off: float = 0.0,
 ) -> Violation | None:
-    """The first loss that differs, with its rank and microbatch.
+    """Find the first loss that differs, with its rank and microbatch.
 
     off: how far a loss can be off, where kernels are not the reference's; 0 is bit for bit.
     evaluated: the losses in evaluation mode, asked for only if they can explain something; left,
@@ -70,7 +70,7 @@ def with_other_parameters(
     buffers: Sequence[FlatBuffer],
     replay: Replay,
 ) -> Violation:
-    """The violation, with its causes if it computed with parameters that changed on their way.
+    """Return the violation, with its causes if ranks computed with parameters changed in transit.
 
     parameters: the flat vector; buffers: the sharded ones; replay: see diagnose/loss.py.
     """
@@ -81,7 +81,7 @@ def with_other_parameters(
 def check_random(
     states: Sequence[Sequence[bytes]], *, step: int, together: int = 1
 ) -> Violation | None:
-    """Where random numbers are carried on, no two ranks enter a loss in the same random state.
+    """Check that no two ranks enter a loss in the same random state, where states are carried on.
 
     together: so many neighbours are one data-parallel rank, and enter it in the same.
 

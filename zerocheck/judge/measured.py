@@ -1,4 +1,4 @@
-"""The obligations of MEMORY, from what the ranks of one case held and sent."""
+"""Obligations of MEMORY, from the bytes that the ranks of one case held and sent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHECKS: dict[Memory, Check] = {
 
 
 def judge_measured(case: Case, seen: Sequence[RankSeen], *, digest: bool = False) -> Judgement:
-    """Judge what the ranks of a case measured. seen[r]: the reply of rank r.
+    """Judge the measurements of a case's ranks. seen[r]: the reply of rank r.
 
     With `digest`, or if anything is violated, the hash of all that was measured is taken.
     """
@@ -59,7 +59,7 @@ def _digest(measured: Sequence[Measured]) -> str:
 
 
 def merged(parts: Sequence[Judgement]) -> Judgement:
-    """What is said of one case by several judgements of different obligations, as one."""
+    """Merge several judgements of one case, of different obligations, into one."""
     first, *others = parts
     for other in others:
         first = msgspec.structs.replace(

@@ -1,4 +1,4 @@
-"""What the reference computes, moved by a round-off: parameters, and what modules give."""
+"""Perturbation of the reference by a round-off: of parameters, and of module outputs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ NEXT = 2
 
 
 def signs(shape: Sequence[int], seed: int) -> torch.Tensor:
-    """1 or -1 at random, the same for the same shape and seed."""
+    """Draw 1 or -1 at random, the same for the same shape and seed."""
     draw = torch.Generator().manual_seed(seed)
     return torch.randint(0, 2, tuple(shape), generator=draw) * 2 - 1
 
 
 def moved(flat: torch.Tensor, layout: Layout, twin: int) -> torch.Tensor:
-    """The flat vector of parameters, each element one unit of its own format up or down."""
+    """Move each element of the flat parameters one unit of its own format up or down."""
     unit = torch.zeros(layout.size, dtype=torch.float64)
     for place in layout.places:
         unit[place.start : place.stop] = NEXT * place.format.u
@@ -33,7 +33,7 @@ def moved(flat: torch.Tensor, layout: Layout, twin: int) -> torch.Tensor:
 
 @contextmanager
 def rounding_otherwise(model: nn.Module, twin: int) -> Iterator[None]:
-    """Within it, what each innermost module gives is moved too; so is the gradient on its way back.
+    """Perturb the outputs of each innermost module, and their gradients, within the context.
 
     By the same signs each time that the module is called, as checkpointing needs it.
     """
@@ -50,7 +50,7 @@ def rounding_otherwise(model: nn.Module, twin: int) -> Iterator[None]:
 
 
 class _Moves:
-    """A forward hook."""
+    """Forward hook that perturbs the outputs of its module."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed

@@ -1,4 +1,4 @@
-"""What the judge has found of a case so far, obligation by obligation, and the verdict of it."""
+"""Findings of the judge on a case, obligation by obligation, and their verdict."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .words import Refuted
 
 
 class Noted:
-    """Obligations that were exercised, the first violation of each, and the share of its bound.
+    """Obligations that were exercised, the first violation of each, and its share of the bound.
 
     tier: "state only" once a gradient was not shown; vacuity: what could have failed.
     """
 
     def __init__(self, seen: Sequence[RankSeen], *, brief: bool = False) -> None:
-        """seen: what each rank said of the case; brief: the first violation raises Refuted."""
+        """Start without findings. seen: the observations; brief: a violation raises Refuted."""
         self._brief = brief
         self.exercised: set[Obligation] = set()
         self.shares: dict[Obligation, float] = {}
@@ -34,17 +34,19 @@ class Noted:
         self._taken: tuple[Passes, Callable[[], Passes]] | None = None
 
     def taken(self, passes: Passes, again: Callable[[], Passes]) -> None:
-        """On a device whose kernels may not repeat: what was computed there, and how it is computed
-        again before a violation counts."""
+        """Register a computation, to be repeated before a violation counts.
+
+        Needed on a device whose kernels may not repeat.
+        """
         self._taken = passes, again
 
     def hidden_gradient(self) -> None:
-        """A gradient was not shown."""
+        """Record that a gradient was not exposed."""
         if self.tier == "full":
             self.tier = "state only"
 
     def note(self, obligation: Obligation, share: float, violation: Violation | None) -> None:
-        """An obligation was checked. share: of the bound that was used.
+        """Record the check of an obligation. share: of the bound that was used.
 
         Raises what `check_repeats` does, if bits do not repeat.
         """
@@ -62,7 +64,7 @@ class Noted:
     def judgement(
         self, observation: Observation, *, estimated: Collection[Obligation], digest: bool
     ) -> Judgement:
-        """The verdict on every obligation of a step, violations in the order of steps.
+        """Return the verdict on every obligation of a step, violations in the order of steps.
 
         estimated: obligations whose bound is, where they were exercised. With `digest`, or if
         anything is violated, the hash of all that was observed is taken.

@@ -25,7 +25,7 @@ _NORMS = ("aten::native_layer_norm_backward", "aten::native_group_norm_backward"
 
 
 class CancellationNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within it the backward of a normalization is moved by round-off of the terms that it adds.
+    """Mode that moves the backward of a normalization by round-off of the terms that it adds.
 
     The gradient of the input, with g the gradient of the output times the weight, is
 
@@ -37,7 +37,7 @@ class CancellationNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, twin: int) -> None:
-        """twin: seed of the directions."""
+        """Start the mode. twin: seed of the directions."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._draw = torch.Generator().manual_seed(1_000 + twin)
 
@@ -67,7 +67,7 @@ class CancellationNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class OperatorNoise(CancellationNoise):  # type: ignore[no-untyped-call]
-    """Within it each result of an operator that rounds is moved to a number next to it.
+    """Mode that moves each rounded result of an operator to a neighbouring number.
 
     Unlike what hooks on modules do, this reaches the operators between modules, and those of the
     backward. Results that share memory with an argument are left alone.

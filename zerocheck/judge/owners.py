@@ -1,4 +1,4 @@
-"""Gradients of which only the owner's copy counts, where it is not known who owns what.
+"""Gradients of which only the owner's copy counts, where the owners are not known.
 
 An optimizer of the user's own may reduce each gradient to the rank that updates the parameter; what
 the other ranks have in `.grad` then means nothing. So of unequal copies one that is right is taken.
@@ -20,8 +20,10 @@ from .pieces import Enclosing
 
 
 def owners_copies(held: Held, wanted: Enclosing, layout: Layout) -> Held:
-    """The gradient as if every rank held the copy that counts. held: with whole copies that differ;
-    wanted: what it must be."""
+    """Return the gradient as if every rank held the copy that counts.
+
+    held: whole copies that differ; wanted: the expected gradient.
+    """
     if not held.whole_everywhere:
         return held
     whole = held.whole.clone()
@@ -40,6 +42,6 @@ def owners_copies(held: Held, wanted: Enclosing, layout: Layout) -> Held:
 
 
 def _along(copy: torch.Tensor, direction: torch.Tensor) -> float:
-    """The cosine between a copy and a direction, 0 where either has no length or is not finite."""
+    """Cosine between a copy and a direction, 0 where either is 0 or not finite."""
     cosine = torch.nn.functional.cosine_similarity(copy.double(), direction, dim=0)
     return float(cosine.nan_to_num(nan=0.0))

@@ -18,12 +18,12 @@ Key = tuple[int, int, tuple[tuple[int, int], ...] | None]
 
 
 class Ownership:
-    """Checks every point; manifests that were checked already are not looked at again."""
+    """Check of all points; manifests that were checked already are not checked again."""
 
     def __init__(
         self, observation: Observation, hosts: Hosts = (), *, masters: bool = False
     ) -> None:
-        """hosts: on which the ranks are, as in a case; masters: the semantics declare some."""
+        """Start unchecked. hosts: of the ranks, as in a case; masters: True if declared."""
         self._masters = masters
         self._observation = observation
         self._hosts = hosts
@@ -31,7 +31,7 @@ class Ownership:
         self._fine: set[tuple[str, tuple[tuple[int, ...], ...]]] = set()
 
     def check(self, step: int, point: Point) -> Violation | None:
-        """The first violation among all roles at this point, or None."""
+        """Find the first violation among all roles at this point, or None."""
         if point == "state":
             roles: tuple[Role, ...] = ("parameter", "master", *MOMENTS, "buffer", "step")
         else:
@@ -104,7 +104,7 @@ class Ownership:
     def _unknown(
         self, role: Role, name: str, known: Collection[str]
     ) -> tuple[str, tuple[str, ...]]:
-        """(what is wrong, causes) with a name that nothing of this role may have."""
+        """Return (explanation, causes) for a name that no shard of this role may have."""
         if role != "buffer" and name in self._layout.by_name:
             problem = f"shards() gives a {role} of {name!r}, which is frozen and must have none"
             return problem, ("state of a frozen parameter",)
@@ -128,7 +128,7 @@ class Ownership:
 
 
 def tiling_fault(shards: Sequence[tuple[int, Entry]], shape: tuple[int, ...]) -> str:
-    """What is wrong with the tiling in words, or an empty string.
+    """Return the explanation of an error in the tiling, or an empty string.
 
     Equal ranges on different ranks are replicas; the same range twice on one rank is not.
     """
@@ -163,10 +163,13 @@ def tiling_fault(shards: Sequence[tuple[int, Entry]], shape: tuple[int, ...]) ->
 def replica_fault(
     shards: Sequence[tuple[int, Entry]], world_size: int, replica: int
 ) -> tuple[str, int, int] | None:
-    """(what is wrong in words, and the two ranks) if ranks with the same place on the shard axis of
-    a mesh of two axes hold other elements. replica: as in `Held`; 0 is right in any case.
+    """Return (explanation, two ranks) if replicas of a shard hold different elements.
 
-    A gradient that is None on one of them is left to the obligation `gradient`."""
+    That is, ranks with the same place on the shard axis of a mesh of two axes. replica: as in
+    `Held`; 0 is right in any case.
+
+    A gradient that is None on one of them is left to the obligation `gradient`.
+    """
     if not replica:
         return None
     held: list[set[Key]] = [set() for _ in range(world_size)]
@@ -188,7 +191,7 @@ def replica_fault(
 
 
 def _ranges(keys: Collection[Key]) -> str:
-    """`"elements 0 to 3 and 6 to 7"`."""
+    """Format ranges in words: `"elements 0 to 3 and 6 to 7"`."""
     parts = [
         f"{start} to {stop - 1}" if box is None else " x ".join(f"{a}:{b}" for a, b in box)
         for start, stop, box in sorted(keys, key=lambda key: key[:2])
@@ -213,7 +216,7 @@ def _tiling_of_boxes(distinct: list[Key], shape: tuple[int, ...], numel: int) ->
 
 
 def _box(start: int, stop: int, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """The box from element `start` to element `stop - 1`: the flat range, if it has its size."""
+    """Return the box from element `start` to `stop - 1`: the flat range, if it has its size."""
     low, high = start, stop - 1
     box: list[tuple[int, int]] = []
     for size in reversed(shape):

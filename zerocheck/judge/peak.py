@@ -1,4 +1,4 @@
-"""Obligation: at no instant of a step a rank holds more than its layout says.
+"""Obligation: at no instant of a step a rank holds more than its layout predicts.
 
 There is no tolerance. The layout says, for each phase, the most bytes of what is gathered at once,
 of buckets at once, and of all that is held beyond parameters, optimizer states and buffers: at any
@@ -39,7 +39,7 @@ WORDS: dict[str, str] = {
 
 
 class _Excess(NamedTuple):
-    """Of one rank: the least of all steps that are alike, at the first of them."""
+    """Excess of one rank: the least of all steps that are alike, at the first of them."""
 
     step: int
     phase: Phase
@@ -49,7 +49,7 @@ class _Excess(NamedTuple):
 
 
 def check(case: Case, measured: Sequence[Measured]) -> Checked:
-    """The first term of which too much is held, and all ranks on which this is so."""
+    """Find the first term that exceeds its prediction, and all ranks on which it does."""
     told = [_told(one) for one in measured]
     found = [_first(case, one, says) for one, says in zip(measured, told, strict=True)]
     exceeded = [one for one in found if one is not None]
@@ -70,7 +70,7 @@ def _vacuous(case: Case, told: Sequence[dict[tuple[int, Phase], list[Highest]]])
 
 
 def _told(measured: Measured) -> dict[tuple[int, Phase], list[Highest]]:
-    """What the layout says of each phase; a step after the last that is told of is as that one."""
+    """Return the predicted maxima of each phase; steps after the last predicted one repeat it."""
     layout = measured.layout
     found: dict[tuple[int, Phase], list[Highest]] = {}
     for one in layout.highest or () if layout is not None else ():
@@ -127,7 +127,7 @@ def _violation(
 
 
 def _split(measured: Measured, excess: _Excess) -> str:
-    """What the phase's peak consists of, in words."""
+    """Describe the components of the phase's peak."""
     place = excess.step, excess.phase
     peak = next(one for one in measured.peaks if (one.step, one.phase) == place)
     return f"; its peak is {', '.join(_terms(peak))}" if peak.bytes else ""

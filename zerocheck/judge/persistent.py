@@ -1,4 +1,4 @@
-"""Obligation: each rank holds the bytes that its layout says, and every byte has a holder.
+"""Obligation: each rank holds the predicted bytes, and every byte is attributed to an owner.
 
 There is no tolerance. The layout is exact, padding included, for each rank, category and end of a
 phase; a phase that it does not tell of is not compared, and a step that it does not tell of is as
@@ -37,7 +37,7 @@ Held = dict[At, dict[Category, Counter[str]]]
 
 
 def held_by(lines: Sequence[Line]) -> Held:
-    """The lines that are compared, in the order of time."""
+    """Return the lines that are compared, in the order of time."""
     held: Held = {}
     for line in lines:
         of = held.setdefault((line.step, line.phase), {})
@@ -48,7 +48,7 @@ def held_by(lines: Sequence[Line]) -> Held:
 
 
 def check(case: Case, measured: Sequence[Measured]) -> Checked:
-    """The first place where a rank holds other bytes, and all ranks that do so there."""
+    """Find the first place where a rank holds other bytes, and all ranks that do so there."""
     held = [held_by(one.lines) for one in measured]
     violation = (
         _unexplained(held)
@@ -92,7 +92,7 @@ def _unexplained(held: Sequence[Held]) -> Violation | None:
 
 
 def _not_closed(measured: Sequence[Measured]) -> Violation | None:
-    """Where what a GPU's allocator counts is not what its history and its rounding make."""
+    """Find a place where a GPU allocator's counter differs from its history and rounding."""
     for number in range(len(measured[0].pools)):
         pools = [one.pools[number] for one in measured]
         ranks = [rank for rank, pool in enumerate(pools) if pool.unexplained]
@@ -118,7 +118,7 @@ def _not_closed(measured: Sequence[Measured]) -> Violation | None:
 
 
 class _Expected:
-    """What the layout of one rank says of any phase."""
+    """Prediction of one rank's layout for any phase."""
 
     def __init__(self, measured: Measured) -> None:
         self.compared = ON_GPU if measured.on_gpu else COMPARED
@@ -128,14 +128,14 @@ class _Expected:
             steps[line.category] += line.bytes
 
     def at(self, at: At) -> Counter[Category] | None:
-        """Bytes by category, or None where it does not say."""
+        """Return bytes by category, or None where they are not predicted."""
         step, phase = at
         told = [one for one in self._told[phase] if one <= step]
         return self._told[phase][max(told)] if told else None
 
 
 def _first(case: Case, held: Sequence[Held], expected: Sequence[_Expected]) -> Violation | None:
-    """The first place of each category and cause."""
+    """Return the first place of each category and cause."""
     found: dict[tuple[object, ...], Violation] = {}
     for at in held[0]:
         told = [one.at(at) for one in expected]
@@ -189,7 +189,7 @@ def _violation(
 
 
 def words(at: At) -> str:
-    """The end of a phase, in words."""
+    """Describe the end of a phase in words."""
     step, phase = at
     if phase == "built":
         return "after it was built"
@@ -201,8 +201,11 @@ def words(at: At) -> str:
 def _causes(
     case: Case, at: At, category: Category, observed: int, layout: _Expected
 ) -> Iterator[str]:
-    """What would account for the bytes: by the sizes of what training does without sharding, and by
-    what the layout says of the step before parameters are unfrozen."""
+    """Iterate over the causes that account for the bytes.
+
+    By the sizes of unsharded training, and by the layout of the step before parameters are
+    unfrozen.
+    """
     says = layout.at(at)
     assert says is not None
     expected = says[category]

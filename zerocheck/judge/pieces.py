@@ -1,4 +1,4 @@
-"""Vectors of large models, a piece at a time: what is computed on the way is as large as a piece.
+"""Processing of large vectors one piece at a time, so that temporaries are of a piece's size.
 
 All enclosures are elementwise, so that a piece gives the bits that the whole would. What has one
 piece is computed as a whole.
@@ -22,7 +22,7 @@ Positions = slice | torch.Tensor
 
 
 def split(count: int) -> list[slice]:
-    """[0, count) in ranges of at most AT_ONCE elements, about equally long."""
+    """Split [0, count) into ranges of at most AT_ONCE elements, about equally long."""
     if count <= AT_ONCE:
         return [slice(0, count)]
     number = -(-count // AT_ONCE)
@@ -31,7 +31,7 @@ def split(count: int) -> list[slice]:
 
 
 def pieces(elements: torch.Tensor | None, size: int) -> Iterator[tuple[slice, Positions]]:
-    """(where among the elements, where in the flat vector) of each piece of them.
+    """Iterate over pieces: (place among the elements, place in the flat vector).
 
     elements: positions in a flat vector of `size` elements; None: all of them.
     """
@@ -42,37 +42,37 @@ def pieces(elements: torch.Tensor | None, size: int) -> Iterator[tuple[slice, Po
 
 
 def in_pieces(elements: torch.Tensor | None, size: int) -> bool:
-    """Whether these elements have more than one piece."""
+    """Return True if these elements have more than one piece."""
     return (size if elements is None else len(elements)) > AT_ONCE
 
 
 def some(vector: torch.Tensor, positions: Positions | None) -> torch.Tensor:
-    """Some elements of flat vectors, in the last dim; None: all of them."""
+    """Select elements of flat vectors, in the last dim; None: all of them."""
     return vector if positions is None else vector[..., positions]
 
 
 class Enclosing:
-    """An enclosure of each element of a flat vector, computed where it is asked for.
+    """Enclosures of each element of a flat vector, computed on demand.
 
     Of a vector that has one piece all are computed at the first question, and kept.
     """
 
     def __init__(self, size: int, make: Callable[[Positions | None], Enclosure]) -> None:
-        """make(positions): the enclosures of these elements; of all of them for None."""
+        """Build it. make(positions): the enclosures of these elements; of all of them for None."""
         self.size = size
         self._make = make
         self._whole: Enclosure | None = None
 
     @classmethod
     def known(cls, enclosure: Enclosure) -> Enclosing:
-        """Of enclosures that are there already."""
+        """Wrap an enclosure that is already computed."""
         made = cls(len(enclosure.exact), lambda _: enclosure)
         made._whole = enclosure
         return made
 
     @property
     def whole(self) -> Enclosure:
-        """Those of all elements."""
+        """Enclosures of all elements."""
         if self._whole is None and not in_pieces(None, self.size):
             self._whole = self._make(None)
         elif self._whole is None:
@@ -84,7 +84,7 @@ class Enclosing:
         return self._whole
 
     def at(self, positions: Positions | None) -> Enclosure:
-        """Those of the elements at these positions, in their order; None: of all."""
+        """Return the enclosures of the elements at these positions, in order; None: of all."""
         if self._whole is None and in_pieces(None, self.size) and positions is not None:
             return self._make(positions)
         exact, bound = self.whole
@@ -95,7 +95,7 @@ class Enclosing:
         )
 
     def wider(self, error: torch.Tensor) -> Enclosing:
-        """These enclosures, wider by so much of each element."""
+        """Return these enclosures widened by an amount per element."""
 
         def make(positions: Positions | None) -> Enclosure:
             exact, bound = self.at(positions)
@@ -104,6 +104,6 @@ class Enclosing:
         return Enclosing(self.size, make)
 
     def exact(self) -> Iterator[torch.Tensor]:
-        """The exact results, piece by piece."""
+        """Iterate over the exact results, piece by piece."""
         for here in split(self.size):
             yield self.at(here).exact

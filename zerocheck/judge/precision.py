@@ -1,4 +1,4 @@
-"""The roundings of mixed precision: in which formats a local gradient is, is summed and reduced.
+"""Roundings of mixed precision: formats of local gradients, their sum and their reduction.
 
 A local gradient g_rm is known to the bit. On its way to the reduced gradient it is
 
@@ -30,8 +30,11 @@ from .bounds import FP32, Format
 
 
 class Computing(NamedTuple):
-    """How the forward and backward are lowered: dtype, None for that of each parameter; autocast,
-    and not a cast of the parameters; inputs: whether floating inputs are cast."""
+    """Reduced precision of the forward and backward.
+
+    dtype: None for that of each parameter; autocast: instead of casting the parameters; inputs:
+    True if floating-point inputs are cast.
+    """
 
     dtype: torch.dtype | None = None
     autocast: bool = False
@@ -39,7 +42,7 @@ class Computing(NamedTuple):
 
     @classmethod
     def of(cls, semantics: Semantics) -> Computing:
-        """What the semantics declare."""
+        """Return the precision that the semantics declare."""
         if semantics.compute == "own":
             return cls()
         dtype = DTYPES[semantics.compute]
@@ -47,7 +50,7 @@ class Computing(NamedTuple):
 
     @property
     def cast(self) -> torch.dtype | None:
-        """What the parameters are cast to."""
+        """Dtype that the parameters are cast to, or None."""
         return None if self.autocast else self.dtype
 
 
@@ -58,18 +61,20 @@ Path = tuple[tuple[int, Format], ...]
 
 
 def declared(semantics: Semantics) -> bool:
-    """Whether the format of a gradient is not that of its parameter all the way."""
+    """Return True if some gradient's format is not that of its parameter all the way."""
     return (semantics.compute, semantics.summed, semantics.reduce) != ("own", "own", "own")
 
 
 def begun_in(semantics: Semantics) -> torch.dtype | None:
-    """To what parameters are cast before masters are made of them; None: they are not."""
+    """Return the dtype that parameters are cast to before masters are made, or None."""
     return Computing.of(semantics).cast if semantics.begins == "rounded" else None
 
 
 def formats_of(semantics: Semantics) -> tuple[Format, Format, Format]:
-    """Those of local gradients, of their sum over microbatches, and of the reduction, of fp32
-    parameters."""
+    """Return the formats of local gradients, their sum over microbatches, and the reduction.
+
+    For fp32 parameters.
+    """
     cast = Computing.of(semantics).cast
     local = FP32 if cast is None else Format.of(cast)
     summed = local if semantics.summed == "own" else Format.of(DTYPES[semantics.summed])
@@ -78,12 +83,12 @@ def formats_of(semantics: Semantics) -> tuple[Format, Format, Format]:
 
 
 def narrowest(semantics: Semantics) -> Format:
-    """The format with the largest round-off of those in which gradients are added."""
+    """Return the format with the largest round-off among those in which gradients are added."""
     return max(formats_of(semantics)[1:], key=lambda format: format.u)
 
 
 def path_of(case: Case, semantics: Semantics, *, microbatches: int) -> Path:
-    """How often a term is rounded in which format, in order, without what is not rounded at all."""
+    """List (count, format) of a term's roundings in order, without steps that do not round."""
     local, summed, reduce = formats_of(semantics)
     reductions = bounds.gradient_roundings(
         world_size=case.world_size,
@@ -113,6 +118,6 @@ def path_of(case: Case, semantics: Semantics, *, microbatches: int) -> Path:
 
 
 def _into(stage: tuple[int, Format], before: Format) -> tuple[int, Format]:
-    """The stage, with the rounding of a cast if its format is narrower than the one before."""
+    """Return the stage, with the rounding of a cast if its format is narrower than the last."""
     count, format = stage
     return count + (format.u > before.u), format

@@ -1,4 +1,4 @@
-"""Obligation: every rank computes next with the parameters that were updated.
+"""Obligation: every rank's next forward uses the updated parameters.
 
 Copies are compared bit for bit. Parameters that are sharded are judged by the next forward: see
 judge/case.py, which asks whether a wrong loss is the one of the previous step's parameters.
@@ -24,8 +24,9 @@ from .verdict import Violation, said
 def check(
     observation: Observation, state: State, *, step: int, before: State | None = None
 ) -> Violation | None:
-    """Copies on different ranks agree, those of the parameters with their owner's, and, where it
-    has masters, each with its master rounded to the dtype of the copy.
+    """Check that copies agree with each other, with their owner's, and with their master.
+
+    A master is compared after rounding to the dtype of the copy.
 
     before: the state before the step, for the diagnosis.
     """
@@ -108,7 +109,7 @@ def check_start(
     layout: Layout,
     dtype: torch.dtype = torch.float32,
 ) -> Violation | None:
-    """The base case: before the first step every bit is the model's, or the restored state's.
+    """Check the base case: before the first step every bit is the model's, or the restored state's.
 
     wanted: the parameters; moments, counts: what was restored (empty and zeros without that);
     dtype: of parameters beside masters.
@@ -166,7 +167,7 @@ def check_start(
 
 
 def stale(step: int, loss: Violation) -> Violation:
-    """The violation where a wrong loss is that of the parameters before the update."""
+    """Return the violation where a wrong loss is that of the parameters before the update."""
     return Violation(
         obligation="publish",
         step=step,

@@ -1,4 +1,4 @@
-"""On which device the ranks ran, and whether their bits can be told there."""
+"""Device that the ranks ran on, and checks that its results repeat bit for bit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ under test. Kernels that add with atomics come to another order soon."""
 
 
 def ran_on(seen: Sequence[RankSeen]) -> torch.device:
-    """The device for the local passes of the judge: that of rank 0, on whose host the judge is.
+    """Return the device for the judge's local passes: that of rank 0, on whose host the judge is.
 
     Raises Unsupported where ranks were on different kinds of GPU, or the judge's own is another:
     kernels are chosen by it, so that bits cannot be compared.
@@ -36,12 +36,12 @@ def ran_on(seen: Sequence[RankSeen]) -> torch.device:
 
 
 def own_states(states: Sequence[Sequence[bytes]], device: torch.device) -> list[list[bytes]]:
-    """[rank][microbatch]: the part of each random state that dropout draws from."""
+    """Return, by [rank][microbatch], the part of the random state that dropout draws from."""
     return [[drawn_from(state, device) for state in of_rank] for of_rank in states]
 
 
 def check_repeats(passes: Passes, again: Callable[[], Passes]) -> None:
-    """Raise Unsupported if the reference does not come to the same bits again.
+    """Raise Unsupported if the reference does not reproduce the same bits.
 
     Asked on a GPU before anything is said to be violated. An operator without a deterministic
     kernel, as the user's own model may call, gives other bits in each run; torch warns of those
@@ -65,7 +65,7 @@ _WORDS = (
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """NaN has to equal itself."""
+    """View a tensor as its bits, so that NaN equals itself."""
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 

@@ -1,4 +1,4 @@
-"""The checks of a step whose gradient, or whose clipped gradient, was recovered from exp_avg."""
+"""Checks of a step whose (clipped) gradient was recovered from exp_avg."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Recovery:
         self.tolerance = tolerance
 
     def expected(self, reduced: Callable[[Off], Expected]) -> Callable[[Off], Expected]:
-        """The enclosure of what exp_avg took in, from that of the reduced gradient."""
+        """Enclose the gradient that entered exp_avg, from the enclosure of the reduced one."""
 
         def wanted(off: Off) -> Expected:
             right = reduced(off)
@@ -47,7 +47,7 @@ class Recovery:
     def clip(
         self, gradient: Callable[[Off], Enclosing], noted: Noted, *, step: int, seen: bool
     ) -> None:
-        """Judge clipping. gradient: the reduced one; seen: it was shown."""
+        """Judge clipping. gradient: the reduced one; seen: it was exposed."""
 
         def check(off: Off) -> tuple[float, Violation | None]:
             wanted = self._clipping(gradient(off))

@@ -1,4 +1,4 @@
-"""Obligation: nothing grows from step to step, and nothing survives close().
+"""Obligation: nothing grows from step to step, and nothing remains after close().
 
 The first step, and one that unfreezes parameters, make what the optimizer keeps; so the steps after
 that are compared, each with the one before, at the end of the same phase: the sum over categories,
@@ -28,7 +28,7 @@ BY_DATA: tuple[Category, ...] = ("gradient", "optimizer")
 
 
 def check(case: Case, measured: Sequence[Measured]) -> Checked:
-    """The first growth, or what is left in the end."""
+    """Find the first growth, or the bytes left in the end."""
     held = [held_by(one.lines) for one in measured]
     found = (_growth(case, held), _left(held))
     return Checked(any(held), together([one for one in found if one is not None]))
@@ -64,7 +64,7 @@ def _growth(case: Case, held: Sequence[Held]) -> Violation | None:
 
 
 def _left(held: Sequence[Held]) -> Violation | None:
-    """Bytes that are left of each category after close()."""
+    """Return the bytes left of each category after close()."""
     found: list[Violation] = []
     for at in {at: None for one in held for at in one if at[1] == "closed"}:
         for category in CATEGORIES:

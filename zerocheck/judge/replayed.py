@@ -1,4 +1,4 @@
-"""The forwards and backwards of all ranks in one step, by the reference, from what was observed."""
+"""Reference forwards and backwards of all ranks in one step, from the observations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .verdict import Violation
 
 
 class Replayed:
-    """Runs a step as the ranks did, or otherwise where a counterfactual asks for it."""
+    """Replay of a step as the ranks ran it, or changed for a counterfactual."""
 
     def __init__(
         self, case: Case, observation: Observation, semantics: Semantics, runner: LocalRunner
@@ -46,9 +46,12 @@ class Replayed:
         otherwise: bool = False,
         own: Sequence[torch.Tensor] | None = None,
     ) -> Passes:
-        """All forwards and backwards. For counterfactuals: scale, of each loss; local, buffers are
-        not sent; otherwise, losses are weighted by tokens where the semantics say not to; own, what
-        the first ranks compute with."""
+        """Run all forwards and backwards.
+
+        For counterfactuals: scale, of each loss; local, buffers are not sent; otherwise, losses are
+        weighted by tokens where the semantics declare the opposite; own, what the first ranks
+        compute with.
+        """
         buffers = self.observation.buffers(step - 1)
         parameters = state.own if own is None else own
         return self.runner.run(
@@ -66,17 +69,17 @@ class Replayed:
         )
 
     def evaluated(self, step: int, state: State) -> list[list[float]]:
-        """The losses in evaluation mode, [rank][microbatch]."""
+        """Compute the losses in evaluation mode, [rank][microbatch]."""
         with self.runner.evaluating():
             return self.passes(step, state).losses
 
     def off(self, step: int, state: State, passes: Passes) -> Off:
-        """Estimate how far results of the step can be off where kernels differ."""
+        """Estimate the tolerance of the step's results where kernels differ."""
         twins = self._twins(step, state, TWINS, self.runner.rounding_otherwise)
         return off(passes, list(twins), self.runner.layout)
 
     def off_each(self, step: int, state: State, passes: Passes) -> Off:
-        """Estimate how far results can be off where only the order of operations differs."""
+        """Estimate tolerances where only the order of operations differs."""
         twins = self._twins(step, state, TWINS_EACH, OperatorNoise)
         return off_each(passes, twins, self.runner.layout)
 
@@ -87,7 +90,7 @@ class Replayed:
         count: int,
         moving: Callable[[int], AbstractContextManager[Any]],
     ) -> Iterator[Passes]:
-        """The step with parameters moved, and with what is computed moved by `moving`."""
+        """Iterate over replicas of the step, perturbed in parameters and in module outputs."""
         for twin in range(count):
             own: list[torch.Tensor] = []
             for rank, flat in enumerate(state.own):
@@ -99,10 +102,9 @@ class Replayed:
             yield passes
 
     def same_computation(self, step: int, state: State) -> bool:
-        """Return True if ranks came to their losses by the operators of the reference, in its
-        order.
+        """Return True if the ranks' losses used the reference's operators, in its order.
 
-        Not known, so False, where a rank noted no graph, or has parts of it in checkpoints that
+        Not known, so False, where a rank recorded no graph, or has parts of it in checkpoints that
         hide what runs in the backward.
         """
         seen = self.observation.steps(step)[: len(state.own)]
@@ -115,8 +117,10 @@ class Replayed:
     def of_other_parameters(
         self, step: int, state: State, violation: Violation, buffers: Sequence[FlatBuffer]
     ) -> Violation:
-        """The violation of a loss, and whether it is that of parameters which changed on their way
-        to the ranks. buffers: the flat ones of the implementation."""
+        """Return a loss's violation, and True if parameters changed in transit explain it.
+
+        buffers: the flat ones of the implementation.
+        """
 
         def replay(parameters: torch.Tensor, ranks: int) -> list[list[float]]:
             return self.passes(step, state, own=[parameters] * ranks).losses
@@ -128,8 +132,10 @@ class Replayed:
     def of_repeated_biases(
         self, step: int, state: State, violation: Violation, off: float
     ) -> Violation:
-        """The violation of a loss, and whether ranks that cut a layer each added its bias. off: how
-        far a loss can be off."""
+        """Return a loss's violation, and True if repeated biases of sharded layers explain it.
+
+        off: tolerance of a loss.
+        """
         biased = with_repeated_biases(state.parameter, self.runner.layout, self.case)
         losses = [rank.losses for rank in self.observation.steps(step)]
         count = self.case.sharding.tensor_parallel

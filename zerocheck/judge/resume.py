@@ -1,4 +1,4 @@
-"""Obligations of a resumed case: what is saved, exported and loaded, and the steps after a load.
+"""Obligations of a resumed case: saved, exported and loaded state, and the steps after a load.
 
 A checkpoint has no round-off: every comparison here is of bits.
 """
@@ -43,7 +43,7 @@ def judge_legs(
     digest: bool = False,
     brief: bool = False,
 ) -> Judgement:
-    """Judge a resumed case from what the ranks of each leg observed, in their order.
+    """Judge a resumed case from the ranks' observations of each training segment, in order.
 
     A leg that only loads comes twice, first with the checkpoint as it was written. done: what was
     done to it afterwards, in words; missing: files of it that a killed writer did not leave; brief:
@@ -134,7 +134,7 @@ def _load(leg: int, violated: Collection[Obligation], gave: Gave | None = None) 
 
 
 def _after_load(violation: Violation, number: int, first: int) -> Violation:
-    """A violation in a leg that was loaded, as one of `continuation`.
+    """Return a violation in a loaded segment, as one of `continuation`.
 
     Before its first step it is one of `roundtrip`.
     """
@@ -150,7 +150,7 @@ def _after_load(violation: Violation, number: int, first: int) -> Violation:
 
 
 class _LegJudge(CaseJudge):
-    """Judges one leg: it begins with what the leg before saved."""
+    """Judge of one segment, which begins with the state saved by the segment before."""
 
     def __init__(
         self,
@@ -186,14 +186,14 @@ class _LegJudge(CaseJudge):
 
     @property
     def _at(self) -> int:
-        """The last step that the checkpoint holds."""
+        """Last step that the checkpoint holds."""
         return self.case.training.steps - 1
 
     def _final(self) -> State:
         return State.observed(self.observation, self._at)
 
     def saved(self, before: int, samples: int) -> Checkpoint:
-        """What the ranks of this leg held when they saved; samples read before it and by then."""
+        """Return the state that this segment saved; samples read before it and at the save."""
         return Checkpoint.of(self.observation, self.case, before=before, samples=samples)
 
     def _base(self, before: State) -> None:

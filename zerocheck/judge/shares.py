@@ -1,4 +1,4 @@
-"""Share of the parameters, gradients and optimizer states that one rank holds: what is sharded?
+"""Share of the parameters, gradients and optimizer states that one rank holds.
 
 A wrapper that had no effect trains rightly, and saves no memory: accelerate, for one, ignores its
 FSDP plugin on the CPU. So the largest share is part of every judgement, and reports show it. An
@@ -26,8 +26,10 @@ KINDS: dict[Kind, tuple[Point, str, int]] = {
 
 
 def shares(observation: Observation) -> dict[str, float]:
-    """Per kind that was shown, the largest part of it that one rank holds: 1.0 where some rank
-    holds all. Empty on one rank, and where the shard axis of the mesh has one."""
+    """Return, per exposed kind, the largest share that one rank holds; 1.0: all of it.
+
+    Empty on one rank, and where the shard axis of the mesh has one.
+    """
     if observation.world_size == 1 or observation.replica == 1:
         return {}
     found = {kind: _held(observation, *KINDS[kind][:2]) for kind in KINDS}
@@ -35,7 +37,7 @@ def shares(observation: Observation) -> dict[str, float]:
 
 
 def check(observation: Observation, case: Case, stage: int | None) -> Violation | None:
-    """The violation of `ownership` where a declared stage is not one: see above."""
+    """Return the violation of `ownership` if a declared stage is not implemented: see above."""
     if stage is None or case.shards == 1:
         return None
     for kind, (point, role, first) in KINDS.items():
@@ -55,7 +57,7 @@ def check(observation: Observation, case: Case, stage: int | None) -> Violation 
 
 
 def _held(observation: Observation, point: Point, role: str) -> tuple[list[int], int]:
-    """(elements that each rank holds, elements of all that is held) where a role was last shown."""
+    """Return (elements per rank, elements in total) at the last exposure of a role."""
     step = observation.last(point, role)
     if step is None:
         return [0] * observation.world_size, 0

@@ -1,4 +1,4 @@
-"""Part of the obligation update: a step is skipped, by all ranks, if and only if it must be.
+"""Part of the obligation update: all ranks skip a step if and only if it must be skipped.
 
 Under dynamic loss scaling a step whose reduced gradient is not finite somewhere is skipped on all
 ranks, and only such a step; a skipped step leaves every bit of the state alone. Without loss
@@ -22,7 +22,7 @@ from .verdict import Violation
 
 
 def check_reports(seen: Sequence[StepSeen], *, step: int) -> Violation | None:
-    """Ranks agree on whether they skipped and on the loss scale, a positive number."""
+    """Check that ranks agree on skipping and on the loss scale, a positive number."""
     scales = [rank.loss_scale for rank in seen]
     odd = tuple(r for r, scale in enumerate(scales) if not (scale > 0 and math.isfinite(scale)))
     if odd:
@@ -64,7 +64,7 @@ def check(
     finite: bool | None,
     step: int,
 ) -> tuple[bool, Violation | None]:
-    """(whether no update is left to judge, violation or None), for ranks that agree.
+    """Check ranks that agree: (True if there is no update to judge, violation or None).
 
     finite: whether the whole reduced gradient is; None if that is not known.
     """
@@ -79,7 +79,7 @@ def check(
 
 
 def _decision(*, skipped: bool, finite: bool, scaling: bool, step: int) -> Violation | None:
-    """skipped: by all ranks; scaling: the case scales its losses."""
+    """Check the decision. skipped: by all ranks; scaling: the case scales its losses."""
     if skipped and finite:
         return _violation(
             step,
@@ -96,7 +96,7 @@ def _decision(*, skipped: bool, finite: bool, scaling: bool, step: int) -> Viola
 
 
 def _untouched(before: State, after: State, layout: Layout, *, step: int) -> Violation | None:
-    """A skipped step changes no bit of parameters and moments, and no step count."""
+    """Check that a skipped step changes no bit of parameters and moments, and no step count."""
     pairs = [("parameter", before.parameter, after.parameter)]
     pairs += [(role, before.moment(role), after.moment(role)) for role in MOMENTS]
     for role, old, new in pairs:

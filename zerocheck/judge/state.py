@@ -1,4 +1,4 @@
-"""The state that an implementation held at one moment, put together from all ranks."""
+"""State of an implementation at one moment, assembled from all ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .pieces import in_pieces, split
 
 
 class Start(NamedTuple):
-    """What must be held before the first step.
+    """State that must be held before the first step.
 
     parameter: flat vector; moments: by role, none if the state was not restored; counts: steps
     taken, per parameter in layout order.
@@ -41,8 +41,11 @@ class Start(NamedTuple):
         restored: bool,
         rounded: torch.dtype | None = None,
     ) -> Start:
-        """restored: the case's state of mid-training was put in; rounded: else, masters are made
-        from parameters that were cast to it."""
+        """Return the start of a case.
+
+        restored: the case's state of mid-training was loaded; rounded: otherwise, dtype that
+        parameters are cast to before masters are made from them.
+        """
         state = initial_state(case, model) if restored else None
         flat = vectors.zeros(layout.size)
         moments = {role: vectors.zeros(layout.size) for role in MOMENTS} if state else {}
@@ -85,12 +88,12 @@ class State:
 
     @property
     def published(self) -> torch.Tensor:
-        """The parameters that all compute with: masters are rounded."""
+        """Parameters that all ranks compute with: masters are rounded."""
         return self.parameter if self.rounded is None else self.rounded
 
     @classmethod
     def observed(cls, observation: Observation, step: int, point: Point = "state") -> State:
-        """The state after `step` (-1: before the first); point: "saved", as saving left it."""
+        """Assemble the state after `step` (-1: before the first); point: "saved", after saving."""
         held = observation.held(step, point, "parameter")
         assert held is not None, "ownership checks that parameters are shown"
         moments: dict[str, torch.Tensor] = {}
@@ -131,7 +134,7 @@ class State:
         )
 
     def moment(self, role: str) -> torch.Tensor:
-        """The flat vector of a moment; zeros if the optimizer has none."""
+        """Return the flat vector of a moment; zeros if the optimizer has none."""
         moment = self.moments.get(role)
         if moment is not None:
             return moment
@@ -141,7 +144,7 @@ class State:
 
 
 def _by_owner(held: Held, owners: Held | None) -> torch.Tensor:
-    """The whole parameter vector, each element from the rank that holds its exp_avg."""
+    """Return the parameters, each element from the rank that holds its exp_avg."""
     if owners is None or not held.whole_everywhere or owners.whole_everywhere:
         return held.whole
     first = held.parts[0]
@@ -157,8 +160,10 @@ def _by_owner(held: Held, owners: Held | None) -> torch.Tensor:
 
 
 def _own(held: Held, whole: torch.Tensor) -> list[torch.Tensor]:
-    """Per rank: its own copy where it holds all, else the whole, as its replica holds it on a mesh
-    of two axes; one object if bits agree."""
+    """Return, per rank, its own copy where it holds all, else the assembled one.
+
+    On a mesh of two axes that is its replica's; one object if bits agree.
+    """
     own: list[torch.Tensor] = []
     for rank, (part, plan) in enumerate(zip(held.parts, held.plans, strict=True)):
         if held.replica and plan.index is not None:

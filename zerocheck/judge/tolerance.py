@@ -1,11 +1,11 @@
-"""Tolerance of local results: how far those of a step may be from the reference's before the code
-is blamed.
+"""Tolerance of local results: their distance from the reference that right code may have.
 
-Where ranks come to their losses by the operators of the reference, in its order, bits must agree,
+Where ranks compute their losses by the operators of the reference, in its order, bits must agree,
 and bounds are derived. Right code may also run the model by another autograd graph: checkpointing,
 a compiled or rewritten forward, another order of accumulation. Its round-off is not known to the
-bit. So a difference is violated there only if it is beyond what runs of the reference with moved
-round-off explain (judge/estimate.py); what they explain holds, and the verdict is an estimate.
+bit. A difference is then violated only if it exceeds what runs of the reference with perturbed
+round-off explain (judge/estimate.py). A difference that they explain holds, and the verdict is an
+estimate.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Tolerance:
     """
 
     def __init__(self, replayed: Replayed, *, kernels_differ: bool) -> None:
-        """kernels_differ: bounds are estimated from the start, as the case says."""
+        """Start. kernels_differ: bounds are estimated from the start, as the case declares."""
         self.off = self.widest = NOT_OFF
         self.obligations: set[Obligation] = {*LOCAL} if kernels_differ else set()
         self._replayed = replayed
@@ -50,11 +50,11 @@ class Tolerance:
         self.widest = self.off
 
     def leave(self) -> None:
-        """Forget the step, which is as large as all local gradients."""
+        """Discard the step, which is as large as all local gradients."""
         self._step = None
 
     def judged(self, obligation: Obligation, check: Check) -> tuple[float, Violation | None]:
-        """The result of a check by derived bounds; by estimated ones where they have to be.
+        """Return the result of a check by derived bounds, or by estimated ones where needed.
 
         Where both are violated, the one by derived bounds counts if it knows the cause.
         """
@@ -68,7 +68,7 @@ class Tolerance:
         return wide
 
     def _widens(self) -> bool:
-        """Return True if bits can differ in this step; then how far is estimated."""
+        """Return True if bits can differ in this step; then estimate tolerances."""
         if self._kernels_differ or self._step is None:
             return False
         step, before, passes = self._step

@@ -1,4 +1,4 @@
-"""Obligations: a checkpoint whose writer was killed, or whose files were damaged, does no harm."""
+"""Obligations on a checkpoint whose writer was killed, or whose files were damaged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Seen = tuple[Sequence[RankSeen], Fetch]
 
 
 class Tried(NamedTuple):
-    """What came of a leg that only loads."""
+    """Result of a segment that only loads."""
 
     of: Resume
     gave: Gave
@@ -31,7 +31,7 @@ class Tried(NamedTuple):
 
 
 def control(leg: Case, loaded: Seen, saved: Checkpoint) -> tuple[Resume, Violation | None]:
-    """(roundtrip, violation or None) of a leg that only loads, with nothing killed or damaged."""
+    """Judge a segment that only loads, without kill or damage: (roundtrip, violation or None)."""
     seen, _ = loaded
     ranks = tuple(rank for rank, one in enumerate(seen) if one.refused)
     if ranks:
@@ -50,7 +50,7 @@ def tried(
     done: str,
     missing: Sequence[str] = (),
 ) -> Tried:
-    """What the load of a checkpoint gives whose writer was killed, or that was damaged.
+    """Judge the load of a checkpoint whose writer was killed, or that was damaged.
 
     leg: the case of the leg; saved: what the checkpoint held, or would have held; done: what was
     done, in words, or ""; missing: files of the older checkpoint that are not there any more.
@@ -109,13 +109,12 @@ OF_NONE = "elements of no saved state"
 
 
 def _error(refused: str) -> str:
-    """The exception with which a rank refused a checkpoint: its type and its first line."""
+    """Return a rank's exception on loading the checkpoint: its type and its first line."""
     return refused.splitlines()[0][:150]
 
 
 def _of_saved_states(leg: Case, loaded: Seen, saved: Checkpoint) -> bool:
-    """Return True if every element that was loaded is that of a state of the training that saved
-    it."""
+    """Return True if every loaded element is that of a state of the saving training."""
     observation = _observed(leg, loaded)
     at = leg.training.first - 1
     if Ownership(observation).check(at, "state") is not None:
@@ -142,7 +141,7 @@ def _observed(leg: Case, loaded: Seen) -> Observation:
 
 
 def _compared(leg: Case, loaded: Seen, saved: Checkpoint) -> Violation | None:
-    """What was loaded against a checkpoint."""
+    """Compare the loaded state with a checkpoint."""
     observation = _observed(leg, loaded)
     layout = observation.layout
     at = leg.training.first - 1

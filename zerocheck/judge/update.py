@@ -50,8 +50,7 @@ class Update(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """What the optimizer was told: options of each group, those of all groups, and, for the
-    diagnosis, learning rates that each group has at some other step."""
+    """Options of the optimizer, of each group and of all; rates: of all steps, for diagnosis."""
 
     groups: Sequence[Group]
     amsgrad: bool
@@ -61,7 +60,7 @@ class Recipe(NamedTuple):
 
     @classmethod
     def of(cls, case: Case) -> Recipe:
-        """That of a case."""
+        """Return the options of a case."""
         told = case.optimizer
         steps = [learning_rates(case, index) for index in range(end_of(case))]
         rates = [[step[number] for step in steps] for number in range(len(told.groups))]
@@ -82,7 +81,7 @@ class _Wrong(NamedTuple):
 
 
 class UpdateJudge:
-    """Judges the updates that one optimizer makes.
+    """Judge of the updates that one optimizer makes.
 
     Which of the two readings of the hyperparameters holds is one answer for the whole run, not
     per element: a reading that failed once is out.
@@ -94,7 +93,7 @@ class UpdateJudge:
         self.readings: list[Reading] = list(bounds.READINGS)
 
     def check(self, update: Update, *, step: int) -> tuple[float, Violation | None]:
-        """(share of the bound, violation or None)."""
+        """Check an update: (share of the bound, violation or None)."""
         violation = self._steps(update, step) or self._untouched(update, step)
         if violation is not None:
             return 0.0, violation
@@ -142,7 +141,7 @@ class UpdateJudge:
         return keys
 
     def _steps(self, update: Update, step: int) -> Violation | None:
-        """The count of steps goes up by exactly one where there was a gradient."""
+        """Check that the step count goes up by exactly one where there was a gradient."""
         for position, place in enumerate(self.layout.places):
             if not place.trainable or place.start == place.stop:
                 continue
@@ -168,7 +167,7 @@ class UpdateJudge:
         return None
 
     def _same(self, update: Update, place: Place) -> bool:
-        """Nothing of this parameter changed, though it has a gradient."""
+        """Return True if nothing of this parameter changed, though it has a gradient."""
         part = slice(place.start, place.stop)
         pairs = [(update.before.parameter, update.after.parameter)]
         pairs += [(update.before.moment(r), update.after.moment(r)) for r in update.after.moments]
@@ -187,7 +186,7 @@ class UpdateJudge:
         )
 
     def _untouched(self, update: Update, step: int) -> Violation | None:
-        """Frozen parameters, and those without a gradient, keep every bit, moments too."""
+        """Check that parameters that are frozen or have no gradient keep every bit, moments too."""
         still = [
             not (place.trainable and has)
             for place, has in zip(self.layout.places, update.has, strict=True)
@@ -229,7 +228,7 @@ class UpdateJudge:
     def _under(
         self, reading: Reading, update: Update, keys: Sequence[int | None]
     ) -> tuple[float, list[_Wrong]]:
-        """(share of the bound, what is wrong of each part)"""
+        """Compare under one reading of the options: (share of the bound, misfit of each part)."""
         share = 0.0
         found: list[_Wrong] = []
         for part in self.layout.segments(keys):
@@ -247,7 +246,7 @@ class UpdateJudge:
     def _by_pieces(
         self, reading: Reading, update: Update, part: Part
     ) -> tuple[float, str, Misfit | None]:
-        """Compare as `first_outside` does, for elements that have several pieces."""
+        """Compare like `first_outside`, for elements that have several pieces."""
         share = 0.0
         outside: list[str] = []
         for _, there in pieces(part.elements, self.layout.size):
@@ -271,7 +270,7 @@ class UpdateJudge:
     def _enclosures(
         self, reading: Reading, update: Update, part: Part, elements: Positions | None
     ) -> list[tuple[str, torch.Tensor, Enclosure]]:
-        """(role, observed, enclosure) of these elements of the part, in the order of _ROLES."""
+        """Return (role, observed, enclosure) of these elements, in the order of _ROLES."""
         format = part.format
 
         def of(vector: torch.Tensor) -> torch.Tensor:
@@ -333,7 +332,7 @@ class UpdateJudge:
         return f"{wrong.role} is not what AdamW gives from the state before and the gradient", ()
 
     def _segments(self, wrong: _Wrong, update: Update, step: int) -> Iterator[Segment]:
-        """The tensors of the group in which something is outside, piece by piece."""
+        """Return the wrong tensors of the group, piece by piece."""
         mask = torch.zeros(self.layout.size, dtype=torch.bool)
         asked = torch.zeros(self.layout.size, dtype=torch.bool)
         for here, there in pieces(wrong.elements, self.layout.size):

@@ -1,4 +1,4 @@
-"""The exact range of an AdamW update whose moments are hidden, and the moments after it.
+"""Exact range of an AdamW update whose moments are hidden, and the moments after it.
 
 With m in [m-, m+] and v in [v-, v+] before a step, and a gradient g in [g-, g+], the update is
 
@@ -47,7 +47,7 @@ class Box(NamedTuple):
 
 
 def update_range(box: Box, s: Scalars) -> tuple[torch.Tensor, torch.Tensor]:
-    """[low, high] of lr / c1 m' / (sqrt(v' / c2) + eps), moments rounded as they are stored."""
+    """Return [low, high] of lr / c1 m' / (sqrt(v' / c2) + eps), moments rounded for storage."""
     m_round, v_round = _roundings(box, s)
     w, c = 1 - s.beta1, (1 - s.beta2) / s.correction2
     a, a_error = s.beta1 * box.m, s.beta1 * box.m_error + m_round
@@ -77,7 +77,7 @@ def _stationary(
     low: torch.Tensor,
     high: torch.Tensor,
 ) -> Iterator[torch.Tensor]:
-    """Roots of the square of the stationary condition, brought into [low, high]."""
+    """Return the roots of the square of the stationary condition, clamped to [low, high]."""
     square = a * a * c * c - w * w * eps * eps * c
     half = a * c * w * b
     rest = w * w * b * (b - eps * eps)
@@ -87,7 +87,7 @@ def _stationary(
 
 
 def _roundings(box: Box, s: Scalars) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round-off of the new moments, at the largest sizes in the box."""
+    """Return the round-off of the new moments, at the largest magnitudes in the box."""
     w1, w2 = 1 - s.beta1, 1 - s.beta2
     m = box.m.abs() + box.m_error
     v = box.v.abs() + box.v_error
@@ -102,7 +102,7 @@ def _roundings(box: Box, s: Scalars) -> tuple[torch.Tensor, torch.Tensor]:
 def moments_after(
     box: Box, s: Scalars
 ) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-    """(middle, half width) of each moment after the step."""
+    """Return (middle, half width) of each moment after the step."""
     m_round, v_round = _roundings(box, s)
     w1, w2 = 1 - s.beta1, 1 - s.beta2
     m = s.beta1 * box.m + w1 * box.g
@@ -116,7 +116,7 @@ def moments_after(
 def parameter_after(
     p: torch.Tensor, low: torch.Tensor, high: torch.Tensor, s: Scalars
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(middle, bound) of the new parameter, with the roundings of `bounds.parameter`."""
+    """Return (middle, bound) of the new parameter, with the roundings of `bounds.parameter`."""
     decayed = p * (1 - s.lr * s.weight_decay)
     largest = torch.maximum(low.abs(), high.abs())
     error = (high - low) / 2 + (7 * U + s.extra) * largest + 2 * ETA

@@ -1,8 +1,8 @@
-"""What a case could tell of each obligation: one that holds where nothing could fail says nothing.
+"""Vacuous obligations of a case: those that hold where nothing could fail.
 
-An obligation is vacuous in a case if it holds, and would hold too for code that does not do the
-work at all: never cuts, reduces, clips, updates, or tells other ranks. VACUOUS in judge/verdict.py
-says when that is. Evidence is taken from all steps; one that could fail is enough.
+An obligation is vacuous in a case if it holds, and would also hold for code that does not do the
+work at all: never shards, reduces, clips, updates, or communicates. VACUOUS in judge/verdict.py
+gives the conditions. Evidence is taken from all steps; one that could fail is enough.
 """
 
 from __future__ import annotations
@@ -20,45 +20,45 @@ from .verdict import Obligation
 
 
 class Vacuity:
-    """Collects, step by step, the obligations that could have failed."""
+    """Collector, step by step, of the obligations that could have failed."""
 
     def __init__(self, seen: Sequence[RankSeen]) -> None:
-        """seen: what each rank said of the case."""
+        """Start without evidence. seen: the ranks' observations of the case."""
         self._world_size = len(seen)
         self._could_fail: set[Obligation] = set()
         if _cut(seen):
             self._could_fail.add("ownership")
 
     def losses(self, expected: Iterable[Iterable[float]]) -> None:
-        """The losses of one device, per rank and microbatch."""
+        """Take the losses of one device, per rank and microbatch."""
         if "loss" not in self._could_fail and any(
             math.isfinite(loss) and loss != 0 for rank in expected for loss in rank
         ):
             self._could_fail.add("loss")
 
     def gradient(self, exact: Iterable[torch.Tensor]) -> None:
-        """The gradient of one device, before clipping, in pieces."""
+        """Take the gradient of one device, before clipping, in pieces."""
         if "gradient" not in self._could_fail and any(
             bool(((one != 0) & one.isfinite()).any()) for one in exact
         ):
             self._could_fail.add("gradient")
 
     def clipped(self, pieces: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """The gradient before and after clipping, piece by piece; NaN where there is none."""
+        """Take the gradient before and after clipping, piece by piece; NaN where there is none."""
         if "clip" not in self._could_fail and not all(
             torch.equal(before.nan_to_num(), after.nan_to_num()) for before, after in pieces
         ):
             self._could_fail.add("clip")
 
     def moved(self, before: State, after: State) -> None:
-        """The states around an update."""
+        """Take the states around an update."""
         if "update" not in self._could_fail and not torch.equal(before.parameter, after.parameter):
             self._could_fail.add("update")
             if self._world_size > 1:
                 self._could_fail.add("publish")
 
     def buffers(self, before: Sequence[Buffers], expected: Sequence[Buffers]) -> None:
-        """The buffers of each rank around a step, by the declared semantics."""
+        """Take the buffers of each rank around a step, by the declared semantics."""
         if "buffers" not in self._could_fail and any(
             name in held and not torch.equal(held[name], value)
             for held, wanted in zip(before, expected, strict=True)
@@ -67,12 +67,12 @@ class Vacuity:
             self._could_fail.add("buffers")
 
     def among(self, holding: Iterable[Obligation]) -> tuple[Obligation, ...]:
-        """Those of the obligations that hold for want of anything that could fail."""
+        """Select the obligations that hold although nothing could have failed."""
         return tuple(obligation for obligation in holding if obligation not in self._could_fail)
 
 
 def _cut(seen: Sequence[RankSeen]) -> bool:
-    """Whether some rank does not hold all of every tensor: a part of it, or some tensors only."""
+    """Return True if some rank lacks some tensor, or a part of one."""
     held = [
         {entry for manifest in rank.manifests for entry in manifest if entry.present}
         for rank in seen

@@ -23,7 +23,7 @@ AT_ONCE = 1 << 20
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """A tensor that is yet to be written. Raises HarnessError where there is no room for it."""
+    """Allocate an uninitialised tensor. Raises HarnessError where there is no room for it."""
     count = math.prod(shape)
     if count * dtype.itemsize < LARGE_BYTES or leaves_half(count * dtype.itemsize):
         return torch.empty(shape, dtype=dtype)
@@ -31,17 +31,17 @@ def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """As `empty`, filled with 0."""
+    """Allocate a tensor like `empty`, filled with 0."""
     return empty(*shape, dtype=dtype).zero_()
 
 
 def copy(vector: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A copy, of another dtype where one is given."""
+    """Copy a tensor, to another dtype if one is given."""
     return empty(*vector.shape, dtype=dtype or vector.dtype).copy_(vector)
 
 
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """1-D vectors of one dtype, one after the other."""
+    """Concatenate 1-D vectors of one dtype."""
     if not parts:
         return torch.empty(0)
     into = empty(sum(len(part) for part in parts), dtype=parts[0].dtype)
@@ -49,13 +49,13 @@ def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def taken(vector: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """vector[index], both 1-D."""
+    """Return vector[index], both 1-D."""
     into = empty(len(index), dtype=vector.dtype)
     return torch.index_select(vector, 0, index, out=into)
 
 
 def positions(mask: torch.Tensor) -> torch.Tensor:
-    """Where a mask is set, ascending, int64."""
+    """Return the positions where a mask is set, ascending, int64."""
     into = empty(int(torch.count_nonzero(mask)), dtype=torch.int64)
     at = 0
     for start in range(0, len(mask), AT_ONCE):
@@ -66,7 +66,7 @@ def positions(mask: torch.Tensor) -> torch.Tensor:
 
 
 def ranges(starts: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
-    """The whole numbers of these ranges, one after the other, int64."""
+    """Return the integers of these ranges, one after the other, int64."""
     into = empty(sum(counts), dtype=torch.int64)
     at = 0
     for start, count in zip(starts, counts, strict=True):

@@ -1,4 +1,4 @@
-"""What the judge says: a verdict per obligation, and what it saw where one is violated."""
+"""Results of the judge: a verdict per obligation, and the evidence of violations."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ the writer had finished before, or there was nothing to damage."""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one load of a resumed case.
+    """Result of one load of a resumed case.
 
     leg: index in `case.legs.legs_of`, from 1; violated: obligations that the load, or a step after
-    it, violates; gave: of one that only tries what was killed or damaged, else None.
+    it, violates; gave: of one that only tries a killed or damaged checkpoint, else None.
     """
 
     leg: int
@@ -91,7 +91,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Violation(msgspec.Struct, frozen=True, kw_only=True):
-    """The first place where an obligation does not hold.
+    """Violation of an obligation: the first place where it does not hold.
 
     step: 0-based within the case, -1 for the state before the first step; role and tensors: what
     is outside its enclosure (worst first); ranks: which ranks hold it; element: index in the worst
@@ -129,7 +129,7 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
 def with_parts(
     violation: Violation, parts: Sequence[tuple[tuple[str, ...], tuple[tuple[str, ...], str]]]
 ) -> Violation:
-    """The violation with its parts: (tensors, (causes, what is wrong)) of each."""
+    """Return the violation with its parts: (tensors, (causes, explanation)) of each."""
     replace = msgspec.structs.replace
     made = tuple(
         replace(violation, tensors=tensors, causes=causes, explanation=text)
@@ -139,7 +139,7 @@ def with_parts(
 
 
 def together(violations: Sequence[Violation]) -> Violation | None:
-    """Several violations of one obligation as the first one, with all of them as its parts."""
+    """Merge several violations of one obligation: the first one, with all of them as parts."""
     if len(violations) < 2:
         return violations[0] if violations else None
     parts = tuple(part for one in violations for part in (one.parts or (one,)))
@@ -147,13 +147,13 @@ def together(violations: Sequence[Violation]) -> Violation | None:
 
 
 class Weighed(msgspec.Struct, frozen=True, kw_only=True):
-    """What ranks hold after the last measured step, and send in it, of which only reports tell.
+    """Bytes that ranks hold after the last measured step, and send in it, for reports only.
 
-    In bytes. copy: one copy of all (parameters, gradients, optimizer states), where nothing is cut;
-    held: parameters, gradients, optimizer states and memory for communication, of the rank that
-    holds most of them; together: of all ranks; sent: by the rank that sends most, by rings;
-    trained: of the parameters that are trained; elements: Psi, of all parameters; stage: declared,
-    or None; told: whether a layout says beforehand what is held.
+    In bytes. copy: one unsharded copy of all (parameters, gradients, optimizer states); held:
+    parameters, gradients, optimizer states and memory for communication, of the rank that holds
+    most of them; together: of all ranks; sent: by the rank that sends most, by rings; trained: of
+    the parameters that are trained; elements: Psi, of all parameters; stage: declared, or None;
+    told: True if a layout predicts the bytes held.
     """
 
     copy: tuple[int, int, int]
@@ -167,7 +167,7 @@ class Weighed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def said(names: Sequence[str], sentences: Mapping[str, str]) -> str:
-    """`"; it is 0; or it is that of an earlier step"`: causes, of which any one explains it all."""
+    """Format alternative causes: `"; it is 0; or it is that of an earlier step"`."""
     told = [sentences[name] for name in names if name in sentences]
     return f"; {'; or '.join(told)}" if told else ""
 
@@ -175,7 +175,7 @@ def said(names: Sequence[str], sentences: Mapping[str, str]) -> str:
 def statuses_of(
     violated: Collection[Obligation], exercised: Collection[Obligation]
 ) -> dict[Obligation, Status]:
-    """The verdict on each obligation of a step."""
+    """Return the verdict on each obligation of a step."""
     return {
         one: "violated" if one in violated else "holds" if one in exercised else "not exercised"
         for one in EQUIVALENCE
@@ -183,7 +183,7 @@ def statuses_of(
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the judge says of one case.
+    """Verdicts of the judge on one case.
 
     statuses: per obligation; share: per obligation, the largest abs(error) / bound that was seen
     (1.0 is the edge); violations: at most one per obligation, the first; tier: how much the

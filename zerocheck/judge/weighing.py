@@ -1,4 +1,4 @@
-"""How much the ranks of a case hold and send: for reports, which set `paper` beside it."""
+"""Memory and communication of a case's ranks, for reports, which compare it with `paper`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def weighed(case: Case, measured: Sequence[Measured]) -> Weighed | None:
 
 
 def _at_the_end(measured: Measured) -> int:
-    """Bytes held between steps, after the last one that was measured."""
+    """Bytes held between steps, after the last measured one."""
     last = max((line.step for line in measured.lines if line.phase == "step"), default=-1)
     return sum(
         line.bytes

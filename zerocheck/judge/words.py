@@ -23,13 +23,13 @@ Without that cause, a wide bound would excuse what has nothing to do with it."""
 
 
 class Refuted(Exception):
-    """A word does not make the case right: something is violated under it."""
+    """Raised where a word does not make the case right: a violation remains under it."""
 
 
 def with_words(
     judgement: Judgement, case: Case, again: Callable[[str, str], Judgement]
 ) -> Judgement:
-    """The judgement, with the words under which nothing of the case is violated.
+    """Add to a judgement the words under which nothing of the case is violated.
 
     again(field, word): the judgement if that had been declared; it may raise Refuted.
     """
@@ -49,14 +49,14 @@ def with_words(
 
 
 def declared(seen: Sequence[RankSeen], field: str, word: str) -> list[RankSeen]:
-    """Observations of the ranks, as if they had declared another word."""
+    """Return the ranks' observations, as if they had declared another word."""
     return [msgspec.structs.replace(one, semantics={**one.semantics, field: word}) for one in seen]
 
 
 def alternatives(
     case: Case, semantics: Semantics, violations: Collection[Violation]
 ) -> Iterator[tuple[str, str]]:
-    """(field, word) of each other declaration that could matter in this case."""
+    """Iterate over (field, word) of each other declaration that could matter in this case."""
     hints = get_type_hints(Semantics)
     for field in _fields(case, semantics):
         for word in get_args(hints[field]):
@@ -70,7 +70,7 @@ def alternatives(
 
 
 def _fields(case: Case, semantics: Semantics) -> Iterator[str]:
-    """Fields whose words differ in what they make of this case."""
+    """Fields whose words make a difference in this case."""
     training = case.training
     if case.world_size > 1:
         yield "buffers"

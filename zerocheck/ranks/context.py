@@ -1,4 +1,4 @@
-"""What a job's target is told about the rank that it runs in."""
+"""Context of a job: the rank that its target runs in."""
 
 from __future__ import annotations
 

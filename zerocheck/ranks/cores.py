@@ -25,7 +25,7 @@ QUANTUM_S = 2.0
 
 
 def processors() -> int:
-    """Those that this process may run on."""
+    """Number of processors that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -90,7 +90,7 @@ class Cores:
             time.sleep(_POLL_S)
 
     def should_pass_on(self) -> bool:
-        """Whether the slot was held for its quantum and another process waits for one."""
+        """Return True if the slot was held for its quantum and another process waits for one."""
         if self._lock < 0 or time.monotonic() - self._since < QUANTUM_S:
             return False
         lock = self._try_lock("waiting", fcntl.LOCK_EX)
@@ -111,7 +111,7 @@ class Cores:
             time.sleep(2 * _POLL_S)
 
     def _holder_stopped(self, slot: int) -> bool:
-        """Whether a signal stopped who holds it: a run in the background of a shell, perhaps."""
+        """Return True if a signal stopped the holder: a run in the background of a shell, perhaps."""
         assert self._directory is not None
         try:
             with open(os.path.join(self._directory, f"slot-{slot}"), "rb") as file:

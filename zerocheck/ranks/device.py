@@ -58,7 +58,7 @@ def numbered(device: str) -> int | None:
 
 
 def shares(device: str, ranks: int) -> bool:
-    """Whether so many ranks on this host share GPUs."""
+    """Return True if so many ranks on this host share GPUs."""
     if device == CPU:
         return False
     return ranks > (1 if numbered(device) is not None else torch.cuda.device_count())

@@ -55,18 +55,17 @@ def describe(error: BaseException, *, harness: bool = False, before: str = "") -
 
 
 def is_usage_error(error: Raised) -> bool:
-    """Whether a rank says that what the user asked for cannot be had."""
+    """Return True if a rank says that what the user asked for cannot be had."""
     return error.type_name == f"{UsageError.__module__}.{UsageError.__qualname__}"
 
 
 def is_echo(error: Raised) -> bool:
-    """Whether gloo says here only that another rank is gone."""
+    """Return True if gloo says here only that another rank is gone."""
     return _ECHO.search(error.text) is not None
 
 
 def is_timeout(error: Raised) -> bool:
-    """Whether a collective waited for longer than the process group's timeout, or is an echo of
-    another rank's that did."""
+    """Return True for a collective that timed out, or the echo of another rank's that did."""
     return _TIMEOUT.search(error.text) is not None
 
 

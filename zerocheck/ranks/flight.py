@@ -52,7 +52,7 @@ class Flight:
 
     @property
     def put_back(self) -> bool:
-        """Whether the ranks refused to start it, since a job before it raised."""
+        """True if the ranks refused to start it, since a job before it raised."""
         return any(not reply.started for reply in self.replies.values())
 
     @property
@@ -68,5 +68,5 @@ class Pending:
 
     @property
     def done(self) -> bool:
-        """Whether the result is there already, as far as the pool has looked."""
+        """True if the result is there already, as far as the pool has looked."""
         return self._flight.result is not None

@@ -90,7 +90,7 @@ def read_beat(mail: StoreMail, key: str) -> Beat | None:
 
 
 def moved(before: dict[int, Beat | None], now: dict[int, Beat | None], seconds: float) -> bool:
-    """Whether a rank that has not reported made progress, or computes."""
+    """Return True if a rank that has not reported made progress, or computes."""
     for rank, beat in now.items():
         if beat is None:
             continue

@@ -8,7 +8,7 @@ from zerocheck.ranks.messages import Reply
 
 
 def fit(replies: Mapping[int, Reply]) -> bool:
-    """Whether ranks may do another job: each is as before, and all called as many collectives."""
+    """Return True if ranks may do another job: each is clean, and collectives are paired."""
     return all(reply.fit for reply in replies.values()) and not _disagreement(replies)
 
 
@@ -32,7 +32,7 @@ def leaks_of(replies: Mapping[int, Reply], *, replaced: bool = True) -> tuple[st
 
 
 def _disagreement(replies: Mapping[int, Reply]) -> str:
-    """What ranks called in different numbers, or an empty text."""
+    """Name the process group in which ranks called different numbers of collectives, or ""."""
     told = {rank: reply.collectives for rank, reply in replies.items() if reply.collectives}
     for name in sorted({name for counts in told.values() for name in counts}):
         counts = {rank: one[name] for rank, one in sorted(told.items()) if name in one}

@@ -1,4 +1,4 @@
-"""How many ranks this machine can take."""
+"""Limit on the number of ranks that this machine can take."""
 
 from __future__ import annotations
 

@@ -74,14 +74,14 @@ class MemoryBound:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory of the host could not be had."""
+    """Return True if memory of the host could not be allocated."""
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and _MEMORY.search(str(error)) is not None
     )
 
 
 def _private_bytes() -> int:
-    """What RLIMIT_DATA counts of this process, as near as /proc tells; 0 where it does not."""
+    """Return the bytes of this process that RLIMIT_DATA counts; 0 where /proc does not tell."""
     with contextlib.suppress(OSError, ValueError), open("/proc/self/statm") as statm:
         return int(statm.read().split()[5]) * resource.getpagesize()
     return 0

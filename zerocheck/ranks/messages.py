@@ -82,7 +82,7 @@ class Spawned(Message, frozen=True):
 
 
 class Exit(Message, frozen=True):
-    """How a rank ended: `code` is negative for a signal; `at` is time.monotonic() when seen."""
+    """End of a rank: `code` is negative for a signal; `at` is time.monotonic() when seen."""
 
     pid: int
     code: int
@@ -148,7 +148,7 @@ class Reply(Message, frozen=True):
 
     @property
     def fit(self) -> bool:
-        """Whether the rank may do another job."""
+        """True if the rank may do another job."""
         return all(leak.undone for leak in self.leaks)
 
 

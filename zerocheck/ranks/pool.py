@@ -215,7 +215,7 @@ class Pool:
             team.send(flight)
 
     def _must_pass_on(self) -> bool:
-        """Whether other runs want the processors: let this one's jobs drain, then give way."""
+        """Return True if other runs want the processors: then jobs drain, and this run gives way."""
         if not self._cores.held or not self._cores.should_pass_on():
             return False
         if any(team.flights for team in self._teams):
@@ -336,7 +336,7 @@ class Pool:
                 self._close_oldest()
 
     def _keepable(self, flight: Flight) -> bool:
-        """Whether the ranks are fit for another job."""
+        """Return True if the ranks may do another job."""
         if not fit(flight.replies):
             return False
         raised = [reply.error for reply in flight.raised if reply.error is not None]

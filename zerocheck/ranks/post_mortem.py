@@ -90,7 +90,7 @@ def _result(
 
 
 def _arenas(team: Team, flight: Flight) -> tuple[ArenaView | None, ...]:
-    """What each rank put. A rank whose file is gone counts as one that raised, and is not used any
+    """Open the arena of each rank. One whose file is gone counts as raised, and is not used any
     more: the user's code removed it."""
     views: list[ArenaView | None] = []
     for rank in range(flight.world_size):

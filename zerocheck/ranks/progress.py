@@ -136,7 +136,7 @@ class Board:
         return value
 
     def all_finished(self, sequence: int) -> bool:
-        """Whether every rank has replied to job `sequence`, or has joined if that is 0."""
+        """Return True if every rank has replied to job `sequence`, or has joined if that is 0."""
         unpack = _COUNTER.unpack_from
         return all(
             unpack(self.page, rank * RECORD_BYTES + _FINISHED_AT)[0] > sequence
@@ -144,15 +144,19 @@ class Board:
         )
 
     def agree(self, sequence: int) -> bool:
-        """Whether all ranks had called as many collectives at the end of a job. To be asked when
-        all have finished it, and by a rank that has not begun the next but one."""
+        """Return True if all ranks had called as many collectives at the end of a job.
+
+        To be asked when all have finished it, by a rank that has not begun the next but one.
+        """
         at = _COLLECTIVES_AT[sequence % 2]
         starts = range(at, at + self.world_size * RECORD_BYTES, RECORD_BYTES)
         return len({_COUNTER.unpack_from(self.page, start) for start in starts}) == 1
 
     def any_raised(self, after: int, before: int) -> bool:
-        """Whether a job between `after` and `before` (both exclusive) raised on some rank, or left
-        it unfit."""
+        """Return True if a job raised on some rank, or left it unfit.
+
+        after, before: sequence numbers between which it was, both exclusive.
+        """
         unpack = _COUNTER.unpack_from
         return any(
             after < unpack(self.page, rank * RECORD_BYTES + _RAISED_AT)[0] < before

@@ -1,4 +1,4 @@
-"""What ranks on other machines observed, fetched piece by piece through the store.
+"""Observations of ranks on other machines, fetched piece by piece through the store.
 
 Rank 0 asks for a slot when the judge wants it, and holds it no longer than the judge does. Replicas
 do not travel: rank 0 says which bytes of that length it holds, and the other rank says if its own

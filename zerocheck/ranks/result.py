@@ -1,4 +1,4 @@
-"""What came of a job: payloads and tensors, or where every rank stood when it went wrong."""
+"""Result of a job: payloads and tensors, or the place of every rank when it went wrong."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class JobResult:
 
 
 def at_one_place(stood: Sequence[RankStood]) -> bool:
-    """Whether all ranks wait, and do so in the same collective or before any: as slow ones do.
+    """Return True if all ranks wait in the same collective, or before any: as slow ones do.
 
     Ranks that left one out, or called another, stand apart.
     """

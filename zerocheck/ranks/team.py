@@ -115,7 +115,7 @@ class Team:
 
     @property
     def accepting(self) -> bool:
-        """Whether a job may be sent."""
+        """True if a job may be sent."""
         return self.alive and not self.failing and not self.gone and not self.retired
 
     def pids(self) -> list[int]:
@@ -191,13 +191,13 @@ class Team:
         return flight
 
     def died_early(self, flight: Flight) -> bool:
-        """Whether a rank died without beginning the job: that is not the job's fault."""
+        """Return True if a rank died without beginning the job: that is not the job's fault."""
         return any(self.board.begun(rank) < flight.sequence for rank in self.gone)
 
     # Arenas
 
     def view(self, rank: int, flight: Flight) -> ArenaView | None:
-        """What the rank put, if it replied. Raises OSError where its file was removed."""
+        """Open the arena of a rank that replied. Raises OSError where its file was removed."""
         reply = flight.replies.get(rank)
         if reply is None or not reply.started:
             return None
@@ -238,7 +238,7 @@ class Team:
         self.gone |= {rank for rank in ranks if _is_zombie(self.pids()[rank])}
 
     def exits(self) -> dict[int, Exit]:
-        """How those ranks ended that ended on their own."""
+        """Collect the ends of those ranks that ended on their own."""
         self._reap(sorted(self.gone), _DEATH_PATIENCE_S)
         return {rank: self._exits[rank] for rank in self.gone}
 
@@ -291,7 +291,7 @@ def _exists(pid: int) -> bool:
 
 
 def _is_zombie(pid: int) -> bool:
-    """Whether it ended and nobody reaped it yet; False where there is no /proc."""
+    """Return True if a process ended and nobody reaped it; False where there is no /proc."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             return stat.read().rpartition(b")")[2].split()[0] == b"Z"

@@ -116,7 +116,9 @@ class TorchrunPool:
         hosts: Hosts = (),
         memory: int = 0,
     ) -> TorchrunPending:
-        """As `Pool.submit`, on rank 0. `fresh` means a new process group in the same processes.
+        """Submit a job on rank 0, as `Pool.submit` does.
+
+        `fresh` means a new process group in the same processes.
 
         Raises UsageError unless `world_size` and, if they are given, `hosts` are the launcher's.
         """

@@ -29,7 +29,7 @@ from zerocheck.ranks.worker import Tidy, execute
 
 
 class Order(Message, frozen=True):
-    """What a rank is to do next. `group` counts the process groups; -1 ends the run.
+    """Order to a rank: its next job. `group` counts the process groups; -1 ends the run.
 
     `code`: the exit code then; `backend` and `timeout_s`: of the process group.
     """
@@ -77,7 +77,7 @@ def machine() -> str:
 
 
 class TorchrunRank:
-    """What every rank does, rank 0 included."""
+    """Duties of every rank, rank 0 included."""
 
     def __init__(self, target: str, *, device: str) -> None:
         """Waits for the other ranks. Raises UsageError outside of torchrun."""

@@ -29,8 +29,10 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
 class Activity(NamedTuple):
-    """Of a process and its descendants: processor time in ticks, and whether all threads sleep, or
-    were stopped by a signal."""
+    """Activity of a process and its descendants.
+
+    ticks: processor time; asleep: all threads sleep; stopped: a signal stopped the process.
+    """
 
     ticks: int
     asleep: bool
@@ -97,7 +99,7 @@ class Watchdog:
 
     @property
     def idle(self) -> bool:
-        """Whether the ranks hang or wait, so that other runs may have the processor meanwhile."""
+        """True if the ranks hang or wait, so that other runs may have the processor meanwhile."""
         return self._quiet_s > _IDLE_S
 
     def look(
@@ -145,7 +147,7 @@ class Watchdog:
         return ticks
 
     def _used(self, ticks: dict[int, int]) -> bool:
-        """Whether more processor time went by than idle polling explains."""
+        """Return True if more processor time was used than idle polling explains."""
         allowed = 1 + _CPU_SHARE * self._quiet_s * _TICKS_PER_S
         return any(now - self._ticks[rank] > allowed for rank, now in ticks.items())
 

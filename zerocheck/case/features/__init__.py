@@ -60,12 +60,12 @@ GROUPS = (BASIC, *dict.fromkeys(row.dimension for row in FEATURES.values()))
 
 
 def features(case: Case) -> tuple[str, ...]:
-    """Names of the features that the case has, in the order of the table."""
+    """Return the names of the features that the case has, in the order of the table."""
     return tuple(name for name, feature in FEATURES.items() if feature.present(case))
 
 
 def found_by_looking(name: str) -> bool:
-    """Whether a feature of the user's own model is written down when it is looked at.
+    """Return True if a feature of the user's own model is recorded when the model is inspected.
 
     Others of models follow from its parameters.
     """
@@ -73,7 +73,7 @@ def found_by_looking(name: str) -> bool:
 
 
 def feature(name: str) -> Feature:
-    """The feature of that name. Raises UsageError with the nearest one."""
+    """Return the feature of that name. Raises UsageError with the nearest one."""
     if name not in FEATURES:
         raise unknown("feature", name, FEATURES)
     return FEATURES[name]
@@ -84,7 +84,7 @@ _PLAIN_RESUMED = frozenset(features(Case(resume=(Leg(),))))
 
 
 def groups(case: Case, ignored: Collection[str] = ()) -> frozenset[str]:
-    """GROUPS that the case says something of: BASIC, and where it departs from the default.
+    """Return the GROUPS that describe the case: BASIC, and those that depart from the default.
 
     ignored: features of options that the implementation does not obey. The default of a resumed
     case saves and loads on 2 ranks.

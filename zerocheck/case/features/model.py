@@ -91,7 +91,7 @@ OF_PARAMETERS = frozenset(
 
 
 def _or_of_user(row: Feature) -> Feature:
-    """The same; of the user's own model, whether it was found when that was looked at."""
+    """Return the feature, answered for a user's own model from the inspection of it."""
 
     def present(case: Case) -> bool:
         user = case.model.user

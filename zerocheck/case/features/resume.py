@@ -1,4 +1,4 @@
-"""Features of checkpoints, and of what disturbs a run."""
+"""Features of checkpoints, and of disturbances of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _damaged(case: Case, kind: str) -> bool:
 
 
 def _sizes(case: Case) -> list[tuple[int, int]]:
-    """World sizes that save and load each checkpoint."""
+    """Return the world sizes that save and load each checkpoint."""
     sizes = [case.world_size, *(prod(leg.mesh) for leg in case.resume)]
     return list(pairwise(sizes))
 

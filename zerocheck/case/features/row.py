@@ -12,7 +12,7 @@ Present = Callable[[Case], bool]
 
 @dataclass(frozen=True)
 class Feature:
-    """A property of cases: `present(case)`. Features of one dimension stand together.
+    """Property of cases: `present(case)`. Features of one dimension are grouped.
 
     field: the field of `case.sharding` that it tells of, which an implementation may ignore.
     """
@@ -27,5 +27,5 @@ class Feature:
 def table(
     *rows: tuple[str, str, Present] | tuple[str, str, Present, str], dimension: str
 ) -> list[Feature]:
-    """Features of one dimension: rows of (name, title, present), or with the field as well."""
+    """Return features of one dimension from rows of (name, title, present[, field])."""
     return [Feature(row[0], row[1], dimension, *row[2:]) for row in rows]

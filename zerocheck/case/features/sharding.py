@@ -1,4 +1,4 @@
-"""Features of sharding: each tells of a field that an implementation may ignore."""
+"""Features of sharding: each is about a field that an implementation may ignore."""
 
 from __future__ import annotations
 

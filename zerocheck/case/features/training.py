@@ -12,7 +12,7 @@ def _any_group(name: str, *values: float) -> Present:
 
 
 def _scaled_clip(case: Case) -> float:
-    """Maximum norm in units of the loss; gradients of drawn models are at 0.1 to 10 of it."""
+    """Return the maximum norm over the loss factor; drawn models have norms of 0.1 to 10 of it."""
     return (case.training.clip or 0.0) / case.data.loss_factor
 
 

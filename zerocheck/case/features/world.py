@@ -1,4 +1,4 @@
-"""Features of the ranks: how many, where, and how sizes go into them."""
+"""Features of the ranks: their number, their hosts, and the divisibility of sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .row import table
 
 
 def _lengths(case: Case) -> list[int]:
-    """Size of the first dim of each trainable parameter with elements, the one that is sharded."""
+    """Return the first dim's size of each non-empty trainable parameter; it is the sharded dim."""
     shapes = parameter_shapes(case.model)
     return [shapes[name][0] for name in trainable(case.model) if shapes[name] and all(shapes[name])]
 
@@ -23,7 +23,7 @@ def _uneven_total(case: Case) -> bool:
 
 
 def _on_hosts(case: Case) -> tuple[int, ...]:
-    """Ranks on each host."""
+    """Return the number of ranks on each host."""
     return counts(case.hosts, case.world_size)
 
 

@@ -1,4 +1,4 @@
-"""Process groups of a rank, and how many collectives it has called in each."""
+"""Process groups of a rank, and the number of collectives called in each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _world: Any = vars(distributed_c10d)["_world"]
 
 
 class Groups:
-    """A place: the process groups that were there before are there, and few more."""
+    """Place of process groups: the earlier ones must still exist, with few new ones."""
 
     def __init__(self) -> None:
         self._default = dist.group.WORLD
@@ -51,12 +51,14 @@ class Groups:
             raise RuntimeError("the timeout cannot be set")
 
     def adopt(self, change: Change) -> None:
-        """Nothing that importing code may change."""
+        """Do nothing: importing code may not change process groups."""
 
 
 def collectives() -> dict[str, int]:
-    """How many collectives this rank has called in each process group, by the group's name, as its
-    backend counts them; and under the empty name, how many groups it has made."""
+    """Count the collectives that this rank has called in each process group, by its name.
+
+    As the group's backend counts them. Under the empty name: the number of groups made.
+    """
     counts = {"": int(_world.group_count)}
     for group in list(_world.pg_map):
         try:
@@ -78,7 +80,7 @@ def _backends(group: Any) -> list[Any]:
 
 
 def _timeout(group: Any) -> Any:
-    """Of the backend of a group; None where nothing tells."""
+    """Return the timeout of a group's backend; None where it is not exposed."""
     try:
         return next((backend.options._timeout for backend in _backends(group)), None)
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Goes around every job of a rank: afterwards global state is as before, or the rank is unfit."""
+"""Guard around every job of a rank: afterwards global state is restored, or the rank is unfit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .settings import Settings
 
 
 class Condition(Protocol):
-    """Where a job says in which state it leaves its rank: see ranks/context.py."""
+    """Receiver of the state in which a job leaves its rank: see ranks/context.py."""
 
     collectives: dict[str, int]
 
@@ -25,14 +25,14 @@ class Condition(Protocol):
 
 
 class Guard:
-    """The clean state of this process, and what importing each implementation changes of it.
+    """Clean state of this process, and the changes made by importing each implementation.
 
     Such code runs once, so what it changed is there for all jobs of that implementation, and for no
     others; but for what is `lasting`: entries of `sys.path`, new environment variables.
     """
 
     def __init__(self) -> None:
-        """Take the state that there is now for clean."""
+        """Take the current state as clean."""
         self._places: tuple[Place, ...] = (
             Settings(torch_settings.modes()),
             Namespaces(),
@@ -49,7 +49,7 @@ class Guard:
     def around(
         self, imports: Sequence[tuple[str, Callable[[], object]]], condition: Condition
     ) -> Iterator[None]:
-        """Within it a job runs. imports: what it imports, by name."""
+        """Guard a job that runs within the context. imports: code that it imports, by name."""
         meant = self._import(imports, condition)
         try:
             yield
@@ -59,7 +59,7 @@ class Guard:
     def _import(
         self, imports: Sequence[tuple[str, Callable[[], object]]], condition: Condition
     ) -> list[Change]:
-        """Import what the job names, or put in what that changed; says which changes are meant."""
+        """Import the job's code, or reapply its changes; return the changes that are intended."""
         meant: list[Change] = []
         for name, import_ in imports:
             if name not in self._imported:
@@ -103,7 +103,7 @@ class Guard:
 
 
 def _among(change: Change, known: Sequence[Change]) -> bool:
-    """Whether a change is one of those."""
+    """Return True if a change is one of the known ones."""
     return any(
         one.place is change.place and one.key == change.key and one.after is change.after
         for one in known
@@ -134,5 +134,5 @@ _RANDOM: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
 
 
 def _random_states() -> dict[str, Any]:
-    """States of generators, which all jobs begin with, as in a fresh process."""
+    """Return the states of generators with which every job begins, as in a fresh process."""
     return {name: get() for name, (get, _) in _RANDOM.items() if name in sys.modules}

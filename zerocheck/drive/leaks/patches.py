@@ -70,10 +70,10 @@ _immutable = 1 << 8
 
 
 class Namespaces:
-    """A place: the attributes of modules and classes."""
+    """Place of the attributes of modules and classes."""
 
     def __init__(self) -> None:
-        """Take what there is now for clean."""
+        """Take the current attributes as clean."""
         self._owners: list[Any] = list(_owners())
         self._dicts = [vars(owner) for owner in self._owners]
         self._clean = [list(one.values()) for one in self._dicts]
@@ -114,7 +114,7 @@ class Namespaces:
 
 
 class Code:
-    """A place: the code of functions."""
+    """Place of the code of functions."""
 
     def __init__(self) -> None:
         self._functions = list(
@@ -139,13 +139,16 @@ class Code:
 
 
 class Mapping:
-    """A place: a mapping, every entry of which counts."""
+    """Place of a mapping, every entry of which counts."""
 
     def __init__(
         self, name: str, mapping: MutableMapping[Any, Any], *, grows: bool = False
     ) -> None:
-        """Take its entries for clean. name: in words, which `{}` may complete with the key; grows:
-        what an import adds stays."""
+        """Take the mapping's entries as clean.
+
+        name: in words, which `{}` may complete with the key; grows: entries added by an import
+        stay.
+        """
         self._name = name
         self._mapping = mapping
         self._grows = grows
@@ -177,7 +180,7 @@ class Mapping:
 
 
 def mappings() -> Iterator[Mapping]:
-    """Hooks of all modules and optimizers, and the environment."""
+    """Iterate over the hooks of all modules and optimizers, and the environment."""
     for module, word in ((nn_module, "modules"), (optimizer, "optimizers")):
         for name, value in vars(module).items():
             if name.startswith("_global_") and isinstance(value, dict):
@@ -187,7 +190,7 @@ def mappings() -> Iterator[Mapping]:
 
 
 def _owners() -> Iterator[Any]:
-    """Modules and classes that are watched."""
+    """Iterate over the modules and classes that are watched."""
     within = tuple(f"{name}." for name in _WITHIN)
     seen: set[int] = set(map(id, _CLASSES))
     yield from _CLASSES
@@ -203,7 +206,7 @@ def _owners() -> Iterator[Any]:
 
 
 def _holds_code(kind: type) -> bool:
-    """Whether it is worth to look at a class; one cannot change if C has made it so."""
+    """Return True for a class that may be patched; C can make one immutable."""
     return (
         kind.__module__.startswith(_CLASSES_OF)
         and not kind.__flags__ & _immutable
@@ -215,7 +218,7 @@ def _holds_code(kind: type) -> bool:
 
 
 def _alike(now: list[Any], clean: list[Any]) -> bool:
-    """Whether all are the same objects, or equal. Comparing a tensor raises: then they are not."""
+    """Return True if all are the same objects, or equal; False where comparing tensors raises."""
     try:
         return now == clean
     except Exception:
@@ -223,7 +226,7 @@ def _alike(now: list[Any], clean: list[Any]) -> bool:
 
 
 def _counts(owner: Any, name: str, old: Any, new: Any) -> bool:
-    """Whether it is code that was replaced, removed, or put before that of a base class."""
+    """Return True if code was replaced, removed, or added before that of a base class."""
     if old is MISSING:
         if not isinstance(owner, type) or name in _LAZY or not _is_code(new):
             return False

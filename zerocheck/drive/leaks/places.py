@@ -1,4 +1,4 @@
-"""Places where global state is: what each must do, and one change of it."""
+"""Places of global state: their common interface, and one change of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 
 class Missing:
-    """Stands for a value that is not there."""
+    """Marker for a value that is absent."""
 
     def __repr__(self) -> str:
         return "nothing"
@@ -17,7 +17,7 @@ MISSING = Missing()
 
 
 class Change(NamedTuple):
-    """One thing that is other than before. Put back by `place.put(key, before)`, if it is `exact`.
+    """Difference from the clean state. Undone by `place.put(key, before)`, if it is `exact`.
 
     words: follow "left"; silent: undone without a word; lasting: where importing code changed it,
     it stays, since code is imported once.
@@ -34,13 +34,13 @@ class Change(NamedTuple):
 
 
 class Place(Protocol):
-    """Global state of one kind, with the clean values in mind."""
+    """Global state of one kind, with its clean values."""
 
     def changes(self) -> Iterator[Change]:
-        """Everything that differs from the clean state now."""
+        """Iterate over all differences from the clean state."""
 
     def put(self, key: Any, value: Any) -> None:
-        """Set one thing. Raises whatever that raises."""
+        """Set one value. Raises the errors of setting it."""
 
     def adopt(self, change: Change) -> None:
-        """Take what is there now for clean."""
+        """Take the current value as clean."""

@@ -1,4 +1,4 @@
-"""State of the process and of Python that holds for all code of it."""
+"""Settings of the process and of Python that apply to all its code."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ENDING_S = 2.0
 
 
 def settings() -> Iterator[Setting]:
-    """What of a process is compared after each job."""
+    """Iterate over the settings of a process that are compared after each job."""
     yield Setting("working directory", _directory, os.chdir)
     yield Setting("umask", _umask, os.umask)
     for module, name, lasting in _HOOKS:
@@ -106,7 +106,7 @@ def settings() -> Iterator[Setting]:
 
 
 class _Growing:
-    """A count in which only more than `spare` above the first one is a change."""
+    """Count that has changed only if it exceeds the first one by more than `spare`."""
 
     def __init__(self, count: Any, *, spare: int = 0) -> None:
         self._count = count

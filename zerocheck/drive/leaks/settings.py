@@ -1,4 +1,4 @@
-"""State that one call gets and another one sets."""
+"""Global settings with a getter and a setter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .places import Change
 
 @dataclass(frozen=True)
 class Setting:
-    """One thing that is global in a process.
+    """One global setting of a process.
 
     name: in words; put: None where it cannot be undone; quantity: it counts what was left; follows:
     it is said only where nothing else was, since others change it too; lasting: as of Change.
@@ -27,7 +27,7 @@ class Setting:
     lasting: bool = False
 
     def words(self, before: Any, after: Any) -> str:
-        """`"grad mode off"`, `"default dtype torch.float64"`, `"1 autocast contexts entered"`."""
+        """Format a change: `"grad mode off"`, `"1 autocast contexts entered"`."""
         if self.quantity:
             return f"{after - before if after > before else after} {self.name}"
         if isinstance(before, tuple) and isinstance(after, tuple) and len(before) == len(after):
@@ -40,10 +40,10 @@ class Setting:
 
 
 class Settings:
-    """A place: settings in the order in which they are undone."""
+    """Place of settings, in the order in which they are undone."""
 
     def __init__(self, settings: Iterable[Setting]) -> None:
-        """Take the values that there are now for clean."""
+        """Take the current values as clean."""
         self._settings = tuple(settings)
         self._gets = tuple(one.get for one in self._settings)
         self._clean = self._values()
@@ -77,7 +77,7 @@ class Settings:
 
 
 def _value(get: Callable[[], Any]) -> Any:
-    """What a setting is now; torch does not tell some where newer switches were used."""
+    """Return a setting's value; torch raises for some where newer switches were used."""
     try:
         return get()
     except Exception as error:

@@ -49,7 +49,7 @@ _SOME = 100
 
 
 def modes() -> Iterator[Setting]:
-    """Modes and hooks that are entered and left; they come first, since they change operators."""
+    """Iterate over modes and hooks with enter and exit; first, since they change operators."""
     yield Setting("default device", _default_device, torch.set_default_device)
     yield Setting(
         "torch-function modes entered",
@@ -123,7 +123,7 @@ def modes() -> Iterator[Setting]:
 
 
 def settings() -> Iterator[Setting]:
-    """Values that one call gets and another one sets."""
+    """Iterate over settings with a getter and a setter."""
     yield Setting("default dtype", torch.get_default_dtype, torch.set_default_dtype)
     yield Setting("deterministic algorithms", _deterministic_algorithms, _set_deterministic)
     yield Setting(
@@ -197,7 +197,7 @@ def _top_dispatch_mode() -> Any:
 
 
 def _leave(count: Callable[[], int], top: Callable[[], Any], wanted: int) -> None:
-    """Leave modes as the end of their `with` would, the innermost first."""
+    """Leave modes like the end of their `with` block, the innermost first."""
     for _ in range(_SOME):
         if count() <= wanted:
             return
@@ -251,7 +251,7 @@ _operators: tuple[int, int] = (-1, 0)
 
 
 def _replaced_operators() -> int:
-    """Implementations of operators of aten that Python code has registered."""
+    """Count the implementations of aten operators that Python code has registered."""
     global _operators
     implementations: Any = vars(torch.library)["_impls"]
     if len(implementations) != _operators[0]:

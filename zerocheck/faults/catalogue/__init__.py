@@ -1,4 +1,4 @@
-"""All faults by name: what each is, where it comes from, and what it must be flagged as.
+"""All faults by name, with description, source and the expected finding.
 
 Imports no torch: the command line lists it.
 """

@@ -1,4 +1,4 @@
-"""Faults of checkpoints: of what they hold, of exports, and of their files."""
+"""Faults of checkpoints: their content, exports, and their files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults in what is sent. The numbers are right, so that nothing but `communication` sees them."""
+"""Faults in communication. The numbers are right, so that only `communication` detects them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a fault: where it comes from, and what it must be flagged as."""
+"""Description of a fault: its source, and the finding that it must cause."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A known bug, planted on purpose.
+    """Known bug, planted on purpose.
 
     where: `module:Class`, as `zerocheck run` takes it; parent: the implementation without the
     fault; summary: what it does, in plain words; source: where it was seen; obligation: flagged
@@ -52,7 +52,7 @@ def fault(
     cause: str = "",
     **needs: object,
 ) -> Fault:
-    """The name comes from the class: `gradient:LossTimesWorld` is `loss-times-world`."""
+    """Make a fault, named by its class: `gradient:LossTimesWorld` is `loss-times-world`."""
     module, _, kind = where.partition(":")
     name = "".join(f"-{c.lower()}" if c.isupper() else c for c in kind).lstrip("-")
     return Fault(

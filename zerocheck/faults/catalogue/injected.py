@@ -115,7 +115,7 @@ below says another: what follows from a wrong collective depends on what it is u
 
 
 def injected_into(implementation: str, **otherwise: Mapping[str, Any]) -> list[Fault]:
-    """All faults that can be injected, planted into one implementation.
+    """Return all faults that can be injected, planted into one implementation.
 
     otherwise: fields that are others there, by the name of the fault with `_` for `-`. Where the
     implementation has no such collective, its cases are unsupported and say so.
@@ -129,7 +129,7 @@ def injected_into(implementation: str, **otherwise: Mapping[str, Any]) -> list[F
 
 
 def _default(implementation: str, *left_out: str, **otherwise: Mapping[str, Any]) -> list[Fault]:
-    """The rows of a built-in implementation, without faults in collectives that it does not use."""
+    """Return the rows of a built-in implementation, without faults in collectives it never uses."""
     rows = injected_into(implementation, **otherwise)
     return [row for row in rows if row.injected not in left_out]
 

@@ -1,4 +1,4 @@
-"""Faults that leave something out, or do not take over a state."""
+"""Faults that leave something out, or do not restore a state."""
 
 from __future__ import annotations
 

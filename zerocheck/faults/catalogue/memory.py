@@ -1,4 +1,4 @@
-"""Faults of memory: the numbers are right, and only what is measured shows them."""
+"""Faults of memory: the numbers are right, and only measurements show them."""
 
 from __future__ import annotations
 

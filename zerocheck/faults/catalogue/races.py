@@ -1,4 +1,4 @@
-"""Faults that show sometimes: what they give depends on the moment."""
+"""Faults that show sometimes: their effect depends on timing."""
 
 from __future__ import annotations
 

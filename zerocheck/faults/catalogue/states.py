@@ -1,4 +1,4 @@
-"""Faults in the update and in who holds what: optimizer, copies, shards, dtypes."""
+"""Faults in the update and in ownership: optimizer, copies, shards, dtypes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A collective as one rank sees it, whichever operator of torch carries it.
+"""Collective as one rank sees it, whichever operator of torch carries it.
 
 Both families are read: `c10d`, whose operators write in place and return a Work, and
 `_c10d_functional`, whose operators return new tensors. Everything that is called goes through one
@@ -87,22 +87,22 @@ class Call:
 
     @property
     def sums(self) -> bool:
-        """Whether it adds up, or averages, numbers with a fraction."""
+        """True if the call sums, or averages, floating-point numbers."""
         return self.floating and self._op in ("sum", "avg")
 
     @property
     def averages(self) -> bool:
-        """Whether it divides the sum by the number of ranks itself."""
+        """True if the call itself divides the sum by the number of ranks."""
         return self._op == "avg"
 
     @property
     def floating(self) -> bool:
-        """Whether what is sent are numbers with a fraction, and not counts or bytes."""
+        """True if the data are floating-point numbers, and not counts or bytes."""
         return bool(self.given) and all(one.is_floating_point() for one in self.given)
 
     @property
     def of_scalars(self) -> bool:
-        """Whether each tensor is 0-d, as norms are."""
+        """True if each tensor is 0-d, like a norm."""
         return all(one.dim() == 0 for one in self.given)
 
     def give(self, change: Callable[[Tensor], Tensor]) -> None:
@@ -120,7 +120,7 @@ class Call:
         self.given = _tensors(self._named, _GIVEN)
 
     def run(self) -> Any:
-        """Call it, wait until it is over; what the operator is to return."""
+        """Run the call and wait for it; return the operator's result."""
         self.local = [one.clone() for one in self.local_of(self.given)]
         result = self.start()
         self.finish(result)
@@ -128,7 +128,7 @@ class Call:
 
     @staticmethod
     def done(result: Any) -> tuple[Any, Any]:
-        """A result of `c10d` with a Work that is over.
+        """Return a result of `c10d` with a Work that is over.
 
         The Work of gloo will not do: its reduce-scatter copies the sum to where it belongs in
         `wait`, and does so again each time.
@@ -138,7 +138,7 @@ class Call:
         return result, work_from_future(over)
 
     def start(self) -> Any:
-        """Call it and wait for nothing."""
+        """Start the call without waiting."""
         places, words = [], {}
         for argument in self._func._schema.arguments:
             if argument.kwarg_only:
@@ -148,7 +148,7 @@ class Call:
         return self._func(*places, **words)
 
     def finish(self, result: Any) -> None:
-        """Wait for what `start` returned."""
+        """Wait for the result of `start`."""
         if self.functional:
             self.got = list(_flat(result))
             for one in self.got:
@@ -157,13 +157,13 @@ class Call:
         wait_for_work(work_of(result))
 
     def pieces(self) -> list[list[Tensor]]:
-        """The result of an all-gather: per tensor, a view per rank, in the order of ranks."""
+        """Return an all-gather's result: per tensor, a view per rank, in the order of ranks."""
         if self.name == "allgather_":
             return [list(one) for one in self._named["output_tensors"]]
         return [list(one.view(-1).chunk(self.world_size)) for one in self.got]
 
     def everyone(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-        """The tensors of all ranks: per tensor, one per rank. Communicates."""
+        """Return the tensors of all ranks: per tensor, one per rank. Communicates."""
         found = []
         for tensor in tensors:
             parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
@@ -172,7 +172,7 @@ class Call:
         return found
 
     def local_of(self, given: Sequence[Tensor]) -> list[Tensor]:
-        """What `local` would be with other tensors put in; `given` as of one rank."""
+        """Return the value of `local` for other input tensors; `given` as of one rank."""
         if self.kind != "reduce-scatter":
             return list(given)
         if self.name == "reduce_scatter_":
@@ -181,14 +181,14 @@ class Call:
 
     @property
     def _op(self) -> str:
-        """ "sum", "max", ..., or "" for a call that reduces nothing."""
+        """Operator of a reduction, "sum", "max", ..., or "" for other calls."""
         if self.kind not in ("all-reduce", "reduce-scatter"):
             return ""
         op: Any = self._named["reduce_op"]
         return (op if isinstance(op, str) else _REDUCE_OPS[op.op()]).lower()
 
     def aside(self) -> list[Tensor]:
-        """Let the call work on copies from now on. Returns what would have got the result."""
+        """Let the call work on copies from now on. Return the tensors meant for the result."""
         callers = self.got
         for key in {*_GIVEN, *_GOT} & set(self._named):
             self._named[key] = _mapped(torch.clone, self._named[key])
@@ -198,24 +198,24 @@ class Call:
 
     @property
     def first(self) -> Any:
-        """The first argument, which operators of `c10d` return beside a Work."""
+        """First argument, which operators of `c10d` return with a Work."""
         return next(iter(self._named.values()))
 
     @property
     def functional(self) -> bool:
-        """Whether it returns new tensors, and no Work."""
+        """True if the operator returns new tensors, and no Work."""
         return bool(self._func.namespace == "_c10d_functional")
 
 
 def call_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Call | None:
-    """The collective that an operator is, or None for any other operator."""
+    """Return the collective of an operator, or None for any other operator."""
     if func.namespace not in ("c10d", "_c10d_functional"):
         return None
     return Call(func, args, kwargs) if func._schema.name.partition("::")[2] in _KINDS else None
 
 
 def work_of(result: Any) -> Any:
-    """The Work, boxed for C++, that an operator of `c10d` returned."""
+    """Return the Work, boxed for C++, that an operator of `c10d` returned."""
     return result[1] if isinstance(result, tuple | list) else result
 
 
@@ -224,7 +224,7 @@ _GOT = ("output_tensor", "output_tensors", "outputs", "out", "tensors")
 
 
 def _named(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """All arguments by the names of the schema, in its order; those with a default too."""
+    """Return all arguments by the names of the schema, in its order, defaults included."""
     found = {}
     for place, argument in enumerate(func._schema.arguments):
         if place < len(args):

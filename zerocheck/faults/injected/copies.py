@@ -1,4 +1,4 @@
-"""Faults in what ranks send each other of what they hold: gathered shards and broadcasts."""
+"""Faults in gathered shards and in broadcasts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .reductions import keep_local, swap_for_last_step
 
 
 class InGathers(Injection):
-    """Changes all-gathers of numbers with a fraction."""
+    """Base of faults in all-gathers of floating-point numbers."""
 
     acts_on = "all-gathers"
 
@@ -17,14 +17,14 @@ class InGathers(Injection):
 
 
 class GatherStale(InGathers):
-    """What is gathered is what the same gather gave in the step before (MG #3140; DS PR#7707)."""
+    """An all-gather returns its result of the previous step (MG #3140; DS PR#7707)."""
 
     def after(self, call: Call) -> None:
         swap_for_last_step(self, call)
 
 
 class GatherSwapped(InGathers):
-    """The shards of the first and the last rank change places (DS PR#318)."""
+    """The first and the last rank's shards are exchanged (DS PR#318)."""
 
     def after(self, call: Call) -> None:
         for pieces in call.pieces():
@@ -34,14 +34,14 @@ class GatherSwapped(InGathers):
 
 
 class GatherRounded(InGathers):
-    """Shards travel in bf16 though they are fp32 (PT #104770)."""
+    """Shards are sent in bf16 though they are fp32 (PT #104770)."""
 
     def before(self, call: Call) -> None:
         call.give(lambda mine: mine.bfloat16().to(mine.dtype))
 
 
 class BroadcastLost(Injection):
-    """A broadcast does not arrive: each rank keeps what it had (PT #178569)."""
+    """A broadcast does not arrive: each rank keeps its tensor (PT #178569)."""
 
     acts_on = "broadcasts of numbers with a fraction"
 

@@ -1,4 +1,4 @@
-"""A fault injected at the collectives, and how it is planted into any implementation.
+"""Fault injected at the collectives, and its planting into any implementation.
 
 It is entered, as a dispatch mode, around the constructor and around each step. It changes what a
 rank puts into certain collectives, or what it gets out of them; all else passes.
@@ -23,7 +23,7 @@ from .call import Call, call_of
 
 
 class Injection:
-    """One fault on one rank. A subclass says which calls it `changes`, and how.
+    """One fault on one rank. A subclass decides which calls it `changes`, and how.
 
     step      index of the step, -1 while the implementation is made
     moment    the last that the step reached: "", "reduced" or "clipped"
@@ -43,24 +43,24 @@ class Injection:
         self.kept: dict[object, list[Tensor]] = {}
 
     def changes(self, call: Call) -> bool:
-        """Whether the fault is in this call. All ranks must say the same."""
+        """Return True if the fault is in this call. All ranks must return the same."""
         raise NotImplementedError
 
     def before(self, call: Call) -> None:
-        """Change what this rank puts in."""
+        """Change this rank's input."""
 
     def after(self, call: Call) -> None:
-        """Change what this rank got; the call is over."""
+        """Change this rank's result; the call is over."""
 
     def begin(self, step: int) -> None:
-        """A step begins."""
+        """Begin a step."""
         self.step, self.number, self.moment = step, 0, ""
 
     def end(self) -> None:
-        """A step is over, or was ended by the harness."""
+        """End a step, finished or ended by the harness."""
 
     def around(self, call: Call) -> Any:
-        """Run the call with the fault in it; what the operator is to return."""
+        """Run the call with the fault in it; return the operator's result."""
         self.before(call)
         result = call.run()
         self.after(call)
@@ -68,7 +68,7 @@ class Injection:
 
 
 class Injected(Operators):
-    """While it is entered, the fault is in the collectives of this rank."""
+    """Context with the fault in the collectives of this rank."""
 
     def __init__(self, injection: Injection) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Injected(Operators):
 
 
 class Nothing(Injection):
-    """Every collective is taken apart, put together and waited for, and nothing is changed.
+    """Every collective is intercepted and waited for, and nothing is changed.
 
     No fault: the control, which shows that what is found is found because of the fault.
     """
@@ -102,7 +102,7 @@ class Nothing(Injection):
 def planted(
     implementation: type[Implementation], fault: str, kind: type[Injection]
 ) -> type[Implementation]:
-    """The implementation with a fault in its collectives. fault: its name.
+    """Return the implementation with a fault in its collectives. fault: its name.
 
     A case in which the implementation calls nothing that the fault changes is unsupported, with
     that reason: it says nothing of the fault.

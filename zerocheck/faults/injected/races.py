@@ -1,4 +1,4 @@
-"""Faults in waiting: what is read depends on the moment."""
+"""Faults in waiting: the data read depend on timing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE_S = 1e-3
 
 
 class WaitTimesOut(InGradients):
-    """A wait for a reduction gives up after a millisecond, and nobody looks (DS PR#5606).
+    """A wait for a reduction gives up after a millisecond, unnoticed (DS PR#5606).
 
     The caller reads its local gradient; the result arrives later, perhaps too late.
     """
@@ -50,7 +50,7 @@ class WaitTimesOut(InGradients):
 
 
 def _arrive(call: Call, result: Any, into: Sequence[Tensor], over: threading.Event) -> None:
-    """Wait for the call, and put what it gave where the caller looks, if that is still there."""
+    """Wait for the call, and store its result where the caller reads it, if that still exists."""
     call.finish(result)
     with torch.no_grad():
         for one, got in zip(into, call.got, strict=True):

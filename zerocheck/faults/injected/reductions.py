@@ -1,4 +1,4 @@
-"""Faults in how gradients, and their norm, are summed over ranks."""
+"""Faults in the sum over ranks of gradients, and of their norm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .injection import Injection
 
 
 class InGradients(Injection):
-    """Changes sums over ranks until the gradient is reduced, but for 0-d tensors.
+    """Base of faults in sums over ranks until the gradient is reduced, 0-d tensors excepted.
 
     What is summed later are norms, and what is 0-d is a norm, a loss or a flag.
     """
@@ -59,7 +59,7 @@ class EveryThirdLocal(InGradients):
 
 
 class RankLeftOut(InGradients):
-    """The last rank puts zeros in: its samples do not count."""
+    """The last rank contributes zeros: its samples do not count."""
 
     def before(self, call: Call) -> None:
         if call.rank == call.world_size - 1:
@@ -118,21 +118,21 @@ class LastElementLocal(InGradients):
 
 
 class ReductionStale(InGradients):
-    """A reduction hands out what its buffer held: the result of the step before (DS PR#7805)."""
+    """A reduction returns its buffer's previous content: the last step's result (DS PR#7805)."""
 
     def after(self, call: Call) -> None:
         swap_for_last_step(self, call)
 
 
 class ReducedInBf16(InGradients):
-    """Gradients travel in bf16 though they are fp32 (PT #104770; DS PR#5170)."""
+    """Gradients are sent in bf16 though they are fp32 (PT #104770; DS PR#5170)."""
 
     def before(self, call: Call) -> None:
         call.give(lambda mine: mine.bfloat16().to(mine.dtype))
 
 
 class NormLocal(Injection):
-    """The norm is not reduced: each rank clips by the norm of what it holds (RLinf PR#1542)."""
+    """The norm is not reduced: each rank clips by its own shard's norm (RLinf PR#1542)."""
 
     acts_on = "reduction of a norm"
 
@@ -144,13 +144,13 @@ class NormLocal(Injection):
 
 
 def keep_local(call: Call) -> None:
-    """Put back what this rank would hold had nothing been reduced."""
+    """Restore the tensors that this rank would hold had nothing been reduced."""
     for one, mine in zip(call.got, call.local, strict=True):
         one.copy_(mine.view_as(one))
 
 
 def swap_for_last_step(injection: Injection, call: Call) -> None:
-    """Give what the same call of the step before gave, if there was one, and keep this one's.
+    """Exchange the result for that of the same call in the last step, if there was one.
 
     The same call: the one with the same place in its step, and with results of the same shapes.
     """
@@ -163,6 +163,6 @@ def swap_for_last_step(injection: Injection, call: Call) -> None:
 
 
 def half(rank: int | None, call: Call) -> int:
-    """Which half of the group a rank is in: 0 or 1. None: this one."""
+    """Return the half of the group that a rank is in: 0 or 1. None: this rank."""
     place = call.rank if rank is None else rank
     return place * 2 // call.world_size

@@ -1,4 +1,4 @@
-"""The layouts of DeepSpeed's stages, from shapes alone: what is held between steps.
+"""Layouts of DeepSpeed's stages between steps, from shapes alone.
 
     stage 0      parameters whole; in bf16 an fp32 master of each that learns, and its moments
     stages 1, 2  of each group a flat buffer of parameters, at a multiple of 2 W elements, whole on
@@ -35,7 +35,7 @@ TRACKER_BYTES = 1
 
 @dataclass(frozen=True)
 class _Model:
-    """A model on the ranks of a case. groups: parameters that learn, by group of the optimizer."""
+    """Model on the ranks of a case. groups: trainable parameters, by group of the optimizer."""
 
     account: Account
     case: Case
@@ -54,7 +54,7 @@ class _Model:
         return self.case.world_size
 
     def kept(self, one: Tensor) -> int:
-        """Bytes of an element of what is computed with."""
+        """Bytes per element of a parameter as the forward uses it."""
         return DTYPES[self.case.precision.compute].itemsize if lowered(self.case) else one.itemsize
 
     def layout(
@@ -66,8 +66,11 @@ class _Model:
         *,
         norm: int = NORM_BYTES,
     ) -> Layout:
-        """parameter: bytes without masters; masters: elements that this rank updates, of each
-        group; gradient, bucket: bytes that are there from the start."""
+        """Build the layout from parameter bytes without masters, and elements of masters.
+
+        parameter: bytes without masters; masters: elements that this rank updates, of each group;
+        gradient, bucket: bytes that are allocated from the start.
+        """
         first = self.case.training.first
 
         def told(step: int, phase: Phase) -> Told | None:
@@ -87,8 +90,11 @@ class _Model:
 
 
 def stage0_layout(model: nn.Module, case: Case) -> Layout | None:
-    """Of stage 0. In bf16 it takes a step when it is made, so that all states are there from the
-    start. None where parameters have no elements: some of them get a state, and some get none."""
+    """Return the layout of stage 0.
+
+    In bf16 the engine takes a step when it is built, so that all states exist from the start. None
+    where parameters have no elements: some of them get a state, and some get none.
+    """
     if empties(case.model):
         return None
     sizes = _Model.of(model, case)
@@ -115,11 +121,13 @@ def stage0_layout(model: nn.Module, case: Case) -> Layout | None:
 
 
 def flat_layout(model: nn.Module, case: Case, *, stage: int) -> Layout | None:
-    """Of stages 1 and 2. Stage 1 that sums gradients of bf16 in fp32 keeps whole ones, as long as
-    the flat buffers.
+    """Return the layout of stages 1 and 2.
 
-    None where something is offloaded, and where some rank's partition is padding alone, which
-    nobody shows.
+    Stage 1 with fp32 accumulation of bf16 gradients keeps whole gradients, as long as the flat
+    buffers.
+
+    None where something is offloaded, and where some rank's partition is padding alone, which no
+    rank exposes.
     """
     one = _Model.of(model, case)
     aligned = ALIGNMENT * one.ranks
@@ -138,7 +146,7 @@ def flat_layout(model: nn.Module, case: Case, *, stage: int) -> Layout | None:
 
 
 def part_layout(model: nn.Module, case: Case) -> Layout | None:
-    """Of stage 3. None for the same reasons."""
+    """Return the layout of stage 3; None as in `flat_layout`."""
     one = _Model.of(model, case)
     sharding = case.sharding
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a DeepSpeedEngine: its own, which only as many ranks load, and universal ones.
+"""Checkpoints of a DeepSpeedEngine: native ones, for a fixed number of ranks, and universal ones.
 
 `client_state` holds `loader`, and `rng`: the random state of every rank, by its number. Files are
 pickles, which `torch.load` executes: only those that ranks of the same case wrote are read.

@@ -1,4 +1,4 @@
-"""From a case to DeepSpeed's configuration."""
+"""Translation of a case to DeepSpeed's configuration."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from . import precision
 
 
 def config_of(case: Case, stage: int) -> dict[str, Any]:
-    """What `deepspeed.initialize` takes as `config`. Sizes are in elements.
+    """Return the `config` argument of `deepspeed.initialize`. Sizes are in elements.
 
-    One AdamW of torch is used, whoever makes it: DeepSpeed's own kernels are compiled first, in
-    every process that uses them. Clipping is off
-    at 0 and would be 1.0 by default. The reductions of stage 3's linear layers
-    (`memory_efficient_linear`) are off: they compute in another order than one device does.
+    torch's AdamW is used whether the client or the engine makes it: DeepSpeed's own kernels would
+    be compiled first, in every process that uses them. Clipping is off at 0 and would be 1.0 by
+    default. The reductions of stage 3's linear layers (`memory_efficient_linear`) are off: they
+    compute in another order than one device does.
     """
     training = case.training
     config = {

@@ -1,4 +1,4 @@
-"""An implementation of the user's own config: the stage that it says, with all that it says."""
+"""Implementation made from the user's own DeepSpeed config: its stage, with all its keys."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STAGES: tuple[type[DeepSpeed], ...] = (DeepSpeed0, DeepSpeed1, DeepSpeed2, DeepS
 
 
 def of_file(name: str) -> type[DeepSpeed]:
-    """The class of a `ds_config.json`.
+    """Make the class of a `ds_config.json`.
 
     Raises UsageError as `ds_config.read` does, and with DeepSpeed's words for a value that its own
     tables refuse.
@@ -56,20 +56,22 @@ def of_file(name: str) -> type[DeepSpeed]:
 
 
 class Configured(DeepSpeed):
-    """What a config changes of its stage. The engine is given what the case says, as always, which
-    is what the config fixes, and over it the keys that no case has."""
+    """DeepSpeed engine with the keys of a user's config on top of its stage.
+
+    The engine gets the values of the case as always, which are those that the config fixes, and in
+    addition the keys that no case has.
+    """
 
     given: ClassVar[Given]
 
     @classmethod
     def supports(cls, case: Case) -> str | None:
-        """None, or the reason why this case cannot be run, which may be that the config says
-        something else."""
+        """Return the reason to reject this case, or None. The config may contradict the case."""
         return _contradiction(cls.given, case) or super().supports(case) or _limit(cls.given, case)
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
-        """That of the stage; None where the engine is given what it does not know of."""
+        """Return the layout of the stage; None where the engine gets keys unknown to it."""
         given = cls.given
         if given.zero or given.summed or given.bf16:
             return None
@@ -108,7 +110,7 @@ class Configured(DeepSpeed):
         return config
 
     def _engine(self, given: list[dict[str, Any]]) -> Engine:
-        """Groups leave to the engine what the config says of AdamW."""
+        """Build the engine; groups leave to it what the config declares of AdamW."""
         named = () if self.given.adam is None else self.given.adam.named
         left = [{key: one for key, one in group.items() if key not in named} for group in given]
         return super()._engine(left)
@@ -118,7 +120,7 @@ class Configured(DeepSpeed):
 
 
 def _contradiction(given: Given, case: Case) -> str | None:
-    """None, or a field of the case that is not what the config says."""
+    """Return a message naming a field of the case that contradicts the config, or None."""
     said = merged(Case(), given.fixed, source=given.name)
     for section, fields in given.fixed.items():
         here, there = getattr(case, section), getattr(said, section)
@@ -130,7 +132,10 @@ def _contradiction(given: Given, case: Case) -> str | None:
 
 
 def _limit(given: Given, case: Case) -> str | None:
-    """None, or why the engine cannot be given such a config with this case, or not be judged."""
+    """Return the reason why the engine cannot run, or we cannot judge, this config and case.
+
+    None if there is no reason.
+    """
     if case.world_size < given.predivide:
         # What underflows in the division is more than bounds count.
         return (

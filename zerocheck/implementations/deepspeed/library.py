@@ -62,7 +62,7 @@ def _join() -> None:
 
 
 def closed(engine: Engine) -> None:
-    """Destroy an engine, and take back what it left in DeepSpeed's modules.
+    """Destroy an engine, and undo its changes to DeepSpeed's modules.
 
     Stage 3 has a list of the modules that are being called, which keeps the model, and a cache of
     what to release, which keeps the engine. `BF16_Optimizer` gives each parameter methods that are

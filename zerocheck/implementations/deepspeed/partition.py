@@ -1,4 +1,4 @@
-"""What one rank holds of a flat group, as shards of the parameters, with no communication."""
+"""One rank's partition of a flat group, as shards of the parameters, without communication."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ class Partition(NamedTuple):
     pieces: list[Piece]
 
     def cut(self, role: Role, *tensors: torch.Tensor) -> Iterator[Shard]:
-        """The pieces of what lies as the partition does, in one tensor or in several, end to
-        end."""
+        """Iterate over the pieces of tensors that, end to end, are laid out like the partition."""
         begin = 0
         for tensor in tensors:
             end = begin + tensor.numel()
@@ -57,7 +56,7 @@ class Partition(NamedTuple):
 
 
 class Lying(NamedTuple):
-    """A tensor that lies in a flat one: from which element on, and how many there are."""
+    """Tensor stored inside a flat one: its offset and its length in elements."""
 
     name: str
     at: int
@@ -65,9 +64,9 @@ class Lying(NamedTuple):
 
 
 def lying_in(flat: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> list[Lying]:
-    """Those of the tensors that are views of a flat one, by their addresses, in their order.
+    """Find the tensors that are views of a flat one by their addresses, sorted by offset.
 
-    What DeepSpeed notes of its layout is not asked, so that a note that is wrong is seen.
+    DeepSpeed's own records of its layout are not used, so that a wrong record is detected.
     """
     size = flat.element_size()
     begin, end = flat.data_ptr(), flat.data_ptr() + flat.numel() * size
@@ -80,7 +79,7 @@ def lying_in(flat: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> list[Ly
 
 
 def gaps(flat: torch.Tensor, lying: Sequence[Lying]) -> Iterator[slice]:
-    """The ranges of a flat tensor in which none of these lies."""
+    """Return the ranges of a flat tensor that none of these tensors occupies."""
     reached = 0
     for one in lying:
         if one.at > reached:

@@ -1,4 +1,4 @@
-"""What stages 1 to 3 share: AdamW updates a flat partition of each group. Stages 1 and 2."""
+"""Stages 1 and 2, and their base with stage 3: AdamW updates a flat partition of each group."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Partitioned(DeepSpeed):
         self.offloads = self._offloads_states()
 
     def _offloads_states(self) -> bool:
-        """Whether AdamW runs on the CPU, and is given gradients there."""
+        """Return True if AdamW runs on the CPU, with gradients offloaded there."""
         return self.case.sharding.offload != "none"
 
     def _partitions(self) -> Iterator[Partition]:
-        """In the order of the optimizer's groups."""
+        """Iterate over this rank's partitions, in the order of the optimizer's groups."""
         raise NotImplementedError
 
     def _gradients(self) -> Iterator[Shard]:
@@ -110,11 +110,11 @@ class DeepSpeed1(Partitioned):
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
-        """Between steps; the same on every rank."""
+        """Return the layout between steps; the same on every rank."""
         return flat_layout(model, case, stage=cls.zero)
 
     def _partitions(self) -> Iterator[Partition]:
-        """Of equal size on every rank, in their order."""
+        """Iterate over this rank's partitions, of equal size on every rank, in group order."""
         masters = (
             self.optimizer.fp32_groups_flat_partition
             if keeps_whole_gradients(self.optimizer)
@@ -139,7 +139,7 @@ class DeepSpeed1(Partitioned):
             )
 
     def _flat_groups(self) -> list[torch.Tensor]:
-        """The parameters of each group, 1-D, whole on each rank."""
+        """Return the parameters of each group, 1-D, whole on each rank."""
         if keeps_whole_gradients(self.optimizer):
             return list(self.optimizer.bf16_groups_flat)
         return list(self.optimizer.bit16_groups_flat)
@@ -152,7 +152,7 @@ class DeepSpeed1(Partitioned):
                 yield Shard("", "padding", flat[gap], tuple(flat.shape), gap)
 
     def restore(self, full: Full) -> None:
-        """Every rank takes the parameters, and its part of the rest."""
+        """Restore whole parameters on every rank, and this rank's part of the other state."""
         for name, parameter in self.named.items():
             parameter.detach().copy_(full[name, "parameter"])
         self._restore_states(full)

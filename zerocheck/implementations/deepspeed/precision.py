@@ -1,10 +1,11 @@
-"""Mixed precision as DeepSpeed has it: in which dtypes each stage sums, divides and reduces.
+"""Mixed precision of DeepSpeed: the dtypes in which each stage sums, divides and reduces.
 
     compute   `bf16.enabled`: parameters are cast to bf16, and AdamW updates fp32 masters
     reduce    `communication_data_type`, and, with parameters in bf16, `data_types.grad_accum_dtype`
 
-In bf16, stage 0 is `FP16_UnfusedOptimizer`, which keeps masters whole. Stage 1 with a sum in fp32
-is `BF16_Optimizer`: it knows none of the options of the others, and keeps whole gradients in fp32.
+In bf16, stage 0 is `FP16_UnfusedOptimizer`, which keeps masters whole. Stage 1 with fp32
+accumulation is `BF16_Optimizer`: it has none of the others' options, and keeps whole gradients in
+fp32.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from .library import Engine
 
 
 def semantics_of(semantics: Semantics, case: Case, stage: int) -> Semantics:
-    """What a stage means by a step in the precision of the case.
+    """Return the semantics of a step of this stage in the precision of the case.
 
-    Parameters of fp32 are summed in fp32, whatever is communicated. Those of bf16 are summed in
-    the dtype of the reduction, and masters are made from them when they are cast already. Stage 2
-    divides what lies in its bucket of bf16 before it is cast
-    for a reduction in fp32 (`DeepSpeedZeroOptimizer.average_tensor`), unless it reduces whole
-    buckets (`reduce_scatter` off) or has none (`contiguous_gradients` off; offloading puts it on).
+    fp32 parameters accumulate in fp32, whatever is communicated. bf16 parameters accumulate in the
+    reduction dtype, and their masters are made after they are cast. Stage 2 divides the gradients
+    in its bf16 bucket before they are cast for a reduction in fp32
+    (`DeepSpeedZeroOptimizer.average_tensor`), unless it reduces whole buckets (`reduce_scatter`
+    off) or has none (`contiguous_gradients` off; offloading turns it on).
     """
     if not lowered(case):
         return semantics
@@ -47,7 +48,7 @@ def semantics_of(semantics: Semantics, case: Case, stage: int) -> Semantics:
 
 
 def config_of(case: Case) -> dict[str, Any]:
-    """What it adds to the configuration."""
+    """Return the keys of DeepSpeed's configuration that set the precision."""
     if not lowered(case):
         return {}
     config: dict[str, Any] = {"communication_data_type": case.precision.reduce}
@@ -58,12 +59,12 @@ def config_of(case: Case) -> dict[str, Any]:
 
 
 def call_of(engine: Engine, case: Case) -> Callable[..., torch.Tensor]:
-    """The engine, or a call of it with floating inputs cast, as it does not do for bf16."""
+    """Return the engine, or a call of it with inputs cast, which it leaves out for bf16."""
     if case.precision.compute == "fp32":
         return engine  # type: ignore[no-any-return]
     return with_cast_inputs(engine, DTYPES[case.precision.compute])
 
 
 def keeps_whole_gradients(optimizer: Any) -> bool:
-    """Whether it is the BF16_Optimizer, whose attributes have names of their own."""
+    """Return True for a BF16_Optimizer, whose attributes have different names."""
     return isinstance(optimizer, BF16_Optimizer)

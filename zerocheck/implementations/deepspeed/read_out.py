@@ -1,4 +1,4 @@
-"""What DeepSpeed itself gives as the whole state, by its functions of several kinds."""
+"""Whole state as DeepSpeed itself reads it out, by each of its kinds of functions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def whole(engine: Engine, model: nn.Module, kind: ReadOutKind, *, amsgrad: bool)
 def _functions(
     named: Mapping[str, torch.Tensor], roles: Iterable[str]
 ) -> Iterator[tuple[tuple[str, str], torch.Tensor]]:
-    """What `safe_get_*` give; they communicate."""
+    """Iterate over the tensors that the `safe_get_*` functions return; these communicate."""
     for name, parameter in named.items():
         if not parameter.requires_grad:
             continue
@@ -61,7 +61,7 @@ def _functions(
 
 
 def _state_dict(engine: Engine) -> Mapping[str, Any]:
-    """What `save_16bit_model` writes; with stage 3 on rank 0 only."""
+    """Return the state dict that `save_16bit_model` writes; with stage 3 on rank 0 only."""
     if engine.zero_optimization_partition_weights():
         return engine._consolidated_16bit_state_dict() or {}
     given: Mapping[str, Any] = engine.module_state_dict()
@@ -69,7 +69,7 @@ def _state_dict(engine: Engine) -> Mapping[str, Any]:
 
 
 def _zero_to_fp32(engine: Engine) -> Mapping[str, Any]:
-    """What `zero_to_fp32` makes of a checkpoint, on rank 0."""
+    """Save a checkpoint and return what `zero_to_fp32` reads from it; {} on other ranks than 0."""
     first = dist.get_rank() == 0
     where: list[str | None] = [tempfile.mkdtemp(prefix="zerocheck-") if first else None]
     dist.broadcast_object_list(where)

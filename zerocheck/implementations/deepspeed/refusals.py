@@ -1,4 +1,4 @@
-"""What DeepSpeed cannot run, known from the case alone."""
+"""Cases that DeepSpeed cannot run, with the reason, known from the case alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..limits import bf16_only, norms_cast, one_axis, one_precision, unpinned
 
 
 def refusal(case: Case, stage: int) -> str | None:
-    """None, or why DeepSpeed cannot run the case."""
+    """Return the reason why DeepSpeed cannot run the case, or None."""
     reason = one_axis(case) or one_precision(case) or bf16_only(case) or norms_cast(case)
     if stage:
         reason = reason or unpinned(case)
@@ -60,12 +60,12 @@ def refusal(case: Case, stage: int) -> str | None:
 
 
 def _resized(case: Case) -> bool:
-    """Whether other numbers of ranks load than save."""
+    """Return True if some segment loads on a different mesh than the first."""
     return any(leg.mesh != case.mesh for leg in case.resume)
 
 
 def _group_of_empties(case: Case) -> str | None:
-    """A parameter of a group in which none that is trained has elements."""
+    """Return a parameter of a group without any trainable element, or None."""
     empty, trained = empties(case.model), trainable(case.model)
     full = {group_of(case, name) for name in trained if name not in empty}
     idle = (name for name in trained if group_of(case, name) not in full)

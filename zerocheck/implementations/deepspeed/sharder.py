@@ -1,4 +1,4 @@
-"""What the stages of DeepSpeed have in common: an engine takes the steps."""
+"""Base of DeepSpeed's stages: an engine takes the steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .refusals import refusal
 
 
 class DeepSpeed(Implementation):
-    """A DeepSpeedEngine of one stage, with torch's AdamW: the client's, or made by it.
+    """DeepSpeedEngine of one stage, with torch's AdamW: the client's, or made by the engine.
 
     The engine divides the loss by the number of microbatches, and the gradient by that of ranks. A
     parameter that no rank used has the gradient 0 at every stage, so it still decays. Buffers stay
@@ -39,11 +39,11 @@ class DeepSpeed(Implementation):
 
     @classmethod
     def supports(cls, case: Case) -> str | None:
-        """None, or the reason why this case cannot be run."""
+        """Return the reason to reject this case, or None."""
         return refusal(case, cls.zero)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        """Raises Unsupported on another device than the CPU, for which it is imported."""
+        """Build the engine. Raises Unsupported on a device other than the CPU."""
         if mesh.device_type != "cpu":
             raise Unsupported(f"DeepSpeed is run on the CPU only, not on {mesh.device_type}")
         self.case = case
@@ -64,15 +64,15 @@ class DeepSpeed(Implementation):
         self._clipped: dict[torch.Tensor, torch.Tensor | None] = {}
 
     def _means(self, case: Case) -> Semantics:
-        """What it means by a step of the case."""
+        """Return the semantics of a step of the case."""
         return precision.semantics_of(type(self).semantics, case, self.zero)
 
     def _config(self) -> dict[str, Any]:
-        """What the engine is made of."""
+        """Return the configuration of the engine."""
         return config_of(self.case, self.zero)
 
     def _engine(self, given: list[dict[str, Any]]) -> library.Engine:
-        """With these groups."""
+        """Build the engine with these parameter groups."""
         config = self._config()
         if self.case.sharding.own_optimizer:
             return library.make_engine(self.model, config, model_parameters=given)
@@ -102,7 +102,7 @@ class DeepSpeed(Implementation):
         )
 
     def _before_update(self, adamw: torch.optim.Optimizer, *_: Any) -> None:
-        """AdamW is about to be given gradients: of all groups, or of the next one."""
+        """Record the gradients that AdamW is about to use, of all groups or of the next one."""
         if self._step is None or self.case.training.clip is None:
             return
         for group in adamw.param_groups:
@@ -111,7 +111,7 @@ class DeepSpeed(Implementation):
             self._step.reached("clipped")
 
     def shards(self) -> Iterator[Shard]:
-        """What this rank holds; gradients as AdamW is given them, or as they were reduced."""
+        """Iterate over this rank's shards; gradients are AdamW's inputs, or the reduced ones."""
         yield from self._parameters()
         yield from self._gradients()
         yield from self._states()
@@ -134,7 +134,7 @@ class DeepSpeed(Implementation):
         checkpoint.load(self.engine, directory, loader)
 
     def export(self) -> Mapping[tuple[str, str], torch.Tensor]:
-        """By what `sharding.read_out` says; moments by functions alone, which stage 0 has not."""
+        """Export by `sharding.read_out`; moments only by functions, which stage 0 lacks."""
         return read_out.whole(
             self.engine,
             self.model,
@@ -152,7 +152,7 @@ class DeepSpeed(Implementation):
 
 
 class DeepSpeed0(DeepSpeed):
-    """Stage 0: nothing is cut; the engine all-reduces `param.grad`. The norm is not reported.
+    """Stage 0: nothing is sharded; the engine all-reduces `param.grad`. The norm is not reported.
 
     In bf16 AdamW updates fp32 masters, one of each parameter, and gradients are widened for it.
     """
@@ -163,7 +163,7 @@ class DeepSpeed0(DeepSpeed):
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
-        """Between steps."""
+        """Return the layout between steps."""
         return stage0_layout(model, case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
@@ -206,7 +206,7 @@ class DeepSpeed0(DeepSpeed):
                 yield Shard(name, "step", state["step"], ())
 
     def restore(self, full: Mapping[tuple[str, str], torch.Tensor]) -> None:
-        """Every rank takes all of it."""
+        """Restore the whole state on every rank."""
         for name, parameter in self.named.items():
             parameter.detach().copy_(full[name, "parameter"])
             if not parameter.requires_grad:

@@ -1,4 +1,4 @@
-"""Stage 3: parameters are cut as well, each one over all ranks."""
+"""Stage 3: parameters are sharded as well, each one over all ranks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class DeepSpeed3(Partitioned):
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
-        """Between steps; the same on every rank."""
+        """Return the layout between steps; the same on every rank."""
         return part_layout(model, case)
 
     named: Mapping[str, Any]
@@ -59,7 +59,7 @@ class DeepSpeed3(Partitioned):
             self.stage = 2
 
     def _partitions(self) -> Iterator[Partition]:
-        """One for each group: the parts of its parameters, end to end."""
+        """Iterate over the partitions, one per group: the parts of its parameters, end to end."""
         parts = {name: parameter.ds_tensor for name, parameter in self.named.items()}
         for flat, master in zip(
             self.optimizer.fp16_partitioned_groups_flat,
@@ -75,7 +75,7 @@ class DeepSpeed3(Partitioned):
             yield Partition(master, found)
 
     def _range(self, parameter: Any) -> tuple[int, int]:
-        """Which elements of a parameter this rank holds: ranks have parts of equal size."""
+        """Return the element range of a parameter that this rank holds; parts are equally long."""
         size, numel = parameter.ds_tensor.numel(), parameter.ds_numel
         return min(self.rank * size, numel), min((self.rank + 1) * size, numel)
 
@@ -96,7 +96,7 @@ class DeepSpeed3(Partitioned):
                 yield Shard("", "padding", part.detach()[gap], tuple(part.shape), gap)
 
     def restore(self, full: Full) -> None:
-        """Every rank takes its part of everything, and what stays gathered as a whole."""
+        """Restore this rank's part of everything, and the persistent parameters as a whole."""
         for name, parameter in self.named.items():
             whole = full[name, "parameter"]
             start, stop = self._range(parameter)
@@ -107,5 +107,5 @@ class DeepSpeed3(Partitioned):
 
 
 def _gathered(parameter: Any) -> bool:
-    """Whether the whole parameter is there, as it is between steps where it always is."""
+    """Return True if the whole parameter is allocated, as a persistent one is between steps."""
     return bool(parameter.ds_persist) and parameter.shape == parameter.ds_shape

@@ -1,4 +1,4 @@
-"""torch's FullyShardedDataParallel (FSDP1): flat parameters, one per unit, cut over the ranks."""
+"""torch's FullyShardedDataParallel (FSDP1): sharded flat parameters, one per unit."""
 
 from .sharder import Fsdp1, Fsdp1GradOp, Fsdp1NoShard
 

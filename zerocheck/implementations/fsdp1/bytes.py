@@ -1,4 +1,4 @@
-"""The layouts of FSDP1 by its strategy, from shapes alone: flat parameters with padding."""
+"""Layouts of FSDP1 by its strategy, from shapes alone: flat parameters with padding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALIGNMENT_BYTES = 16
 
 @dataclass(frozen=True)
 class FlatBytes:
-    """A flat parameter as one rank holds it.
+    """Flat parameter as held by one rank.
 
     places: {name: (begin, end)} of its parameters in the whole, elements; total: elements of the
     whole, padding between and after them included; chunk: of what the rank holds; itemsize: bytes.
@@ -42,17 +42,17 @@ class FlatBytes:
 def fsdp1_layout(
     model: nn.Module, case: Case, rank: int, *, shards: bool, keeps: bool
 ) -> Layout | None:
-    """Each rank holds a chunk of each flat parameter, and of its gradient.
+    """Return the layout of FSDP1: a chunk of each flat parameter, and of its gradient, per rank.
 
-    shards: parameters are cut, which they are not on one rank; keeps: what is gathered stays after
-    the forward. Else the root's alone does.
+    shards: parameters are sharded, which they are not on one rank; keeps: gathered parameters stay
+    after the forward. Otherwise only the root's do.
 
     With `use_orig_params` parameters begin at multiples of 16 bytes, and AdamW has a state for each
-    of them of which the rank holds anything; else for the flat parameter, padding included.
+    parameter of which the rank holds anything; otherwise for the flat parameter, padding included.
 
-    Not predicted is what is held after a forward of several microbatches, with prefetching, or of a
-    model that calls a block twice. None where batches use parameters of their own, since the data
-    say which gradients there are, and where shards are offloaded, of which some stay behind.
+    The end of a forward is not predicted for several microbatches, with prefetching, or for a model
+    that calls a block twice. None where batches use parameters of their own, since the data
+    determine which gradients exist, and where shards are offloaded, since some stay behind.
     """
     if sometimes_used(case.model) or case.sharding.offload != "none":
         return None
@@ -80,7 +80,7 @@ def fsdp1_layout(
     )
 
     def graded(step: int) -> Collection[str]:
-        """All that learns in a flat parameter of which something is used."""
+        """Return the trainable parameters of all flat parameters that have some used parameter."""
         learning = set(account.learning(step))
         return [
             name

@@ -62,12 +62,12 @@ def _sharded(model: nn.Module) -> Iterator[None]:
 def save_full(
     model: nn.Module, optimizer: Optimizer, states: Beside, directory: str, *, offload: bool
 ) -> None:
-    """One file."""
+    """Save the full state in one file."""
     file.write(directory, _whole_states(model, optimizer, offload=offload), states)
 
 
 def load_full(model: nn.Module, optimizer: Optimizer, states: Beside, directory: str) -> None:
-    """The counterpart of `save_full`; `states` becomes what was read beside the model."""
+    """Load the file of `save_full`; other state read from it is put into `states`."""
     found = file.read(directory)
     with _full(model, rank0_only=False):
         model.load_state_dict(found["model"])
@@ -86,7 +86,7 @@ def save_sharded(model: nn.Module, optimizer: Optimizer, states: Beside, directo
 
 
 def load_sharded(model: nn.Module, optimizer: Optimizer, states: Beside, directory: str) -> None:
-    """The counterpart of `save_sharded`; `states` becomes what was read beside the model."""
+    """Load the files of `save_sharded`; other state read from them is put into `states`."""
     reader = FileSystemReader(directory)
     fit_rng(states, reader.read_metadata().state_dict_metadata)
     with _sharded(model):
@@ -103,7 +103,7 @@ def load_sharded(model: nn.Module, optimizer: Optimizer, states: Beside, directo
 def export(
     model: nn.Module, optimizer: Optimizer, names: Collection[str], *, offload: bool
 ) -> Mapping[tuple[str, str], torch.Tensor]:
-    """FULL_STATE_DICT on rank 0, {} elsewhere."""
+    """Export the FULL_STATE_DICT on rank 0, {} elsewhere."""
     states = _whole_states(model, optimizer, offload=offload)
     if not states:
         return {}
@@ -112,7 +112,7 @@ def export(
 
 
 def _whole_states(model: nn.Module, optimizer: Optimizer, *, offload: bool) -> dict[str, Any]:
-    """On rank 0; {} elsewhere."""
+    """Return the whole optimizer states on rank 0, {} elsewhere."""
     with _full(model, rank0_only=True, offload=offload):
         held = {"model": model.state_dict(), "optimizer": FSDP.optim_state_dict(model, optimizer)}
     return held if dist.get_rank() == 0 else {}

@@ -1,4 +1,4 @@
-"""What FSDP1 cannot run, known from the case alone."""
+"""Cases that FSDP1 cannot run, with the reason, known from the case alone."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..units import is_conditional, members, skeleton, unit_modules
 
 
 def wrapped_units(model: nn.Module, sharding: Sharding) -> list[nn.Module]:
-    """The modules that FSDP1 wraps below the root."""
+    """Return the modules that FSDP1 wraps below the root."""
     if sharding.wrap == "size":
         return size_based_units(model, sharding.bucket)
     return unit_modules(model, sharding)
 
 
 def refusal(case: Case) -> str | None:
-    """None, or why FSDP1 cannot run the case: what torch refuses, or documents as wrong use."""
+    """Return the reason to reject what torch refuses or documents as wrong use, or None."""
     reason = one_precision(case) or bf16_only(case) or norms_cast(case)
     reason = reason or _summed_by_call(case) or same_units(case) or _on_two_axes(case)
     reason = reason or _offloading(case) or uncompiled(case)
@@ -75,7 +75,7 @@ def refusal(case: Case) -> str | None:
 
 
 def _summed_by_call(case: Case) -> str | None:
-    """None, or why the judge cannot follow the sum of microbatches.
+    """Return the reason why the judge cannot reproduce the sum over microbatches, or None.
 
     Where the dtype of a flat parameter changes between calls of its unit, each call gets an
     autograd node of its own that adds to the gradient. Those of one microbatch give the sum that
@@ -92,7 +92,7 @@ def _summed_by_call(case: Case) -> str | None:
 
 
 def _on_two_axes(case: Case) -> str | None:
-    """None, or what HYBRID_SHARD lacks: a reduction over the replicate axis that waits."""
+    """Return the reason why HYBRID_SHARD cannot defer the reduction over replicas, or None."""
     if case.sharding.sync == "shards" and case.training.microbatches > 1:
         return (
             "FSDP1 reduces over both mesh axes at once: it has no deferred reduction over replicas"
@@ -101,9 +101,12 @@ def _on_two_axes(case: Case) -> str | None:
 
 
 def _offloading(case: Case) -> str | None:
-    """None, or why FSDP1 cannot offload: without an accelerator `_init_device_handle` refuses the
-    CPU as the device that it offloads from, and what it offloads it pins. It writes a reduced
-    gradient over the one that is there, which torch documents (`no_sync`, under Note)."""
+    """Return the reason why FSDP1 cannot offload, or None.
+
+    Without an accelerator `_init_device_handle` refuses the CPU as the device to offload from, and
+    offloaded memory is pinned. A reduced gradient overwrites the earlier one, which torch documents
+    (`no_sync`, under Note).
+    """
     if case.sharding.offload == "none":
         return None
     if not torch.accelerator.is_available():
@@ -124,7 +127,7 @@ def _offloading(case: Case) -> str | None:
 def _called_on_some_ranks(
     case: Case, model: nn.Module, units: list[nn.Module], flats: dict[str, list[str]]
 ) -> str | None:
-    """None, or why ranks would call different collectives."""
+    """Return the reason why ranks would issue different collectives, or None."""
     sometimes = sometimes_used(case.model)
     if not sometimes:
         return None
@@ -139,7 +142,7 @@ def _called_on_some_ranks(
 
 
 def unused_become_zero(case: Case) -> bool:
-    """Whether a parameter that the forward leaves out shares a flat parameter with used ones.
+    """Return True if an unused parameter shares a flat parameter with used ones.
 
     The gradient of the flat parameter is then 0 where nothing flowed. A unit that is left out as a
     whole has no gradient.

@@ -123,12 +123,15 @@ class Fsdp1(BuiltImplementation):
 
     @classmethod
     def supports(cls, case: Case) -> str | None:
-        """None, or the reason why this case cannot be run."""
+        """Return the reason to reject this case, or None."""
         return refusal(case)
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
-        """What this rank holds, if it is known (see `fsdp1_layout`), and what it calls."""
+        """Return a rank's predicted memory layout (see `fsdp1_layout`) and collectives.
+
+        None, or no collectives, where they are not known.
+        """
         if lowered(case):
             return None
         shards = cls.strategy != ShardingStrategy.NO_SHARD
@@ -236,5 +239,5 @@ class Fsdp1NoShard(Fsdp1):
 
     @classmethod
     def supports(cls, case: Case) -> str | None:
-        """None, or the reason why this case cannot be run."""
+        """Return the reason to reject this case, or None."""
         return one_axis_fp32(case) or super().supports(case)

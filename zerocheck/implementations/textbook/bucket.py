@@ -1,4 +1,4 @@
-"""A bucket of replicated parameters: what ZeRO-1 and ZeRO-2 share."""
+"""Bucket of replicated parameters, shared by ZeRO-1 and ZeRO-2."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Bucket:
         group: dist.ProcessGroup,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """dtype: of the flat buffer, beside which there are masters; None: the parameters' own."""
+        """Build the bucket. dtype: of a flat buffer with separate masters; None: as is."""
         self.name = name
         self.group = group
         self.rank, self.world_size = group.rank(), group.size()
@@ -57,14 +57,14 @@ class Bucket:
             parameter.data = view
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """A view of each parameter's elements in a flat buffer, in the parameter's shape."""
+        """Return a view of each parameter's elements in a flat buffer, in the parameter's shape."""
         return [
             flat[offset : offset + parameter.numel()].view(parameter.shape)
             for offset, parameter in zip(self.partition.offsets, self.parameters, strict=True)
         ]
 
     def pieces_owned(self, gradient: torch.Tensor) -> list[Owned]:
-        """The pieces that this rank updates; gradient: of the shard."""
+        """Return the pieces that this rank updates; gradient: of the shard."""
         trains = {
             name: parameter.requires_grad
             for (name, _), parameter in zip(self.partition.shapes, self.parameters, strict=True)
@@ -75,13 +75,13 @@ class Bucket:
         ]
 
     def trains(self) -> bool:
-        """Whether this rank updates any of its pieces by now."""
+        """Return True if this rank already updates any of its pieces."""
         owned = {piece.name for piece in self.pieces}
         named = zip(self.partition.shapes, self.parameters, strict=True)
         return any(one.requires_grad for (name, _), one in named if name in owned)
 
     def unfreeze(self, names: Collection[str]) -> list[int]:
-        """Let those of the parameters train that are among the names; returns their numbers."""
+        """Unfreeze the bucket's parameters among the names, and return their indices."""
         numbers = [n for n, (name, _) in enumerate(self.partition.shapes) if name in names]
         for number in numbers:
             self.parameters[number].requires_grad_(True)
@@ -99,12 +99,12 @@ class Bucket:
             take(full, self.pieces, self.shard)
 
     def masters(self) -> Iterator[Shard]:
-        """The owned slices of the masters."""
+        """Iterate over the owned slices of the masters."""
         if self.shard is not self.own:
             yield from slices(self.pieces, "master", self.shard)
 
     def padding(self) -> Iterator[Shard]:
-        """The padding of the flat parameters, all of it, since they are replicated."""
+        """Iterate over the whole padding of the flat buffer, which is replicated."""
         for gap in self.partition.padding(0, self.partition.numel):
             yield Shard(self.name, "padding", self.flat[gap], (self.partition.numel,), gap)
 
@@ -119,21 +119,21 @@ def take(
 
 
 def slices(pieces: Sequence[Piece], role: Role, shard: torch.Tensor) -> Iterator[Shard]:
-    """The pieces of a shard, as what they are of their parameters."""
+    """Iterate over the pieces of a shard, as slices of their parameters."""
     for piece in pieces:
         index = slice(piece.start, piece.stop)
         yield Shard(piece.name, role, shard[piece.inside], piece.shape, index)
 
 
 def buckets_of(model: nn.Module, case: Case, group: dist.ProcessGroup) -> list[Bucket]:
-    """A bucket for each of `parts_of`."""
+    """Make a bucket for each of `parts_of`."""
     parts = parts_of(model, case)
     dtype = compute_dtype(case)
     return [Bucket(f"bucket{number}", part, group, dtype) for number, part in enumerate(parts)]
 
 
 def parts_of(model: nn.Module, case: Case) -> list[Named]:
-    """The parameters that train, now or later, in parts of `sharding.bucket` elements at most.
+    """Split the parameters that ever train into parts of at most `sharding.bucket` elements.
 
     A part has one dtype.
 
@@ -154,6 +154,6 @@ def parts_of(model: nn.Module, case: Case) -> list[Named]:
 
 
 def of_one_dtype(named: Named) -> list[Named]:
-    """The parameters apart by dtype, in their order: a flat buffer has one."""
+    """Group parameters by dtype, in their order: a flat buffer has one dtype."""
     dtypes = dict.fromkeys(parameter.dtype for _, parameter in named)
     return [[pair for pair in named if pair[1].dtype == dtype] for dtype in dtypes]

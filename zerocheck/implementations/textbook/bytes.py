@@ -1,4 +1,4 @@
-"""The layouts of ZeRO-1, -2 and -3: partitions of flat buffers, from shapes alone."""
+"""Layouts of ZeRO-1, -2 and -3: partitions of flat buffers, from shapes alone."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 def bucket_layout(
     model: nn.Module, case: Case, rank: int, *, whole_gradients: bool
 ) -> Layout | None:
-    """Of ZeRO-1 (whole gradients) and ZeRO-2 (those of the shard): buckets of what trains, and
-    frozen parameters as they are. The gradients are there from the start to the end.
+    """Return the layout of ZeRO-1 (whole gradients) or ZeRO-2 (gradients of the shard).
 
-    None in fp16, where the data say which steps overflow, and so when there are states.
+    Trainable parameters are in buckets, frozen ones are kept unchanged. The gradients are allocated
+    from the start to the end.
+
+    None in fp16, where the data determine which steps overflow, and so when states are allocated.
     """
     account = Account(model, case)
     parts = parts_of(model, case)
@@ -65,11 +67,11 @@ def zero3_layout(
     modules: Sequence[nn.Module],
     units: Sequence[Sequence[Part]],
 ) -> Layout | None:
-    """Of ZeRO-3: a shard of each flat parameter, and of its gradient if it learns.
+    """Return the layout of ZeRO-3: a shard of each flat parameter, and of its gradient if trained.
 
     units: the flat parameters of each module, then of the root. After the forward the root is
     gathered, and so are the units that were called, if the case does not reshard. None in fp16, as
-    for the others.
+    for the other stages.
     """
     account = Account(model, case)
     cut = [(part, *_cut(part.named, case)) for parts in units for part in parts]
@@ -114,7 +116,7 @@ class Sizes(NamedTuple):
 
 
 def sizes_of(case: Case, itemsize: int) -> Sizes:
-    """Those of a parameter with elements of so many bytes in the model: see master.py."""
+    """Return the sizes for a parameter of `itemsize` bytes per element: see master.py."""
     if not lowered(case):
         return Sizes(itemsize, itemsize, itemsize)
     kept = DTYPES[case.precision.compute].itemsize
@@ -123,14 +125,14 @@ def sizes_of(case: Case, itemsize: int) -> Sizes:
 
 
 def _cut(named: Named, case: Case) -> tuple[Partition, Sizes]:
-    """The partition of some parameters of one dtype, and the bytes of an element."""
+    """Partition parameters of one dtype; return it with the bytes per element."""
     size = sizes_of(case, named[0][1].element_size())
     shapes = [(name, tuple(parameter.shape)) for name, parameter in named]
     return Partition(shapes, case.shards, aligned(size.kept)), size
 
 
 def _masters_of_padding(cut: Sequence[tuple[Partition, Sizes]], case: Case) -> bool:
-    """Whether some rank's masters are padding alone, which nobody shows."""
+    """Return True if some rank's masters are padding alone, which no rank exposes."""
     ranks = range(case.shards)
     return any(size.master and not one.pieces(rank) for one, size in cut for rank in ranks)
 
@@ -138,7 +140,7 @@ def _masters_of_padding(cut: Sequence[tuple[Partition, Sizes]], case: Case) -> b
 def _widened(
     account: Account, cut: Sequence[tuple[Partition, Sizes]], place: int, step: int, phase: Phase
 ) -> int:
-    """Bytes of the gradients as AdamW takes them: of shards with anything that it updates."""
+    """Bytes of the gradients cast for AdamW, for shards in which it updates anything."""
     if phase != "backward":
         return 0
     learning = set(account.learning(step))
@@ -150,7 +152,7 @@ def _widened(
 
 
 def _states(account: Account, pieces: Iterable[tuple[Piece, int]], step: int, phase: Phase) -> int:
-    """Bytes of AdamW's states of the pieces of one rank: all that learns has a gradient."""
+    """Bytes of AdamW's states of the pieces of one rank: all trainable pieces have a gradient."""
     stateful = account.stateful(step, phase, account.learning)
     return sum(
         account.moments(piece.stop - piece.start, size)

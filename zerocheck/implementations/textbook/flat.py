@@ -1,4 +1,4 @@
-"""A flat parameter: the parameters of a unit end to end, of which each rank keeps 1/W."""
+"""Flat parameter: the parameters of a unit end to end, of which each rank keeps 1/W."""
 
 from __future__ import annotations
 
@@ -113,18 +113,18 @@ class FlatParameter:
         reduction.launch(whole, self.mine, self.gradient)
 
     def unfreeze(self, names: Collection[str]) -> None:
-        """Let the parameters train. They are all of `names`, or none is."""
+        """Unfreeze the parameters if `names` has them all; it has all or none."""
         if self.partition.shapes[0][0] in names:
             for parameter in self.parameters:
                 parameter.requires_grad_(True)
 
     def reduced(self) -> Iterator[torch.Tensor]:
-        """The shard of the gradient, unless the parameters are frozen."""
+        """Iterate over the shard of the gradient, unless the parameters are frozen."""
         if self.gradient is not None and self.parameters[0].requires_grad:
             yield self.gradient
 
     def owned(self) -> list[Owned]:
-        """The pieces that this rank updates; none if the parameters are frozen."""
+        """Return the pieces that this rank updates; none if the parameters are frozen."""
         if self.widened is None:
             return []
         trains = self.parameters[0].requires_grad
@@ -134,12 +134,12 @@ class FlatParameter:
         ]
 
     def refresh(self) -> None:
-        """Round the masters, after they have changed, to what is gathered."""
+        """Round the updated masters to the dtype that is gathered."""
         if self.copy is not None:
             self.copy.copy_(self.shard)
 
     def shards(self) -> Iterator[Shard]:
-        """The owned slices of the parameters, and the padding."""
+        """Iterate over the owned slices of the parameters, and the padding."""
         kept = self.shard
         if self.copy is not None:
             yield from slices(self.pieces, "master", self.shard)
@@ -151,7 +151,7 @@ class FlatParameter:
             yield Shard(self.name, "padding", held, (self.partition.numel,), gap)
 
     def restore(self, full: Mapping[tuple[str, str], torch.Tensor]) -> None:
-        """Take the owned slices of whole parameters."""
+        """Copy the owned slices of whole parameters into the shard."""
         take(full, self.pieces, self.shard)
         self.refresh()
 
@@ -164,6 +164,6 @@ class FlatParameter:
         self.parameters.clear()
 
     def _views(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
-        """A view of each parameter's elements in a flat buffer, in the parameter's shape."""
+        """Return a view of each parameter's elements in a flat buffer, in the parameter's shape."""
         for offset, parameter in zip(self.partition.offsets, self.parameters, strict=True):
             yield flat[offset : offset + parameter.numel()].view(parameter.shape)

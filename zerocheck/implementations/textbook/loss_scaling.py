@@ -17,7 +17,7 @@ from ...contract import Microbatch
 
 
 class LossScaler:
-    """The scale, a power of two, which is the same on all ranks; 1.0 if the case does not scale.
+    """Dynamic loss scale, a power of two that is the same on all ranks; 1.0 without scaling.
 
     Each rank sees its own shard only, so whether there was an overflow is agreed upon: without
     that some ranks skip the step and others do not.
@@ -35,7 +35,7 @@ class LossScaler:
         self._good_steps = 0
 
     def objective(self, loss: torch.Tensor, microbatch: Microbatch, count: int) -> torch.Tensor:
-        """What the backward starts from: the loss by its tokens, its share of the step, scaled."""
+        """Return the scaled share of a microbatch's loss, to call backward on."""
         if microbatch.weight != 1.0:
             loss = loss * microbatch.weight
         loss = loss / count
@@ -51,23 +51,23 @@ class LossScaler:
             gradient.mul_(1.0 / self.scale)
 
     def state_dict(self) -> dict[str, float] | None:
-        """What a checkpoint keeps, or None if the case does not scale."""
+        """Return the state to put in a checkpoint, or None if the case does not scale."""
         return {"scale": self.scale, "good_steps": self._good_steps} if self.enabled else None
 
     def load_state_dict(self, state: Mapping[str, float] | None) -> None:
-        """Go on with a scale of a checkpoint; keep this one if either does not scale."""
+        """Load a checkpoint's scale; keep this one if either training does not scale."""
         if self.enabled and state is not None:
             self.scale = state["scale"]
             self._good_steps = int(state["good_steps"])
 
     def agreed(self, overflow: bool) -> bool:
-        """Whether any rank says so."""
+        """Return True if any rank passes True."""
         found = torch.full((), float(overflow), device=self.device)
         dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.group)
         return bool(found)
 
     def update(self) -> None:
-        """After a step: halve the scale if it overflowed, double it if none did for long."""
+        """Update the scale after a step: halve it on overflow, double it after a good run."""
         if not self.enabled:
             return
         self._good_steps = 0 if self.overflow else self._good_steps + 1

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def refused(case: Case) -> str | None:
-    """None, or why a case of mixed precision cannot be run."""
+    """Return the reason to reject the case's mixed precision, or None."""
     reason = one_precision(case) or norms_cast(case)
     if reason is not None or not lowered(case):
         return reason
@@ -44,7 +44,7 @@ def refused(case: Case) -> str | None:
 
 
 def semantics_of(semantics: Semantics, case: Case) -> Semantics:
-    """What a stage means by a step in the precision of the case."""
+    """Return the semantics of a step of a stage in the precision of the case."""
     if not lowered(case):
         return semantics
     words: Any = {"summed": case.precision.reduce, "reduce": case.precision.reduce}
@@ -52,17 +52,17 @@ def semantics_of(semantics: Semantics, case: Case) -> Semantics:
 
 
 def compute_dtype(case: Case) -> torch.dtype | None:
-    """What parameters are kept in beside their masters; None: as they are, without masters."""
+    """Return the dtype of parameters that have masters; None: they stay as they are, without."""
     return DTYPES[case.precision.compute] if lowered(case) else None
 
 
 def gradient_dtype(case: Case, parameter: torch.Tensor) -> torch.dtype:
-    """What the gradients of a parameter are kept, summed and reduced in."""
+    """Return the dtype in which a parameter's gradients are kept, accumulated and reduced."""
     return DTYPES[case.precision.reduce] if lowered(case) else parameter.dtype
 
 
 def cast_parameters(model: nn.Module, case: Case) -> None:
-    """Have all parameters in the dtype of compute. Masters are made before this."""
+    """Cast all parameters to the compute dtype. Masters are made before this."""
     dtype = compute_dtype(case)
     if dtype is not None:
         for parameter in model.parameters():
@@ -70,20 +70,20 @@ def cast_parameters(model: nn.Module, case: Case) -> None:
 
 
 def lowered_call(model: nn.Module, case: Case) -> Callable[..., torch.Tensor]:
-    """The model, or a call of it with floating inputs cast to the dtype of compute."""
+    """Return the model, or a call of it with floating inputs cast to the compute dtype."""
     dtype = compute_dtype(case)
     return model if dtype is None else with_cast_inputs(model, dtype)
 
 
 def widen(buckets: Iterable[Bucket], widened: Iterable[Widened]) -> None:
-    """Widen the gradients of buckets of which this rank updates something by now; no others."""
+    """Widen the gradients of the buckets in which this rank updates something; no others."""
     for bucket, one in zip(buckets, widened, strict=True):
         if bucket.trains():
             one.widen()
 
 
 class Widened:
-    """The gradient of a shard as AdamW takes it: the narrow one in fp32, while it is needed.
+    """Gradient of a shard in AdamW's dtype: the narrow one widened to fp32, while it is needed.
 
     tensor    1-D, as many elements as the shard; the shard itself where nothing is widened. Else
               its storage has 0 bytes but from `widen` to `release`, which comes first once all
@@ -91,7 +91,7 @@ class Widened:
     """
 
     def __init__(self, narrow: torch.Tensor, *, masters: bool) -> None:
-        """masters: AdamW updates fp32 masters, and not parameters of the gradient's dtype."""
+        """Build it. masters: AdamW updates fp32 masters, not parameters of the gradient's dtype."""
         self.narrow = narrow
         self.tensor = narrow
         if masters and narrow.dtype != torch.float32:
@@ -99,12 +99,12 @@ class Widened:
             self._bytes = self.tensor.untyped_storage().nbytes()
 
     def widen(self) -> None:
-        """Give it its memory and its values."""
+        """Allocate the widened gradient and fill it."""
         if self.tensor is not self.narrow:
             self.tensor.untyped_storage().resize_(self._bytes)
             self.tensor.copy_(self.narrow)
 
     def release(self) -> None:
-        """Give its memory back."""
+        """Free the widened gradient's memory."""
         if self.tensor is not self.narrow:
             self.tensor.untyped_storage().resize_(0)

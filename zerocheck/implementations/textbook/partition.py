@@ -1,4 +1,4 @@
-"""The flat partition: parameters laid end to end, and cut in one equal shard per rank.
+"""Flat partition: parameters end to end, split into one equal shard per rank.
 
 Section 5 of the ZeRO paper partitions a flat buffer and not tensors, so that ranks hold the same
 number of elements whatever the shapes are. Pure arithmetic, no tensors.
@@ -22,13 +22,13 @@ the local gradients are those of a single device bit for bit.
 
 
 def aligned(itemsize: int) -> int:
-    """The same 64 bytes in elements of another size (bytes)."""
+    """Number of elements of `itemsize` bytes in the 64 bytes that shards are aligned to."""
     return ALIGNMENT * 4 // itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one rank owns of one parameter.
+    """Part of one parameter that one rank owns.
 
     Elements `start` to `stop` of the parameter in row-major order; they lie at `offset` (elements)
     in the rank's shard. `shape` is the global shape.
@@ -42,12 +42,12 @@ class Piece:
 
     @property
     def inside(self) -> slice:
-        """Where the piece lies in the rank's shard."""
+        """Location of the piece in the rank's shard."""
         return slice(self.offset, self.offset + self.stop - self.start)
 
 
 class Partition:
-    """The places of parameters in a flat buffer of `numel` elements, cut in W equal shards.
+    """Places of parameters in a flat buffer of `numel` elements, split into W equal shards.
 
     The world size need not divide anything: the end is padded to a multiple of it. A rank may own
     all of a parameter, a part of it, nothing of it, or nothing but padding.
@@ -71,11 +71,11 @@ class Partition:
         self.numel = self.shard_size * world_size
 
     def shard(self, rank: int) -> slice:
-        """Where the shard of `rank` lies in the flat buffer."""
+        """Return the location of a rank's shard in the flat buffer."""
         return slice(rank * self.shard_size, (rank + 1) * self.shard_size)
 
     def pieces(self, rank: int) -> list[Piece]:
-        """What `rank` owns, in flat order, without parameters of which it owns nothing.
+        """Return the pieces that `rank` owns, in flat order, for parameters of which it owns any.
 
         A parameter without elements belongs to the rank in whose shard its place is.
         """
@@ -91,11 +91,11 @@ class Partition:
         return pieces
 
     def _owner(self, offset: int) -> int:
-        """The rank in whose shard an element of the flat buffer lies; of its end, the last one."""
+        """Return the rank whose shard has this element of the flat buffer; its end: the last."""
         return min(offset // self.shard_size, self.world_size - 1) if self.shard_size else 0
 
     def padding(self, start: int, stop: int) -> list[slice]:
-        """Ranges of the flat buffer between `start` and `stop` that belong to no parameter."""
+        """Return the ranges of the flat buffer between `start` and `stop` that are padding."""
         gaps = []
         end = 0
         for (_, shape), offset in zip(self.shapes, self.offsets, strict=True):
@@ -107,7 +107,7 @@ class Partition:
 
 
 def split(sizes: Sequence[int], limit: int) -> list[list[int]]:
-    """Indices of consecutive tensors, in buckets of at most `limit` elements.
+    """Group the indices of consecutive tensors into buckets of at most `limit` elements.
 
     A tensor that is larger than `limit` has a bucket of its own, but for empty ones after it; no
     tensor is cut.

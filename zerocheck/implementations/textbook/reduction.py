@@ -14,7 +14,7 @@ DEPTH = 2
 
 
 class Reduction:
-    """Sums flat gradients over ranks, and adds the mean of this rank's shard to where it belongs.
+    """Sums of flat gradients over ranks; the mean of this rank's shard is added to its gradient.
 
     At most `depth` reductions are in flight: launching one more waits for the oldest first. Who
     makes room before it allocates the next buffer has `depth` whole ones at most. The waiting
@@ -28,12 +28,12 @@ class Reduction:
         self._flying: deque[tuple[dist.Work | None, torch.Tensor, torch.Tensor]] = deque()
 
     def make_room(self) -> None:
-        """Wait until one more may be launched."""
+        """Wait until another reduction may be launched."""
         while len(self._flying) >= self.depth:
             self._land()
 
     def launch(self, whole: torch.Tensor, mine: slice, into: torch.Tensor) -> None:
-        """Reduce `whole`, which nobody reads any more; add the mean of `whole[mine]` to `into`."""
+        """Reduce `whole`, which is not read again; add the mean of `whole[mine]` to `into`."""
         self.make_room()
         part = whole[mine]
         self._flying.append((reduce_scatter_single(part, whole, self.group), part, into))
@@ -50,5 +50,5 @@ class Reduction:
         into.add_(part.div_(self.world_size))
 
     def clear(self) -> None:
-        """Forget what is in flight."""
+        """Discard all reductions in flight."""
         self._flying.clear()

@@ -1,4 +1,4 @@
-"""The second way to use ranks: copies of the sharded model, on the replicate axis of a mesh.
+"""Replication: copies of the sharded model, on the replicate axis of a mesh.
 
 On a mesh (R, S) each of R replicas is cut over its own S ranks as on a mesh of one axis, and has
 samples of its own. So all that the stages do stays within a replica, but for one all-reduce per
@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 
 class Replicas:
-    """The ranks that hold the same shards as this one; itself alone on a mesh of one axis."""
+    """Ranks that hold the same shards as this one; only itself on a mesh of one axis."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self.group = mesh.get_group(0) if mesh.ndim > 1 else None
@@ -23,11 +23,11 @@ class Replicas:
 
     @property
     def first(self) -> bool:
-        """Whether this rank is in the first replica, which writes what all of them hold."""
+        """True if this rank is in the first replica, which writes the checkpoint for all."""
         return self.group is None or self.group.rank() == 0
 
     def average(self, shards: Iterable[torch.Tensor]) -> None:
-        """Replace shards of the gradient by their mean over replicas. All are in flight at once."""
+        """Replace shards of the gradient by their mean over replicas, all in flight at once."""
         if self.count == 1:
             return
         launched = [

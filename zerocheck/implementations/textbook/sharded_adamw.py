@@ -1,4 +1,4 @@
-"""The partitioned optimizer state, which all stages share (section 5.1 of the paper, `P_os`).
+"""Partitioned optimizer state, shared by all stages (section 5.1 of the paper, `P_os`).
 
 Every rank runs AdamW over the pieces that it owns, and over nothing else.
 """
@@ -22,7 +22,7 @@ MOMENTS: tuple[Role, ...] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """A piece with its memory: 1-D views of the rank's parameter and gradient shards.
+    """Piece with its memory: 1-D views of the rank's parameter and gradient shards.
 
     trains: False if it is frozen at first.
     """
@@ -57,13 +57,13 @@ class ShardedAdamW:
         self.optimizer = torch.optim.AdamW(grouped(case, named))
 
     def unfreeze(self, names: Collection[str]) -> None:
-        """Update these parameters from now on. AdamW skips what has no gradient."""
+        """Update these parameters from now on. AdamW skips those without a gradient."""
         for one in self.owned:
             if one.piece.name in names:
                 one.parameter.grad = one.gradient
 
     def given(self) -> list[torch.Tensor]:
-        """The gradients of the pieces that are updated by now."""
+        """Return the gradients of the pieces that are trainable now."""
         return [one.gradient for one in self.owned if one.parameter.grad is not None]
 
     def clip(self, max_norm: float, norm_type: float) -> float:
@@ -100,7 +100,7 @@ class ShardedAdamW:
         self.optimizer.step()
 
     def shards(self) -> Iterator[Shard]:
-        """Moments and step counts. There are none before the first step."""
+        """Iterate over moments and step counts. There are none before the first step."""
         for one in self.owned:
             piece = one.piece
             index = slice(piece.start, piece.stop)
@@ -112,7 +112,7 @@ class ShardedAdamW:
                 yield Shard(piece.name, "step", state["step"], ())
 
     def gradients(self) -> Iterator[Shard]:
-        """The owned slices of the reduced gradient, but for what is frozen."""
+        """Iterate over the owned slices of the reduced gradient, without frozen parameters."""
         for one in self.owned:
             if one.parameter.grad is None:
                 continue
@@ -120,7 +120,7 @@ class ShardedAdamW:
             yield Shard(one.piece.name, "gradient", one.gradient, one.piece.shape, index)
 
     def restore(self, full: Mapping[tuple[str, str], torch.Tensor]) -> None:
-        """Take the owned slices of the whole moments, and the step counts."""
+        """Restore the owned slices of the whole moments, and the step counts."""
         for one in self.owned:
             piece = one.piece
             if not one.trains:

@@ -59,12 +59,12 @@ class Zero1(Resumable):
 
     @classmethod
     def supports(cls, case: Case) -> str | None:
-        """None, or the reason why this case cannot be run."""
+        """Return the reason to reject this case, or None."""
         return refused(case)
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
-        """What this rank holds and calls; exact for every case."""
+        """Return the memory layout and collectives of a rank; exact for every case."""
         held = bucket_layout(model, case, rank, whole_gradients=True)
         return with_told(held, traffic.zero1(model, case), case)
 
@@ -97,7 +97,7 @@ class Zero1(Resumable):
         self.reduced = False
 
     def _whole_gradients(self, bucket: Bucket) -> torch.Tensor:
-        """A flat buffer for the local gradients of a bucket; the backward adds into its views.
+        """Return a flat buffer for a bucket's local gradients; the backward adds into its views.
 
         Autograd has a gradient in the dtype of its parameter: what is summed in another one is
         added when it is there.
@@ -114,7 +114,7 @@ class Zero1(Resumable):
         return gradients
 
     def _listen(self, parameter: nn.Parameter) -> None:
-        """Add the gradients of the parameter to the sum in another dtype, as they are complete."""
+        """Add each complete gradient of the parameter to the sum in another dtype."""
         hook = parameter.register_post_accumulate_grad_hook(self._add)  # type: ignore[no-untyped-call]
         self._hooks.append(hook)
 
@@ -123,7 +123,7 @@ class Zero1(Resumable):
         parameter.grad = None
 
     def _own(self, bucket: Bucket, gradients: torch.Tensor) -> torch.Tensor:
-        """This rank's shard of a flat gradient buffer."""
+        """Return this rank's shard of a flat gradient buffer."""
         return gradients[bucket.partition.shard(bucket.rank)]
 
     def train_step(self, step: Step) -> StepReport:
@@ -178,17 +178,17 @@ class Zero1(Resumable):
         self.reduced = True
 
     def _publish(self) -> None:
-        """Give every rank the updated parameters of all. All buckets are in flight at once."""
+        """Give every rank all updated parameters, with all buckets in flight at once."""
         for work in [bucket.publish() for bucket in self.buckets]:
             if work is not None:
                 work.wait()
 
     def flat_buffers(self) -> list[Bucket]:
-        """The buckets."""
+        """Return the buckets."""
         return self.buckets
 
     def shards(self) -> Iterator[Shard]:
-        """Whole parameters and buffers; slices of gradient and moments; padding."""
+        """Iterate over whole parameters and buffers, gradient and moment slices, and padding."""
         for name, parameter in self.model.named_parameters():
             yield Shard(name, "parameter", parameter.detach(), tuple(parameter.shape))
         for bucket in self.buckets:

@@ -46,14 +46,14 @@ from .sharded_adamw import ShardedAdamW
 
 
 class GradientBucket:
-    """The gradients of a bucket: whole while they are collected, a shard otherwise.
+    """Gradients of a bucket: whole while they are collected, a shard otherwise.
 
     shard    1-D, the sum over microbatches of the mean over ranks
     missing  parameters whose gradient has not arrived in this backward
     """
 
     def __init__(self, bucket: Bucket, dtype: torch.dtype | None = None) -> None:
-        """dtype: of the gradients; None: that of the bucket."""
+        """Build it. dtype: of the gradients; None: that of the bucket."""
         self.bucket = bucket
         self.shard = torch.zeros_like(bucket.own, dtype=dtype)
         self.missing = len(bucket.parameters)
@@ -69,7 +69,7 @@ class GradientBucket:
         self.missing -= 1
 
     def take(self) -> torch.Tensor:
-        """The flat buffer, given away. Gradients that did not arrive, and padding, are 0."""
+        """Give away the flat buffer. Missing gradients and padding are 0."""
         whole = self._buffer()
         self._whole = None
         self.missing = len(self.bucket.parameters)
@@ -98,12 +98,12 @@ class Zero2(Resumable):
 
     @classmethod
     def supports(cls, case: Case) -> str | None:
-        """None, or the reason why this case cannot be run."""
+        """Return the reason to reject this case, or None."""
         return refused(case)
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
-        """What this rank holds and calls; exact for every case."""
+        """Return the memory layout and collectives of a rank; exact for every case."""
         held = bucket_layout(model, case, rank, whole_gradients=False)
         return with_told(held, traffic.zero2(model, case), case)
 
@@ -184,37 +184,37 @@ class Zero2(Resumable):
         return StepReport(grad_norm=norm, skipped=self.scaler.overflow, loss_scale=scale)
 
     def _ready(self, gradient: GradientBucket, number: int, _: torch.Tensor) -> None:
-        """Called in the backward, when the gradient of one parameter is complete."""
+        """Record the complete gradient of one parameter; called in the backward."""
         gradient.collect(number)
         while self._next < len(self.gradients) and not self.gradients[self._next].missing:
             self._launch()
 
     def _launch(self) -> None:
-        """Reduce the next bucket. Always in the same order, in whichever order they fill up."""
+        """Reduce the next bucket. The order is fixed, whichever bucket fills first."""
         gradient = self.gradients[self._next]
         self._next += 1
         mine = gradient.bucket.partition.shard(gradient.bucket.rank)
         self.reduction.launch(gradient.take(), mine, gradient.shard)
 
     def _flush(self) -> None:
-        """After a backward: reduce the buckets that unused parameters kept from filling up."""
+        """Reduce, after a backward, the buckets that unused parameters kept from filling up."""
         while self._next < len(self.gradients):
             self._launch()
         self._next = 0
         self.reduction.finish()
 
     def _publish(self) -> None:
-        """Give every rank the updated parameters of all. All buckets are in flight at once."""
+        """Give every rank all updated parameters, with all buckets in flight at once."""
         for work in [bucket.publish() for bucket in self.buckets]:
             if work is not None:
                 work.wait()
 
     def flat_buffers(self) -> list[Bucket]:
-        """The buckets."""
+        """Return the buckets."""
         return self.buckets
 
     def shards(self) -> Iterator[Shard]:
-        """Whole parameters and buffers; slices of gradient and moments; padding."""
+        """Iterate over whole parameters and buffers, gradient and moment slices, and padding."""
         for name, parameter in self.model.named_parameters():
             yield Shard(name, "parameter", parameter.detach(), tuple(parameter.shape))
         for bucket in self.buckets:

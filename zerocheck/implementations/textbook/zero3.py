@@ -58,7 +58,7 @@ from .sharded_adamw import ShardedAdamW
 
 
 class Part(NamedTuple):
-    """What becomes one flat parameter."""
+    """Parameters that become one flat parameter."""
 
     name: str
     named: Named
@@ -66,7 +66,7 @@ class Part(NamedTuple):
 
 
 def unit_parts(model: nn.Module, case: Case, modules: list[nn.Module]) -> list[list[Part]]:
-    """The flat parameters of each unit, and of the root unit, which is the last."""
+    """Return the flat parameters of each unit, and of the root unit, which is the last."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     paths = {module: path for path, module in model.named_modules()}
     units = [(paths[m], [(names.pop(p), p) for p in list(m.parameters())]) for m in modules]
@@ -87,7 +87,7 @@ def unit_parts(model: nn.Module, case: Case, modules: list[nn.Module]) -> list[l
 
 
 class Unit:
-    """A module and its flat parameters: for each dtype one for what trains, one for the rest."""
+    """Module with its flat parameters: for each dtype one that trains, and one of the rest."""
 
     def __init__(self, flats: Iterable[FlatParameter]) -> None:
         self.flats = list(flats)
@@ -95,11 +95,11 @@ class Unit:
 
     @property
     def gathered(self) -> bool:
-        """The parameters are there, or on their way."""
+        """True if the parameters are gathered, or on their way."""
         return any(flat.gathered for flat in self.flats)
 
     def gather(self) -> None:
-        """Launch the all-gathers, if they are not yet."""
+        """Launch the all-gathers, unless that is done."""
         for flat in self.flats:
             flat.gather()
 
@@ -130,12 +130,12 @@ class Zero3(Resumable):
 
     @classmethod
     def supports(cls, case: Case) -> str | None:
-        """None, or the reason why this case cannot be run."""
+        """Return the reason to reject this case, or None."""
         return refused(case) or same_units(case)
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
-        """What this rank holds and calls; exact for every case."""
+        """Return the memory layout and collectives of a rank; exact for every case."""
         modules = unit_modules(model, case.sharding)
         held = zero3_layout(model, case, rank, modules, unit_parts(model, case, modules))
         return with_told(held, traffic.zero3(model, case), case)
@@ -172,7 +172,7 @@ class Zero3(Resumable):
             self._hooks.append(module.register_forward_hook(partial(self._after, unit)))
 
     def _make_units(self, modules: list[nn.Module]) -> tuple[list[Unit], Unit]:
-        """A unit for each module, and the root unit for the rest. Shards the parameters."""
+        """Make a unit for each module, and the root unit for the rest. Shards the parameters."""
         *units, root = [
             Unit(self._flat(part) for part in parts)
             for parts in unit_parts(self.model, self.case, modules)
@@ -224,11 +224,11 @@ class Zero3(Resumable):
         return StepReport(grad_norm=norm, skipped=self.scaler.overflow, loss_scale=scale)
 
     def _widened(self) -> list[Widened]:
-        """The gradients as AdamW takes them."""
+        """Return the gradients cast for AdamW."""
         return [flat.widened for flat in self.flats if flat.widened is not None]
 
     def _publish(self) -> None:
-        """Round the masters to what is gathered, in mixed precision."""
+        """Round the masters to the gathered dtype, in mixed precision."""
         for flat in self.flats:
             flat.refresh()
 
@@ -241,7 +241,7 @@ class Zero3(Resumable):
     # The forward.
 
     def _start(self) -> None:
-        """Forget the forward before, but for its order of calls."""
+        """Reset the state of the last forward, except its order of calls."""
         for unit in (*self.units, self.root):
             unit.release()
             unit.first_call = -1
@@ -252,7 +252,7 @@ class Zero3(Resumable):
         self.root.wait()
 
     def _before(self, unit: Unit, *_: Any) -> None:
-        """Before a call of a unit: gather it, and launch the all-gathers of the next calls."""
+        """Gather a unit before its call, and launch the all-gathers of the next calls."""
         unit.gather()
         if torch.is_grad_enabled() and not self._in_backward:
             number = len(self._calls)
@@ -265,7 +265,7 @@ class Zero3(Resumable):
         unit.wait()
 
     def _after(self, unit: Unit, _module: nn.Module, _inputs: Any, output: Any) -> None:
-        """After a call of a unit: release it, and have the backward stop by at its output."""
+        """Release a unit after its call, and hook its output for the backward."""
         if self._in_backward:
             return  # a checkpoint runs the forward once more: the backward needs the unit now
         ahead: list[Unit] = []
@@ -279,7 +279,7 @@ class Zero3(Resumable):
             unit.release()
 
     def _ahead(self, number: int) -> list[Unit]:
-        """The units of the calls that will follow call `number`, if it goes as the last time."""
+        """Return the units of the calls expected after call `number`, as in the last forward."""
         if self._expected[number : number + 1] != self._calls[number:]:
             return []
         return self._expected[number + 1 : number + 1 + self.case.sharding.prefetch]
@@ -304,7 +304,7 @@ class Zero3(Resumable):
             self._in_backward = False
 
     def _before_backward(self, number: int, _: torch.Tensor) -> None:
-        """Before the backward of a call: reduce what is done, gather what comes.
+        """Reduce finished units and gather the next ones, before the backward of a call.
 
         Memory first: what is over is released before more is gathered. Then the all-gathers, which
         are needed soon, then the reduce-scatters, which are needed at the end.
@@ -341,7 +341,7 @@ class Zero3(Resumable):
             flat.reduce(self.reduction)
 
     def _finish(self) -> None:
-        """After a backward: reduce what is left, the root last, and release everything.
+        """Reduce the remaining units after a backward, the root last, and release everything.
 
         Units that were not called have no gradient on any rank, so there is nothing to reduce.
         """
@@ -353,11 +353,11 @@ class Zero3(Resumable):
     # The state.
 
     def flat_buffers(self) -> list[FlatParameter]:
-        """The flat parameters of all units."""
+        """Return the flat parameters of all units."""
         return self.flats
 
     def shards(self) -> Iterator[Shard]:
-        """Slices of parameters, gradient and moments; whole buffers; padding."""
+        """Iterate over slices of parameters, gradient and moments, whole buffers, and padding."""
         for flat in self.flats:
             yield from flat.shards()
         if self.reduced:

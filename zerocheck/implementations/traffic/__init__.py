@@ -1,4 +1,4 @@
-"""Which collectives each implementation calls, predicted before anything is wrapped.
+"""Collectives of each implementation, predicted before anything is wrapped.
 
 `passage.py` sees in which order the bare model, on one device and without any sharder, comes to the
 modules that are units, and its backward to their outputs, inputs and parameters. Each other file

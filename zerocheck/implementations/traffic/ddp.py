@@ -1,6 +1,6 @@
-"""What torch's DistributedDataParallel calls, and ZeroRedundancyOptimizer after it.
+"""Collectives of torch's DistributedDataParallel, and of ZeroRedundancyOptimizer after it.
 
-As read in torch/nn/parallel/distributed.py, torch/csrc/distributed/c10d/reducer.cpp and
+Source: torch/nn/parallel/distributed.py, torch/csrc/distributed/c10d/reducer.cpp and
 torch/distributed/optim/zero_redundancy_optimizer.py of torch 2.13.
 """
 
@@ -41,8 +41,11 @@ def _tensor(name: str, tensor: torch.Tensor) -> _Tensor:
 
 
 def assigned(tensors: Sequence[_Tensor], limit: int) -> tuple[list[Bucket], list[Bucket]]:
-    """Buckets of one dtype, each full when it has `limit` bytes or more: those that got full, in
-    that order, and what is left over, in the order in which its dtypes came up."""
+    """Assign tensors to buckets of one dtype, each full when it has `limit` bytes or more.
+
+    Returns the full buckets, in the order in which they filled up, and the remaining ones, in the
+    order in which their dtypes first occurred.
+    """
     full: list[Bucket] = []
     rest: dict[str, Bucket] = {}
     for one in tensors:
@@ -55,7 +58,7 @@ def assigned(tensors: Sequence[_Tensor], limit: int) -> tuple[list[Bucket], list
 
 
 def _in_order(tensors: Sequence[_Tensor], limit: int) -> list[Bucket]:
-    """All of the buckets, by their first tensor."""
+    """Return all of the buckets, ordered by their first tensor."""
     place = {one.name: index for index, one in enumerate(tensors)}
     full, rest = assigned(tensors, limit)
     return sorted([*full, *rest], key=lambda bucket: place[bucket[0].name])
@@ -83,13 +86,13 @@ class _Reducer:
         self.buckets = _in_order(self.learns, first_limit)[::-1]
 
     def made(self) -> None:
-        """What the constructor calls: it compares shapes, and sends the states of rank 0."""
+        """Add the constructor's calls, which compare shapes and broadcast rank 0's states."""
         self.calls.add("all_gather", self.calls.ranks, "int64")
         self.calls.add("broadcast", sum(2 * len(one.shape) for one in self.learns), "int64")
         self._send(self.states)
 
     def forward(self) -> bool:
-        """Before a forward; False where what it calls is not known."""
+        """Add the calls before a forward; return False where they are not known."""
         if self.arrived is not None:
             names = {one.name: one for one in self.learns}
             full, rest = assigned([names[name] for name in self.arrived], self.limit)
@@ -104,7 +107,7 @@ class _Reducer:
         return True
 
     def backward(self, events: Sequence[Event], *, last: bool) -> None:
-        """A backward, if the loss has one; last: gradients are reduced."""
+        """Add the calls of a backward, if the loss has one; last: gradients are reduced."""
         self.synchronizes = last
         if not last or not any(event.what == "loss" and event.learns for event in events):
             return
@@ -125,7 +128,7 @@ class _Reducer:
 
 
 def ddp(model: nn.Module, case: Case) -> Told | None:
-    """Calls of all steps: each bucket is all-reduced, in their order, whichever gets ready first.
+    """Predict the calls of all steps: buckets are all-reduced in a fixed order.
 
     The buckets are made anew once it is known in which order gradients arrive, which the next
     forward tells the other ranks; a wrapper made anew after parameters were unfrozen begins again.
@@ -137,9 +140,10 @@ def ddp(model: nn.Module, case: Case) -> Told | None:
 
 
 def zero_redundancy(model: nn.Module, case: Case) -> Told | None:
-    """Those of DDP, and after each update the parameters: one by one, or all that a rank updates.
+    """Predict DDP's calls, and after each update the broadcasts of the parameters.
 
-    None where DDP's are not known.
+    Parameters are sent one by one, or all that a rank updates together. None where DDP's calls are
+    not known.
     """
     return _calls(model, case, lambda step: _published(model, case, step))
 
@@ -177,7 +181,7 @@ def _calls(
 
 
 def _published(model: nn.Module, case: Case, step: int) -> Iterator[tuple[int, str]]:
-    """(elements, dtype) of what ZeroRedundancyOptimizer broadcasts after its update.
+    """Iterate over (elements, dtype) of ZeroRedundancyOptimizer's broadcasts after its update.
 
     Parameters go to the rank with the fewest elements so far, the largest of a group first. With
     bucket views a rank's parameters are sent as one, and an empty tensor as one element.

@@ -1,12 +1,11 @@
-"""What torch's FSDP1 calls: its rules over the order of things in the bare model.
+"""Collectives of torch's FSDP1: its rules, replayed on the trace of the bare model.
 
-As read in torch/distributed/fsdp (`_runtime_utils`, `_exec_order_utils`, `_flat_param`) of torch
-2.13.
+Source: torch/distributed/fsdp (`_runtime_utils`, `_exec_order_utils`, `_flat_param`) of torch 2.13.
 
 When a flat parameter is reduced: the parameters that a module computes with are views of it, made
-when the unit is gathered. Autograd runs nodes in the reverse of the order in which they were made,
-so the node of these views, and with it the reduction, comes before the backward of whatever was
-computed before the unit was gathered: with prefetching, before the unit that gathered it was
+when the unit is gathered. Autograd runs nodes in the reverse of the order in which they were made.
+The node of these views, and with it the reduction, therefore comes before the backward of whatever
+was computed before the unit was gathered: with prefetching, before the unit that gathered it was
 entered.
 """
 
@@ -41,7 +40,7 @@ UNMADE = (-1, 0)
 
 
 class _Handle:
-    """A flat parameter, and what FSDP1 notes of it."""
+    """Flat parameter with FSDP1's bookkeeping of it."""
 
     def __init__(self, named: Sequence[tuple[str, nn.Parameter]], case: Case) -> None:
         self.names = [name for name, _ in named]
@@ -69,7 +68,7 @@ class _Handle:
 
 
 class _Replay:
-    """The states of all handles, without tensors."""
+    """States of all handles, without tensors."""
 
     def __init__(self, model: nn.Module, case: Case, strategy: ShardingStrategy) -> None:
         self.case = case
@@ -96,7 +95,7 @@ class _Replay:
         self.reduces = True
 
     def microbatch(self, events: Sequence[Event], step: int, *, reduces: bool, last: bool) -> None:
-        """One forward and backward."""
+        """Replay one forward and backward."""
         self.reduces = reduces
         used = {event.name for event in events if event.what == "parameter"}
         for one in self.all:
@@ -202,7 +201,7 @@ class _Replay:
                     self.complete.append(handle)
 
     def _complete(self, *, made_after: int) -> None:
-        """Those whose gradients are all there, and whose views were made after an event."""
+        """Finish handles whose gradients are complete and whose views are newer than an event."""
         for handle in sorted(self.complete, key=lambda one: one.made, reverse=True):
             if handle.made[0] > made_after:
                 self.complete.remove(handle)
@@ -269,7 +268,7 @@ def _recomputed_twice(case: Case) -> bool:
 
 @or_none
 def fsdp1(model: nn.Module, case: Case, strategy: ShardingStrategy) -> Told | None:
-    """Calls of all steps, with FULL_SHARD, SHARD_GRAD_OP or NO_SHARD.
+    """Predict the calls of all steps, with FULL_SHARD, SHARD_GRAD_OP or NO_SHARD.
 
     SHARD_GRAD_OP keeps for the backward what was gathered in the forward. NO_SHARD, which torch
     takes for one rank too, all-reduces flat gradients and gathers nothing. None for another model

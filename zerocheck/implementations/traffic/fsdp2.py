@@ -1,6 +1,6 @@
-"""What torch's FSDP2 calls: its rules over the order of things in the bare model.
+"""Collectives of torch's FSDP2: its rules, replayed on the trace of the bare model.
 
-As read in torch/distributed/fsdp/_fully_shard (`_fsdp_state`, `_fsdp_param_group`) of torch 2.13.
+Source: torch/distributed/fsdp/_fully_shard (`_fsdp_state`, `_fsdp_param_group`) of torch 2.13.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ State = Literal["idle", "forward", "before backward", "after backward"]
 
 
 class _Group:
-    """A unit's parameters, and what FSDP2 notes of them."""
+    """Unit's parameters with FSDP2's bookkeeping of them."""
 
     def __init__(self, named: Iterable[tuple[str, nn.Parameter]], ranks: int) -> None:
         self.padded: dict[str, int] = {}
@@ -57,12 +57,12 @@ class _Group:
         backward is over."""
 
     def bytes(self, names: Iterable[str]) -> int:
-        """Of some of its parameters, padded."""
+        """Bytes of some of the unit's parameters, padded."""
         return sum(self.padded[name] * SIZES[self.dtypes[name]] for name in names)
 
 
 class _Replay:
-    """The states of all units, without tensors."""
+    """States of all units, without tensors."""
 
     def __init__(self, model: nn.Module, case: Case) -> None:
         self.case = case
@@ -102,7 +102,7 @@ class _Replay:
         """Parameters that have a sharded gradient, with its dtype."""
 
     def microbatch(self, events: Sequence[Event], step: int, *, reduces: bool, last: bool) -> None:
-        """One forward and backward."""
+        """Replay one forward and backward."""
         self.reduces = reduces
         self.over_replicas = last or not deferred(self.case)
         self.calls.at(step, "forward")
@@ -223,8 +223,11 @@ class _Replay:
         unit.sum = None
 
     def _reduce(self, unit: _Group, names: Sequence[str]) -> None:
-        """Gradients are copied into one buffer, padded where they are uneven, and freed. What is
-        reduced becomes the gradient of the shards, or is added to it."""
+        """Copy a unit's gradients into one padded buffer, free them, and reduce.
+
+        Copies are made where gradients are uneven. The result becomes the gradient of the shards,
+        or is added to it.
+        """
         self._landed()
         if not names:
             return
@@ -249,7 +252,7 @@ class _Replay:
             self.window.hold("gradient", number, size // self.case.shards)
 
     def cleared(self) -> None:
-        """The gradients are set to None."""
+        """Discard all gradients, as zero_grad(set_to_none=True) does."""
         self.held.clear()
         for key in self.window.keys("gradient"):
             self.window.free("gradient", key)
@@ -288,7 +291,7 @@ class _Replay:
 
 @or_none
 def fsdp2(model: nn.Module, case: Case) -> Told | None:
-    """Calls of all steps. None for another model than that of the case."""
+    """Predict the calls of all steps. None for another model than that of the case."""
     if not is_of_case(model, case):
         return None
     replay = _Replay(model, case)
@@ -318,14 +321,14 @@ def fsdp2(model: nn.Module, case: Case) -> Told | None:
 
 
 def _scale(calls: Calls, case: Case, held: Mapping[str, str]) -> None:
-    """The scaler unscales the gradients of each dtype apart, and agrees on what it found."""
+    """Add the calls of the scaler, which agrees on an overflow for each dtype of gradients."""
     if case.training.loss_scale is not None:
         for _ in set(held.values()):
             calls.add("all_reduce", 1, "float32")
 
 
 def _clip(calls: Calls, case: Case, held: Mapping[str, str]) -> None:
-    """clip_grad_norm_ takes the norm of each parameter, then that of them all.
+    """Add the calls of clip_grad_norm_, which takes each parameter's norm, then that of them all.
 
     The norms of one 2-norm are reduced before they are added up. The one inf-norm is reduced where
     it is used: for the factor, and to be returned.

@@ -1,4 +1,4 @@
-"""The order of things in one microbatch of the bare model: forward, then backward."""
+"""Trace of one microbatch of the bare model: its events in the forward, then the backward."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Event(NamedTuple):
 
 
 class _Marked(torch.autograd.Function):
-    """The identity, which tells when the gradients of all its inputs are there."""
+    """Identity function that reports when the gradients of all its inputs are complete."""
 
     @staticmethod
     def forward(ctx: Any, tell: Callable[[], None], *inputs: torch.Tensor) -> Any:
@@ -66,11 +66,11 @@ class _Marked(torch.autograd.Function):
 
 
 class Unpredicted(Exception):
-    """The user's own model does something of which the events here do not tell."""
+    """Raised where the user's own model does something that these events do not cover."""
 
 
 def or_none(predict: Predict) -> Predict:
-    """predict(model, case, ...) with None where the passage through the model is not enough."""
+    """Wrap predict(model, case, ...) to return None where the model's trace is insufficient."""
 
     @wraps(predict)
     def predicted(*given: Any) -> Any:
@@ -83,8 +83,11 @@ def or_none(predict: Predict) -> Predict:
 
 
 def is_of_case(model: nn.Module, case: Case) -> bool:
-    """Whether it is the model of the case. In which order another one is run is not known; nor is
-    that of the user's own where some parameters are used sometimes."""
+    """Return True if the model is the one of the case.
+
+    The order of execution of any other model is not known, nor that of a user's own model in which
+    some parameters are used only sometimes.
+    """
     if case.model.user is not None and sometimes_used(case.model):
         return False
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
@@ -101,7 +104,7 @@ def passage(
     at_base: bool = False,
     flat: Callable[[nn.Module], Iterable[Collection[str]]] | None = None,
 ) -> list[Event]:
-    """What happens in a microbatch of step `step`, which decides what is frozen.
+    """Trace the events of a microbatch of step `step`, which decides the frozen parameters.
 
     units(model): the modules that are units. "inputs" is noted with marked, where each unit's
     inputs pass through one more node of the graph, or with watched, where they have hooks. at_base:
@@ -207,7 +210,7 @@ def _passage(
 
 
 class Passed(NamedTuple):
-    """A step with its passage. late: what is frozen at first learns in it."""
+    """Step with its trace. late: parameters that are frozen at first are trainable in it."""
 
     step: int
     late: bool
@@ -217,8 +220,10 @@ class Passed(NamedTuple):
 def passages(
     case: Case, steps: Iterable[int], go: Callable[[int], list[Event]]
 ) -> Iterator[Passed]:
-    """The steps of a case. go(step): the passage in that step, which is asked for again only once
-    more parameters learn."""
+    """Iterate over the steps of a case with their traces.
+
+    go(step): the trace of that step, computed again only once more parameters are trainable.
+    """
     events: dict[bool, list[Event]] = {}
     for step in steps:
         late = _over(case, step)
@@ -228,7 +233,7 @@ def passages(
 
 
 def _over(case: Case, step: int) -> bool:
-    """Whether the parameters that are frozen at first learn in this step."""
+    """Return True if the parameters that are frozen at first are trainable in this step."""
     return case.training.unfreeze is not None and step >= case.training.unfreeze
 
 

@@ -1,4 +1,4 @@
-"""What the textbook ZeRO-1 and ZeRO-2 call, and what they share with ZeRO-3."""
+"""Collectives of the textbook ZeRO-1 and ZeRO-2, and the parts shared with ZeRO-3."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from .writing import SIZES, Calls, Told, dtype_name
 
 
 class Flat(NamedTuple):
-    """A flat buffer: its elements, padding included, its dtype, the names of its parameters, and
-    the dtype of their gradients."""
+    """Flat buffer: elements with padding, dtype, parameter names, and the gradients' dtype."""
 
     elements: int
     dtype: str
@@ -31,12 +30,12 @@ class Flat(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Of all of it."""
+        """Size of the whole buffer in bytes."""
         return self.elements * SIZES[self.dtype]
 
 
 def flat_of(named: Named, case: Case) -> Flat:
-    """The flat buffer that parameters of one dtype lie in."""
+    """Return the flat buffer of parameters of one dtype."""
     first = named[0][1]
     shapes = [(name, tuple(parameter.shape)) for name, parameter in named]
     dtype = DTYPES[case.precision.compute] if lowered(case) else first.dtype
@@ -47,7 +46,7 @@ def flat_of(named: Named, case: Case) -> Flat:
 
 
 def buckets(model: nn.Module, case: Case) -> list[Flat]:
-    """The buckets of ZeRO-1 and ZeRO-2, in their order."""
+    """Return the buckets of ZeRO-1 and ZeRO-2, in their order."""
     later = unfrozen(case)
     last_first = list(model.named_parameters())[::-1]
     learns = [pair for pair in last_first if pair[1].requires_grad or pair[0] in later]
@@ -60,26 +59,26 @@ def buckets(model: nn.Module, case: Case) -> list[Flat]:
 
 
 def averaging(calls: Calls, case: Case, flats: Iterable[Flat]) -> None:
-    """The shards of flat gradients are averaged over replicas."""
+    """Add the calls that average the shards of flat gradients over replicas."""
     if case.replicas > 1:
         for flat in flats:
             calls.over_replicas(flat.elements // case.shards, flat.reduced)
 
 
 def scaling(calls: Calls, case: Case) -> None:
-    """Ranks agree on whether the gradient overflowed."""
+    """Add the call with which ranks agree on an overflow."""
     if case.training.loss_scale is not None:
         calls.add("all_reduce", 1, "float32")
 
 
 def clipping(calls: Calls, case: Case) -> None:
-    """One norm, in fp64."""
+    """Add the call that sums the gradient norm, in fp64."""
     if case.training.clip is not None:
         calls.add("all_reduce", 1, "float64")
 
 
 def zero1(model: nn.Module, case: Case) -> Told:
-    """Each bucket is reduced once, after the last microbatch, and gathered after the update.
+    """Predict ZeRO-1: each bucket is reduced after the last microbatch, gathered after the update.
 
     Whole gradients are there all the time: what a backward computes is added to them.
     """
@@ -87,7 +86,7 @@ def zero1(model: nn.Module, case: Case) -> Told:
 
 
 def zero2(model: nn.Module, case: Case) -> Told:
-    """Each bucket is reduced in each backward, always in the same order, used or not.
+    """Predict ZeRO-2: each bucket is reduced in each backward, in a fixed order, used or not.
 
     It is whole from its first gradient on until its reduction is over.
     """
@@ -95,7 +94,7 @@ def zero2(model: nn.Module, case: Case) -> Told:
 
 
 class _Replicated:
-    """ZeRO-1, and ZeRO-2, which scatters each backward's gradients; without tensors."""
+    """Replay of ZeRO-1, or of ZeRO-2, which scatters each backward's gradients; without tensors."""
 
     def __init__(self, model: nn.Module, case: Case, *, scatters: bool) -> None:
         self.model, self.case, self.scatters = model, case, scatters
@@ -109,8 +108,11 @@ class _Replicated:
         self.next = 0
 
     def told(self) -> Told:
-        """All steps. What is held is told of the model of the case only, and in fp32 only, in which
-        the passage through it is."""
+        """Predict all steps.
+
+        Memory is predicted only for the model of the case, and only in fp32, as its trace is in
+        fp32.
+        """
         calls, case = self.calls, self.case
         known = case.model.user is None and is_of_case(self.model, case) and not lowered(case)
         reductions = case.training.microbatches if self.scatters else 1
@@ -137,7 +139,7 @@ class _Replicated:
             self.calls.add(kind, flat.elements, dtype)
 
     def _hold(self, step: int) -> None:
-        """What is held in the forwards and backwards of a step."""
+        """Replay the memory held in the forwards and backwards of a step."""
         late = self.case.training.unfreeze
         over = late is not None and step >= late
         if over not in self.events:
@@ -153,7 +155,7 @@ class _Replicated:
                 self._flush()
 
     def _arrived(self, event: Event) -> None:
-        """A gradient is there. It is copied into its bucket, or added to what is there."""
+        """Copy a new gradient into its bucket, or add it to the one there."""
         place = self.place[event.name]
         if self.scatters:
             self.window.hold("bucket", place, self.flats[place].bytes)
@@ -163,7 +165,7 @@ class _Replicated:
             self._launch()
 
     def _launch(self) -> None:
-        """Reduce the next bucket, once there are few enough on their way."""
+        """Reduce the next bucket, once few enough reductions are in flight."""
         self.window.hold("bucket", self.next, self.flats[self.next].bytes)
         while len(self.flying) >= DEPTH:
             self.window.free("bucket", self.flying.pop(0))

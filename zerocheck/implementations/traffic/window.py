@@ -1,8 +1,8 @@
-"""What a sharder holds for a while within a step, on top of what one device needs for the model.
+"""Live memory of a sharder within a step, on top of what one device needs for the model.
 
-The rules of a sharder say when something begins to be held and when it is let go of; the passage
-through the bare model says what the model itself allocates in between. Their sum is known at every
-instant, and what is kept of it is the most in each phase.
+The rules of a sharder say when memory is allocated and when it is freed; the trace of the bare
+model gives the allocations of the model itself in between. Their sum is known at every instant, and
+the maximum of each phase is kept.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ WORKING: tuple[Term, ...] = ("working", "gathering", "reducing")
 
 
 def terms_of(case: Case, *, adds: bool = False) -> tuple[Term, ...]:
-    """What can be told of: where the data say which parameters are used, they say which buckets
-    are full when, and only what is gathered does not depend on that.
+    """Return the terms of memory that can be predicted.
 
-    What the model itself holds is not known of the user's own, whose operators may depend on the
-    data; nor of transposed parameters in bf16, which kernels repack or not by how they lie in
-    memory, and a flat buffer may hold them otherwise. adds: new gradients are added to those that
-    are there, for a moment beside them, which is not told.
+    Where the data determine which parameters are used, they also determine which buckets are full
+    when, and only gathered parameters do not depend on that.
+
+    The memory of the model itself is not known for a user's own, whose operators may depend on the
+    data; nor for transposed parameters in bf16, which kernels repack depending on their memory
+    order, and a flat buffer may change that order. adds: new gradients are added to existing ones,
+    for a moment held next to them, which is not predicted.
     """
     if sometimes_used(case.model):
         return ("gathered",)
@@ -37,7 +39,7 @@ def terms_of(case: Case, *, adds: bool = False) -> tuple[Term, ...]:
 
 
 class Own(NamedTuple):
-    """What the model itself holds between two events, in bytes from before its forward on.
+    """Memory of the model itself between two events, in bytes above the level before its forward.
 
     most: right after an allocation, None if there was none; end: when the second event comes.
     """
@@ -50,8 +52,10 @@ NOTHING = Own(None, 0)
 
 
 def owned(happened: Iterable[str | Allocation]) -> Iterator[Own]:
-    """From what the allocator did, with a mark for each event. What was there before is not
-    counted."""
+    """Iterate over the model's memory, from allocator records with a mark for each event.
+
+    Earlier allocations are not counted.
+    """
     alive: dict[int, int] = {}
     held = 0
     most: int | None = None
@@ -70,7 +74,7 @@ def owned(happened: Iterable[str | Allocation]) -> Iterator[Own]:
 
 
 class Window:
-    """What is held now, and the most of it in each phase of each step."""
+    """Live memory, and its maximum in each phase of each step."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[Category, Hashable], int] = {}
@@ -80,41 +84,41 @@ class Window:
         self._highest: dict[tuple[int, Phase], Counter[Term]] = {}
 
     def at(self, step: int, phase: Phase) -> None:
-        """A phase begins."""
+        """Begin a phase."""
         self._at = step, phase
         self._instant()
 
     def hold(self, category: Category, key: Hashable, size: int) -> None:
-        """So many bytes are allocated, unless they are held already."""
+        """Allocate `size` bytes, unless the key is held already."""
         if (category, key) not in self._held and works(category, size):
             self._held[category, key] = size
             self._sums[category] += size
             self._instant(ALLOCATED.get(category))
 
     def free(self, category: Category, key: Hashable) -> None:
-        """They are given back, if they are held."""
+        """Free a key's bytes, if it is held."""
         self._sums[category] -= self._held.pop((category, key), 0)
 
     def becomes(self, category: Category, key: Hashable, other: Category) -> None:
-        """They are of another category from now on."""
+        """Move a key's bytes to another category."""
         size = self._held.pop((category, key), 0)
         self._sums[category] -= size
         self._held[other, key] = size
         self._sums[other] += size
 
     def keys(self, category: Category) -> Sequence[Hashable]:
-        """Of what is held of a category."""
+        """Return the keys held in a category."""
         return [key for kind, key in self._held if kind == category]
 
     def own(self, own: Own) -> None:
-        """The model computes, until the next event."""
+        """Account for the model's computation up to the next event."""
         if own.most is not None:
             self._own = own.most
             self._instant()
         self._own = own.end
 
     def gradient(self, name: str, size: int) -> None:
-        """What the model has computed is a gradient, which somebody else is to let go of."""
+        """Move bytes of the model to a gradient, which other code is to free."""
         if not works("other", size):
             return
         self._own -= size
@@ -123,13 +127,15 @@ class Window:
             self._sums["other"] += size
 
     def added(self, size: int) -> None:
-        """What the model has computed is a gradient, which is added to another and is gone."""
+        """Free bytes of the model: a gradient that is added to another one."""
         if works("other", size):
             self._own -= size
 
     def highest(self, terms: Collection[Term]) -> tuple[Highest, ...]:
-        """The most of each of some terms in each phase; of the step's last one, in which the
-        optimizer computes, of what is gathered only."""
+        """Return the maximum of each term in each phase.
+
+        For a step's last phase, in which the optimizer computes, only of gathered parameters.
+        """
         return tuple(
             Highest(phase, step, term, self._highest[step, phase][term])
             for step, phase in self._highest

@@ -1,4 +1,4 @@
-"""Writes down calls, in the words of `contract.layout.Call`."""
+"""Recording of predicted calls as `contract.layout.Call`."""
 
 from __future__ import annotations
 
@@ -27,18 +27,20 @@ are made anew."""
 
 
 class Told(NamedTuple):
-    """What is told of the steps: their calls, and the most that is held within their phases, or
-    None if that is not predicted."""
+    """Prediction of the steps: their calls, and the maximum of memory held within their phases.
+
+    highest is None if memory is not predicted.
+    """
 
     calls: tuple[Call, ...]
     highest: tuple[Highest, ...] | None = None
 
 
 class Calls:
-    """The calls of one rank, which all ranks of the case take part in.
+    """Predicted calls of one rank, in which all ranks of the case take part.
 
-    steps: that are predicted: those of the case, and so many that all others are as the last one;
-    step: where the next calls are, as `at` says.
+    steps: the predicted steps, those of the case and so many that all later ones equal the last;
+    step: the place of the next calls, set by `at`.
     """
 
     def __init__(self, case: Case) -> None:
@@ -51,11 +53,11 @@ class Calls:
         self._phase: Phase = "forward"
 
     def at(self, step: int, phase: Phase) -> None:
-        """The calls that are added from now on belong there."""
+        """Set the step and phase of the calls that are added next."""
         self.step, self._phase = step, phase
 
     def follow(self, events: Iterable[Event], *, last: bool) -> Iterator[Event]:
-        """The events of a microbatch, with the window at each. last: of its step."""
+        """Iterate over the events of a microbatch, updating the live memory. last: of its step."""
         self.window.at(self.step, "forward")
         for event in events:
             self.window.own(event.own)
@@ -66,39 +68,39 @@ class Calls:
             yield event
 
     def add(self, kind: str, elements: int, dtype: str) -> None:
-        """One more call over the ranks of a replica, with a whole tensor of so many elements."""
+        """Add a call over the ranks of a replica, with a whole tensor of `elements` elements."""
         size = elements * SIZES[dtype]
         self.done.append(Call(kind, size, self.ranks, dtype, self._phase, self.step))
 
     def over_replicas(self, elements: int, dtype: str) -> None:
-        """An all-reduce over the ranks that hold the same shards."""
+        """Add an all-reduce over the ranks that hold the same shards."""
         size = elements * SIZES[dtype]
         self.done.append(Call("all_reduce", size, self.replicas, dtype, self._phase, self.step))
 
     def told(self, terms: Collection[Term]) -> Told:
-        """The calls, and the most of these terms."""
+        """Return the calls, and the maximum of these terms."""
         return Told(tuple(self.done), self.window.highest(terms))
 
 
 def dtype_of(tensor: torch.Tensor) -> str:
-    """As `Call` spells it."""
+    """Return the name of a tensor's dtype as used in `Call`."""
     return dtype_name(tensor.dtype)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The same of a dtype."""
+    """Return the name of a dtype as used in `Call`."""
     return str(dtype).removeprefix("torch.")
 
 
 def last_step(case: Case) -> int:
-    """Index of the last step that is predicted; all later ones are as this."""
+    """Return the index of the last predicted step; all later ones are equal to it."""
     training = case.training
     changes = max(training.first, training.unfreeze or 0, training.overflow or 0)
     return max(training.steps, changes + SETTLES) - 1
 
 
 def with_told(held: Layout | None, told: Told | None, case: Case) -> Layout | None:
-    """A layout that tells of what is held, and of the steps; None if nothing is known of either."""
+    """Add predicted calls and live memory to a layout; None if nothing is predicted."""
     if told is None:
         return held
     held = held or Layout(lines=())

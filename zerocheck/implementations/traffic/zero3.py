@@ -1,4 +1,4 @@
-"""What the textbook ZeRO-3 calls: its rules over the order of things in the bare model."""
+"""Collectives of the textbook ZeRO-3: its rules, replayed on the trace of the bare model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .writing import Calls, Told
 
 
 class _Unit:
-    """What of a unit is gathered, what of it is reduced, and where it stands."""
+    """Unit's flat parameters to gather and to reduce, and its current state."""
 
     def __init__(self) -> None:
         self.gathers: list[Flat] = []
@@ -28,7 +28,7 @@ class _Unit:
 
 
 class _Replay:
-    """Zero3's state, without tensors."""
+    """State of Zero3, without tensors."""
 
     def __init__(self, model: nn.Module, case: Case) -> None:
         self.case = case
@@ -58,7 +58,7 @@ class _Replay:
         return unit
 
     def microbatch(self, events: list[Event], step: int, *, last: bool) -> None:
-        """One forward and backward."""
+        """Replay one forward and backward."""
         for unit in (*self.units, self.root):
             self._release(unit)
             unit.first_call = -1
@@ -158,7 +158,7 @@ class _Replay:
 
 @or_none
 def zero3(model: nn.Module, case: Case) -> Told | None:
-    """Units are gathered ahead once the order of a forward is known; each backward is reduced.
+    """Predict the calls: prefetching starts once a forward's order is known; each backward reduces.
 
     None for another model than that of the case.
     """

@@ -1,4 +1,4 @@
-"""Which known cause explains a wrong buffer? Each is computed and compared."""
+"""Known causes of a wrong buffer, each computed and compared."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def causes(
     before: Sequence[torch.Tensor],
     local: Sequence[torch.Tensor] | None,
 ) -> tuple[str, ...]:
-    """All causes that explain one buffer on every rank.
+    """Find all causes that explain one buffer on every rank.
 
     before: at the start of the step; local: what each rank has if none are sent.
     """

@@ -7,7 +7,7 @@ from .gradient import UNEXPLAINED, Causes, candidates
 
 
 def causes_by_tensor(evidence: Evidence) -> list[tuple[tuple[str, ...], Causes]]:
-    """Wrong tensors by cause, where one cause explains some of them: (names of tensors, causes).
+    """Find causes that explain some wrong tensors each: (names of tensors, causes).
 
     The last has no causes, if nothing explains a tensor by itself. Empty if nothing explains any.
     """

@@ -1,4 +1,4 @@
-"""Which known cause explains a wrong norm or a wrongly clipped gradient? Each is computed."""
+"""Known causes of a wrong norm or a wrongly clipped gradient, each computed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..pieces import split
 
 
 class Norm(NamedTuple):
-    """A reported norm that is wrong on one rank.
+    """Reported norm that is wrong on one rank.
 
     own: the gradient as each rank holds it, its own elements only; rank: which it is; complete:
     whether these are all; previous: the norm reported at the step before; relative, floor: of the
@@ -44,7 +44,7 @@ class Norm(NamedTuple):
 
 
 def norm_causes(norm: Norm, kind: str) -> tuple[str, ...]:
-    """All causes whose own norm, within the same bound, is the reported one. kind: "2" or "inf"."""
+    """Find causes whose norm, within the same bound, is the reported one. kind: "2" or "inf"."""
     if math.isnan(norm.reported):
         return ("uninitialised memory",)
     return tuple(name for name, value in _norms(norm, kind) if _near(norm, value))
@@ -77,7 +77,7 @@ def _norms(norm: Norm, kind: str) -> Iterator[tuple[str, float]]:
 
 
 def _near(norm: Norm, value: float) -> bool:
-    """Within the bound of a norm, two roundings more of a factor, and those of a sum over ranks."""
+    """Return True if a value is within a norm's bound, two roundings of a factor, and a sum's."""
     roundings = 4 + norm.world_size
     return abs(norm.reported - value) <= (norm.relative + roundings * U) * value + norm.floor
 
@@ -117,7 +117,7 @@ def clip_causes(
     outside: torch.Tensor,
     own: tuple[float, float] | None = None,
 ) -> tuple[str, tuple[str, ...]]:
-    """(one sentence, causes) for a clipped gradient that is wrong.
+    """Return (one sentence, causes) for a clipped gradient that is wrong.
 
     before: what was clipped; norm: the reported one; factor: what it should be multiplied by;
     outside: mask of what is wrong; own: coefficient of the norm of the rank's own shard, and how
@@ -167,7 +167,7 @@ def _is(
     formats: Formats,
     relative: float = 0.0,
 ) -> bool:
-    """Two coefficients, two products: twice the bound of one. relative: error of the factor."""
+    """Return True if two products agree within twice the bound of one. relative: of the factor."""
 
     def clipped(before: torch.Tensor, format: Format) -> Enclosure:
         return bounds.clipped(before, factor, format, all_narrow=format.narrow)

@@ -1,4 +1,4 @@
-"""Which known cause explains other collectives than predicted? Each is applied to the prediction.
+"""Known causes of unpredicted collectives, each applied to the prediction.
 
 A cause is named only if it gives all that was called in the step: kinds, bytes, dtypes and how many
 of each. Their order is not compared, since a cause does not say where in it its calls come.
@@ -35,7 +35,7 @@ def causes(
     *,
     frozen: Sequence[Call] | None = None,
 ) -> tuple[str, ...]:
-    """All causes that turn what was predicted for a step into what was called in it.
+    """Find all causes that turn the calls predicted for a step into the observed ones.
 
     frozen: what was predicted for the step before parameters were unfrozen.
     """
@@ -56,7 +56,7 @@ def causes(
 
 
 def _some_still_frozen(seen: Sent, told: Sent, frozen: Sent) -> bool:
-    """Whether what was not called is what came with the unfreezing, or is among it."""
+    """Return True if the missing calls are some of those that came with the unfreezing."""
     if seen == frozen:
         return True
     missing = told - seen
@@ -95,7 +95,7 @@ def _repeated(
 
 
 def _sent_in(seen: Sent, told: Sent) -> str | None:
-    """The one dtype in which some were called, if as many elements were told of in others."""
+    """Return the dtype of the surplus calls, if as many elements were predicted in others."""
     more, less = seen - told, told - seen
     dtypes = {dtype for _, _, dtype in more}
     if len(dtypes) != 1 or dtypes & {dtype for _, _, dtype in less}:
@@ -105,7 +105,7 @@ def _sent_in(seen: Sent, told: Sent) -> str | None:
 
 
 def _elements(sent: Sent) -> Counter[tuple[str, float]]:
-    """How many calls of each kind and number of elements."""
+    """Count the calls of each kind and number of elements."""
     found: Counter[tuple[str, float]] = Counter()
     for (kind, size, dtype), count in sent.items():
         found[kind, size / SIZES.get(dtype, math.nan)] += count
@@ -113,7 +113,7 @@ def _elements(sent: Sent) -> Counter[tuple[str, float]]:
 
 
 def _per_parameter(case: Case, calls: Sequence[Call], says: Sequence[Call]) -> bool:
-    """Whether each call, of the kinds of which there are other calls, is of one parameter.
+    """Return True if each call, of the kinds with other calls, is of one parameter.
 
     Calls of whole numbers do not count: what they list of parameters or buckets is as long as these
     are many.
@@ -135,7 +135,7 @@ def _per_parameter(case: Case, calls: Sequence[Call], says: Sequence[Call]) -> b
 
 
 def _of(sent: Sent, kind: str, dtype: str) -> Counter[int]:
-    """How many of each number of bytes there are, of one kind and dtype."""
+    """Count the calls of each number of bytes, of one kind and dtype."""
     found: Counter[int] = Counter()
     for (name, size, its), count in sent.items():
         if (name, its) == (kind, dtype):
@@ -151,7 +151,7 @@ def _multiple(sizes: Counter[int], one: Counter[int]) -> bool:
 
 
 def _parameters(case: Case) -> Iterator[Sent]:
-    """Bytes of each parameter that learns, as it is, and padded in the ways that are usual."""
+    """Iterate over the bytes of each trainable parameter, as it is and with usual paddings."""
     shapes, dtypes = parameter_shapes(case.model), parameter_dtypes(case.model)
     ranks = case.shards
 
@@ -185,7 +185,7 @@ def _surplus(seen: Sent, told: Sent) -> Iterator[str]:
 
 
 def _bytes(sent: Sent) -> Counter[tuple[str, str]]:
-    """Bytes of each kind and dtype."""
+    """Sum the bytes of each kind and dtype."""
     total: Counter[tuple[str, str]] = Counter()
     for (kind, size, dtype), count in sent.items():
         total[kind, dtype] += size * count

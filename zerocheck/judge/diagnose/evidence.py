@@ -1,7 +1,7 @@
-"""What a counterfactual of a wrong gradient needs, and what it gives: shared by its candidates.
+"""Inputs and results of a counterfactual of a wrong gradient, shared by its candidates.
 
 Candidates are compared piece by piece (see pieces.py), and nothing as large as all local gradients
-is made beside them.
+is allocated in addition.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..precision import declared, narrowest
 
 
 class Evidence(NamedTuple):
-    """All that a counterfactual needs.
+    """Evidence for the counterfactuals of one wrong gradient.
 
     right: the enclosure of the right gradient; again(scale): the local gradients if each loss were
     scaled so before its backward; previous: the gradient that the implementation held at the end of
@@ -54,31 +54,31 @@ class Evidence(NamedTuple):
 
     @property
     def enclosure(self) -> Enclosure:
-        """That of the right gradient, as a whole."""
+        """Enclosure of the right gradient, as a whole."""
         return self.right.whole
 
     @property
     def formats(self) -> Formats:
-        """In which gradients are added and divided."""
+        """Formats in which gradients are added and divided."""
         if not declared(self.semantics):
             return self.layout.formats
         return Formats(((narrowest(self.semantics), None),), self.layout.size)
 
     @property
     def finite(self) -> bool:
-        """Whether the right gradient is finite everywhere."""
+        """True if the right gradient is finite everywhere."""
         return all(bool(exact.isfinite().all()) for exact in self.right.exact())
 
     @property
     def divisor(self) -> float:
-        """What the sum of all local gradients is divided by."""
+        """Divisor of the sum of all local gradients."""
         world, count = self.passes.gradients.shape[:2]
         divisor = float(world) if self.semantics.average == "mean" else 1.0
         return divisor * (count if self.semantics.divide == "gradient" else 1)
 
 
 class Candidate(NamedTuple):
-    """What a known cause would have given: one enclosure for all ranks, or one per rank."""
+    """Gradient that a known cause would give: one enclosure for all ranks, or one per rank."""
 
     name: str
     sentence: str
@@ -86,12 +86,12 @@ class Candidate(NamedTuple):
 
 
 def enclosing(evidence: Evidence, make: Callable[[Positions | None], Enclosure]) -> Enclosing:
-    """An enclosure of each element, computed piece by piece; make(positions): of these."""
+    """Make enclosures that are computed piece by piece; make(positions): those of the positions."""
     return Enclosing(evidence.layout.size, make)
 
 
 def times(evidence: Evidence, factor: float | torch.Tensor, widened: float = 0.0) -> Enclosing:
-    """A scaled enclosure; the division that was left out or made twice rounds twice: 4 u.
+    """Scale an enclosure; a division left out or made twice rounds twice: 4 u.
 
     factor: one, or float64 of the size of the flat vector; widened: by so much of the result.
     """
@@ -109,7 +109,7 @@ def times(evidence: Evidence, factor: float | torch.Tensor, widened: float = 0.0
 def slack(
     evidence: Evidence, roundings: int, size: torch.Tensor, positions: Positions | None = None
 ) -> torch.Tensor:
-    """So many u of the size, and as many of the smallest number, in each element's own format.
+    """Return `roundings` u of the size and eta, in each element's own format.
 
     size: of the elements at these positions, None: of all.
     """
@@ -135,7 +135,7 @@ def summed(
     exactly_given: bool = False,
     added_in: Format | None = None,
 ) -> Enclosing:
-    """A sum of other terms: roundings of their additions, and of the divisions: 4.
+    """Enclose a sum of other terms: the roundings of their additions, and 4 of the divisions.
 
     added_in: the format of these, None for the one in which gradients are added.
 
@@ -168,12 +168,12 @@ def summed(
 
 
 def everything(terms: torch.Tensor) -> torch.Tensor:
-    """The terms as they are."""
+    """Return the terms unchanged."""
     return terms
 
 
 def explains(candidate: Candidate, evidence: Evidence, wrong: torch.Tensor) -> bool:
-    """Whether every wrong tensor of every rank lies within what the candidate would have given."""
+    """Return True if every wrong tensor of every rank lies in the candidate's enclosure."""
     held = evidence.held
     for rank, (part, plan) in enumerate(zip(held.parts, held.plans, strict=True)):
         made = candidate.enclosures[rank if len(candidate.enclosures) > 1 else 0]

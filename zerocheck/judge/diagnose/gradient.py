@@ -1,4 +1,4 @@
-"""Which known cause explains a wrong gradient? Each is computed and compared, none is guessed."""
+"""Known causes of a wrong gradient, each computed and compared, none guessed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ UNEXPLAINED = Causes((), "the reduced gradient is not what the declared semantic
 
 
 def causes(evidence: Evidence) -> Causes:
-    """All candidates that put every wrong tensor inside the enclosure, on every rank."""
+    """Find all candidates that put every wrong tensor inside the enclosure, on every rank."""
     held = evidence.held
     wrong = wrong_tensors(evidence)
     # In a step that overflows NaN is computed too, and may only stand where it should not.
@@ -123,7 +123,7 @@ def candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
 
 
 def _local(evidence: Evidence) -> Iterator[Candidate]:
-    """The gradient of each rank, which was never reduced."""
+    """Gradient of each rank alone, never reduced."""
     world, count = evidence.passes.gradients.shape[:2]
     if world == 1:
         return
@@ -161,7 +161,7 @@ def _local(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _last_microbatch(evidence: Evidence) -> Iterator[Candidate]:
-    """The last microbatch alone."""
+    """Gradient of the last microbatch alone."""
     world, count = evidence.passes.gradients.shape[:2]
     if count == 1:
         return
@@ -177,7 +177,7 @@ def _last_microbatch(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _kept(evidence: Evidence, previous: torch.Tensor, roundings: int) -> Enclosing:
-    """The right gradient and the previous one together."""
+    """Sum of the right gradient and the previous one."""
 
     def at(positions: Positions | None) -> Enclosure:
         exact, bound = evidence.right.at(positions)
@@ -223,21 +223,24 @@ def _microbatches(evidence: Evidence, divisor: float) -> Iterator[Candidate]:
 
 
 def _divided_again(world: int, count: int) -> torch.Tensor:
-    """The weight of each microbatch, (microbatches, 1), where the next divides the sum by W."""
+    """Weights (microbatches, 1) where each further microbatch divides the sum by W."""
     powers = [float(world) ** (number + 1 - count) for number in range(count)]
     return torch.tensor(powers, dtype=torch.float64).view(-1, 1)
 
 
 def _one_reduced(number: int, rank: int, terms: torch.Tensor) -> torch.Tensor:
-    """The terms of a rank, that of one microbatch being the mean over ranks."""
+    """Terms of a rank, with the mean over ranks for one microbatch."""
     own = terms[rank].clone()
     own[number] = terms[:, number].sum(0) / len(terms)
     return own
 
 
 def _rescaled_losses(evidence: Evidence) -> Iterator[Candidate]:
-    """The loss was scaled, not the gradient. That rounds otherwise all the way through the
-    backward, so the backward is run again; its seed depends on the order of the factors."""
+    """Gradients of a scaled loss, instead of scaled gradients.
+
+    These round differently all the way through the backward, so the backward is run again; its seed
+    depends on the order of the factors.
+    """
     if evidence.again is None:
         return
     world, count = evidence.passes.gradients.shape[:2]
@@ -264,7 +267,7 @@ def _rescaled_losses(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _in_losses(evidence: Evidence) -> Iterator[Candidate]:
-    """The mean over ranks is right, and taken elsewhere than the semantics say: in the losses.
+    """Mean over ranks taken elsewhere than the semantics declare: in the losses, or not.
 
     By a power of two that is exact, so it is nothing wrong; by any other number the backward rounds
     otherwise all the way. What trainers compute: (loss / GA) / W, loss / (GA W), loss * (1 / W).
@@ -288,7 +291,7 @@ def _in_losses(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _weighted_otherwise(evidence: Evidence) -> Iterator[Candidate]:
-    """Microbatches count alike where tokens should, or the other way round."""
+    """Gradients of microbatches weighted equally instead of by tokens, or vice versa."""
     if evidence.otherwise is None or not evidence.case.data.masked:
         return
     world, count = evidence.passes.gradients.shape[:2]
@@ -311,7 +314,7 @@ def _weighted_otherwise(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _by_loss_scale(evidence: Evidence) -> Iterator[Candidate]:
-    """The loss scale was divided out wrongly."""
+    """Gradients from which the loss scale was divided out wrongly."""
     scale = evidence.loss_scale
     if evidence.case.training.loss_scale is None:
         return
@@ -366,7 +369,7 @@ def _scaled(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _common_ratio(evidence: Evidence, wrong: torch.Tensor) -> float | None:
-    """One factor that explains all wrong tensors, though it has no name.
+    """Find one factor that explains all wrong tensors, though it has no name.
 
     Taken where the gradient is largest against its bound, so that round-off hardly moves it; the
     enclosure is widened by what it can move it. Of one element there always is one, which says

@@ -1,4 +1,4 @@
-"""A wrong gradient of ranks that take their host for the world. Of one host there is nothing."""
+"""Causes of a wrong gradient of ranks that take their host for the world. None on one host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .evidence import Candidate, Evidence, summed, times
 
 
 def candidates(evidence: Evidence) -> Iterator[Candidate]:
-    """The mean takes the number of ranks on a host, or hosts reduce apart."""
+    """Iterate over gradients divided by a host's ranks, or reduced on each host separately."""
     world, _ = evidence.passes.gradients.shape[:2]
     ranks = places(evidence.case.hosts, world)
     if ranks[-1].host == 0:

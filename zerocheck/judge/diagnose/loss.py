@@ -1,4 +1,4 @@
-"""Which known cause explains wrong losses? Each is computed and compared bit for bit."""
+"""Known causes of wrong losses, each computed and compared bit for bit."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ SENTENCES = {
 
 
 def same(observed: Losses, expected: Losses, off: float = 0.0) -> bool:
-    """Every loss that was observed is the expected one, NaN and infinity included. off: how far it
-    can be, where kernels are not the reference's."""
+    """Return True if every observed loss is the expected one, NaN and infinity included.
+
+    off: tolerance, where kernels are not the reference's.
+    """
     return all(
         len(seen) == len(wanted)
         and all(equal(a, b, off) for a, b in zip(seen, wanted, strict=True))
@@ -32,7 +34,7 @@ def same(observed: Losses, expected: Losses, off: float = 0.0) -> bool:
 
 
 def equal(a: float, b: float, off: float = 0.0) -> bool:
-    """The same number, but for `off`, or both NaN."""
+    """Return True for equal numbers, up to `off`, or if both are NaN."""
     return a == b or abs(a - b) <= off or (math.isnan(a) and math.isnan(b))
 
 
@@ -43,7 +45,7 @@ def causes(
     left: Sequence[Sequence[str]] = (),
     left_elsewhere: Collection[str] = (),
 ) -> tuple[str, ...]:
-    """All causes that explain every wrong loss.
+    """Find all causes that explain every wrong loss.
 
     evaluated: the losses in evaluation mode; left: per rank a hash of the random state at the end
     of each forward; left_elsewhere: those of other steps.
@@ -73,7 +75,7 @@ def causes(
 
 
 def seeded_alike(left: Sequence[Sequence[str]]) -> bool:
-    """Whether every forward left the random state that one of another rank left, too."""
+    """Return True if every forward's final random state is also that of another rank."""
     every = [(rank, number) for rank, hashes in enumerate(left) for number in range(len(hashes))]
     return bool(every) and _alike(every, left)
 
@@ -83,7 +85,7 @@ def _alike(
     left: Sequence[Sequence[str]],
     elsewhere: Collection[str] = (),
 ) -> bool:
-    """Every wrong forward left the random state that one of another rank or step left, too."""
+    """Return True if every wrong forward's final random state is also that of another one."""
     return all(
         number < len(left[rank])
         and (
@@ -101,7 +103,7 @@ Replay = Callable[[torch.Tensor, int], Losses]
 def changed_parameters(
     observed: Losses, parameters: torch.Tensor, buffers: Sequence[FlatBuffer], replay: Replay
 ) -> tuple[tuple[str, ...], str]:
-    """(causes, words) if the losses are those of parameters that changed on their way.
+    """Return (causes, words) if the losses are those of parameters changed in transit.
 
     parameters: the flat vector; buffers: those that are sharded. One rank is replayed first, since
     it rules out nearly all.
@@ -119,7 +121,7 @@ def changed_parameters(
 def _on_their_way(
     world: int, parameters: torch.Tensor, buffers: Sequence[FlatBuffer]
 ) -> Iterator[tuple[str, str, torch.Tensor]]:
-    """(cause, words, the parameters that ranks would have computed with)."""
+    """Iterate over (cause, words, the parameters that ranks would have computed with)."""
     yield "copies rounded to bf16", "all are rounded to bf16", parameters.bfloat16().float()
     for name, words, order in orders(world) if buffers else ():
         places = moved(len(parameters), buffers, lambda one, order=order: one.shards[order])  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""A wrong gradient of parameters that are not contiguous: elements in the order of memory.
+"""Causes of a wrong gradient of non-contiguous parameters: elements in the order of memory.
 
 Code that flattens a gradient by its memory, and reads it by its index (or the other way round),
 permutes the elements of every parameter that is stored transposed, and of no other.
@@ -23,7 +23,7 @@ SENTENCE = (
 
 
 def candidates(evidence: Evidence, others: Iterable[Candidate] = ()) -> Iterator[Candidate]:
-    """The right gradient, and what other causes give, with elements in the order of memory.
+    """Iterate over the right gradient and other causes' gradients, reordered as in memory.
 
     None where every parameter is contiguous. others: causes that may have come first.
     """
@@ -53,7 +53,7 @@ def candidates(evidence: Evidence, others: Iterable[Candidate] = ()) -> Iterator
 
 
 def _accumulated(evidence: Evidence, order: torch.Tensor, *, again: bool) -> Enclosing:
-    """Sum of the microbatches, reordered after the first; again: and after each further one."""
+    """Sum of the microbatches, reordered after the first one, or (again) after each of them."""
     count = evidence.passes.gradients.shape[1]
     total = _reordered(evidence, _of_microbatch(evidence, 0), order)
     for number in range(1, count):
@@ -77,7 +77,7 @@ def _added(evidence: Evidence, first: Enclosing, second: Enclosing) -> Enclosing
 
 
 def orders_of(layout: Layout) -> tuple[torch.Tensor, ...]:
-    """From index to memory, and from memory to index; none where they are the same everywhere."""
+    """Return the orders from index to memory and back; none where both are the same everywhere."""
     order = layout.memory_order
     return () if order is None else (order, order.argsort())
 

@@ -1,4 +1,4 @@
-"""Which known cause explains shards that do not tile their tensors? All of a role decide."""
+"""Known causes of shards that do not tile their tensors, from all shards of a role."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Held = Sequence[tuple[int, Entry]]
 
 
 class Tiling(NamedTuple):
-    """Who holds what of all tensors of a role.
+    """Shards of all tensors of a role, by rank.
 
     shapes: as the model has them; held: by name, (rank, entry) of what is there; hosts: on which
     the ranks are, as in a case; replica: ranks of one replica on a mesh of two axes, else 0.
@@ -57,14 +57,14 @@ SENTENCES = {
 
 
 def of_tiling(tiling: Tiling) -> tuple[str, ...]:
-    """All causes of elements that are held by no rank, or by too many."""
+    """Find all causes of elements that are held by no rank, or by too many."""
     masks = {name: _masks(tiling, name) for name in tiling.shapes if tiling.held.get(name)}
     masks = {name: mask for name, mask in masks.items() if mask.shape[1]}
     return tuple(_of_masks(tiling, masks))
 
 
 def of_replicas(tiling: Tiling) -> tuple[str, ...]:
-    """All causes of shards that tile their tensors, while replicas do not hold the same."""
+    """Find all causes of shards that tile their tensors, while replicas hold different elements."""
     found = [_masks(tiling, name) for name in tiling.shapes if tiling.held.get(name)]
     found = [counts for counts in found if not bool(counts.all())]  # what is whole says nothing
     firsts = [rank // tiling.replica * tiling.replica for rank in range(tiling.world_size)]
@@ -78,7 +78,7 @@ def of_replicas(tiling: Tiling) -> tuple[str, ...]:
 
 
 def of_nothing(tiling: Tiling, shape: Shape) -> tuple[str, ...]:
-    """All causes of a tensor of this shape that no rank has."""
+    """Find all causes of a tensor of this shape that no rank has."""
     if not math.prod(shape):
         return (EMPTY,)
     masks = {name: _masks(tiling, name) for name in tiling.shapes if tiling.held.get(name)}
@@ -87,7 +87,7 @@ def of_nothing(tiling: Tiling, shape: Shape) -> tuple[str, ...]:
 
 
 def of_shapes(tiling: Tiling) -> tuple[str, ...]:
-    """All causes of another global shape than the model's."""
+    """Find all causes of a global shape other than the model's."""
     wrong = [
         (entry.shape, tiling.shapes[name])
         for name, held in tiling.held.items()
@@ -104,13 +104,13 @@ def of_shapes(tiling: Tiling) -> tuple[str, ...]:
 
 
 def words(causes: Sequence[str]) -> str:
-    """What the causes mean, to be put behind a sentence."""
+    """Return the causes' explanations, to append to a sentence."""
     said = [SENTENCES[cause] for cause in causes if cause in SENTENCES]
     return f"; {'; or '.join(said)}" if said else ""
 
 
 def _masks(tiling: Tiling, name: str) -> torch.Tensor:
-    """(ranks, elements) int: how often a rank holds each element."""
+    """Count how often each rank holds each element: (ranks, elements) int."""
     shape = tiling.shapes[name]
     numel = math.prod(shape)
     counts = torch.zeros(tiling.world_size, numel, dtype=torch.int32)
@@ -147,7 +147,7 @@ def _of_masks(tiling: Tiling, masks: Mapping[str, torch.Tensor]) -> Iterator[str
 
 
 def _by_local_rank(tiling: Tiling, masks: Mapping[str, torch.Tensor]) -> bool:
-    """Ranks hold the same where their local ranks are the same, and else have nothing in common."""
+    """Return True if ranks hold the same for equal local ranks, and share nothing otherwise."""
     local = [place.local_rank for place in places(tiling.hosts, tiling.world_size)]
     if len(set(local)) == len(local):
         return False
@@ -162,7 +162,7 @@ def _by_local_rank(tiling: Tiling, masks: Mapping[str, torch.Tensor]) -> bool:
 
 
 def _overlaps(counts: torch.Tensor) -> bool:
-    """Some element is held by ranks that do not hold the same."""
+    """Return True if ranks with different shards hold some element both."""
     holders = counts.bool()
     for rank in range(len(holders)):
         for other in range(rank):

@@ -1,4 +1,4 @@
-"""Which known cause explains that more is held at an instant than predicted?
+"""Known causes of a peak above the predicted one.
 
 By the bytes of what is gathered and reduced in the step.
 """
@@ -19,7 +19,7 @@ REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 def causes(
     case: Case, measured: Measured, term: Term, phase: Phase, observed: int, expected: int
 ) -> Iterator[str]:
-    """All causes that would hold as many bytes as are observed.
+    """Find all causes that would hold as many bytes as observed.
 
     What is gathered or reduced once is as large as its collective. A cause is named if the excess
     is that of one of them, of several, or of all that there are.
@@ -51,13 +51,13 @@ def causes(
 
 
 def _sizes(calls: Sequence[Call], kinds: Collection[str], phase: Phase) -> list[int]:
-    """Bytes of each collective of some kinds in a phase; of all phases, if it has none there."""
+    """Bytes of each collective of some kinds in a phase; of all phases, if it has none."""
     found = [call for call in calls if call.kind in kinds]
     return [call.bytes for call in found if call.phase == phase] or [one.bytes for one in found]
 
 
 def _adds_up(total: int, sizes: Sequence[int]) -> bool:
-    """Whether some of the sizes are the total together."""
+    """Return True if a subset of the sizes adds up to the total."""
     sums = {0}
     for size in sizes:
         sums |= {one + size for one in sums if one + size <= total}

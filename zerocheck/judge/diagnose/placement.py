@@ -1,4 +1,4 @@
-"""A wrong gradient whose elements are right, but stand elsewhere: which shard is whose, and where.
+"""Causes of a gradient whose elements are right but misplaced: swapped or shifted shards.
 
 Each candidate moves elements within the flat buffers of the implementation, as it showed them, and
 is compared like all others. Two elements seldom agree by chance within a few units of round-off.
@@ -21,7 +21,7 @@ MOST_SHIFTS = 32
 
 
 def candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
-    """wrong: mask of the wrong tensors."""
+    """Iterate over gradients with misplaced elements. wrong: mask of the wrong tensors."""
     yield from _tail(evidence, wrong)
     size, world = evidence.layout.size, len(evidence.passes.gradients)
     if world > 1 and evidence.buffers:
@@ -34,7 +34,7 @@ def candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
 
 
 def _tail(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
-    """The last elements of each wrong tensor are 0, the others are right."""
+    """Right gradient, with 0 for the last elements of each wrong tensor."""
     outside = torch.zeros(evidence.layout.size, dtype=torch.bool)
     for here in split(evidence.layout.size):
         exact, bound = evidence.right.at(here)
@@ -62,8 +62,10 @@ def _tail(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
 
 
 def orders(world: int) -> Iterator[tuple[str, str, list[int]]]:
-    """(cause, sentence, which rank's shard stands at each rank). With 2 ranks the first two kinds
-    are one."""
+    """Iterate over (cause, sentence, order): order[rank] is the rank whose shard it gets.
+
+    With 2 ranks the first two kinds are one.
+    """
     ranks = list(range(world))
     for other in ranks:
         for one in ranks[:other]:
@@ -81,7 +83,7 @@ def orders(world: int) -> Iterator[tuple[str, str, list[int]]]:
 def moved(
     size: int, buffers: Sequence[FlatBuffer], move: Callable[[FlatBuffer], torch.Tensor]
 ) -> torch.Tensor:
-    """(size,) int64: the place that each element comes from, NOBODY where that is padding.
+    """Return the place that each element comes from, (size,) int64; NOBODY where that is padding.
 
     move(buffer): the places of `buffer.shards`, after a move.
     """
@@ -95,7 +97,7 @@ def moved(
 
 
 def _rows(buffer: FlatBuffer, order: Sequence[int]) -> torch.Tensor:
-    """Its shards in another order."""
+    """Return the buffer's shards in another order."""
     rows = vectors.empty(*buffer.shards.shape, dtype=torch.int64)
     for row, rank in zip(rows, order, strict=True):
         row.copy_(buffer.shards[rank])
@@ -103,7 +105,7 @@ def _rows(buffer: FlatBuffer, order: Sequence[int]) -> torch.Tensor:
 
 
 def _moved(evidence: Evidence, places: torch.Tensor) -> Enclosing:
-    """The expected gradient, taken from other places. Padding is 0."""
+    """Expected gradient with elements taken from other places. Padding is 0."""
 
     def at(positions: Positions | None) -> Enclosure:
         here = some(places, positions)
@@ -115,7 +117,7 @@ def _moved(evidence: Evidence, places: torch.Tensor) -> Enclosing:
 
 
 def _reduced_twice(evidence: Evidence) -> Iterator[Candidate]:
-    """Shards are reduced already, and ranks add up theirs once more: element 7 of every shard.
+    """Gradient of reduced shards that are summed over ranks once more: element 7 of every shard.
 
     W - 1 additions and a division round more.
     """
@@ -154,7 +156,7 @@ def _reduced_twice(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def shifted(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
-    """Everything in a buffer, from some tensor on, is so many elements off.
+    """Gradient in which a buffer, from some tensor on, is shifted by some elements.
 
     Asked only if no candidate with a reason explains it: a reason can be why it is shifted.
     """
@@ -183,7 +185,7 @@ def _shift(buffer: FlatBuffer, by: int, within: bool) -> torch.Tensor:
 
 
 def _shifts(evidence: Evidence, wrong: torch.Tensor) -> list[int]:
-    """By how much: where the value of the largest wrong element stands instead."""
+    """Return possible shifts: places that hold the value of the largest wrong element."""
     whole = evidence.held.whole
     largest, most = NOBODY, -1.0
     for part in split(evidence.layout.size):
@@ -212,7 +214,7 @@ def _shifts(evidence: Evidence, wrong: torch.Tensor) -> list[int]:
 
 
 def _without_gaps(evidence: Evidence) -> Iterator[Candidate]:
-    """Parameters without a gradient take no room: what follows moves up, before the reduction."""
+    """Gradient shifted, before the reduction, over parameters that have no gradient."""
     if bool(evidence.passes.arrived.all()):
         return
     terms = evidence.passes.gradients
@@ -241,7 +243,7 @@ def _without_gaps(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _after_unused(evidence: Evidence) -> Iterator[Candidate]:
-    """What follows a parameter without a gradient in its buffer counts as 0 on that rank."""
+    """Gradient with 0 on a rank for all that follows a gradientless parameter in its buffer."""
     if bool(evidence.passes.arrived.all()):
         return
     terms = evidence.passes.gradients
@@ -266,7 +268,7 @@ def _after_unused(evidence: Evidence) -> Iterator[Candidate]:
 def _passes(
     evidence: Evidence, changed: torch.Tensor, terms: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[bool]]]:
-    """Of each backward: (gradients to change, as they are, which parameters have one)."""
+    """Iterate over backwards: (gradients to change, the originals, which parameters have one)."""
     for rank, passes in enumerate(evidence.passes.arrived.tolist()):
         for number, arrived in enumerate(passes):
             yield changed[rank, number], terms[rank, number], arrived
@@ -275,7 +277,7 @@ def _passes(
 def _spans(
     evidence: Evidence, *, padded: bool
 ) -> Iterator[tuple[FlatBuffer, list[tuple[int, int, int]]]]:
-    """Buffers of several parameters, with (number of the parameter, start, stop) of each in it.
+    """Iterate over buffers of several parameters, with (position, start, stop) of each parameter.
 
     padded: with the padding that follows it.
     """

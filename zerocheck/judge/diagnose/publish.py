@@ -1,4 +1,4 @@
-"""Which known cause explains copies that differ between ranks? Compared bit for bit."""
+"""Known causes of copies that differ between ranks, compared bit for bit."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ SENTENCES = {
 def causes(
     copies: torch.Tensor, owned: torch.Tensor, earlier: torch.Tensor | None
 ) -> tuple[str, ...]:
-    """All causes of the elements that differ. copies: as one rank holds them; owned: as their owner
-    does; earlier: that rank's own before the step."""
+    """Find all causes of the elements that differ.
+
+    copies: of one rank; owned: of the owner; earlier: that rank's own before the step.
+    """
     if bool(copies.isnan().any()) and not bool(owned.isnan().any()):
         return ("uninitialised memory",)
     found = []

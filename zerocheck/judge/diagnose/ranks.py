@@ -1,4 +1,4 @@
-"""A wrong gradient that lacks what some ranks gave, or weighs ranks otherwise."""
+"""Causes of a wrong gradient in which ranks are left out or weighted differently."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ AT_ONCE = 1 << 20
 
 
 def candidates(evidence: Evidence) -> Iterator[Candidate]:
-    """One rank counts twice, ranks reduce in smaller groups, or only those that have a gradient
-    count."""
+    """Iterate over gradients with a rank counted twice, smaller groups, or a mean over users.
+
+    Users are the ranks that have a gradient of the parameter.
+    """
     world = len(evidence.passes.gradients)
     if world == 1:
         return
@@ -55,7 +57,7 @@ def candidates(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _smaller_groups(evidence: Evidence) -> Iterator[Candidate]:
-    """Neighbours reduce among themselves: two halves, or groups of a size that divides W."""
+    """Gradient reduced in smaller groups of neighbours: two halves, or a size that divides W."""
     world = len(evidence.passes.gradients)
     halves = [rank * 2 // world for rank in range(world)]
     equal = [
@@ -83,7 +85,7 @@ def _smaller_groups(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _ranks_with_values(evidence: Evidence) -> list[int]:
-    """Per parameter, how many ranks have a gradient with an element that is not 0."""
+    """Count, per parameter, the ranks that have a gradient with a non-zero element."""
     return [
         int(evidence.passes.gradients[..., place.start : place.stop].ne(0).any(2).any(1).sum())
         for place in evidence.layout.places
@@ -91,7 +93,7 @@ def _ranks_with_values(evidence: Evidence) -> list[int]:
 
 
 def left_out(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, ...], str] | None:
-    """(cause, sentence) if each wrong tensor is the sum without some of the local gradients.
+    """Return (cause, sentence) if each wrong tensor is the sum without some local gradients.
 
     Asked only if no candidate with a reason explains it: other tensors may lack other ones.
     """
@@ -121,7 +123,7 @@ def left_out(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, ...], 
 def _subset(
     evidence: Evidence, terms: torch.Tensor, subsets: torch.Tensor, part: slice
 ) -> torch.Tensor | None:
-    """The weights, 0 or 1, of the sum that this parameter is, or None."""
+    """Return the weights, 0 or 1, of the partial sum that this parameter is, or None."""
     whole = evidence.held.whole[part].to(torch.float64)
     here = terms[:, part].to(torch.float64)
     # None is farther off than the sum of all may be. One element rules most subsets out.
@@ -146,20 +148,21 @@ EARLY = "the sum with the rank's own part divided by W before it was read"
 
 
 def could_be_raced(evidence: Evidence, causes: Collection[str]) -> bool:
-    """Where ranks were delayed, one state of all elements may be chance, and a race."""
+    """Return True if ranks were delayed, so that a state of all elements may be a race."""
     return bool(evidence.case.disturbance.delay) and bool(
         {"local gradient only", "local gradient / W", "gradient x W"} & set(causes)
     )
 
 
 def raced(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, ...], str] | None:
-    """(causes, sentence) if some elements are those from before the reduction, others are not
-    divided, and others may be right.
+    """Return (causes, sentence) if the elements are those of a race with the reduction.
 
-    What is neither right nor the rank's own was read in between: it was not waited for. Else it may
-    have been left out, too.
+    Some elements are from before the reduction, others are not divided, and others may be right.
 
-    Asked only if no candidate explains all elements alike.
+    An element that is neither right nor the rank's own was read in between: the reduction was not
+    waited for. Otherwise the wait may also have been left out.
+
+    Used only if no candidate explains all elements alike.
     """
     world = len(evidence.passes.gradients)
     if world == 1:
@@ -197,7 +200,7 @@ def raced(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, ...], str
 
 
 def _own_divided(evidence: Evidence, rank: int, divide: float) -> Enclosing:
-    """The sum over ranks to which this rank gave its mean instead of its gradient."""
+    """Sum over ranks in which this rank contributed its mean instead of its gradient."""
     world = len(evidence.passes.gradients)
     weights = torch.ones(world, 1, 1, dtype=torch.float64)
     weights[rank] = 1 / world

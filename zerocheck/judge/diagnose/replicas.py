@@ -1,4 +1,4 @@
-"""A wrong gradient on a mesh of two axes: sums or divisions over one of them that are missing.
+"""Causes of a wrong gradient on a mesh of two axes: a sum or division missing over one.
 
 Mesh (R, S): rank r S + s is in replica r, and has place s on the shard axis.
 """
@@ -16,7 +16,7 @@ from .evidence import Candidate, Evidence, summed, times
 
 
 def candidates(evidence: Evidence) -> Iterator[Candidate]:
-    """None on a mesh of one axis."""
+    """Iterate over the causes on a mesh of two axes; none on a mesh of one."""
     if len(evidence.case.mesh) == 1:
         return
     yield from _scaled(evidence)
@@ -25,7 +25,7 @@ def candidates(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _scaled(evidence: Evidence) -> Iterator[Candidate]:
-    """A division that was left out, or made twice, over one axis."""
+    """Gradient with a division left out, or made twice, over one axis."""
     replicas, shards = evidence.case.mesh
     for letter, number, other in (("R", replicas, "shard"), ("S", shards, "replicate")):
         if number == 1:
@@ -44,7 +44,7 @@ def _scaled(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _one_axis_only(evidence: Evidence) -> Iterator[Candidate]:
-    """Each replica reduces among its own ranks, or each place on the shard axis by itself."""
+    """Gradient reduced only within each replica, or only across replicas."""
     replicas, shards = evidence.case.mesh
     world = replicas * shards
     ranks = range(world)
@@ -75,7 +75,7 @@ def _one_axis_only(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _each(evidence: Evidence, summands: list[list[int]], times_: int) -> list[Enclosing]:
-    """Per rank, the sum over its ranks. times_: what it is divided by less than the right sum."""
+    """Sum over each rank's group. times_: factor by which it is divided less than the right sum."""
     mean = evidence.semantics.average == "mean"
     divisor = evidence.divisor / (times_ if mean else 1)
     made: dict[tuple[int, ...], Enclosing] = {}
@@ -86,7 +86,7 @@ def _each(evidence: Evidence, summands: list[list[int]], times_: int) -> list[En
 
 
 def _last_microbatch(evidence: Evidence) -> Iterator[Candidate]:
-    """What was reduced over the shards before the last microbatch is not reduced over replicas."""
+    """Gradient in which only the last microbatch is reduced over replicas."""
     replicas, shards = evidence.case.mesh
     world, count = evidence.passes.gradients.shape[:2]
     if count == 1 or replicas == 1:

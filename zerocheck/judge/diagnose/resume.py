@@ -1,4 +1,4 @@
-"""Which known bug of saving and loading explains what came back.
+"""Known bugs of saving and loading that explain wrong state after a load.
 
 There is no round-off here, so a cause explains what is wrong only if every wrong bit is what it
 gives.
@@ -47,7 +47,7 @@ SENTENCES = {
 
 
 class Wrong(NamedTuple):
-    """One role that came back wrong: flat vectors, and the mask of the wrong elements."""
+    """Role that is wrong after a load: flat vectors, and the mask of the wrong elements."""
 
     role: str
     loaded: torch.Tensor
@@ -56,7 +56,7 @@ class Wrong(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What a cause may be told by.
+    """Evidence from which causes are recognised.
 
     state: what was saved, after `step`; others: {step: the state after it}; case: of the load.
     """
@@ -73,7 +73,7 @@ Steps = Sequence[tuple[float | None, float | None]]
 
 
 def causes(wrong: Sequence[Wrong], steps: Steps, known: Known) -> tuple[str, ...]:
-    """What explains every wrong role; or, if nothing does, the first one."""
+    """Find the causes that explain every wrong role; if there are none, those of the first role."""
     by_role = [_of_role(one, known) for one in wrong]
     by_step = list(of_steps(steps, known))
     lost: list[str] = []
@@ -105,7 +105,7 @@ def explained(names: Sequence[str], wrong: Sequence[Wrong], steps: Steps, known:
 
 
 def causes_by_tensor(wrong: Wrong, known: Known) -> list[tuple[tuple[Place, ...], tuple[str, ...]]]:
-    """Wrong tensors of a role by cause: (places, causes).
+    """Find causes of a role's wrong tensors: (places, causes).
 
     Those that nothing explains by themselves are explained together, if at all.
     """
@@ -148,13 +148,13 @@ def _of_role(wrong: Wrong, known: Known) -> list[str]:
 
 
 def _told(wrong: Wrong, place: Place, moment: bool) -> torch.Tensor:
-    """Elements of a tensor that a loss would show: 0 that becomes 0 does not."""
+    """Mask of the elements that show a loss of data: not those that are 0 and become 0."""
     saved = wrong.saved[place.start : place.stop]
     return saved != 0 if moment else torch.ones_like(saved, dtype=torch.bool)
 
 
 def _candidates(wrong: Wrong, known: Known) -> list[tuple[str, Callable[[], torch.Tensor]]]:
-    """(cause, the flat vector of the role that it gives)"""
+    """Return (cause, the flat vector of the role that it gives) of all known causes."""
     saved, role = wrong.saved, wrong.role
     state, others, step, layout, case = known
     found: list[tuple[str, Callable[[], torch.Tensor]]] = []
@@ -184,8 +184,11 @@ def _candidates(wrong: Wrong, known: Known) -> list[tuple[str, Callable[[], torc
 
 
 def _fresh(loaded: torch.Tensor, case: Case, layout: Layout) -> torch.Tensor:
-    """The parameters that a model had before the load; rounded to the dtype of compute where they
-    are found so, as some implementations cast a model when they are made."""
+    """Parameters of a model before the load.
+
+    Rounded to the compute dtype where they are observed so, since some implementations cast a model
+    when they are built.
+    """
     model = build_model(case)
     scramble(model, case)
     flat = torch.zeros(layout.size)
@@ -198,7 +201,7 @@ def _fresh(loaded: torch.Tensor, case: Case, layout: Layout) -> torch.Tensor:
 
 
 def _moved(wrong: Wrong, places: Sequence[Place], layout: Layout) -> list[str]:
-    """Causes by which saved elements stand elsewhere."""
+    """Find the causes that misplace saved elements."""
     if _exchanged(wrong, places, layout):
         return ["tensors exchanged"]
     if all(_transposed(wrong, place) for place in places):
@@ -213,7 +216,7 @@ def _moved(wrong: Wrong, places: Sequence[Place], layout: Layout) -> list[str]:
 
 
 def _exchanged(wrong: Wrong, places: Sequence[Place], layout: Layout) -> bool:
-    """Every wrong tensor is the saved one of another parameter."""
+    """Return True if every wrong tensor is the saved one of another parameter."""
     for place in places:
         loaded = wrong.loaded[place.start : place.stop]
         if not any(
@@ -235,27 +238,27 @@ def _transposed(wrong: Wrong, place: Place) -> bool:
 
 
 def _rolled(wrong: Wrong, place: Place) -> bool:
-    """The tensor is the saved one with all elements some places on."""
+    """Return True if the tensor is the saved one, rotated by some elements."""
     loaded, saved = (v[place.start : place.stop] for v in (wrong.loaded, wrong.saved))
     starts = (saved == loaded[0]).nonzero().reshape(-1).tolist()
     return any(torch.equal(loaded, saved.roll(-start)) for start in starts if start)
 
 
 def _shortened(wrong: Wrong, place: Place) -> bool:
-    """Every element is one of the saved tensor, or 0, and some that was not is 0."""
+    """Return True if all elements are from the saved tensor or 0, and some 0 is new."""
     loaded, saved = (v[place.start : place.stop] for v in (wrong.loaded, wrong.saved))
     kept = (loaded == 0) | torch.isin(loaded, saved)
     return bool(kept.all()) and bool(((loaded == 0) & (saved != 0)).any())
 
 
 def _permuted(wrong: Wrong) -> bool:
-    """The wrong elements are the saved ones of the same places, in another order."""
+    """Return True if the wrong elements are a permutation of the saved ones in their places."""
     loaded, saved = (vector[wrong.different] for vector in (wrong.loaded, wrong.saved))
     return torch.equal(loaded.sort().values, saved.sort().values)
 
 
 def of_steps(steps: Steps, known: Known) -> tuple[str, ...]:
-    """Causes that explain every wrong step count."""
+    """Find the causes that explain every wrong step count."""
     found: list[str] = []
     if all(loaded in (None, 0.0) for loaded, _ in steps):
         found.append("step count lost")
@@ -271,7 +274,7 @@ def of_steps(steps: Steps, known: Known) -> tuple[str, ...]:
 
 
 def data_causes(given: Sequence[int], saved: int, ranks_before: int, ranks: int) -> tuple[str, ...]:
-    """What explains a data position: samples that each rank believes to have been read."""
+    """Find the causes of a data position, given in samples that each rank believes were read."""
     found = []
     if all(samples == 0 for samples in given):
         found.append("data position lost")
@@ -283,7 +286,7 @@ def data_causes(given: Sequence[int], saved: int, ranks_before: int, ranks: int)
 
 
 def random_causes(loaded: Sequence[bytes], saved: Sequence[bytes]) -> tuple[str, ...]:
-    """What explains the random states after a load, per rank."""
+    """Find the causes of the random states after a load, per rank."""
     if len(saved) > 1 and all(state == saved[0] for state in loaded):
         return ("random state of rank 0 on all ranks",)
     if all(state in saved for state in loaded):
@@ -294,7 +297,7 @@ def random_causes(loaded: Sequence[bytes], saved: Sequence[bytes]) -> tuple[str,
 def export_causes(
     got: torch.Tensor, held: torch.Tensor, place: Place, role: str, state: State, layout: Layout
 ) -> tuple[str, ...]:
-    """What explains a tensor that was exported otherwise than it is held, both flat."""
+    """Find the causes of an exported tensor that differs from the one held, both flat."""
     candidates: list[tuple[str, torch.Tensor]] = [
         ("rounded to bf16", held.to(torch.bfloat16).to(held.dtype)),
         ("zeros", torch.zeros_like(held)),

@@ -1,4 +1,4 @@
-"""A wrong gradient whose terms were rounded to a narrower format before they were summed."""
+"""Causes of a wrong gradient whose terms were rounded to a narrower format before the sum."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def candidates(evidence: Evidence) -> Iterator[Candidate]:
-    """What every rank gives is rounded: each microbatch or their sum, divided before or after.
+    """Iterate over gradients with rounded terms: microbatches or sums, divided before or after.
 
     Or each rank's sum of microbatches is taken in that format.
 
@@ -46,9 +46,10 @@ def candidates(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def reductions(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
-    """The sum over ranks was taken in a narrower format, which is enclosed: it explains much, so it
-    is asked for where no other candidate explains anything, and said where it could be refuted:
-    most of the wrong elements (mask `wrong`) cannot be 0 so.
+    """Sum over ranks in a narrower format, as an enclosure.
+
+    It explains much, so it is used where no other candidate explains anything, and reported where
+    it could be refuted: most of the wrong elements (mask `wrong`) cannot be 0 so.
 
     Terms near the smallest number of the format could be rounded to anything.
     """

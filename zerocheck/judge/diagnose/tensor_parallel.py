@@ -1,8 +1,8 @@
-"""What is wrong with tensor parallelism: sums, divisions and pieces of a wrong axis.
+"""Causes of errors of tensor parallelism: sums, divisions and pieces of a wrong axis.
 
-Of W ranks T cut each layer, and D = W / T are data-parallel: rank d T + t has place d on the shard
-axis and t on the tp axis. What is cut along dim 0 over both is cut over tp first: its piece number
-t D + d is that of rank d T + t.
+Of W ranks, T shard each layer, and D = W / T are data-parallel: rank d T + t has coordinate d on
+the shard axis and t on the tp axis. A tensor that is sharded along dim 0 over both is sharded over
+tp first: its piece number t D + d belongs to rank d T + t.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .evidence import Candidate, Evidence, times
 
 
 def candidates(evidence: Evidence) -> Iterator[Candidate]:
-    """A sum over tp, or a division by it, too many. None without tensor parallelism."""
+    """Iterate over gradients with a surplus sum over tp or division by it. None without tp."""
     case = evidence.case
     count = case.sharding.tensor_parallel
     if count == 1:
@@ -57,7 +57,7 @@ def order_of_pieces(
     layout: Layout,
     case: Case,
 ) -> Violation | None:
-    """The violation of the initial state, and whether pieces stand as those of a plain shard.
+    """Add the cause to an initial state's violation if its pieces have the order of a plain shard.
 
     seen, wanted: flat vectors of all parameters.
     """
@@ -85,7 +85,7 @@ def order_of_pieces(
 def _reordered(
     flat: torch.Tensor, shape: tuple[int, ...], case: Case, *, forth: bool
 ) -> torch.Tensor:
-    """Pieces t D + d at the places d T + t, or the other way; as it is where W divides no rows."""
+    """Reorder pieces t D + d to d T + t, or back; unchanged unless W divides the rows."""
     if not shape or shape[0] % case.world_size:
         return flat
     sizes = (case.sharding.tensor_parallel, case.readers)
@@ -94,7 +94,7 @@ def _reordered(
 
 
 def with_repeated_biases(parameters: torch.Tensor, layout: Layout, case: Case) -> torch.Tensor:
-    """The flat vector in which the bias of each row-wise layer counts once for each rank of tp."""
+    """Return the flat vector with each row-wise layer's bias counted once per tp rank."""
     count = case.sharding.tensor_parallel
     plan = plan_of(case.model, count)
     changed = parameters.clone()

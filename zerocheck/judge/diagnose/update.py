@@ -1,4 +1,4 @@
-"""Which known cause explains a wrong update? Each is AdamW with one thing changed, and compared."""
+"""Known causes of a wrong update: AdamW with one thing changed, each compared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .memory_order import IN_MEMORY_ORDER
 
 
 class Segment(NamedTuple):
-    """What AdamW had and made of the wrong tensors of one parameter group. float64 vectors.
+    """Inputs and results of AdamW for the wrong tensors of one parameter group. float64 vectors.
 
     role: which is wrong; m, v: new moments as observed (v: the largest, with amsgrad), old_m,
     old_v, p: before; g: the gradient, negated with maximize; unclipped: the same before clipping;
@@ -80,7 +80,7 @@ SENTENCES = {
 
 
 def causes(segments: Iterable[Segment]) -> tuple[str, ...]:
-    """All candidates that explain every element of the wrong tensors. segments: their pieces."""
+    """Find all candidates that explain every wrong element. segments: pieces of tensors."""
     left: dict[tuple[str, int], None] | None = None
     for segment in segments:
         found: dict[tuple[str, int], None] = {}
@@ -99,7 +99,7 @@ def causes(segments: Iterable[Segment]) -> tuple[str, ...]:
 
 
 def sentence(role: str, names: Sequence[str]) -> str:
-    """What the causes mean, in one plain sentence."""
+    """Return the explanation of the causes, in one plain sentence."""
     words = [SENTENCES.get(name, name) for name in names]
     return f"{role} is wrong: {'; or '.join(words)}"
 
@@ -114,13 +114,13 @@ def _candidates(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
 
 
 def _in_bf16(segment: Segment) -> bool:
-    """Every value that is observed is a bf16 number, which few of fp32 are."""
+    """Return True if every observed value is a bf16 number, which few fp32 values are."""
     observed = segment.observed
     return not segment.format.narrow and torch.equal(observed, observed.bfloat16().double())
 
 
 def _right(segment: Segment, format: Format) -> Enclosure:
-    """What is right, but in another format."""
+    """Right result in another format."""
     s, g = segment.scalars, segment.g
     if segment.role == "exp_avg":
         return bounds.exp_avg(segment.old_m, g, s, format=format)
@@ -162,7 +162,7 @@ def _of_moment(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
 
 
 def _swapped(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
-    """The two moments changed places, before this step or after it."""
+    """Moments swapped, before this step or after it."""
     s, g, format = segment.scalars, segment.g, segment.format
     if segment.role == "exp_avg":
         yield "moments swapped", bounds.exp_avg(segment.old_v, g, s, format=format)
@@ -241,12 +241,12 @@ def _of_parameter(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
 
 
 def _wider(enclosure: Enclosure, p: torch.Tensor, u: float) -> Enclosure:
-    """Two roundings more of the decayed parameter."""
+    """Widen by two more roundings of the decayed parameter."""
     return Enclosure(enclosure.exact, enclosure.bound + 3 * u * (p.abs() + enclosure.exact.abs()))
 
 
 def _update(segment: Segment, denominator: torch.Tensor) -> Enclosure:
-    """The update with another denominator: the same roundings as in bounds.parameter, and 3."""
+    """Update with another denominator: the roundings of bounds.parameter, and 3 more."""
     s, u = segment.scalars, segment.format.u
     decayed = segment.p * (1 - s.lr * s.weight_decay)
     step = s.lr / s.correction1 * segment.m / denominator

@@ -1,4 +1,4 @@
-"""A shard as a range of a flat tensor, in the words of torch.distributed.checkpoint.
+"""Shard as a range of a flat tensor, in the terms of torch.distributed.checkpoint.
 
 A checkpoint knows every tensor as a 1-D tensor in row-major order, cut in ranges. Where they are
 cut is nobody's affair but the writer's: a reader asks for the range that it needs, and gets it from
@@ -47,21 +47,24 @@ class Chunk:
 
     @property
     def place(self) -> ChunkStorageMetadata:
-        """The range, in torch's words."""
+        """Range of the chunk, as torch's metadata."""
         return ChunkStorageMetadata(torch.Size([self.start]), self.tensor.size())
 
     def copied(self) -> Chunk:
-        """The same, in memory of its own."""
+        """Return a chunk with a copy of the tensor."""
         return replace(self, tensor=self.tensor.detach().clone())
 
 
 def whole(key: str, tensor: torch.Tensor) -> Chunk:
-    """All of a tensor of any shape, copied if it is not contiguous."""
+    """Return a chunk of a whole tensor of any shape, copied if it is not contiguous."""
     return Chunk(key, tensor.detach().reshape(-1), 0, tensor.numel())
 
 
 class WritePlanner(DefaultSavePlanner):
-    """Writes chunks: the state of `dcp.save` is {key: Chunk}. Each range is written by one rank."""
+    """Planner that writes chunks: the state of `dcp.save` is {key: Chunk}.
+
+    Each range is written by one rank.
+    """
 
     state_dict: dict[str, Any]
 
@@ -69,12 +72,12 @@ class WritePlanner(DefaultSavePlanner):
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
 
     def create_local_plan(self) -> SavePlan:
-        """What this rank writes."""
+        """Return the items that this rank writes."""
         self.plan = SavePlan([_write_item(chunk) for chunk in self.state_dict.values()])
         return self.plan
 
     def lookup_object(self, index: MetadataIndex) -> torch.Tensor:
-        """The memory of a chunk."""
+        """Return the memory of a chunk."""
         tensor: torch.Tensor = self.state_dict[index.fqn].tensor
         return tensor
 
@@ -87,7 +90,7 @@ def _write_item(chunk: Chunk) -> WriteItem:
 
 
 class ReadPlanner(DefaultLoadPlanner):
-    """Fills chunks: the state of `dcp.load` is {key: Chunk}.
+    """Planner that fills chunks: the state of `dcp.load` is {key: Chunk}.
 
     torch's own planner leaves memory as it was where the checkpoint has a gap, and casts where the
     dtype is another. Both are refused here.
@@ -102,14 +105,14 @@ class ReadPlanner(DefaultLoadPlanner):
         metadata: Metadata | None = None,
         is_coordinator: bool = False,
     ) -> None:
-        """Called by torch. Not inherited, since it would turn chunks into None."""
+        """Take state and metadata from torch. Inherited, it would turn chunks into None."""
         assert metadata is not None
         self.state_dict = self.original_state_dict = state_dict
         self.metadata = metadata
         self.is_coordinator = is_coordinator
 
     def create_local_plan(self) -> LoadPlan:
-        """What this rank reads."""
+        """Return the items that this rank reads."""
         assert self.metadata is not None
         stored = self.metadata.state_dict_metadata
         return LoadPlan(
@@ -117,7 +120,7 @@ class ReadPlanner(DefaultLoadPlanner):
         )
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
-        """The memory of a chunk."""
+        """Return the memory of a chunk."""
         tensor: torch.Tensor = self.state_dict[index.fqn].tensor
         return tensor
 

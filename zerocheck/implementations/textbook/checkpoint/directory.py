@@ -1,12 +1,13 @@
-"""How files become a checkpoint at one moment, and how damage to them is seen. No torch.
+"""Atomic commit of a checkpoint's files, and detection of damage to them. No torch.
 
-A generation is written beside the one that counts, in a fresh directory. Its files are on the disk
-before `manifest.json` says their sizes and checksums; that is on the disk before the file `latest`
-is replaced, which is the one moment at which the new generation counts. Older ones are removed
-afterwards. So a writer that is killed leaves the old one or the new one, whole.
+A generation is written next to the current one, in a fresh directory. Its files are synced to disk
+before `manifest.json` records their sizes and checksums, and the manifest is synced before the file
+`latest` is replaced. That replacement is the one moment at which the new generation becomes
+current. Older ones are removed afterwards. A writer that is killed therefore leaves either the old
+generation or the new one, whole.
 
-One writer at a time: a second one is refused while the first holds the lock, which the system takes
-away from a process that dies.
+One writer at a time: a second one is refused while the first holds the lock, which the system
+releases when the process dies.
 """
 
 from __future__ import annotations
@@ -32,21 +33,21 @@ PREFIX = "generation-"
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a file must be: its size in bytes and its sha256 in hex."""
+    """Expected content of a file: its size in bytes and its sha256 in hex."""
 
     size: int
     sha256: str
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All files of a generation, but for the manifest itself."""
+    """All files of a generation except the manifest itself."""
 
     files: dict[str, Entry]
     format: Literal[1] = 1
 
 
 class Found(msgspec.Struct, frozen=True):
-    """The generation that counts, whose manifest is right; its files are not verified yet."""
+    """Current generation, whose manifest is valid; its files are not verified yet."""
 
     path: str
     files: dict[str, Entry]
@@ -66,7 +67,7 @@ def verify(directory: str | os.PathLike[str]) -> Found:
 
 
 def find(directory: str | os.PathLike[str]) -> Found:
-    """The checkpoint that counts, its pointer and its manifest verified.
+    """Find the current checkpoint, with its pointer and its manifest verified.
 
     Raises CheckpointError if there is none or they are damaged.
     """
@@ -97,7 +98,7 @@ def verify_files(found: Found, names: Iterable[str]) -> None:
 
 
 def read_pointer(directory: str | os.PathLike[str]) -> tuple[Path, str]:
-    """The generation that counts, and the checksum of its manifest.
+    """Read the current generation and the checksum of its manifest.
 
     Raises CheckpointError if there is none, or the pointer is damaged.
     """
@@ -112,7 +113,7 @@ def read_pointer(directory: str | os.PathLike[str]) -> tuple[Path, str]:
 
 
 def _pointer(generation: str, checksum: str) -> bytes:
-    """The bytes of the pointer, which end with their own checksum."""
+    """Return the bytes of the pointer, which end with their own checksum."""
     text = f"{generation}\n{checksum}\n".encode()
     return text + f"{_sha256(text)}\n".encode()
 
@@ -136,7 +137,7 @@ def _sha256(data: bytes) -> str:
 
 
 class Writer:
-    """Writes one generation. One rank calls `begin`, `commit` and `end`; each calls `seal`.
+    """Writer of one generation. One rank calls `begin`, `commit` and `end`; each calls `seal`.
 
     Raises OSError where a file cannot be written, CheckpointError where another one writes.
     """
@@ -147,7 +148,7 @@ class Writer:
         self._fresh: Path | None = None
 
     def begin(self) -> str:
-        """Take the lock; the path of a fresh directory for the files."""
+        """Take the lock and return the path of a fresh directory for the files."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self.take_lock()
         self.remove_leftovers()
@@ -156,7 +157,7 @@ class Writer:
         return str(self._fresh)
 
     def take_lock(self) -> None:
-        """Be the only writer, or raise CheckpointError."""
+        """Become the only writer, or raise CheckpointError."""
         self._lock = os.open(self.directory / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -166,22 +167,22 @@ class Writer:
             ) from None
 
     def remove_leftovers(self) -> None:
-        """Free the disk of what killed writers left, if it is known what counts."""
+        """Remove the leftovers of killed writers, if the current generation is known."""
         with suppress(CheckpointError):
             self.remove_all_but(read_pointer(self.directory)[0])
 
     def seal(self, path: str, names: Collection[str]) -> dict[str, Entry]:
-        """Have the system put these files on the disk; what the manifest says of them."""
+        """Sync these files to disk, and return their entries of the manifest."""
         return {name: self.seal_file(Path(path, name)) for name in names}
 
     def seal_file(self, path: Path) -> Entry:
-        """The same for one file."""
+        """Sync one file to disk, and return its entry of the manifest."""
         with path.open("rb") as file:
             os.fsync(file.fileno())
             return _entry(file.read())
 
     def commit(self, files: dict[str, Entry]) -> None:
-        """Write the manifest, then have the generation count."""
+        """Write the manifest, then make the generation current."""
         assert self._fresh is not None
         manifest = msgspec.json.format(msgspec.json.encode(Manifest(files)))
         self.write(self._fresh / MANIFEST, manifest)
@@ -191,7 +192,7 @@ class Writer:
         self.remove_all_but(fresh)
 
     def publish(self, generation: str, checksum: str) -> None:
-        """Replace the pointer, at once: the generation counts."""
+        """Replace the pointer atomically, which makes the generation current."""
         fresh = self.directory / f"{POINTER}.new"
         self.write(fresh, _pointer(generation, checksum))
         self.sync(self.directory)  # the generation is on the disk before it is named
@@ -200,14 +201,14 @@ class Writer:
         self.sync(self.directory)
 
     def write(self, path: Path, data: bytes) -> None:
-        """Write a file and have the system put it on the disk."""
+        """Write a file and sync it to disk."""
         with path.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
 
     def sync(self, directory: Path) -> None:
-        """Have the system put the names in a directory on the disk."""
+        """Sync the names in a directory to disk."""
         handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(handle)
@@ -215,14 +216,14 @@ class Writer:
             os.close(handle)
 
     def remove_all_but(self, kept: Path) -> None:
-        """Remove all other generations. What cannot be removed is left to the next save."""
+        """Remove all other generations. Leave to the next save the ones that cannot be removed."""
         with suppress(OSError):
             for path in self.directory.glob(f"{PREFIX}*"):
                 if path.name != kept.name:
                     shutil.rmtree(path, ignore_errors=True)
 
     def end(self) -> None:
-        """Remove the generation if it was not committed, and let others write."""
+        """Remove the generation if it was not committed, and release the lock."""
         if self._fresh is not None:
             shutil.rmtree(self._fresh, ignore_errors=True)
             self._fresh = None

@@ -1,4 +1,4 @@
-"""Whole tensors from the shards of all ranks, by all-gathers of their own: no files, no chunks."""
+"""Whole tensors from the shards of all ranks, by separate all-gathers: no files, no chunks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Whole = dict[tuple[str, str], torch.Tensor]
 
 
 class Flat(Protocol):
-    """A flat buffer of parameters, of which this rank owns `shard`: a Bucket or a FlatParameter."""
+    """Flat buffer of which this rank owns `shard`: a Bucket or a FlatParameter."""
 
     partition: Partition
     pieces: list[Piece]
@@ -28,7 +28,7 @@ class Flat(Protocol):
 
 
 class Exporting(Implementation):
-    """A sharder with `export`."""
+    """Base of sharders with `export`."""
 
     model: nn.Module
     group: dist.ProcessGroup
@@ -39,16 +39,16 @@ class Exporting(Implementation):
     optimizer: ShardedAdamW
 
     def flat_buffers(self) -> Sequence[Flat]:
-        """The flat buffers of this rank, in the same order on every rank."""
+        """Return the flat buffers of this rank, in the same order on every rank."""
         raise NotImplementedError
 
     def replicated(self) -> list[tuple[str, nn.Parameter]]:
-        """The parameters in no flat buffer, which every rank holds whole."""
+        """Return the parameters in no flat buffer, which every rank holds whole."""
         flat = {name for one in self.flat_buffers() for name, _ in one.partition.shapes}
         return [pair for pair in self.model.named_parameters() if pair[0] not in flat]
 
     def export(self) -> Mapping[tuple[str, str], torch.Tensor]:
-        """Every parameter, moment and step count as it was before sharding, on every rank.
+        """Return every parameter, moment and step count as before sharding, on every rank.
 
         Buffers are those of rank 0. All tensors are copies, on the device of the shards.
         """
@@ -73,12 +73,12 @@ class Exporting(Implementation):
         return whole
 
     def roles(self) -> tuple[str, ...]:
-        """The moments that AdamW keeps here, the same on every rank."""
+        """Return the roles of the moments that AdamW keeps here, the same on every rank."""
         amsgrad = any(group["amsgrad"] for group in self.optimizer.optimizer.param_groups)
         return MOMENTS if amsgrad else MOMENTS[:2]
 
     def owned_state(self, role: str) -> dict[str, torch.Tensor]:
-        """The owned ranges of one role, by name."""
+        """Return the owned ranges of one role, by name."""
         state = self.optimizer.optimizer.state
         return {
             one.piece.name: state[one.parameter][role]
@@ -87,14 +87,14 @@ class Exporting(Implementation):
         }
 
     def step_counts(self) -> dict[str, float]:
-        """The step count of every parameter that AdamW has stepped, from the ranks that own it."""
+        """Return the step count of every parameter that AdamW has stepped, from its owners."""
         mine = {name: float(step) for name, step in self.owned_state("step").items()}
         counts: list[dict[str, float]] = [{} for _ in range(self.group.size())]
         dist.all_gather_object(counts, mine, self.group)
         return {name: count for of_rank in counts for name, count in of_rank.items()}
 
     def gathered(self, flat: Flat, held: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The whole flat buffer, 1-D, from what the ranks hold of it; 0 where none holds any."""
+        """Gather the whole flat buffer, 1-D, from the ranks' parts; 0 where no rank holds any."""
         shard = torch.zeros_like(flat.shard)
         for piece in flat.pieces:
             if piece.name in held:
@@ -106,7 +106,7 @@ class Exporting(Implementation):
         return whole
 
     def cut(self, flat: Flat, role: str, whole: torch.Tensor) -> Whole:
-        """The tensors in a whole flat buffer, without its padding."""
+        """Split a whole flat buffer into its tensors, without the padding."""
         return {
             (name, role): whole[offset : offset + math.prod(shape)].view(shape).clone()
             for (name, shape), offset in zip(
@@ -115,7 +115,7 @@ class Exporting(Implementation):
         }
 
     def of_rank_0(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of what rank 0 holds."""
+        """Return a copy of rank 0's tensor."""
         copy = tensor.detach().clone()
         dist.broadcast(copy, dist.get_global_rank(self.everyone, 0), group=self.everyone)
         return copy

@@ -1,4 +1,4 @@
-"""What a textbook sharder saves and loads, cut in methods of one meaning each."""
+"""Saving and loading of a textbook sharder, split into methods of one meaning each."""
 
 from __future__ import annotations
 
@@ -37,15 +37,16 @@ from .training import (
 
 
 class Resumable(Exporting):
-    """A sharder with `save` and `load`. Stages differ in `flat_buffers`, `_unfreeze`, `_publish`.
+    """Base of sharders with `save` and `load`.
 
-    Each rank writes the ranges that it owns, as they lie in its shards, and a step count with the
-    first element of its parameter; on a mesh of two axes the first replica does. What all ranks
-    hold whole is written by rank 0. Buffers and random states are each rank's own.
+    Stages differ in `flat_buffers`, `_unfreeze` and `_publish`. Each rank writes the ranges that it
+    owns, as they are in its shards, and a step count with the first element of its parameter; on a
+    mesh of two axes the first replica does. Tensors that all ranks hold whole are written by rank
+    0. Buffers and random states are each rank's own.
 
-    The model is as before, bit for bit, on any number of ranks and in any stage. Where it is
-    another number, rank r takes the buffers of rank r modulo the number that saved, and keeps its
-    random state.
+    The model is restored bit for bit, on any number of ranks and in any stage. If that number
+    differs, rank r takes the buffers of rank r modulo the number that saved, and keeps its random
+    state.
     """
 
     keeps = KEPT
@@ -61,7 +62,7 @@ class Resumable(Exporting):
         raise NotImplementedError
 
     def _publish(self) -> None:
-        """After the shards have changed: give every rank what it computes with."""
+        """Give every rank the values that it computes with, after the shards have changed."""
 
     # Saving.
 
@@ -80,7 +81,7 @@ class Resumable(Exporting):
         return self.start_saving(lambda: transfer.write(writer, chunks, training, group))
 
     def written(self) -> Iterator[Chunk]:
-        """All that this rank writes."""
+        """Return all chunks that this rank writes."""
         rank = self.everyone.rank()
         if self.replicas.first:
             yield from self.parameter_chunks()
@@ -92,7 +93,7 @@ class Resumable(Exporting):
         yield from self.random_chunks(rank)
 
     def training_facts(self, loader: Loader) -> Training:
-        """All that is no tensor."""
+        """Return the part of the checkpoint that is not tensors."""
         return Training(
             world_size=self.everyone.size(),
             tensors=described(self.model),
@@ -102,7 +103,7 @@ class Resumable(Exporting):
         )
 
     def snapshot(self, chunks: Iterable[Chunk]) -> list[Chunk]:
-        """The state as it is now, whatever the training does to it."""
+        """Copy the chunks, so that training cannot change them."""
         return [chunk.copied() for chunk in chunks]
 
     def start_saving(self, write: Callable[[], None]) -> Saving:
@@ -113,7 +114,7 @@ class Resumable(Exporting):
         return self._saving
 
     def group_of_saving(self) -> dist.ProcessGroup:
-        """A process group of the same ranks for the thread; every rank calls this.
+        """Return a process group of the same ranks for the thread; every rank calls this.
 
         In the group of the training its collectives could be taken for those of a step.
         """
@@ -124,7 +125,7 @@ class Resumable(Exporting):
         return self._group_of_saving
 
     def wait_for_saving(self) -> None:
-        """Wait until the last checkpoint is written. Whoever holds its Saving gets its error."""
+        """Wait until the last checkpoint is written. Errors are raised by its Saving, not here."""
         if self._saving is not None:
             self._saving.exception()
             self._saving = None
@@ -156,16 +157,16 @@ class Resumable(Exporting):
         self._publish()
 
     def find(self, directory: str) -> Found:
-        """The checkpoint that counts, with every byte verified."""
+        """Return the current checkpoint, with every byte verified."""
         return transfer.find_verified(directory, self.everyone)
 
     def take_frozen(self, training: Training) -> None:
-        """Unfreeze what was unfrozen before the checkpoint."""
+        """Unfreeze the parameters that were unfrozen before the checkpoint."""
         frozen = [name for name, one in self.model.named_parameters() if not one.requires_grad]
         self._unfreeze([name for name in frozen if training.tensors[name].trains])
 
     def make_room(self, saved: Collection[str]) -> None:
-        """Have AdamW hold the state that the checkpoint has of the owned pieces, not filled yet."""
+        """Allocate AdamW's state of the owned pieces for the states in the checkpoint."""
         for one in self.optimizer.owned:
             roles = [role for role in MOMENTS if self.key(one.piece.name, role) in saved]
             if not roles:
@@ -194,7 +195,7 @@ class Resumable(Exporting):
         self.take_random(randoms)
 
     def source(self, training: Training) -> int:
-        """The rank whose buffers this one takes."""
+        """Return the rank of the checkpoint whose buffers this one loads."""
         return self.everyone.rank() % training.world_size
 
     def take_whole(self, tensors: Iterable[torch.Tensor], chunks: Iterable[Chunk]) -> None:
@@ -203,13 +204,13 @@ class Resumable(Exporting):
             tensor.detach().copy_(chunk.tensor.view(tensor.shape))
 
     def take_random(self, chunks: Iterable[Chunk]) -> None:
-        """Go on drawing where the rank stood."""
+        """Restore the random states of the rank."""
         states = {chunk.key.rpartition(".")[2]: chunk.tensor for chunk in chunks}
         if states:
             set_random_states(states)
 
     def take_groups(self, saved: Collection[Options]) -> None:
-        """Restore the options of the groups, as torch's optimizers do. A schedule sets lr anew."""
+        """Restore the options of the groups, as torch's optimizers do. A schedule sets lr again."""
         groups = self.optimizer.optimizer.param_groups
         if len(saved) != len(groups):
             raise CheckpointError(
@@ -221,17 +222,17 @@ class Resumable(Exporting):
     # What lies where: written from there, and read into it.
 
     def key(self, name: str, role: str) -> str:
-        """What a tensor is called in the checkpoint."""
+        """Return the key of a tensor in the checkpoint."""
         return f"model.{name}" if role == "parameter" else f"optimizer.state.{name}.{role}"
 
     def parameter_chunks(self) -> Iterator[Chunk]:
-        """The owned ranges of the parameters."""
+        """Return the owned ranges of the parameters as chunks."""
         for flat in self.flat_buffers():
             for piece in flat.pieces:
                 yield self.chunk(piece, "parameter", flat.shard[piece.inside])
 
     def moment_chunks(self) -> Iterator[Chunk]:
-        """The owned ranges of the moments, as far as AdamW has any."""
+        """Return the owned ranges of the moments as chunks, if AdamW has any."""
         for one in self.optimizer.owned:
             state = self.optimizer.optimizer.state.get(one.parameter, {})
             for role in MOMENTS:
@@ -239,27 +240,27 @@ class Resumable(Exporting):
                     yield self.chunk(one.piece, role, state[role])
 
     def step_chunks(self, owned: Iterable[Owned]) -> Iterator[Chunk]:
-        """The step counts of these pieces."""
+        """Return the step counts of these pieces as chunks."""
         for one in owned:
             state = self.optimizer.optimizer.state.get(one.parameter, {})
             if "step" in state:
                 yield whole(self.key(one.piece.name, "step"), state["step"])
 
     def chunk(self, piece: Piece, role: str, tensor: torch.Tensor) -> Chunk:
-        """A piece, in its parameter laid flat; tensor: the piece of that role, 1-D."""
+        """Return a piece as a chunk of its flattened parameter; tensor: 1-D."""
         return Chunk(self.key(piece.name, role), tensor, piece.start, math.prod(piece.shape))
 
     def replica_chunks(self) -> Iterator[Chunk]:
-        """Parameters in no flat buffer, which every rank holds whole."""
+        """Return the parameters in no flat buffer, which every rank holds whole, as chunks."""
         for name, parameter in self.replicated():
             yield whole(self.key(name, "parameter"), parameter)
 
     def buffer_chunks(self, rank: int) -> Iterator[Chunk]:
-        """The buffers, as those of a rank."""
+        """Return the buffers as chunks of a rank."""
         for name, buffer in self.model.named_buffers():
             yield whole(f"ranks.{rank}.buffers.{name}", buffer)
 
     def random_chunks(self, rank: int) -> Iterator[Chunk]:
-        """The states of the random generators, as those of a rank."""
+        """Return the states of the random generators as chunks of a rank."""
         for device, state in random_states(self.optimizer.device).items():
             yield whole(f"ranks.{rank}.random.{device}", state)

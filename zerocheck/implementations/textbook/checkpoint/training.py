@@ -1,4 +1,4 @@
-"""What a checkpoint says beside its tensors: `training.json`."""
+"""Non-tensor content of a checkpoint: `training.json`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPTIONS = ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize")
 
 
 class Described(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A parameter or a buffer: its global shape and dtype; whether it has gradients."""
+    """Parameter or buffer: its global shape and dtype; True if it has gradients."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -24,7 +24,7 @@ class Described(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The options of a parameter group of AdamW."""
+    """Options of a parameter group of AdamW."""
 
     lr: float
     betas: tuple[float, float]
@@ -35,7 +35,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The training that was saved.
+    """Training state in a checkpoint.
 
     world_size: number of ranks that saved; tensors: every parameter and buffer of the model, by
     name; groups: in the order of the optimizer; loss_scaler: None without loss scaling; loader:
@@ -51,7 +51,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 def described(model: nn.Module) -> dict[str, Described]:
-    """The parameters, tied ones once, and the buffers of a model."""
+    """Describe the parameters, tied ones once, and the buffers of a model."""
     return {
         name: Described(tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)
         for name, tensor in (*model.named_parameters(), *model.named_buffers())
@@ -59,17 +59,17 @@ def described(model: nn.Module) -> dict[str, Described]:
 
 
 def options(groups: Iterable[dict[str, Any]]) -> list[Options]:
-    """The options of a torch optimizer's groups."""
+    """Return the options of a torch optimizer's groups."""
     return [Options(**{name: group[name] for name in OPTIONS}) for group in groups]
 
 
 def decoded(data: bytes) -> Training:
-    """From the bytes of `training.json`."""
+    """Decode the bytes of `training.json`."""
     return msgspec.json.decode(data, type=Training)
 
 
 def encoded(training: Training) -> bytes:
-    """The bytes of `training.json`."""
+    """Encode the bytes of `training.json`."""
     return msgspec.json.format(msgspec.json.encode(training))
 
 
@@ -90,7 +90,7 @@ def check_fits(training: Training, model: nn.Module) -> None:
 
 
 def random_states(device: str) -> dict[str, torch.Tensor]:
-    """The states of this rank's generators, by device: 1-D, uint8."""
+    """Return the states of this rank's random generators, by device: 1-D, uint8."""
     states = {"cpu": torch.get_rng_state()}
     if device == "cuda":
         states["cuda"] = torch.cuda.get_rng_state()
@@ -98,7 +98,7 @@ def random_states(device: str) -> dict[str, torch.Tensor]:
 
 
 def set_random_states(states: dict[str, torch.Tensor]) -> None:
-    """Go on drawing from these states."""
+    """Set the states of this rank's random generators."""
     torch.set_rng_state(states["cpu"])
     if "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"])

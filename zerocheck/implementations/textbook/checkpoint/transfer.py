@@ -1,4 +1,4 @@
-"""All ranks write a checkpoint together, or read one: what fails on one fails on all."""
+"""Collective writing and reading of a checkpoint: an error on one rank is raised on all."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def together(group: dist.ProcessGroup, what: str, do: Callable[[], T]) -> list[T]:
-    """Every rank calls `do`; the results of all, in rank order.
+    """Call `do` on every rank; return the results of all, in rank order.
 
     Raises CheckpointError on every rank if it failed on any, so that none waits for another.
     """
@@ -43,7 +43,7 @@ def write(
     training: bytes,
     group: dist.ProcessGroup,
 ) -> None:
-    """Write chunks of all ranks, and what rank 0 says of the training. Every rank calls this.
+    """Write the chunks of all ranks, and rank 0's training facts. Every rank calls this.
 
     On return the checkpoint is whole, counts, and is on the disk. Raises CheckpointError on every
     rank if it is not; then a whole one counts, the older one in all cases but the last: that the
@@ -67,7 +67,7 @@ def write(
 
 
 def written_by(rank: int, path: str) -> list[str]:
-    """The files that a rank wrote. What names no rank is of rank 0.
+    """Return the files that a rank wrote. A file that names no rank belongs to rank 0.
 
     Each rank seals its own, since another node's cache is not flushed from here.
     """
@@ -91,7 +91,7 @@ def _write_tensors(path: str, chunks: Iterable[Chunk], group: dist.ProcessGroup)
 
 
 def find_verified(directory: str, group: dist.ProcessGroup) -> Found:
-    """The checkpoint that counts, the same on every rank, with every byte verified.
+    """Find the current checkpoint, the same on every rank, with every byte verified.
 
     Each rank reads its share of the files. Raises CheckpointError on every rank.
     """
@@ -104,7 +104,7 @@ def find_verified(directory: str, group: dist.ProcessGroup) -> Found:
 
 
 def keys(found: Found) -> set[str]:
-    """The tensors of a verified checkpoint. torch reads this with pickle: verify first."""
+    """Return the tensors of a verified checkpoint. torch unpickles them: verify first."""
     return set(FileSystemReader(found.path).read_metadata().state_dict_metadata)
 
 
