@@ -23,7 +23,7 @@ from zerocheck.run.records import (
     Environment,
     Finding,
     FreeRun,
-    Known,
+    KnownReference,
     LeftOut,
     Record,
     RunFinished,
@@ -58,7 +58,7 @@ VIOLATION = Violation(
     causes=("x GA", "x W"),
 )
 
-KNOWN = Known(
+KNOWN = KnownReference(
     fingerprint="zero2 / gradient / x W",
     reason="upstream divides by nothing",
     source="known.toml, entry 2",

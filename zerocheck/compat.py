@@ -243,7 +243,7 @@ class FlatPiece(NamedTuple):
     numel: int
 
 
-class Flat(NamedTuple):
+class FlatHandle(NamedTuple):
     """Flat parameter of FSDP1 on this rank.
 
     names: of all its parameters, in the wrapped model; tensor: the local shard, or the whole with
@@ -260,7 +260,7 @@ class Flat(NamedTuple):
     padding: list[slice]
 
 
-def flat_parameters(model: torch.nn.Module) -> list[Flat]:
+def flat_parameters(model: torch.nn.Module) -> list[FlatHandle]:
     """Return every flat parameter of a model wrapped by FSDP1, without communication."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -291,11 +291,11 @@ def flat_parameters(model: torch.nn.Module) -> list[Flat]:
             originals = dict(zip(names, tensor._params, strict=True))
         sharded = bool(handle.uses_sharded_strategy)
         gaps = _gaps(pieces, tensor.numel())
-        flats.append(Flat(names, tensor, sharded, originals, pieces, gaps))
+        flats.append(FlatHandle(names, tensor, sharded, originals, pieces, gaps))
     return flats
 
 
-def release(flat: Flat) -> None:
+def release(flat: FlatHandle) -> None:
     """Break the cycles that keep a flat parameter alive for ever.
 
     Views of it stay behind, as attributes of its modules, in the list of its weights that a

@@ -15,7 +15,7 @@ from . import pytest_plugin
 from .catalogue import is_config
 from .errors import UsageError
 from .judge.verdict import Obligation
-from .report.checks import Told, groups_of, told, told_of_coverage
+from .report.checks import TestOutcome, groups_of, told, told_of_coverage
 from .run.settings import as_options
 from .run.tally import Tally
 from .shared_run import SharedRun
@@ -58,7 +58,7 @@ class Check:
             case "skipped":
                 pytest.skip(said.text)
 
-    def _told(self, counted: Tally, name: str) -> Told:
+    def _told(self, counted: Tally, name: str) -> TestOutcome:
         return told(counted, name, self.obligation, self.group)
 
     @property
@@ -76,7 +76,7 @@ class CoverageCheck(Check):
     def __init__(self, run: SharedRun) -> None:
         self.run = run
 
-    def _told(self, counted: Tally, name: str) -> Told:
+    def _told(self, counted: Tally, name: str) -> TestOutcome:
         return told_of_coverage(counted, name)
 
     @property

@@ -26,7 +26,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "before": (Watch, "_start"),
     "hook of the call": (forwards, "_copy"),
     "end of the call": (output_gradients.OutputGradients, "leave"),
-    "backward": (output_gradients._Walk, "follow"),
+    "backward": (output_gradients._BackwardWalk, "follow"),
     "in the backward": (output_gradients.Target, "add"),
     "clip": (Watch, "_gradients"),
     "optimizer": (Watch, "_take"),

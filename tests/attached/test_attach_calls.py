@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import torch
 
-from zerocheck.attached.calls import Call, restored, stored
+from zerocheck.attached.calls import StoredForward, restored, stored
 from zerocheck.attached.forwards import Forward
 
 
@@ -29,7 +29,7 @@ def forward(**kwargs: object) -> Forward:
 def test_there_and_back() -> None:
     calls, tensors = stored([forward(name="x"), forward(flag=True)])
     assert calls is not None and len(tensors) == 2 * 5
-    again = msgspec.json.decode(msgspec.json.encode(calls), type=tuple[Call, ...])
+    again = msgspec.json.decode(msgspec.json.encode(calls), type=tuple[StoredForward, ...])
     first, second = restored(again, tensors)
     assert torch.equal(first.args[0], torch.arange(3)) and first.args[1] == [1, (2.5, None)]
     assert first.kwargs["mask"]["a"].all() and first.kwargs["name"] == "x"

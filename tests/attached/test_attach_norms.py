@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from zerocheck.attached.norms import Norms
-from zerocheck.attached.seen import Clip, Piece, Seen, Told
+from zerocheck.attached.seen import Clip, RankVerdict, Seen, ShardPiece
 from zerocheck.drive.observation import Entry
 
 
-def told(rank: int, norms: list[float], *, low: int, high: int, square: float) -> Told:
+def told(rank: int, norms: list[float], *, low: int, high: int, square: float) -> RankVerdict:
     """A rank that holds the elements [low, high) of one parameter of four."""
-    piece = Piece(Entry("w", (4,), low, high), (high - low,), "torch.float32", 0)
+    piece = ShardPiece(Entry("w", (4,), low, high), (high - low,), "torch.float32", 0)
     seen = Seen(
         rank=rank,
         world_size=2,
@@ -24,10 +24,10 @@ def told(rank: int, norms: list[float], *, low: int, high: int, square: float) -
         ran=1,
         clips=tuple(Clip(1.0, "2", norm, (0,)) for norm in norms),
     )
-    return Told(seen=seen, hashes=({},), squares=(square,), peaks=(square**0.5,))
+    return RankVerdict(seen=seen, hashes=({},), squares=(square,), peaks=(square**0.5,))
 
 
-def cut(*norms: float) -> list[Told]:
+def cut(*norms: float) -> list[RankVerdict]:
     """Halves of (3, 0, 4, 0): the norm is 5."""
     return [
         told(0, [norms[0]], low=0, high=2, square=9.0),
@@ -35,13 +35,13 @@ def cut(*norms: float) -> list[Told]:
     ]
 
 
-def copied(*norms: float) -> list[Told]:
+def copied(*norms: float) -> list[RankVerdict]:
     """Two copies of it."""
     return [told(r, [norm], low=0, high=4, square=25.0) for r, norm in enumerate(norms)]
 
 
 @pytest.mark.parametrize("ranks", [cut(5.0, 5.0), copied(5.0, 5.0)])
-def test_the_right_norm(ranks: list[Told]) -> None:
+def test_the_right_norm(ranks: list[RankVerdict]) -> None:
     assert Norms(ranks).check() == (0.0, None)
     share, violation = Norms(cut(5.000001, 5.0)).check()
     assert 0.5 < share < 1 and violation is None
@@ -60,7 +60,7 @@ def test_the_right_norm(ranks: list[Told]) -> None:
         (cut(0.0, 0.0), (0, 1), "norm of nothing"),
     ],
 )
-def test_a_wrong_norm(ranks: list[Told], wrong: tuple[int, ...], cause: str) -> None:
+def test_a_wrong_norm(ranks: list[RankVerdict], wrong: tuple[int, ...], cause: str) -> None:
     violation = Norms(ranks).check()[1]
     assert violation is not None and violation.obligation == "clip"
     assert violation.ranks == wrong and cause in violation.causes

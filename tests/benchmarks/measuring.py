@@ -17,7 +17,7 @@ from zerocheck.drive.observation import Job
 from zerocheck.ranks.cores import Cores
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.asking import describe, refusals
-from zerocheck.run.ledger import Ledger
+from zerocheck.run.ledger import KnownIssueMatcher
 from zerocheck.run.options import RunOptions
 from zerocheck.run.outcome import Outcome, judged
 from zerocheck.run.plan import Plan, Planned
@@ -42,7 +42,7 @@ def planned(pool: Pool, options: RunOptions) -> list[Planned]:
     """
     described = {name: describe(pool, name) for name in options.implementations}
     cases = Plan(options, described, partial(refusals, pool)).cases
-    known = Ledger(options, torch.__version__).issues
+    known = KnownIssueMatcher(options, torch.__version__).issues
     return [
         item
         for item in cases

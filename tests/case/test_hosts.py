@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from zerocheck.case.codec import decode, encode
 from zerocheck.case.drawing import draw
 from zerocheck.case.features import features
-from zerocheck.case.hosts import Hosts, Place, counts, drawn, places, spelled
+from zerocheck.case.hosts import Hosts, RankPlace, counts, drawn, places, spelled
 from zerocheck.case.reductions import left, simpler
 from zerocheck.case.schema import Case, Training
 from zerocheck.errors import UsageError
@@ -33,8 +33,8 @@ def test_numbers_on_each_host(hosts: Hosts, world_size: int, expected: tuple[int
 
 
 def test_places_number_the_ranks_of_each_host() -> None:
-    assert places((2,), 3) == (Place(0, 0, 2), Place(0, 1, 2), Place(1, 0, 1))
-    assert places((), 2) == (Place(0, 0, 2), Place(0, 1, 2))
+    assert places((2,), 3) == (RankPlace(0, 0, 2), RankPlace(0, 1, 2), RankPlace(1, 0, 1))
+    assert places((), 2) == (RankPlace(0, 0, 2), RankPlace(0, 1, 2))
 
 
 def test_the_short_form_says_the_same() -> None:

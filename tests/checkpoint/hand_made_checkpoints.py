@@ -12,7 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
-from zerocheck.checkpoint.result import Report
+from zerocheck.checkpoint.result import CheckpointReport
 
 STEPS = 3
 WEIGHT, BIAS = "0.weight", "0.bias"
@@ -91,12 +91,12 @@ def flip(path: Path, place: int, bit: int = 0) -> None:
     path.write_bytes(bytes(data))
 
 
-def found(report: Report) -> set[tuple[str, str]]:
+def found(report: CheckpointReport) -> set[tuple[str, str]]:
     """The check and the place of every finding."""
     return {(one.check, one.where) for one in report.findings}
 
 
-def detail(report: Report, check: str, where: str) -> str:
+def detail(report: CheckpointReport, check: str, where: str) -> str:
     """What is said of one place."""
     (text,) = {one.detail for one in report.findings if (one.check, one.where) == (check, where)}
     return text

@@ -7,12 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerocheck.checkpoint.source import Chunk, Stored
+from zerocheck.checkpoint.source import Stored, StoredBox
 from zerocheck.checkpoint.tiling import problems
 
 
 def stored(shape: tuple[int, ...], *boxes: tuple[tuple[int, ...], tuple[int, ...]]) -> Stored:
-    return Stored(shape, torch.float32, tuple(Chunk(*box) for box in boxes))
+    return Stored(shape, torch.float32, tuple(StoredBox(*box) for box in boxes))
 
 
 @pytest.mark.parametrize(

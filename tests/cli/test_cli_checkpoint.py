@@ -9,7 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from zerocheck.checkpoint.result import Report
+from zerocheck.checkpoint.result import CheckpointReport
 from zerocheck.cli import main
 
 
@@ -50,7 +50,7 @@ def test_findings(saved: Path, tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "WRONG finite: values that are not finite\n" in result.output
     assert "  model weight: 1 of 6 elements, first [1, 1] is inf\n" in result.output
-    report = msgspec.json.decode((tmp_path / "report.json").read_bytes(), type=Report)
+    report = msgspec.json.decode((tmp_path / "report.json").read_bytes(), type=CheckpointReport)
     assert [one.where for one in report.findings] == ["model weight"]
     result = invoke(saved, tmp_path / "wrong.pt")
     assert result.exit_code == 1

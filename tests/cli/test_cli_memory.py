@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from zerocheck.cli import main
-from zerocheck.memory.result import Report
+from zerocheck.memory.result import MemoryReport
 
 MODEL = """
 from torch import nn
@@ -48,7 +48,7 @@ def test_a_model_of_the_users(model: str, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "90 parameters in 3 tensors" in result.output
     assert "peak:" in result.output and "between steps:" in result.output
-    report = msgspec.json.decode((tmp_path / "out.json").read_bytes(), type=Report)
+    report = msgspec.json.decode((tmp_path / "out.json").read_bytes(), type=MemoryReport)
     assert report.elements == 90 and report.world_size == 3
     # Rows on 3 ranks: 10 are 4, for the weights of both and the bias.
     assert report.between.held == 16 * (4 * 4 + 4 * 4 + 4) + 3 * 4

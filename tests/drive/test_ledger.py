@@ -22,10 +22,10 @@ from zerocheck.compat_memory import Allocation, AllocatorLog
 from zerocheck.contract import Shard
 from zerocheck.contract.layout import Line
 from zerocheck.drive.census import HARNESS, LOCAL, Claim, address, fresh_objects, held, shown
-from zerocheck.drive.ledger import GONE, MARK, UNEXPLAINED, Ledger, Place
+from zerocheck.drive.ledger import GONE, MARK, UNEXPLAINED, AllocationLedger, PhaseEnd
 from zerocheck.drive.measure import has_a_holder, measured_end, settled
 
-BUILT, FORWARD, STEP = Place(-1, "built"), Place(0, "forward"), Place(0, "step")
+BUILT, FORWARD, STEP = PhaseEnd(-1, "built"), PhaseEnd(0, "forward"), PhaseEnd(0, "step")
 
 
 class _Subject:
@@ -111,9 +111,13 @@ def test_the_allocators_log_sees_what_python_does_not() -> None:
     assert isinstance(first, Allocation) and first.operators == ("aten::zeros", "aten::empty")
 
 
-def ledger(*events: str | Allocation, buckets: Counter[int] | None = None, **claims: Any) -> Ledger:
+def ledger(
+    *events: str | Allocation, buckets: Counter[int] | None = None, **claims: Any
+) -> AllocationLedger:
     looked = {BUILT: claims.get("built", {}), FORWARD: claims.get("forward", {})}
-    return Ledger(list(events), {**looked, STEP: claims.get("step", {})}, buckets or Counter())
+    return AllocationLedger(
+        list(events), {**looked, STEP: claims.get("step", {})}, buckets or Counter()
+    )
 
 
 def test_a_storage_is_what_it_is_ever_claimed_to_be() -> None:

@@ -16,12 +16,12 @@ from zerocheck.compat_memory import Allocation, LastOfNccl, Snapshot
 from zerocheck.contract.layout import Layout, Line
 from zerocheck.drive import on_gpu
 from zerocheck.drive.census import Claim, Claims
-from zerocheck.drive.ledger import MARK, UNEXPLAINED, Ledger, Place
-from zerocheck.drive.observation import Measured, Pool
+from zerocheck.drive.ledger import MARK, UNEXPLAINED, AllocationLedger, PhaseEnd
+from zerocheck.drive.observation import CudaPool, Measured
 from zerocheck.drive.on_gpu import DeviceLog, changes, events_of, pool_of
 from zerocheck.judge import peak, persistent
 
-BUILT, FORWARD, BACKWARD = Place(-1, "built"), Place(0, "forward"), Place(0, "backward")
+BUILT, FORWARD, BACKWARD = PhaseEnd(-1, "built"), PhaseEnd(0, "forward"), PhaseEnd(0, "backward")
 
 
 def entry(action: str, address: int, size: int) -> dict[str, Any]:
@@ -70,7 +70,7 @@ BEFORE = snapshot([], block(512, 100, 512))
 
 def logged(
     monkeypatch: pytest.MonkeyPatch, claims: list[Claims], *snapshots: Snapshot
-) -> tuple[Ledger, list[Pool]]:
+) -> tuple[AllocationLedger, list[CudaPool]]:
     """The ledger of a run that ends phase after phase as the snapshots say."""
     places = [BUILT, FORWARD, BACKWARD][: len(snapshots)]
     monkeypatch.setattr(on_gpu, "AllocatorHistory", lambda _: History(BEFORE, *snapshots))
@@ -80,7 +80,7 @@ def logged(
         log.mark("nothing is noted of this")
         log.over(place, held)
     looked = dict(zip(places, claims, strict=True))
-    return Ledger(log.stop(MARK), looked, Counter({400: 1})), log.pools
+    return AllocationLedger(log.stop(MARK), looked, Counter({400: 1})), log.pools
 
 
 def test_every_group_of_nccl_makes_one_more_collective(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,12 +209,12 @@ def test_rounding_is_what_the_allocator_gave_beyond_what_was_asked(asked: int) -
     assert [one.bytes for one in events_of(now.trace)] == [asked]
 
 
-def measured(*pools: Pool, lines: tuple[Line, ...] = ()) -> Measured:
+def measured(*pools: CudaPool, lines: tuple[Line, ...] = ()) -> Measured:
     told = Layout(lines=(Line("built", -1, "parameter", 40), Line("built", -1, "bucket", 7)))
     return Measured(lines=lines, pools=pools, layout=told, steps=1)
 
 
-RIGHT = Pool(-1, "built", 40, 472, 512, 2 << 20, 0)
+RIGHT = CudaPool(-1, "built", 40, 472, 512, 2 << 20, 0)
 HELD = (Line("built", -1, "parameter", 40, "w"),)
 
 

@@ -7,21 +7,21 @@ from collections import Counter
 from zerocheck.compat_memory import Allocation
 from zerocheck.contract.layout import NUMBER_BYTES, Peak
 from zerocheck.drive.census import HARNESS, LOCAL, Claim, Claims
-from zerocheck.drive.ledger import GONE, LOOKED, LOOKING, USED, Ledger, Place
+from zerocheck.drive.ledger import GONE, LOOKED, LOOKING, USED, AllocationLedger, PhaseEnd
 from zerocheck.drive.peaks import peaks
 
-BUILT, FORWARD, BACKWARD = Place(-1, "built"), Place(0, "forward"), Place(0, "backward")
-STEP, CLOSED = Place(0, "step"), Place(0, "closed")
+BUILT, FORWARD, BACKWARD = PhaseEnd(-1, "built"), PhaseEnd(0, "forward"), PhaseEnd(0, "backward")
+STEP, CLOSED = PhaseEnd(0, "step"), PhaseEnd(0, "closed")
 ENDS = [one.mark for one in (BACKWARD, STEP, CLOSED)]
 
 
 def seen(
     *events: str | Allocation, forward: Claims | None = None, built: Claims | None = None
 ) -> list[Peak]:
-    looked: dict[Place, Claims] = {
+    looked: dict[PhaseEnd, Claims] = {
         BUILT: built or {}, FORWARD: forward or {}, BACKWARD: {}, STEP: {}, CLOSED: {},
     }  # fmt: skip
-    return list(peaks(Ledger(list(events), looked, Counter())))
+    return list(peaks(AllocationLedger(list(events), looked, Counter())))
 
 
 def gets(address: int, size: int, *operators: str) -> Allocation:

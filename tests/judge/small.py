@@ -6,27 +6,27 @@ from collections.abc import Sequence
 
 import torch
 
-from zerocheck.judge.assemble import Held, Plan
+from zerocheck.judge.assemble import ManifestPlan, RoleState
 from zerocheck.judge.bounds import BF16, FP32
-from zerocheck.judge.layout import Formats, Layout, Place
+from zerocheck.judge.layout import Formats, ParameterLayout, ParameterPlace
 from zerocheck.judge.state import State
 
 SIZE = 8
 
 
-def layout(*, frozen: str = "", narrow: bool = False) -> Layout:
+def layout(*, frozen: str = "", narrow: bool = False) -> ParameterLayout:
     """`a` (2,), `b` (2, 2), `c` () and an empty `d`, and one element `e`, in one group.
 
     frozen: a name that is not trainable; narrow: `b` is in bf16.
     """
     shapes: dict[str, tuple[int, ...]] = {"a": (2,), "b": (2, 2), "c": (), "d": (0,), "e": (1,)}
-    places: list[Place] = []
+    places: list[ParameterPlace] = []
     start = 0
     for name, shape in shapes.items():
         stop = start + torch.empty(shape).numel()
         format = BF16 if narrow and name == "b" else FP32
         group = -1 if name == frozen else 0
-        places.append(Place(name, shape, start, stop, name != frozen, group, format))
+        places.append(ParameterPlace(name, shape, start, stop, name != frozen, group, format))
         start = stop
     assert start == SIZE
     trainable = torch.ones(SIZE, dtype=torch.bool)
@@ -36,7 +36,7 @@ def layout(*, frozen: str = "", narrow: bool = False) -> Layout:
     if narrow:
         cut = torch.tensor([0, 1, 6, 7]), torch.tensor([2, 3, 4, 5])
         formats = Formats(((FP32, cut[0]), (BF16, cut[1])), SIZE)
-    return Layout(
+    return ParameterLayout(
         tuple(places), SIZE, {place.name: place for place in places}, trainable, {}, formats
     )
 
@@ -44,17 +44,17 @@ def layout(*, frozen: str = "", narrow: bool = False) -> Layout:
 NAMES = frozenset("abcde")
 
 
-def held(*parts: Sequence[float], absent: str = "", ranges: Sequence[range] = ()) -> Held:
+def held(*parts: Sequence[float], absent: str = "", ranges: Sequence[range] = ()) -> RoleState:
     """What each rank holds: all elements, or those of its range; absent: names without any."""
     plans = []
     whole = torch.full((SIZE,), torch.nan)
     tensors = [torch.tensor(part) for part in parts]
     for rank in range(len(parts)):
         index = torch.tensor(ranges[rank]) if ranges else None
-        plans.append(Plan(index, NAMES - set(absent), frozenset(absent)))
+        plans.append(ManifestPlan(index, NAMES - set(absent), frozenset(absent)))
     for tensor, plan in zip(reversed(tensors), reversed(plans), strict=True):
         plan.scatter(whole, tensor)
-    return Held(whole, tuple(tensors), tuple(plans), ((),) * len(parts))
+    return RoleState(whole, tuple(tensors), tuple(plans), ((),) * len(parts))
 
 
 def state(

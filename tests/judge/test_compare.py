@@ -16,7 +16,7 @@ from zerocheck.judge.compare import (
     exactly,
     same_bits,
 )
-from zerocheck.judge.layout import Formats, Layout, Place
+from zerocheck.judge.layout import Formats, ParameterLayout, ParameterPlace
 
 LARGEST = torch.finfo(torch.float32).max
 
@@ -109,15 +109,15 @@ def test_bits_of_integers() -> None:
     assert different_bits(left, torch.tensor([1, 3])).tolist() == [False, True]
 
 
-def _layout() -> Layout:
+def _layout() -> ParameterLayout:
     places = (
-        Place("a", (2,), 0, 2, True, 0),
-        Place("b", (2, 2), 2, 6, True, 0),
-        Place("c", (1,), 6, 7, True, 0),
+        ParameterPlace("a", (2,), 0, 2, True, 0),
+        ParameterPlace("b", (2, 2), 2, 6, True, 0),
+        ParameterPlace("c", (1,), 6, 7, True, 0),
     )
     by_name = {place.name: place for place in places}
     trainable = torch.ones(7, dtype=torch.bool)
-    return Layout(places, 7, by_name, trainable, {}, Formats(((FP32, None),), 7))
+    return ParameterLayout(places, 7, by_name, trainable, {}, Formats(((FP32, None),), 7))
 
 
 def test_what_is_said_names_the_worst_element() -> None:

@@ -14,7 +14,7 @@ from zerocheck.drive.observation import Entry, Lie, RankSeen
 from zerocheck.judge.diagnose.loss import causes as causes_of_losses
 from zerocheck.judge.diagnose.ownership import Tiling, of_nothing, of_shapes, of_tiling
 from zerocheck.judge.flat import NOBODY, flat_buffers
-from zerocheck.judge.layout import Layout
+from zerocheck.judge.layout import ParameterLayout
 from zerocheck.judge.verdict import said
 from zerocheck.models.network import build_model
 
@@ -198,7 +198,7 @@ def _buffers(*memory: tuple[Lie, ...]) -> list:
 
 
 SMALL = msgspec.structs.replace(CASE, model=Model(inputs=2, width=2, outputs=1))
-LAYOUT = Layout.of(build_model(SMALL), SMALL)
+LAYOUT = ParameterLayout.of(build_model(SMALL), SMALL)
 """stem.weight 0 to 3, stem.bias 4 and 5, head.weight 6 and 7, head.bias 8."""
 
 
@@ -233,7 +233,7 @@ def test_where_the_textbook_says_its_memory_lies(observe: Callable) -> None:
     """The shards of ZeRO-3, put end to end, hold every parameter once."""
     for name, whole in (("zero1", True), ("zero3", False)):
         observed = observe(name, CASE)
-        layout = Layout.of(build_model(CASE), CASE)
+        layout = ParameterLayout.of(build_model(CASE), CASE)
         buffers = flat_buffers(observed.seen, layout)
         assert {buffer.whole for buffer in buffers if len(buffer.starts(layout)) > 1} == {whole}
         elements = torch.cat([buffer.elements for buffer in buffers])

@@ -14,7 +14,7 @@ from zerocheck.contract.semantics import Semantics
 from zerocheck.drive.observation import StepSeen
 from zerocheck.judge import buffers, gradient, loss
 from zerocheck.judge.estimate import MARGIN, TWINS, Off, off
-from zerocheck.judge.layout import Layout
+from zerocheck.judge.layout import ParameterLayout
 from zerocheck.judge.local import LocalRunner, Passes
 from zerocheck.judge.moving import moved, rounding_otherwise
 from zerocheck.judge.operator_noise import CancellationNoise, OperatorNoise
@@ -33,7 +33,7 @@ class Ran:
 
     def __init__(self, case: Case) -> None:
         model = build_model(case)
-        self.layout = Layout.of(model, case)
+        self.layout = ParameterLayout.of(model, case)
         self.runner = LocalRunner(model, case, self.layout)
         self.flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
         self.buffers = [{n: b.clone() for n, b in model.named_buffers()} for _ in range(2)]
@@ -143,10 +143,10 @@ def test_a_loss_a_gradient_and_a_buffer_are_let_be_off_so_far(
 def test_numbers_that_are_counted_are_not_off() -> None:
     counts = {"count": torch.tensor(3)}
     one = Passes(torch.zeros(1, 1, 0), torch.zeros(1, 1, 0), [[1.0]], [counts])
-    found = off(one, [replace(one, losses=[[1.5]])], Layout.of_places([]))
+    found = off(one, [replace(one, losses=[[1.5]])], ParameterLayout.of_places([]))
     assert found.buffers == {} and found.loss == MARGIN * 0.5
 
 
 def test_what_is_not_finite_gives_no_room() -> None:
     one = Passes(torch.zeros(1, 1, 0), torch.zeros(1, 1, 0), [[float("inf")]], [{}])
-    assert off(one, [one], Layout.of_places([])).loss == 0.0
+    assert off(one, [one], ParameterLayout.of_places([])).loss == 0.0

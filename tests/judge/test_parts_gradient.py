@@ -172,12 +172,12 @@ def test_unfreezing() -> None:
     case = Case(mesh=(3,), model=model, training=Training(microbatches=2, steps=4, unfreeze=2))
     from dataclasses import replace
 
-    from zerocheck.judge.layout import Layout
+    from zerocheck.judge.layout import ParameterLayout
 
     plain = layout()
     places = [replace(p, name="head.bias") if p.name == "c" else p for p in plain.places]
     by_name = {place.name: place for place in places}
-    named = Layout(tuple(places), SIZE, by_name, plain.trainable, {}, plain.formats)
+    named = ParameterLayout(tuple(places), SIZE, by_name, plain.trainable, {}, plain.formats)
 
     def causes(shown: object, step: int, *, used: bool) -> tuple[str, ...]:
         wanted = _expected("" if used else "c")

@@ -13,9 +13,9 @@ from small import NAMES, SIZE, held, layout, state
 from zerocheck.case.schema import Block, Case, Group, Model, Optimizer
 from zerocheck.drive.observation import Entry, RankSeen, Recorded, StepSeen
 from zerocheck.judge import publish
-from zerocheck.judge.assemble import Observation, Plan
+from zerocheck.judge.assemble import ManifestPlan, Observation
 from zerocheck.judge.bounds import BF16, FP32
-from zerocheck.judge.layout import Formats, Layout, Place
+from zerocheck.judge.layout import Formats, ParameterLayout, ParameterPlace
 from zerocheck.judge.state import State
 from zerocheck.models.network import build_model
 
@@ -31,7 +31,7 @@ def test_the_layout_of_a_model() -> None:
     groups = (Group(pattern="*.bias"), Group())
     case = Case(mesh=(2,), model=model, optimizer=Optimizer(groups=groups))
     module = build_model(case)
-    found = Layout.of(module, case)
+    found = ParameterLayout.of(module, case)
     start = 0
     for place, (name, parameter) in zip(found.places, module.named_parameters(), strict=True):
         assert (place.name, place.shape) == (name, tuple(parameter.shape))
@@ -67,9 +67,9 @@ def test_where_an_element_is() -> None:
 
 def test_an_index_counts_the_last_dim_first() -> None:
     shape = (2, 3, 4)
-    place = Place("w", shape, 0, 24, True, 0)
+    place = ParameterPlace("w", shape, 0, 24, True, 0)
     trainable = torch.ones(24, dtype=torch.bool)
-    one = Layout((place,), 24, {"w": place}, trainable, {}, Formats(((FP32, None),), 24))
+    one = ParameterLayout((place,), 24, {"w": place}, trainable, {}, Formats(((FP32, None),), 24))
     for element in range(24):
         index = one.at(element)[1]
         assert torch.arange(24).view(shape)[index] == element
@@ -245,11 +245,11 @@ def test_loss_scales() -> None:
 
 def test_gather_and_scatter() -> None:
     whole = torch.arange(4.0)
-    plan = Plan(torch.tensor([3, 1]), NAMES, frozenset())
+    plan = ManifestPlan(torch.tensor([3, 1]), NAMES, frozenset())
     assert plan.gather(whole).tolist() == [3.0, 1.0]
     plan.scatter(whole, torch.tensor([7.0, 8.0]))
     assert whole.tolist() == [0.0, 8.0, 2.0, 7.0]
-    every = Plan(None, NAMES, frozenset())
+    every = ManifestPlan(None, NAMES, frozenset())
     assert every.gather(whole) is whole
     every.scatter(whole, torch.ones(4))
     assert whole.tolist() == [1.0] * 4

@@ -8,7 +8,7 @@ from small import held
 
 from zerocheck.case.schema import Block, Case, Model, Training
 from zerocheck.drive.observation import StepSeen
-from zerocheck.judge.layout import Layout
+from zerocheck.judge.layout import ParameterLayout
 from zerocheck.judge.local import LocalRunner, as_on_a_rank
 from zerocheck.judge.state import _by_owner, _own
 from zerocheck.models.network import build_model
@@ -27,7 +27,7 @@ def _runner() -> tuple[LocalRunner, torch.nn.Module]:
     model = Model(inputs=3, width=4, outputs=2, blocks=(Block(kind="mlp", hidden=5),))
     case = Case(mesh=(2,), model=model)
     module = build_model(case)
-    return LocalRunner(module, case, Layout.of(module, case)), module
+    return LocalRunner(module, case, ParameterLayout.of(module, case)), module
 
 
 def test_evaluation_ends() -> None:
@@ -60,7 +60,7 @@ def _normed() -> tuple[LocalRunner, list[torch.Tensor], list[dict[str, torch.Ten
     model = Model(inputs=3, width=4, outputs=2, blocks=(Block(kind="batch_norm"),))
     case = Case(mesh=(2,), model=model, training=Training(microbatches=2))
     module = build_model(case)
-    layout = Layout.of(module, case)
+    layout = ParameterLayout.of(module, case)
     flat = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
     buffers = [{name: one.clone() for name, one in layout.buffers.items()} for _ in range(2)]
     for name, one in buffers[1].items():

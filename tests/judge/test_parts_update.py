@@ -14,7 +14,7 @@ from small import SIZE, layout, state
 from zerocheck.case.schema import Case, Group, Optimizer
 from zerocheck.judge import bounds
 from zerocheck.judge.state import State
-from zerocheck.judge.update import Recipe, Update, UpdateJudge
+from zerocheck.judge.update import Update, UpdateJudge, UpdateRecipe
 from zerocheck.judge.verdict import Violation
 
 GROUP = Group(lr=0.01, beta1=0.9, beta2=0.99, eps=1e-3, weight_decay=0.1)
@@ -74,7 +74,7 @@ def _judge(
     has: Sequence[bool] = (True,) * 5,
     error: torch.Tensor | float = 0.0,
 ) -> tuple[float, Violation | None]:
-    judge = UpdateJudge(layout(frozen=frozen), Recipe.of(case or _case()))
+    judge = UpdateJudge(layout(frozen=frozen), UpdateRecipe.of(case or _case()))
     update = Update(before, after, torch.tensor(G), error, [GROUP.lr], has)
     return judge.check(update, step=3)
 
@@ -216,7 +216,7 @@ def test_what_is_frozen_stands_still() -> None:
 def test_one_reading_for_the_whole_case() -> None:
     case, before = _case(), _before()
     double, single = _after(case, before), _after(case, before, single=True)
-    judge = UpdateJudge(layout(), Recipe.of(case))
+    judge = UpdateJudge(layout(), UpdateRecipe.of(case))
 
     def check(after: State) -> Violation | None:
         update = Update(before, after, torch.tensor(G), 0.0, [GROUP.lr], (True,) * 5)

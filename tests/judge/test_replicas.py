@@ -15,7 +15,7 @@ from small import held, layout, state
 from zerocheck.case.schema import Block, Case, Model, Sharding, Training
 from zerocheck.drive.observation import Entry, RankSeen, Recorded
 from zerocheck.judge import bounds
-from zerocheck.judge.assemble import Held, Observation
+from zerocheck.judge.assemble import Observation, RoleState
 from zerocheck.judge.bounds import Enclosure
 from zerocheck.judge.clip import elements_of
 from zerocheck.judge.compare import compare
@@ -73,10 +73,10 @@ def test_replicas_that_hold_other_parts(ranges: tuple, cause: str, said: str) ->
     assert violation.causes == (cause,)
 
 
-def _copies(*parts: list[float]) -> Held:
+def _copies(*parts: list[float]) -> RoleState:
     """Ranks 0 and 1 hold one copy of 8 elements, ranks 2 and 3 another."""
     one = held(*parts, ranges=(range(4), range(4, 8)) * 2)
-    return Held(one.whole, one.parts, one.plans, one.manifests, 2)
+    return RoleState(one.whole, one.parts, one.plans, one.manifests, 2)
 
 
 def test_a_replica_is_put_together_from_its_own_ranks() -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from zerocheck.case.schema import Case, Model, Precision
-from zerocheck.judge.diagnose.resume import Known, Wrong, causes
-from zerocheck.judge.layout import Layout
+from zerocheck.judge.diagnose.resume import ResumeEvidence, Wrong, causes
+from zerocheck.judge.layout import ParameterLayout
 from zerocheck.judge.state import State
 from zerocheck.models.network import build_model
 from zerocheck.models.scramble import scramble
@@ -19,7 +19,7 @@ def test_a_frozen_parameter_that_was_left_out(compute: str, rounded: bool) -> No
     """Where the model was cast when it was made, what it was before the load is rounded."""
     case = Case(model=Model(frozen=("head.*",)), precision=Precision(compute=compute))
     model = build_model(case)
-    layout = Layout.of(model, case)
+    layout = ParameterLayout.of(model, case)
     saved = torch.cat([one.detach().reshape(-1) for one in model.parameters()])
     scramble(model, case)
     fresh = torch.cat([one.detach().reshape(-1) for one in model.parameters()])
@@ -28,6 +28,6 @@ def test_a_frozen_parameter_that_was_left_out(compute: str, rounded: bool) -> No
     left_out = ~layout.trainable
     loaded = torch.where(left_out, fresh, saved)
     state = State(parameter=saved, own=[saved], moments={}, present={}, steps=[])
-    known = Known(state, {}, 1, layout, case)
+    known = ResumeEvidence(state, {}, 1, layout, case)
     named = causes([Wrong("parameter", loaded, saved, left_out)], [], known)
     assert named == (("frozen parameter not loaded",) if compute == "bf16" or not rounded else ())

@@ -9,7 +9,7 @@ from zerocheck.case.schema import Block, Case, Model, Sharding
 from zerocheck.compat import local_index
 from zerocheck.judge import loss
 from zerocheck.judge.diagnose.tensor_parallel import order_of_pieces, with_repeated_biases
-from zerocheck.judge.layout import Layout
+from zerocheck.judge.layout import ParameterLayout
 from zerocheck.judge.verdict import Violation
 from zerocheck.models.network import build_model
 
@@ -19,7 +19,7 @@ CASE = Case(
     sharding=Sharding(tensor_parallel=2),
 )
 MODEL = build_model(CASE)
-LAYOUT = Layout.of(MODEL, CASE)
+LAYOUT = ParameterLayout.of(MODEL, CASE)
 FLAT = torch.cat([p.detach().reshape(-1) for p in MODEL.parameters()])
 HEAD = LAYOUT.by_name["head.weight"]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from zerocheck.catalogue import BUILT_IN
-from zerocheck.memory.measure import Measured, measure
+from zerocheck.memory.measure import AllocatorBytes, measure
 from zerocheck.memory.setup import STAGE, Setup
 from zerocheck.memory.simulate import simulate
 from zerocheck.memory.source import source
@@ -25,7 +25,7 @@ def setup(name: str, **more: object) -> Setup:
 
 
 @cache
-def both(given: Setup) -> tuple[Timeline, Measured]:
+def both(given: Setup) -> tuple[Timeline, AllocatorBytes]:
     model = source(given.model)
     run = simulate(given, model)
     return timeline(run.log, run.blocks), measure(given, model)

@@ -13,7 +13,7 @@ from zerocheck.memory.extrapolate import TRIED, NotUniform, extrapolate
 from zerocheck.memory.setup import Setup
 from zerocheck.memory.simulate import simulate
 from zerocheck.memory.source import alike, source
-from zerocheck.memory.timeline import Event, Timeline, timeline
+from zerocheck.memory.timeline import AllocatingOperator, Timeline, timeline
 from zerocheck.models.parts import block_list
 
 
@@ -110,9 +110,9 @@ def test_events_name_their_block() -> None:
     assert named and all(e.module.startswith("layers.11") for e in named)
 
 
-def event(**more: object) -> Event:
+def event(**more: object) -> AllocatingOperator:
     nothing = (0,) * 8
-    plain = Event(0, "forward", "", "x", False, -1, nothing, nothing)
+    plain = AllocatingOperator(0, "forward", "", "x", False, -1, nothing, nothing)
     return replace(plain, **more)  # type: ignore[arg-type]
 
 

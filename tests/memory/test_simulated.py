@@ -10,12 +10,12 @@ import pytest
 from zerocheck.errors import UsageError
 from zerocheck.memory.analyse import analyse
 from zerocheck.memory.presets import PRESETS
-from zerocheck.memory.result import Report
+from zerocheck.memory.result import MemoryReport
 from zerocheck.memory.setup import Setup
 from zerocheck.memory.source import source
 
 
-def report(model: str = "small_models:small", name: str = "fsdp2", **more: object) -> Report:
+def report(model: str = "small_models:small", name: str = "fsdp2", **more: object) -> MemoryReport:
     options = {"world_size": 4, "precision": "fp32", "batch": 3, "sequence": 29, **more}
     return analysed(Setup(model=model, implementation=name, **options))  # type: ignore[arg-type]
 

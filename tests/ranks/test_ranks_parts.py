@@ -18,7 +18,7 @@ from zerocheck.ranks import ArenaView, JobResult, RankStood, Slot
 from zerocheck.ranks import arena as arena_module
 from zerocheck.ranks.arena import Arena
 from zerocheck.ranks.failures import place_in_users_code, trim_stack
-from zerocheck.ranks.messages import Inbox, Job, frame
+from zerocheck.ranks.messages import Inbox, JobMessage, frame
 from zerocheck.ranks.progress import Board, Progress
 from zerocheck.ranks.result import first_to_fail
 from zerocheck.ranks.scratch import Scratch
@@ -313,7 +313,7 @@ class TestScratch:
 
 
 def test_frames_come_out_whole_however_they_are_cut() -> None:
-    data = b"".join(frame(Job(n, 0, b"x" * n, 0)) for n in range(20))
+    data = b"".join(frame(JobMessage(n, 0, b"x" * n, 0)) for n in range(20))
     for step in (1, 7, 100, len(data)):
         inbox = Inbox()
         pieces = (data[at : at + step] for at in range(0, len(data), step))

@@ -12,7 +12,7 @@ import torch
 from torch.distributed import HashStore
 
 from zerocheck.ranks.arena import Arena
-from zerocheck.ranks.remote import Answers, Held, LocalView, Post, RemoteView, received
+from zerocheck.ranks.remote import Answers, BytesCache, LocalView, Post, RemoteView, received
 from zerocheck.ranks.slot import Slot
 from zerocheck.ranks.store_mail import StoreMail
 from zerocheck.ranks.view import Mappings
@@ -53,7 +53,7 @@ class Other:
             if not answers.answer_one({0: self.arena}):
                 self._stop.wait(0.001)
 
-    def view(self, held: Held) -> RemoteView:
+    def view(self, held: BytesCache) -> RemoteView:
         return RemoteView(self.post, 1, 0, self.arena.used, held)
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ def test_a_slot_comes_when_it_is_asked_for(other: Other) -> None:
     values = torch.randn(3_000_001)  # more than one piece of mail
     narrow = torch.randn(7).bfloat16()
     slots = [other.arena.put([one]) for one in (values, narrow)]
-    view = other.view(Held())
+    view = other.view(BytesCache())
     assert other.mail.put_bytes == 0
     for slot, wanted in zip(slots, (values, narrow), strict=True):
         fetched = view.tensor(slot)
@@ -89,7 +89,7 @@ def test_replicas_do_not_travel(other: Other, tmp_path: Path) -> None:
     here = Arena("here", [str(tmp_path)])
     mine = here.put([values])
     slots = [other.arena.put([one]) for one in (values, second, second)]
-    held = Held()
+    held = BytesCache()
     local = LocalView(Mappings().view(0, 0, here.path, here.size), held)
     own = local.tensor(mine)
     view = other.view(held)
@@ -107,7 +107,7 @@ def test_one_bit_makes_another_tensor(other: Other) -> None:
     changed = values.clone()
     changed[-1] = -changed[-1]
     slots = [other.arena.put([one]) for one in (values, changed)]
-    view = other.view(Held())
+    view = other.view(BytesCache())
     first, second = (view.tensor(slot) for slot in slots)
     assert torch.equal(first, values) and torch.equal(second, changed)
 
@@ -122,7 +122,7 @@ def test_a_long_tensor_comes_in_parts(other: Other, monkeypatch: pytest.MonkeyPa
     both = late.clone()
     both[7] = early[7]
     slots = [other.arena.put([one]) for one in (values, values, late, early, both)]
-    view = other.view(Held())
+    view = other.view(BytesCache())
     first = view.tensor(slots[0])
     assert torch.equal(first, values) and other.mail.put_bytes > 200_000
     sent = other.mail.put_bytes
@@ -140,7 +140,7 @@ def test_a_long_tensor_comes_in_parts(other: Other, monkeypatch: pytest.MonkeyPa
 
 def test_what_nobody_holds_is_let_go(other: Other) -> None:
     slot = other.arena.put([torch.randn(50_000)])
-    held = Held()
+    held = BytesCache()
     view = other.view(held)
     fetched = view.tensor(slot)
     assert len(held.offers(fetched.nbytes, "float32")) == 1

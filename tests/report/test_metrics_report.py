@@ -11,7 +11,7 @@ from rich.console import Console
 
 from zerocheck.case.schema import Block
 from zerocheck.report import html, json_report, markdown
-from zerocheck.report.progress import Progress
+from zerocheck.report.progress import ProgressDisplay
 from zerocheck.run.journal import encode
 from zerocheck.run.pace import Kind, Pace
 from zerocheck.run.records import CaseFinished, Record
@@ -62,7 +62,7 @@ def records() -> list[Record]:
 
 def console_of(some: list[Record]) -> str:
     console = Console(file=io.StringIO(), width=200)
-    progress = Progress(console)
+    progress = ProgressDisplay(console)
     for record in some:
         progress.handle(record)
     assert isinstance(console.file, io.StringIO)

@@ -19,7 +19,7 @@ from hand_made import (
 )
 from rich.console import Console
 
-from zerocheck.report.progress import Progress, duration
+from zerocheck.report.progress import ProgressDisplay, duration
 from zerocheck.run.records import Record
 
 
@@ -31,7 +31,7 @@ def shown(
         file=file, force_terminal=terminal, color_system=None, width=120, highlight=False,
         soft_wrap=True, _environ={"TERM": "xterm"},
     )  # fmt: skip
-    progress = Progress(console, plain_seconds=plain_seconds, shrink=shrink)
+    progress = ProgressDisplay(console, plain_seconds=plain_seconds, shrink=shrink)
     for record in records:
         progress.handle(record)
     progress.close()

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from zerocheck.judge.verdict import Weighed
 from zerocheck.report import json_report, markdown
-from zerocheck.report.progress import Progress
+from zerocheck.report.progress import ProgressDisplay
 from zerocheck.run.journal import encode
 from zerocheck.run.records import CaseFinished, Record
 from zerocheck.run.tally import tally
@@ -64,7 +64,7 @@ def records() -> list[Record]:
 
 def said() -> str:
     console = Console(file=io.StringIO(), width=200)
-    progress = Progress(console)
+    progress = ProgressDisplay(console)
     for record in records():
         progress.handle(record)
     assert isinstance(console.file, io.StringIO)

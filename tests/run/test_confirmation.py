@@ -18,7 +18,7 @@ from zerocheck.run.engine import run
 from zerocheck.run.options import RunOptions
 from zerocheck.run.outcome import Outcome
 from zerocheck.run.records import CaseFile, CaseFinished, Finding, RunFinished
-from zerocheck.run.replay import Replayed, replay
+from zerocheck.run.replay import ReplayedCase, replay
 from zerocheck.run.suspicion import RACE
 from zerocheck.run.timed import TimedCases
 
@@ -181,11 +181,11 @@ def test_a_replay_that_names_it_otherwise_says_what_the_run_called_it(
         confirmed=1,
         tries=1,
     )
-    replayed = Replayed(file, "zero2")
+    replayed = ReplayedCase(file, "zero2")
     replayed.outcomes.append(Outcome(status="violated", judgement=judged))
     said = f"\nThe run named it by all its failing cases: {called}"
     assert replayed.verdict == "reproduced: violated again" + said * named
-    other = Replayed(file, "zero3")
+    other = ReplayedCase(file, "zero3")
     other.outcomes.append(Outcome(status="violated", judgement=judged))
     assert "The run named it" not in other.verdict
 

@@ -12,7 +12,7 @@ from zerocheck.judge.verdict import Judgement
 from zerocheck.report.coverage import coverage_lines
 from zerocheck.report.markdown import render as markdown
 from zerocheck.run.journal import encode
-from zerocheck.run.records import CaseFinished, Coverage, Record, Refused
+from zerocheck.run.records import CaseFinished, Coverage, Record, RefusedPairs
 from zerocheck.run.tally import Tally, exit_code, tally, why
 
 PAIRS = Pairs(OF_STEPS)
@@ -94,7 +94,7 @@ def test_what_was_refused_when_built_is_refused_and_not_left_out() -> None:
 def test_refused_at_once_and_ignored_are_said() -> None:
     only = PAIRS.of(UNUSED) & ~PAIRS.of(PLAIN)
     record = wanted(
-        PLAIN, refused=(Refused(reason="no | spare", pairs=f"{only:x}"),), ignored=("reshard",)
+        PLAIN, refused=(RefusedPairs(reason="no | spare", pairs=f"{only:x}"),), ignored=("reshard",)
     )
     run = counted(record, *[ran(PLAIN)] * 3)
     covered = run.implementations["zero2"].covered

@@ -17,7 +17,7 @@ from zerocheck.ranks.pool import Pool
 from zerocheck.run.casefile import read as read_case
 from zerocheck.run.engine import run
 from zerocheck.run.known_issues import OURS, KnownIssue, load, ours, read
-from zerocheck.run.ledger import Ledger
+from zerocheck.run.ledger import KnownIssueMatcher
 from zerocheck.run.options import RunOptions
 from zerocheck.run.records import CaseFinished, Finding, RunFinished, RunStarted, StaleIssue
 
@@ -141,7 +141,7 @@ def test_devices(tmp_path: Path, device: str, asked: str, shows: bool) -> None:
         implementations=("fsdp2",), known_issues=("none", str(tmp_path / "known.toml")),
         device=asked,
     )  # fmt: skip
-    assert (issue in Ledger(options, "2.13.0").issues) is shows
+    assert (issue in KnownIssueMatcher(options, "2.13.0").issues) is shows
 
 
 def test_a_device_that_is_none(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_an_issue_of_a_step_is_known_where_only_steps_after_loads_are_asked_for(
     (tmp_path / "known.toml").write_text(entry("zero2 / gradient / x W", case="{ mesh = [2] }"))
     files = ("none", str(tmp_path / "known.toml"))
     options = RunOptions(implementations=("zero2",), obligations=obligations, known_issues=files)
-    ledger = Ledger(options, "2.13.0")
+    ledger = KnownIssueMatcher(options, "2.13.0")
     planned, _ = ledger.arrange([])
     assert len(planned) == ("gradient" in obligations)
     finished, violation = violated("x W")
@@ -266,7 +266,7 @@ def test_a_case_with_a_checkpoint_is_tried_where_checkpoints_are_asked_for(
         world_sizes=sizes,
         known_issues=("none", str(tmp_path / "known.toml")),
     )
-    planned, _ = Ledger(options, "2.13.0").arrange([])
+    planned, _ = KnownIssueMatcher(options, "2.13.0").arrange([])
     assert len(planned) == tried
 
 
@@ -293,7 +293,7 @@ def test_features_and_words_narrow_an_entry(tmp_path: Path) -> None:
 def test_an_issue_in_the_wake_of_another_violation_is_seen(tmp_path: Path) -> None:
     (tmp_path / "known.toml").write_text(entry("zero2 / gradient / parameter"))
     files = ("none", str(tmp_path / "known.toml"))
-    ledger = Ledger(RunOptions(implementations=("zero2",), known_issues=files), "2.13.0")
+    ledger = KnownIssueMatcher(RunOptions(implementations=("zero2",), known_issues=files), "2.13.0")
     told = [
         msgspec.structs.replace(VIOLATION, obligation=obligation, role="parameter", causes=())
         for obligation in ("loss", "gradient")

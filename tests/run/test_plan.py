@@ -15,17 +15,17 @@ from zerocheck.case import covering
 from zerocheck.case.covering import ALONE, Pairs
 from zerocheck.case.features import OF_STEPS, features
 from zerocheck.case.schema import Case
-from zerocheck.drive.observation import Described
+from zerocheck.drive.observation import Description
 from zerocheck.errors import UsageError
 from zerocheck.judge.verdict import RESUME
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.options import RunOptions
-from zerocheck.run.plan import Drawn, Plan
+from zerocheck.run.plan import Plan, SharedDraws
 from zerocheck.run.records import Coverage
 
 PAIRS = Pairs(OF_STEPS)
-RESTORES = Described(restores=True)
-DRAWN: dict[str, Drawn] = {}
+RESTORES = Description(restores=True)
+DRAWN: dict[str, SharedDraws] = {}
 """To draw takes seconds; `test_what_was_drawn_already_gives_the_same_plans`."""
 
 
@@ -39,8 +39,8 @@ def fewer_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
 def plan(
     refuses: Callable[[Case], str | None] = lambda case: None,
     *,
-    described: Described = RESTORES,
-    drawn: Drawn | None = None,
+    described: Description = RESTORES,
+    drawn: SharedDraws | None = None,
     **given: object,
 ) -> Plan:
     """A plan for `ddp`, whose supports() is `refuses`. Unless it is given, what was drawn for these
@@ -51,7 +51,7 @@ def plan(
 
     options = {"implementations": ("ddp",), "profile": "ci", "world_sizes": (2, 3)} | given
     if drawn is None:
-        drawn = DRAWN.setdefault(repr((options, described)), Drawn())
+        drawn = DRAWN.setdefault(repr((options, described)), SharedDraws())
     return Plan(RunOptions(**options), {"ddp": described}, ask, drawn)  # type: ignore[arg-type]
 
 
@@ -84,13 +84,13 @@ def test_ci_covers_what_it_promises() -> None:
 
 
 def test_the_same_options_give_the_same_plan() -> None:
-    first, again, other = plan(drawn=Drawn()), plan(drawn=Drawn()), plan(seed=1)
+    first, again, other = plan(drawn=SharedDraws()), plan(drawn=SharedDraws()), plan(seed=1)
     assert first.cases == again.cases and first.coverage == again.coverage
     assert other.cases != first.cases
 
 
 def test_quick_promises_nothing() -> None:
-    planned = plan(profile="quick", described=Described(restores=True, options=("wrap",)))
+    planned = plan(profile="quick", described=Description(restores=True, options=("wrap",)))
     (coverage,) = planned.coverage
     assert coverage.supported == "" and len(planned.cases) == 48
     assert "prefetch-none" in coverage.ignored and "wrap-whole" not in coverage.ignored
@@ -118,7 +118,7 @@ def test_refused_cases_are_not_run_and_not_waited_for() -> None:
 
 
 def test_what_an_implementation_ignores_is_not_counted() -> None:
-    described = Described(restores=True, options=("bucket",))
+    described = Description(restores=True, options=("bucket",))
     (coverage,) = plan(described=described).coverage
     assert {"wrap-whole", "reshard", "prefetch-several"} <= set(coverage.ignored)
     assert "bucket-small" not in coverage.ignored
@@ -126,7 +126,7 @@ def test_what_an_implementation_ignores_is_not_counted() -> None:
 
 
 def test_fields_that_are_fixed_leave_fewer_pairs() -> None:
-    described = Described(fixed={"training": {"clip": None}}, restores=False)
+    described = Description(fixed={"training": {"clip": None}}, restores=False)
     (coverage,) = plan(described=described).coverage
     there = {name for pair in wanted(coverage) for name in pair}
     assert "keep-gradients" in there
@@ -217,13 +217,13 @@ def test_what_was_drawn_already_gives_the_same_plans() -> None:
     def refuses(case: Case) -> str | None:
         return "no tied heads" if case.model.tied else None
 
-    ignoring = Described(restores=True, options=("bucket",))
-    drawn = Drawn()
+    ignoring = Description(restores=True, options=("bucket",))
+    drawn = SharedDraws()
     first = plan(drawn=drawn)
     run_all(first, lambda case: case.model.unused)
     for given in ({}, {"refuses": refuses}, {"described": ignoring}, {"seed": 1}):
         shared = plan(drawn=drawn, **given)  # type: ignore[arg-type]
-        alone = plan(drawn=Drawn(), **given)  # type: ignore[arg-type]
+        alone = plan(drawn=SharedDraws(), **given)  # type: ignore[arg-type]
         assert shared.cases == alone.cases and shared.coverage == alone.coverage
         assert run_all(shared, lambda case: False) == run_all(alone, lambda case: False)
 
@@ -234,7 +234,7 @@ def test_max_cases_leaves_no_room_for_others() -> None:
     assert len(planned.cases) == 10
 
 
-RESUMES = Described(restores=True, resumes=True)
+RESUMES = Description(restores=True, resumes=True)
 
 
 def resumed(**given: object) -> list[Case]:
@@ -284,7 +284,7 @@ def test_meshes_of_two_axes_are_for_those_that_handle_them() -> None:
     assert len(both) == 48 and {4, 6} == {math.prod(mesh) for mesh in both}
     two = {mesh for mesh in both if len(mesh) == 2}
     assert two >= {(2, 2)} and sum(len(mesh) == 2 for mesh in both) == 16
-    lacks = Described(restores=True, lacks=("two_axes",))
+    lacks = Description(restores=True, lacks=("two_axes",))
     assert {len(mesh) for mesh in _meshes(described=lacks, **sizes)} == {1}
     # Who asks for them is told why not.
     asked = _meshes(described=lacks, features=("two-axes",), **sizes)
@@ -329,7 +329,7 @@ def test_races_have_several_cases_on_each_world_size() -> None:
     """Else it is luck whether a buffer that is filled while it is sent is seen."""
     found = races([one.case for one in plan().cases])
     assert found[2] >= 3 and found[3] >= 3
-    fixed = Described(restores=True, fixed={"sharding": {"bucket": 1 << 20}})
+    fixed = Description(restores=True, fixed={"sharding": {"bucket": 1 << 20}})
     assert not races([one.case for one in plan(described=fixed).cases])
 
 
@@ -337,7 +337,7 @@ def test_nor_is_there_one_that_is_refused_or_not_handled() -> None:
     def refuses(case: Case) -> str | None:
         return "no aot" if case.training.compile == "aot_eager" else None
 
-    described = Described(restores=True, lacks=("tensor_parallel",))
+    described = Description(restores=True, lacks=("tensor_parallel",))
     found = apart([one.case for one in plan(refuses, described=described).cases])
     assert found & HANDLED == {("compile", 2), ("compile", 3)}
 
@@ -352,7 +352,7 @@ def test_a_quick_run_goes_on_where_most_cases_cannot_be_built(obligations: tuple
     def narrow(case: Case) -> bool:
         return case.training.clip is None or case.training.microbatches > 1
 
-    described = Described(restores=True, resumes=True)
+    described = Description(restores=True, resumes=True)
     planned = plan(described=described, profile="quick", obligations=obligations)
     first = len(planned.cases)
     done = 0
@@ -366,7 +366,7 @@ def test_a_quick_run_goes_on_where_most_cases_cannot_be_built(obligations: tuple
 
 
 def test_a_quick_run_has_no_more_cases_than_asked_for() -> None:
-    planned = plan(described=Described(restores=True), profile="quick", max_cases=6)
+    planned = plan(described=Description(restores=True), profile="quick", max_cases=6)
     for item in planned.cases:
         planned.note(item, refused=True)
     assert len(planned.cases) == 6 and not planned.more()

@@ -15,7 +15,7 @@ from collections import Counter
 import torch.distributed as dist
 
 from ..compat import store_of
-from .ranks import Ranks
+from .ranks import AllRanks
 
 _instances: Counter[str] = Counter()
 
@@ -29,7 +29,7 @@ class Arrivals:
         _instances[name] += 1
         self._run = f"zerocheck/{_instances[name]}"
 
-    def arrive(self, number: int, ranks: Ranks) -> bool:
+    def arrive(self, number: int, ranks: AllRanks) -> bool:
         """Wait for all ranks; return True if the step is judged, equal on all of them."""
         if self._store is None:
             return True

@@ -29,8 +29,8 @@ from ..judge.verdict import Judgement
 from ..run.environment import environment
 from ..run.journal import encode
 from ..run.records import Environment
-from .calls import Call, restored, stored
-from .ranks import Ranks
+from .calls import StoredForward, restored, stored
+from .ranks import AllRanks
 from .seen import Key, Observed, Seen
 
 FORMAT = 2
@@ -59,7 +59,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     seen: Seen
-    calls: tuple[Call, ...] | None = ()
+    calls: tuple[StoredForward, ...] | None = ()
     device: str = CPU
 
 
@@ -73,7 +73,7 @@ def place_for(directory: Path, number: int) -> Path:
 
 
 def write(
-    place: Path, observed: Observed, judgement: Judgement, semantics: Semantics, ranks: Ranks
+    place: Path, observed: Observed, judgement: Judgement, semantics: Semantics, ranks: AllRanks
 ) -> None:
     """Write the bundle; every rank calls this. bundle.json comes last and makes it complete."""
     seen = observed.seen

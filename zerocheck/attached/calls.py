@@ -16,7 +16,7 @@ _TENSOR, _TUPLE = "a tensor", "a tuple"
 Words = tuple[str, str] | None
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
+class StoredForward(msgspec.Struct, frozen=True, kw_only=True):
     """Record of one forward call without its tensors.
 
     In trees {"a tensor": n} stands for the n-th of them, and {"a tuple": [...]} for a tuple.
@@ -37,7 +37,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 def stored(
     forwards: Sequence[Forward],
-) -> tuple[tuple[Call, ...] | None, dict[str, torch.Tensor]]:
+) -> tuple[tuple[StoredForward, ...] | None, dict[str, torch.Tensor]]:
     """Return the calls and their tensors; (None, {}) for an unsupported kind of input.
 
     Inputs are tensors and plain values.
@@ -47,7 +47,7 @@ def stored(
         for number, forward in enumerate(forwards):
             inputs: list[torch.Tensor] = []
             calls.append(
-                Call(
+                StoredForward(
                     args=_plain(forward.args, inputs),
                     kwargs=_plain(forward.kwargs, inputs),
                     random=len(forward.random),
@@ -74,7 +74,7 @@ def stored(
     return tuple(calls), tensors
 
 
-def restored(calls: Sequence[Call], tensors: Mapping[str, torch.Tensor]) -> list[Forward]:
+def restored(calls: Sequence[StoredForward], tensors: Mapping[str, torch.Tensor]) -> list[Forward]:
     """Rebuild the forward calls that `stored` serialized."""
     found = []
     for number, call in enumerate(calls):

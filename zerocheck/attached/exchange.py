@@ -11,9 +11,9 @@ from ..contract.semantics import Semantics
 from ..judge.verdict import Judgement, Status
 from .full import Full, judge_gradient
 from .own import judge_own
-from .ranks import Ranks
+from .ranks import AllRanks
 from .reference import Factory
-from .seen import Observed, Told
+from .seen import Observed, RankVerdict
 from .together import judge_together
 
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16,
@@ -37,7 +37,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 def judge_step(
     observed: Observed,
-    ranks: Ranks,
+    ranks: AllRanks,
     *,
     reference: Factory | None = None,
     semantics: Semantics | None = None,
@@ -47,7 +47,11 @@ def judge_step(
     reference: makes the model that is not wrapped, for the gradient.
     """
     gathered = ranks.gather(msgspec.msgpack.encode(judge_own(observed)))
-    told = [msgspec.msgpack.decode(one, type=Told) for one in gathered] if not ranks.rank else []
+    told = (
+        [msgspec.msgpack.decode(one, type=RankVerdict) for one in gathered]
+        if not ranks.rank
+        else []
+    )
     full = None
     if reference is not None:
         full = judge_gradient(observed, told, reference, semantics or Semantics(), ranks)
@@ -67,7 +71,7 @@ def judge_step(
     return verdict
 
 
-def with_norms(observed: Observed, ranks: Ranks) -> Observed:
+def with_norms(observed: Observed, ranks: AllRanks) -> Observed:
     """Reduce the norms that were reported as sharded tensors. Every rank calls this."""
     counts = ranks.gather(str(len(observed.norms)).encode())
     same = ranks.broadcast(b"1" if len(set(counts)) == 1 else b"0") == b"1"
@@ -99,7 +103,7 @@ def with_gradient(judgement: Judgement, full: Full | None) -> Judgement:
     )
 
 
-def _serve(observed: Observed, ranks: Ranks) -> None:
+def _serve(observed: Observed, ranks: AllRanks) -> None:
     """Give rank 0 the tensors that it asks for, until it has enough."""
     while True:
         wish = msgspec.msgpack.decode(ranks.broadcast(b""), type=_Wish)

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from ..contract.names import unwrapped
-from .guard import Guard
+from .guard import ErrorGuard
 from .output_gradients import OutputGradients
 
 Autocast = tuple[str, torch.dtype] | None
@@ -54,7 +54,7 @@ class Forward:
 class Forwards:
     """The calls of one module, recorded while its hooks are on."""
 
-    def __init__(self, model: nn.Module, guard: Guard) -> None:
+    def __init__(self, model: nn.Module, guard: ErrorGuard) -> None:
         self._model = model
         self._guard = guard
         self._open: list[tuple[Forward, Any] | None] = []

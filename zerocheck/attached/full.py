@@ -17,11 +17,11 @@ from ..contract.semantics import Semantics
 from ..drive.observation import Entry
 from ..errors import UsageError
 from ..judge.verdict import Violation
-from .ranks import Ranks, place_of
+from .ranks import AllRanks, place_of
 from .reduced import (
     Exhibit,
     Judged,
-    Tensor,
+    RunParameter,
     compare_own,
     exhibit,
     put,
@@ -31,13 +31,13 @@ from .reduced import (
     worst,
 )
 from .reference import Factory, Local, Reference
-from .seen import Observed, Told
+from .seen import Observed, RankVerdict
 
 
 class _Plan(msgspec.Struct, frozen=True):
     """First message of rank 0. reason: why no gradient is judged."""
 
-    tensors: tuple[Tensor, ...] = ()
+    tensors: tuple[RunParameter, ...] = ()
     reason: str = ""
 
 
@@ -51,10 +51,10 @@ class Full(msgspec.Struct, frozen=True):
 
 def judge_gradient(
     observed: Observed,
-    told: Sequence[Told],
+    told: Sequence[RankVerdict],
     factory: Factory,
     semantics: Semantics,
-    ranks: Ranks,
+    ranks: AllRanks,
 ) -> Full:
     """Judge the gradient, with the verdict on rank 0 and an empty one on others.
 
@@ -67,7 +67,7 @@ def judge_gradient(
     plan = msgspec.msgpack.decode(ranks.broadcast(msgspec.msgpack.encode(plan)), type=_Plan)
     if plan.reason:
         return Full(reason=plan.reason)
-    tensors = [Tensor(*one) for one in plan.tensors]
+    tensors = [RunParameter(*one) for one in plan.tensors]
 
     with _of_reference():
         reference = Reference(factory, torch.device(observed.device))
@@ -117,7 +117,7 @@ def _of_reference() -> Iterator[None]:
         ) from error
 
 
-def _whole(observed: Observed, tensor: Tensor, ranks: Ranks) -> torch.Tensor:
+def _whole(observed: Observed, tensor: RunParameter, ranks: AllRanks) -> torch.Tensor:
     """Return a parameter before the step, flat: this rank's own copy, or put together from all."""
     own = [
         (piece.entry, observed.values["before.parameter", number])
@@ -144,9 +144,9 @@ def _verdict(
     observed: Observed,
     local: Local,
     found: Judged,
-    tensors: Sequence[Tensor],
+    tensors: Sequence[RunParameter],
     semantics: Semantics,
-    ranks: Ranks,
+    ranks: AllRanks,
 ) -> Full:
     gathered = ranks.gather(msgspec.msgpack.encode(found))
     every = [Judged(*one) for one in (msgspec.msgpack.decode(g, type=list) for g in gathered)]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Guard:
+class ErrorGuard:
     """First error of the code that observes a step, kept out of the training."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from ..judge import bounds
 from ..judge.bounds import Format
 from ..judge.diagnose.clip import SENTENCES, Norm, norm_causes
 from ..judge.verdict import Violation
-from .seen import Clip, Told
+from .seen import Clip, RankVerdict
 
 Holder = tuple[int, int]
 """(rank, number of the piece there)."""
@@ -22,7 +22,7 @@ Holder = tuple[int, int]
 class Norms:
     """Judge of the reported norms, by the sums of squares of all ranks."""
 
-    told: Sequence[Told]
+    told: Sequence[RankVerdict]
 
     def check(self) -> tuple[float, Violation | None]:
         """Return the share of the bound, and the violation or None."""

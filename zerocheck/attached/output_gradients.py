@@ -24,7 +24,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ..contract.names import unwrapped
-from .guard import Guard
+from .guard import ErrorGuard
 
 INNER = "the loss uses tensors of the model that are not among its outputs"
 UNSEEN = "a backward that was not started by torch.autograd.backward reached the outputs"
@@ -74,7 +74,7 @@ class OutputGradients:
     of observed backwards that are under way, nested ones included.
     """
 
-    def __init__(self, model: nn.Module, guard: Guard) -> None:
+    def __init__(self, model: nn.Module, guard: ErrorGuard) -> None:
         self._names: Mapping[int, str] = {
             id(parameter): unwrapped(name) for name, parameter in model.named_parameters()
         }
@@ -138,7 +138,7 @@ class OutputGradients:
 
     def _hook(self, roots: Sequence[Any], gradients: Sequence[Any], handles: list[Any]) -> None:
         """Follow the graph from its roots, and hook the nodes that lead to outputs."""
-        walk = _Walk(self._targets)
+        walk = _BackwardWalk(self._targets)
         for position, root in enumerate(roots):
             if isinstance(root, torch.Tensor) and not root.requires_grad:
                 continue
@@ -211,7 +211,7 @@ class _Arrival:
                 self._gradients.reason = self._gradients.reason or CHANGED
 
 
-class _Walk:
+class _BackwardWalk:
     """Walk over the graph outside the calls of a model, from the roots of a backward.
 
     A call is passed from its outputs to its inputs, and its inside is left out.

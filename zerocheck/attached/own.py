@@ -25,11 +25,11 @@ from ..judge.bounds import Format, Reading
 from ..judge.clip import clipped_enclosure
 from ..judge.compare import compare, describe, different_bits
 from ..judge.diagnose.clip import clip_causes
-from ..judge.layout import Layout, Place
+from ..judge.layout import ParameterLayout, ParameterPlace
 from ..judge.state import State
-from ..judge.update import Recipe, Update, UpdateJudge
+from ..judge.update import Update, UpdateJudge, UpdateRecipe
 from ..judge.verdict import Violation
-from .seen import MOMENTS, Clip, Observed, Options, Piece, Told, element_of
+from .seen import MOMENTS, Clip, GroupOptions, Observed, RankVerdict, ShardPiece, element_of
 
 BATCH = 1 << 22
 """Elements that are judged at once; 32 MiB for each vector in float64."""
@@ -38,7 +38,7 @@ ORDER = ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "parameter")
 """Of what AdamW computes: what comes first is wrong first."""
 
 
-class Run(NamedTuple):
+class PieceRange(NamedTuple):
     """The elements [low, high) of a piece, in its row-major order."""
 
     number: int
@@ -46,7 +46,7 @@ class Run(NamedTuple):
     high: int
 
 
-def judge_own(observed: Observed) -> Told:
+def judge_own(observed: Observed) -> RankVerdict:
     """Judge this rank's own shards, and collect the data that the other ranks need for the rest."""
     with torch.no_grad():
         return _Own(observed).told()
@@ -56,7 +56,7 @@ def judge_own(observed: Observed) -> Told:
 class _Own:
     observed: Observed
 
-    def told(self) -> Told:
+    def told(self) -> RankVerdict:
         seen = self.observed.seen
         self.hashes = [self._hashes(number) for number in range(len(seen.pieces))]
         shares: dict[str, float] = {}
@@ -72,7 +72,7 @@ class _Own:
                 if violation is not None:
                     violations.append(replace(violation, ranks=(seen.rank,), step=seen.number))
         squares, peaks = self._sizes()
-        return Told(
+        return RankVerdict(
             seen=seen,
             hashes=tuple(self.hashes),
             squares=squares,
@@ -207,7 +207,7 @@ class _Own:
             options = seen.options[piece.group]
             kinds.setdefault((options.amsgrad, options.maximize), []).append(number)
         for (amsgrad, maximize), numbers in kinds.items():
-            recipe = Recipe(
+            recipe = UpdateRecipe(
                 [_group(one) for one in seen.options],
                 amsgrad,
                 maximize,
@@ -223,7 +223,7 @@ class _Own:
             yield share, merged(found)
 
     def _update(
-        self, batch: Sequence[Run], recipe: Recipe, readings: list[Reading]
+        self, batch: Sequence[PieceRange], recipe: UpdateRecipe, readings: list[Reading]
     ) -> tuple[float, Violation | None, list[Reading]]:
         seen = self.observed.seen
         layout = layout_of(batch, seen.pieces)
@@ -257,7 +257,7 @@ class _Own:
             violation = in_whole_tensors(violation, batch, seen.pieces)
         return share, violation, judge.readings
 
-    def _part(self, what: str, run: Run) -> torch.Tensor:
+    def _part(self, what: str, run: PieceRange) -> torch.Tensor:
         """Return the elements of a run; zeros for absent moments, as before the first step."""
         value = self._value(what, run.number)
         if value is not None:
@@ -302,15 +302,15 @@ class _Own:
         return share, merged(found)
 
 
-def batches(numbers: Iterable[int], pieces: Sequence[Piece]) -> Iterator[list[Run]]:
+def batches(numbers: Iterable[int], pieces: Sequence[ShardPiece]) -> Iterator[list[PieceRange]]:
     """Yield the elements of these pieces in runs, at most BATCH together."""
-    batch: list[Run] = []
+    batch: list[PieceRange] = []
     room = BATCH
     for number in numbers:
         low, numel = 0, torch.Size(pieces[number].local).numel()
         while low < numel:
             high = min(numel, low + room)
-            batch.append(Run(number, low, high))
+            batch.append(PieceRange(number, low, high))
             room -= high - low
             low = high
             if not room:
@@ -320,7 +320,7 @@ def batches(numbers: Iterable[int], pieces: Sequence[Piece]) -> Iterator[list[Ru
         yield batch
 
 
-def layout_of(batch: Sequence[Run], pieces: Sequence[Piece]) -> Layout:
+def layout_of(batch: Sequence[PieceRange], pieces: Sequence[ShardPiece]) -> ParameterLayout:
     """Lay the runs out end to end, each as a 1-D tensor named for `in_whole_tensors`."""
     places, start = [], 0
     for at, run in enumerate(batch):
@@ -328,16 +328,16 @@ def layout_of(batch: Sequence[Run], pieces: Sequence[Piece]) -> Layout:
         format = Format.of(piece.torch_dtype)
         name = f"{piece.name}{_MARK}{at}{_MARK}"
         group = max(piece.group, 0)
-        places.append(Place(name, (stop - start,), start, stop, True, group, format))
+        places.append(ParameterPlace(name, (stop - start,), start, stop, True, group, format))
         start = stop
-    return Layout.of_places(places)
+    return ParameterLayout.of_places(places)
 
 
 _MARK = "\0"
 
 
 def in_whole_tensors(
-    violation: Violation, batch: Sequence[Run], pieces: Sequence[Piece]
+    violation: Violation, batch: Sequence[PieceRange], pieces: Sequence[ShardPiece]
 ) -> Violation:
     """Translate a violation of a layout of runs to the names and elements of the whole tensors."""
     element = violation.element
@@ -385,7 +385,7 @@ def _severity(violation: Violation) -> float:
     return torch.inf if violation.ratio is None else violation.ratio
 
 
-def _group(options: Options) -> Group:
+def _group(options: GroupOptions) -> Group:
     return Group(
         lr=options.lr,
         beta1=options.beta1,

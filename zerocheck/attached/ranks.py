@@ -38,7 +38,7 @@ class Stopped(Exception):
         self.problem = problem
 
 
-class Ranks(Protocol):
+class AllRanks(Protocol):
     """Ranks of a run, seen from one of them. All make the same calls in the same order."""
 
     rank: int
@@ -50,7 +50,7 @@ class Ranks(Protocol):
     def fail(self, problem: Problem) -> Problem: ...
 
 
-def attempt(ranks: Ranks, work: Callable[[], T]) -> T:
+def attempt(ranks: AllRanks, work: Callable[[], T]) -> T:
     """Do work with all ranks; if one of them has an error, all raise Stopped."""
     try:
         result = work()
@@ -93,7 +93,7 @@ class Alone:
         return problem
 
 
-class Group:
+class RankGroup:
     """Ranks of a process group."""
 
     def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:

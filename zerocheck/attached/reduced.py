@@ -17,23 +17,23 @@ from ..case.schema import Case, Training
 from ..contract.semantics import Semantics
 from ..drive.observation import Entry
 from ..judge import bounds
-from ..judge.assemble import Held, plan_of
+from ..judge.assemble import RoleState, plan_of
 from ..judge.bounds import Enclosure, Format
 from ..judge.compare import compare, describe
 from ..judge.diagnose.evidence import Evidence
 from ..judge.diagnose.gradient import causes
-from ..judge.layout import Layout, Place
+from ..judge.layout import ParameterLayout, ParameterPlace
 from ..judge.local import Passes
 from ..judge.pieces import Enclosing
 from ..judge.verdict import Violation
 from .reference import Local
-from .seen import Observed, Piece, Seen
+from .seen import Observed, Seen, ShardPiece
 
 ASKED = 1 << 20
 """Elements of wrong tensors that are asked for a cause, at most; one tensor at least."""
 
 
-class Tensor(NamedTuple):
+class RunParameter(NamedTuple):
     """A parameter of the run. whole: every rank holds all of it."""
 
     name: str
@@ -56,23 +56,23 @@ class Total(NamedTuple):
     arrived: int
 
 
-def tensors_of(ranks: Sequence[Seen]) -> list[Tensor]:
+def tensors_of(ranks: Sequence[Seen]) -> list[RunParameter]:
     """Return all parameters of the run, in the order in which ranks report them."""
-    found: dict[str, Tensor] = {}
+    found: dict[str, RunParameter] = {}
     whole: dict[str, int] = {}
     for seen in ranks:
         for piece in seen.pieces:
             entry = piece.entry
             trains = piece.group >= 0
             found.setdefault(
-                piece.name, Tensor(piece.name, entry.shape, piece.dtype, trains, False)
+                piece.name, RunParameter(piece.name, entry.shape, piece.dtype, trains, False)
             )
             numel = torch.Size(entry.shape).numel()
             whole[piece.name] = whole.get(piece.name, 0) + (entry.stop - entry.start == numel)
     return [one._replace(whole=whole[one.name] == len(ranks)) for one in found.values()]
 
 
-def share_of(local: Local, tensor: Tensor) -> Total:
+def share_of(local: Local, tensor: RunParameter) -> Total:
     """Return one rank's contribution to the total."""
     there = [one.double() for one in local.gradients[tensor.name] if one is not None]
     numel = torch.Size(tensor.shape).numel()
@@ -106,7 +106,7 @@ class Judged(NamedTuple):
     needless: tuple[str, ...]
 
 
-def enclosure(total: Total, tensor: Tensor, seen: Seen, semantics: Semantics) -> Enclosure:
+def enclosure(total: Total, tensor: RunParameter, seen: Seen, semantics: Semantics) -> Enclosure:
     """Return the enclosure of the reduced gradient of a whole tensor.
 
     Roundings as where each microbatch is reduced, the most that there can be, and two for a loss
@@ -120,7 +120,7 @@ def enclosure(total: Total, tensor: Tensor, seen: Seen, semantics: Semantics) ->
         divide="loss",
         accumulate="reduce_each",
     )
-    format = Format.of(Piece(_NOWHERE, (), tensor.dtype, 0).torch_dtype)
+    format = Format.of(ShardPiece(_NOWHERE, (), tensor.dtype, 0).torch_dtype)
     exact, absolute = total.exact / divisor, total.absolute / divisor
     derived = bounds.gradient(exact, absolute, roundings, format)
     return Enclosure(exact, derived.bound + total.noise / divisor)
@@ -135,7 +135,9 @@ def gradient_of(observed: Observed, number: int) -> torch.Tensor | None:
     return observed.values.get(("gradient", number)) if reduced is None else reduced
 
 
-def compare_own(observed: Observed, tensor: Tensor, total: Total, semantics: Semantics) -> Judged:
+def compare_own(
+    observed: Observed, tensor: RunParameter, total: Total, semantics: Semantics
+) -> Judged:
     """Compare this rank's shards of one tensor with the enclosure."""
     share, wrong = 0.0, 0.0
     missing = needless = False
@@ -192,7 +194,7 @@ class Exhibit(msgspec.Struct, frozen=True):
     held: tuple[bytes, ...]
 
 
-def worst(found: Sequence[Judged], tensors: Sequence[Tensor]) -> list[Tensor]:
+def worst(found: Sequence[Judged], tensors: Sequence[RunParameter]) -> list[RunParameter]:
     """Return the wrong tensors to examine: the worst first, not more than ASKED elements."""
     ratios: dict[str, float] = {}
     for one in found:
@@ -208,7 +210,7 @@ def worst(found: Sequence[Judged], tensors: Sequence[Tensor]) -> list[Tensor]:
     return [one for one in tensors if one.name in asked]
 
 
-def exhibit(observed: Observed, local: Local, asked: Sequence[Tensor]) -> Exhibit:
+def exhibit(observed: Observed, local: Local, asked: Sequence[RunParameter]) -> Exhibit:
     """Collect this rank's evidence on the tensors asked for."""
     names = {one.name for one in asked}
     entries, held = [], []
@@ -230,7 +232,7 @@ def exhibit(observed: Observed, local: Local, asked: Sequence[Tensor]) -> Exhibi
 
 def violation(
     found: Sequence[Judged],
-    asked: Sequence[Tensor],
+    asked: Sequence[RunParameter],
     exhibits: Sequence[Exhibit],
     seen: Seen,
     semantics: Semantics,
@@ -264,7 +266,7 @@ def violation(
 
 
 def _diagnosed(
-    asked: Sequence[Tensor], exhibits: Sequence[Exhibit], seen: Seen, semantics: Semantics
+    asked: Sequence[RunParameter], exhibits: Sequence[Exhibit], seen: Seen, semantics: Semantics
 ) -> Violation | None:
     layout = _layout(asked)
     passes = _passes(layout, exhibits, seen)
@@ -319,17 +321,17 @@ def _diagnosed(
     )
 
 
-def _layout(asked: Sequence[Tensor]) -> Layout:
+def _layout(asked: Sequence[RunParameter]) -> ParameterLayout:
     places, start = [], 0
     for one in asked:
         stop = start + torch.Size(one.shape).numel()
-        format = Format.of(Piece(_NOWHERE, (), one.dtype, 0).torch_dtype)
-        places.append(Place(one.name, one.shape, start, stop, True, 0, format))
+        format = Format.of(ShardPiece(_NOWHERE, (), one.dtype, 0).torch_dtype)
+        places.append(ParameterPlace(one.name, one.shape, start, stop, True, 0, format))
         start = stop
-    return Layout.of_places(places)
+    return ParameterLayout.of_places(places)
 
 
-def _passes(layout: Layout, exhibits: Sequence[Exhibit], seen: Seen) -> Passes:
+def _passes(layout: ParameterLayout, exhibits: Sequence[Exhibit], seen: Seen) -> Passes:
     """Lay out the local gradients by rank and microbatch; missing microbatches are zeros."""
     count = max((len(one.local[0]) for one in exhibits), default=1) or 1
     gradients = torch.zeros(len(exhibits), count, layout.size)
@@ -345,7 +347,7 @@ def _passes(layout: Layout, exhibits: Sequence[Exhibit], seen: Seen) -> Passes:
     return Passes(gradients, arrived, [], [])
 
 
-def _held(layout: Layout, exhibits: Sequence[Exhibit]) -> Held:
+def _held(layout: ParameterLayout, exhibits: Sequence[Exhibit]) -> RoleState:
     parts, plans = [], []
     for one in exhibits:
         plan = plan_of(one.entries, layout)
@@ -355,7 +357,7 @@ def _held(layout: Layout, exhibits: Sequence[Exhibit]) -> Held:
     whole = torch.full((layout.size,), torch.nan)
     for part, plan in zip(reversed(parts), reversed(plans), strict=True):
         plan.scatter(whole, part)
-    return Held(whole, tuple(parts), tuple(plans), tuple(one.entries for one in exhibits))
+    return RoleState(whole, tuple(parts), tuple(plans), tuple(one.entries for one in exhibits))
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

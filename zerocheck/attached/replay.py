@@ -36,7 +36,7 @@ from .text import violated_text
 from .together import judge_together
 
 
-class Replayed:
+class ReplayedBundle:
     """Result of a replay, compared with the verdict in the bundle."""
 
     def __init__(self, path: Path, bundle: Bundle, judgement: Judgement, without: str) -> None:
@@ -85,7 +85,7 @@ def _kind(violation: Violation) -> tuple[object, ...]:
     return told.obligation, told.role, {*told.tensors}, told.ranks, told.causes
 
 
-def replay(path: Path, model: str | None = None, device: str | None = None) -> Replayed:
+def replay(path: Path, model: str | None = None, device: str | None = None) -> ReplayedBundle:
     """Judge a bundle again.
 
     model: `path/to/file.py:factory`, the model before it is wrapped; device: on which it is called
@@ -108,7 +108,7 @@ def replay(path: Path, model: str | None = None, device: str | None = None) -> R
     if model is not None:
         full = _gradient(bundle, ranks, model, device)
         judgement, without = with_gradient(judgement, full), full.reason
-    return Replayed(path, bundle, judgement, without)
+    return ReplayedBundle(path, bundle, judgement, without)
 
 
 def _judged(ranks: list[Observed]) -> Judgement:

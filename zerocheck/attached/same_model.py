@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from ..compat import flat_parameters
 from ..contract.names import unwrapped
 from ..errors import UsageError
-from .ranks import Ranks
+from .ranks import AllRanks
 
 Shape = tuple[int, ...] | None
 
@@ -39,7 +39,7 @@ class Signature(msgspec.Struct, frozen=True):
     stages: list[int]
 
 
-def check_same_model(model: nn.Module, ranks: Ranks) -> None:
+def check_same_model(model: nn.Module, ranks: AllRanks) -> None:
     """Raise UsageError, on rank 0, if ranks have different parameters or stages."""
     gathered = ranks.gather(msgspec.msgpack.encode(signature(model)))
     every = [msgspec.msgpack.decode(one, type=Signature) for one in gathered]

@@ -21,7 +21,7 @@ Key = tuple[str, int]
 the optimizer was given it; "reduced" and "clipped", the gradient around clipping."""
 
 
-class Piece(msgspec.Struct, frozen=True, array_like=True):
+class ShardPiece(msgspec.Struct, frozen=True, array_like=True):
     """Shard of a parameter that this rank holds.
 
     local: shape of the local tensor, in elements; dtype: of the parameter; group: index of the
@@ -51,7 +51,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
         return found
 
 
-class Options(msgspec.Struct, frozen=True):
+class GroupOptions(msgspec.Struct, frozen=True):
     """A parameter group, as it was when the optimizer took its step.
 
     rates: learning rates that it has at other times.
@@ -94,8 +94,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     number: int
     what: str
-    pieces: tuple[Piece, ...]
-    options: tuple[Options, ...]
+    pieces: tuple[ShardPiece, ...]
+    options: tuple[GroupOptions, ...]
     before: tuple[float | None, ...]
     after: tuple[float | None, ...]
     ran: int
@@ -125,7 +125,7 @@ class Observed:
     norms: dict[int, DTensor] = field(default_factory=dict)
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class RankVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """Message of a rank to the others, sent after it judged its own shards.
 
     hashes: per piece, by hashed role, as in Key; squares, peaks: per piece, the sum of squares and
@@ -145,7 +145,7 @@ Fetch = Callable[[int, str, int], torch.Tensor | None]
 """fetch(rank, what, number of its piece): the tensor, or None if it has none."""
 
 
-def element_of(piece: Piece, position: int) -> tuple[int, ...]:
+def element_of(piece: ShardPiece, position: int) -> tuple[int, ...]:
     """Index in the whole tensor of an element of the local one, by its row-major position."""
     box = piece.entry.box
     if box is None:

@@ -23,7 +23,7 @@ from .arrivals import Arrivals
 from .exchange import Verdict, judge_step, with_norms
 from .holdings import check_parameters, computes_on, words_for
 from .optimizers import check_kind, observed_optimizer
-from .ranks import Alone, Group, Problem, Ranks, Stopped, attempt
+from .ranks import AllRanks, Alone, Problem, RankGroup, Stopped, attempt
 from .reference import Factory
 from .same_model import IN_PIPELINE, check_same_model, pipeline_stages
 from .seen import Observed
@@ -158,7 +158,7 @@ class Attached:
         check_kind(self._optimizer)
         check_parameters(self._model, self._optimizer)
 
-    def step(self) -> _Nothing:
+    def step(self) -> _UncheckedStep:
         """Return the context for one update; it costs a comparison, unless the step is checked."""
         self.taken += 1
         return _NOTHING if self.taken != self._next else self._checking
@@ -191,7 +191,7 @@ class Attached:
         except Stopped as stopped:
             self._stop(stopped.problem, ranks)
 
-    def _stop(self, problem: Problem, ranks: Ranks) -> None:
+    def _stop(self, problem: Problem, ranks: AllRanks) -> None:
         """Check no further step; every rank does so at the same step."""
         self._stopped = True
         self._next = -1
@@ -260,12 +260,12 @@ class Attached:
             seconds = self._copied + time.perf_counter() - started
             _say(holds_line(self.taken, self.last, seconds))
 
-    def _judge(self, watch: Watch, ranks: Ranks) -> tuple[Observed, Verdict]:
+    def _judge(self, watch: Watch, ranks: AllRanks) -> tuple[Observed, Verdict]:
         observed = with_norms(watch.observed(), ranks)
         verdict = judge_step(observed, ranks, reference=self._reference, semantics=self._semantics)
         return observed, verdict
 
-    def _violated(self, observed: Observed, judgement: Judgement, ranks: Ranks) -> None:
+    def _violated(self, observed: Observed, judgement: Judgement, ranks: AllRanks) -> None:
         """Write the bundle of a new finding, print it, and raise if that is wanted."""
         what = words_for(self._model, self._optimizer)
         marks = {fingerprint(what, violation) for violation in judgement.violations}
@@ -281,7 +281,7 @@ class Attached:
             said = f"step {self.taken}: {first.obligation}: {first.explanation}"
             raise Violated(one_line(said) + where)
 
-    def _written(self, observed: Observed, judgement: Judgement, ranks: Ranks) -> str:
+    def _written(self, observed: Observed, judgement: Judgement, ranks: AllRanks) -> str:
         """Write the bundle and return its folder; empty if a rank cannot, which is printed."""
 
         def write() -> str:
@@ -301,10 +301,10 @@ class Attached:
                 _say(one_line(text))
             return ""
 
-    def _ranks(self) -> Ranks:
+    def _ranks(self) -> AllRanks:
         if not (dist.is_available() and dist.is_initialized()):
             return Alone()
-        return Group(self._group, computes_on(self._model))
+        return RankGroup(self._group, computes_on(self._model))
 
 
 def _say(text: str) -> None:
@@ -320,7 +320,7 @@ def _numbers(steps: Iterable[int]) -> set[int]:
     return numbers
 
 
-class _Nothing:
+class _UncheckedStep:
     """Context of a step that is not checked."""
 
     def __enter__(self) -> None:
@@ -335,10 +335,10 @@ class _Nothing:
         return None
 
 
-_NOTHING = _Nothing()
+_NOTHING = _UncheckedStep()
 
 
-class _Checking(_Nothing):
+class _Checking(_UncheckedStep):
     """Context of a step that is checked."""
 
     def __init__(self, attached: Attached) -> None:

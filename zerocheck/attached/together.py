@@ -20,18 +20,18 @@ from ..judge.verdict import Judgement, Obligation, Violation, statuses_of
 from .holdings import UNWRAPPED
 from .norms import Holder, Norms
 from .own import merged
-from .seen import AFTER, BEFORE, MOMENTS, Fetch, Piece, Told, element_of
+from .seen import AFTER, BEFORE, MOMENTS, Fetch, RankVerdict, ShardPiece, element_of
 
 
-def judge_together(told: Sequence[Told], fetch: Fetch) -> Judgement:
+def judge_together(told: Sequence[RankVerdict], fetch: Fetch) -> Judgement:
     """Judge the data of all ranks on a checked step. told[r]: the message of rank r."""
     with torch.no_grad():
-        return _Together(told, fetch).judgement()
+        return _JointJudge(told, fetch).judgement()
 
 
 @dataclass
-class _Together:
-    told: Sequence[Told]
+class _JointJudge:
+    told: Sequence[RankVerdict]
     fetch: Fetch
     violations: dict[Obligation, Violation] = field(default_factory=dict)
     exercised: set[Obligation] = field(default_factory=set)
@@ -64,7 +64,7 @@ class _Together:
         if violation is not None:
             self.violations.setdefault(obligation, violation)
 
-    def _piece(self, holder: Holder) -> Piece:
+    def _piece(self, holder: Holder) -> ShardPiece:
         return self.told[holder[0]].seen.pieces[holder[1]]
 
     def _violation(self, obligation: Obligation, role: str, text: str, cause: str) -> Violation:

@@ -25,7 +25,7 @@ from ..drive.observation import Entry
 from ..drive.recorder import entry_of
 from ..errors import UsageError
 from .forwards import Forward, Forwards
-from .guard import Guard
+from .guard import ErrorGuard
 from .holdings import (
     Holding,
     computes_on,
@@ -37,7 +37,7 @@ from .holdings import (
     words_for,
 )
 from .optimizers import states_of
-from .seen import AFTER, BEFORE, Clip, Key, Observed, Options, Piece, Seen
+from .seen import AFTER, BEFORE, Clip, GroupOptions, Key, Observed, Seen, ShardPiece
 
 
 class Watch:
@@ -64,16 +64,16 @@ class Watch:
         self.number = number
         self._where = (rank, world_size)
         self._hooks = ExitStack()
-        self._guard = Guard()
+        self._guard = ErrorGuard()
         self._listens = Forwards(model, self._guard) if listens else None
         self._backwards = 0
         self._buffers: dict[str, torch.Tensor] = {}
         self._unjudged = unjudged
-        self._pieces: list[Piece] = []
+        self._pieces: list[ShardPiece] = []
         self._numbers: dict[Entry, int] = {}
         self._counts: list[list[float | None]] = []
         self._values: dict[Key, torch.Tensor] = {}
-        self._options: tuple[Options, ...] = ()
+        self._options: tuple[GroupOptions, ...] = ()
         self._clips: list[Clip] = []
         self._norms: dict[int, DTensor] = {}
         self._kind = "2"
@@ -199,7 +199,7 @@ class Watch:
         assert tensor is not None
         group = groups.get(id(holding.held), -1) if holding.held.requires_grad else -1
         self._numbers[entry] = len(self._pieces)
-        self._pieces.append(Piece(entry, tuple(tensor.shape), str(tensor.dtype), group))
+        self._pieces.append(ShardPiece(entry, tuple(tensor.shape), str(tensor.dtype), group))
 
     def _state(self, when: str, found: Iterable[Holding]) -> None:
         states = states_of(self._optimizer)
@@ -286,9 +286,9 @@ class Watch:
     def _left(self, *_: Any) -> None:
         self._depth -= 1
 
-    def _groups(self) -> tuple[Options, ...]:
+    def _groups(self) -> tuple[GroupOptions, ...]:
         return tuple(
-            Options(
+            GroupOptions(
                 lr=float(group["lr"]),
                 beta1=float(group["betas"][0]),
                 beta2=float(group["betas"][1]),
@@ -373,7 +373,9 @@ class Watch:
         return noting
 
 
-def _with_rates(options: Options, group: dict[str, Any], near: tuple[float, ...]) -> Options:
+def _with_rates(
+    options: GroupOptions, group: dict[str, Any], near: tuple[float, ...]
+) -> GroupOptions:
     known = (*near, float(group.get("initial_lr", options.lr)))
     others = tuple(dict.fromkeys(rate for rate in known if rate != options.lr))
     return msgspec.structs.replace(options, rates=others)

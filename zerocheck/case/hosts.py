@@ -14,7 +14,7 @@ from typing import NamedTuple
 Hosts = tuple[int, ...]
 
 
-class Place(NamedTuple):
+class RankPlace(NamedTuple):
     """Location of a rank: its host (0-based), its local rank, and the host's number of ranks."""
 
     host: int
@@ -34,10 +34,10 @@ def counts(hosts: Hosts, world_size: int) -> tuple[int, ...]:
     raise AssertionError("repeat() has no end")
 
 
-def places(hosts: Hosts, world_size: int) -> tuple[Place, ...]:
+def places(hosts: Hosts, world_size: int) -> tuple[RankPlace, ...]:
     """Return the place of each rank."""
     return tuple(
-        Place(host, local_rank, count)
+        RankPlace(host, local_rank, count)
         for host, count in enumerate(counts(hosts, world_size))
         for local_rank in range(count)
     )

@@ -16,7 +16,7 @@ from .explain import Explainer
 from .formats import open_checkpoint
 from .groups import IMPLEMENTATION
 from .places import Marked, at, bits, wide
-from .result import COMPARED, Finding, Report
+from .result import COMPARED, CheckpointProblem, CheckpointReport
 from .source import Damaged
 from .tiling import problems
 
@@ -32,7 +32,7 @@ _MISSING = _Absent()
 _LEFT_OUT = frozenset({"files", "tiling", "readable"})
 
 
-def compare(path: Path, other: Path) -> Report:
+def compare(path: Path, other: Path) -> CheckpointReport:
     """Compare the checkpoints at two paths. Raises UsageError for a path without one.
 
     Damage that keeps tensors from being read is a finding here too.
@@ -48,7 +48,7 @@ def compare(path: Path, other: Path) -> Report:
     unchecked = {} if any(one.steps for one in pair) else {"steps": "neither has step counts"}
     if not any(one.settings or one.others for one in pair):
         unchecked["settings"] = "neither has param groups"
-    return Report(
+    return CheckpointReport(
         checkpoints=tuple(contents.described() for contents in pair),
         findings=tuple(sorted(findings, key=lambda one: order.index(one.check))),
         checked=tuple(
@@ -63,8 +63,8 @@ def compare(path: Path, other: Path) -> Report:
     )
 
 
-def _in(contents: Contents, found: Finding) -> Finding:
-    return Finding(
+def _in(contents: Contents, found: CheckpointProblem) -> CheckpointProblem:
+    return CheckpointProblem(
         check=found.check, where=found.where, detail=f"in {contents.path}: {found.detail}"
     )
 
@@ -74,14 +74,14 @@ class _Comparison:
         self._one, self._other = one, other
         self._explainer = Explainer(one, other)
 
-    def findings(self) -> Iterator[Finding]:
+    def findings(self) -> Iterator[CheckpointProblem]:
         """Yield a finding for everything that differs."""
         mine, its = self._one.items, self._aligned()
         for here, there, contents in ((mine, its, self._one), (its, mine, self._other)):
             for spot, item in here.items():
                 # A step can be a number in one format and a tensor in another.
                 if spot not in there and not (item.role == "step" and self._both_step(item.name)):
-                    yield Finding(
+                    yield CheckpointProblem(
                         check="names", where=_label(spot), detail=f"only in {contents.path}"
                     )
         for spot, item in mine.items():
@@ -114,13 +114,15 @@ class _Comparison:
     def _both_step(self, name: str) -> bool:
         return name in self._one.steps and name in self._other.steps
 
-    def _tensors(self, label: str, mine: Item, its: Item) -> Iterator[Finding]:
+    def _tensors(self, label: str, mine: Item, its: Item) -> Iterator[CheckpointProblem]:
         for what, a, b in (
             ("shape", list(mine.stored.shape), list(its.stored.shape)),
             ("dtype", mine.stored.dtype, its.stored.dtype),
         ):
             if a != b:
-                yield Finding(check="shapes", where=label, detail=f"its {what} is {a} and {b}")
+                yield CheckpointProblem(
+                    check="shapes", where=label, detail=f"its {what} is {a} and {b}"
+                )
         if mine.stored.shape != its.stored.shape:
             return
         read = []
@@ -133,13 +135,15 @@ class _Comparison:
                 except Damaged as error:
                     torn, check = str(error), "readable"
             if torn:
-                yield Finding(check=check, where=label, detail=f"in {contents.path}: {torn}")
+                yield CheckpointProblem(
+                    check=check, where=label, detail=f"in {contents.path}: {torn}"
+                )
                 return
         yield from self._values(label, mine, read[0], read[1])
 
     def _values(
         self, label: str, item: Item, mine: torch.Tensor, its: torch.Tensor
-    ) -> Iterator[Finding]:
+    ) -> Iterator[CheckpointProblem]:
         same_dtype = mine.dtype == its.dtype
         if same_dtype and torch.equal(bits(mine), bits(its)):
             return
@@ -156,19 +160,19 @@ class _Comparison:
         if not one.is_complex() and not other.is_complex():
             detail += f", largest difference {_largest(one, other):.9g}"
         reason = self._explainer.explain(mine, its, item) if same_dtype else ""
-        yield Finding(
+        yield CheckpointProblem(
             check="values", where=label, detail=detail + (f"; {reason}" if reason else "")
         )
 
-    def _steps(self) -> Iterator[Finding]:
+    def _steps(self) -> Iterator[CheckpointProblem]:
         for name, step in self._one.steps.items():
             its = self._other.steps.get(name)
             if its is not None and its != step:
-                yield Finding(
+                yield CheckpointProblem(
                     check="steps", where=f"step {name}", detail=f"it is {step:g} and {its:g}"
                 )
 
-    def _settings(self) -> Iterator[Finding]:
+    def _settings(self) -> Iterator[CheckpointProblem]:
         """Settings parameter by parameter, so that the order of groups makes no difference."""
         same: dict[tuple[str, str, str], list[str]] = {}
         one, other = self._one.settings, self._other.settings
@@ -180,21 +184,23 @@ class _Comparison:
                     same.setdefault((word, repr(a), repr(b)), []).append(name)
         for (word, a, b), names in sorted(same.items()):
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            yield Finding(
+            yield CheckpointProblem(
                 check="settings", where=f"{word} of {min(names)}{more}", detail=f"{a} and {b}"
             )
         for here, there, path in (
             (one, other, self._one.path), (other, one, self._other.path),
         ):  # fmt: skip
             for name in here.keys() - there.keys() if there else ():
-                yield Finding(
+                yield CheckpointProblem(
                     check="settings", where=name, detail=f"in a param group only in {path}"
                 )
         mine, its = self._one.others, self._other.others
         for name in sorted(mine.keys() | its.keys()):
             a, b = mine.get(name, _MISSING), its.get(name, _MISSING)
             if not _same(a, b):
-                yield Finding(check="settings", where=name, detail=f"{_short(a)} and {_short(b)}")
+                yield CheckpointProblem(
+                    check="settings", where=name, detail=f"{_short(a)} and {_short(b)}"
+                )
 
 
 def _label(spot: tuple[str, str]) -> str:

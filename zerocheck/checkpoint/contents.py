@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 
 from ..contract.names import unwrapped
-from .groups import Group, groups_of, written_names
+from .groups import ParamGroup, groups_of, written_names
 from .optimizer_keys import GroupKey, StateKey, group_key, owners, state_key
-from .result import Described, GroupSettings, RoleTotal
-from .source import Damaged, Key, Source, Stored, dotted
+from .result import CheckpointSummary, GroupSettings, RoleTotal
+from .source import CheckpointSource, Damaged, Key, Stored, dotted
 
 MODEL, OTHER = "model", "other"
 _MODEL_WORDS = ("model", "model_state_dict", "state_dict", "module", "pytorch_model", "net")
@@ -48,11 +48,11 @@ class Contents:
     """
 
     path: Path
-    source: Source
+    source: CheckpointSource
     items: dict[tuple[str, str], Item] = field(default_factory=dict)
     steps: dict[str, float] = field(default_factory=dict)
     odd_steps: dict[str, str] = field(default_factory=dict)
-    groups: list[Group] = field(default_factory=list)
+    groups: list[ParamGroup] = field(default_factory=list)
     settings: dict[str, dict[str, object]] = field(default_factory=dict)
     others: dict[str, object] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -71,13 +71,13 @@ class Contents:
         first = [name for name in self.named(MODEL) if name in found]
         return list(dict.fromkeys([*first, *found, *self.steps]))
 
-    def described(self) -> Described:
+    def described(self) -> CheckpointSummary:
         """Summarize the content for a report."""
         roles: dict[str, list[Stored]] = {}
         for item in self.items.values():
             roles.setdefault(item.role, []).append(item.stored)
         moments = self.named("exp_avg") or self.named("exp_avg_sq")
-        return Described(
+        return CheckpointSummary(
             path=str(self.path),
             format=self.source.format,
             roles=tuple(_total(role, stored) for role, stored in roles.items()),
@@ -93,7 +93,7 @@ class Contents:
         )
 
 
-def contents_of(path: Path, source: Source) -> Contents:
+def contents_of(path: Path, source: CheckpointSource) -> Contents:
     """Give every tensor of a checkpoint its role and name, and read its steps and settings."""
     contents = Contents(path, source, notes=list(source.notes))
     known = owners([*source.tensors, *source.values])
@@ -191,7 +191,7 @@ def _note_step(contents: Contents, name: str, value: object) -> None:
         contents.odd_steps[name] = str(value)[:100]
 
 
-def _number(source: Source, key: Key) -> object:
+def _number(source: CheckpointSource, key: Key) -> object:
     """Return the number in a tensor of one element, or in words why there is none."""
     if source.tensors[key].numel != 1:
         return f"a tensor of shape {list(source.tensors[key].shape)}"

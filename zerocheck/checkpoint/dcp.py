@@ -23,14 +23,14 @@ from ..errors import UsageError
 from . import manifest
 from .dates import dates
 from .dcp_metadata import Broken, read_metadata
-from .records import Refused, load
-from .result import Finding
+from .records import RefusedPickle, load
+from .result import CheckpointProblem
 from .source import (
-    Chunk,
     Damaged,
     Key,
     Opened,
     Stored,
+    StoredBox,
     dotted,
     leaves,
     shape_problem,
@@ -105,7 +105,7 @@ class Dcp(Opened):
                 if problem:
                     self.wrong("readable", dotted(key), problem)
                     continue
-                chunks = [Chunk(tuple(one.offsets), tuple(one.sizes)) for one in entry.chunks]
+                chunks = [StoredBox(tuple(one.offsets), tuple(one.sizes)) for one in entry.chunks]
                 self.tensors[key] = Stored(tuple(entry.size), entry.properties.dtype, tuple(chunks))
             elif isinstance(entry, BytesStorageMetadata):
                 self._value(key, name)
@@ -124,7 +124,7 @@ class Dcp(Opened):
                     self.tensors[leaf_key] = whole(leaf)
                 else:
                     self.values[leaf_key] = leaf
-        except Refused as error:
+        except RefusedPickle as error:
             self.notes.append(str(error))
         except Damaged as error:
             self.wrong("readable", dotted(key), str(error))
@@ -219,7 +219,7 @@ def _inside(directory: Path, name: str) -> bool:
     return path.is_relative_to(directory.resolve())
 
 
-def _misplaced(metadata: Metadata) -> Iterator[Finding]:
+def _misplaced(metadata: Metadata) -> Iterator[CheckpointProblem]:
     """Entries without a place in a file, and places without an entry."""
     wanted = set()
     for name, entry in metadata.state_dict_metadata.items():
@@ -228,9 +228,11 @@ def _misplaced(metadata: Metadata) -> Iterator[Finding]:
         else:
             wanted.add(MetadataIndex(name))
     for index in wanted - set(metadata.storage_data):
-        yield Finding(check="files", where=_spot(index), detail="the index gives no place for it")
+        yield CheckpointProblem(
+            check="files", where=_spot(index), detail="the index gives no place for it"
+        )
     for index in set(metadata.storage_data) - wanted:
-        yield Finding(
+        yield CheckpointProblem(
             check="files", where=_spot(index), detail="it has a place in a file, but no entry"
         )
 
@@ -239,7 +241,7 @@ def _spot(index: MetadataIndex) -> str:
     return index.fqn if index.offset is None else f"{index.fqn} at {list(index.offset)}"
 
 
-def _files(directory: Path, metadata: Metadata) -> Iterator[Finding]:
+def _files(directory: Path, metadata: Metadata) -> Iterator[CheckpointProblem]:
     """Yield findings for files that are missing, not in the index, or of another size."""
     ranges: dict[str, list[tuple[int, int]]] = {}
     for place in _places(metadata):
@@ -247,14 +249,14 @@ def _files(directory: Path, metadata: Metadata) -> Iterator[Finding]:
     for name, records in sorted(ranges.items()):
         detail = _file(directory, name, sorted(records))
         if detail:
-            yield Finding(check="files", where=name, detail=detail)
+            yield CheckpointProblem(check="files", where=name, detail=detail)
     for path in sorted(directory.iterdir()):
         if path.suffix == ".distcp" and path.name not in ranges:
-            yield Finding(
+            yield CheckpointProblem(
                 check="files", where=path.name, detail="no entry is in it: is it of another save?"
             )
         elif path.name.endswith(".metadata.tmp"):
-            yield Finding(
+            yield CheckpointProblem(
                 check="files", where=path.name, detail="left behind by a save that did not end"
             )
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from .contents import MODEL, Contents, contents_of
 from .formats import open_checkpoint
-from .result import EXAMINED, Finding, Report
+from .result import EXAMINED, CheckpointProblem, CheckpointReport
 from .tiling import problems
 from .values import MOMENTS, ValueChecks
 
 
-def examine(path: Path) -> Report:
+def examine(path: Path) -> CheckpointReport:
     """Examine the checkpoint at a path. Raises UsageError for a path without one."""
     contents = contents_of(path, open_checkpoint(path))
     findings = list(contents.source.findings)
@@ -21,7 +21,7 @@ def examine(path: Path) -> Report:
     for spot, item in contents.items.items():
         for problem in problems(item.stored):
             broken.add(spot)
-            findings.append(Finding(check="tiling", where=item.label, detail=problem))
+            findings.append(CheckpointProblem(check="tiling", where=item.label, detail=problem))
     findings += _steps(contents)
     findings += _steps_of_files(contents)
     findings += _moments(contents)
@@ -30,7 +30,7 @@ def examine(path: Path) -> Report:
     findings += values.findings
     unchecked = _unchecked(contents, values.bounded)
     order = list(EXAMINED)
-    return Report(
+    return CheckpointReport(
         checkpoints=(contents.described(),),
         findings=tuple(sorted(findings, key=lambda one: order.index(one.check))),
         checked=tuple(check for check in EXAMINED if check not in unchecked),
@@ -41,21 +41,21 @@ def examine(path: Path) -> Report:
     )
 
 
-def _steps(contents: Contents) -> Iterator[Finding]:
+def _steps(contents: Contents) -> Iterator[CheckpointProblem]:
     """Check that every step count is a whole number from 1 on, and that all are equal."""
     for name, value in contents.odd_steps.items():
         if value != "damaged":  # the reading of it says that
-            yield Finding(check="steps", where=f"step {name}", detail=f"it is {value}")
+            yield CheckpointProblem(check="steps", where=f"step {name}", detail=f"it is {value}")
     for name, step in contents.steps.items():
         if not (step >= 1 and step % 1 == 0):
-            yield Finding(check="steps", where=f"step {name}", detail=f"it is {step:g}")
+            yield CheckpointProblem(check="steps", where=f"step {name}", detail=f"it is {step:g}")
     counted = Counter(contents.steps.values())
     if len(counted) < 2:
         return
     usual = max(counted, key=lambda step: (counted[step], step))
     for name, step in contents.steps.items():
         if step != usual:
-            yield Finding(
+            yield CheckpointProblem(
                 check="steps",
                 where=f"step {name}",
                 detail=f"it is {step:g}, and {usual:g} for {counted[usual]} of "
@@ -64,7 +64,7 @@ def _steps(contents: Contents) -> Iterator[Finding]:
             )
 
 
-def _steps_of_files(contents: Contents) -> Iterator[Finding]:
+def _steps_of_files(contents: Contents) -> Iterator[CheckpointProblem]:
     """Find files whose parameters all have another step count than those of the other files."""
     by_file: dict[str, set[float]] = {}
     for name, step in contents.steps.items():
@@ -75,14 +75,14 @@ def _steps_of_files(contents: Contents) -> Iterator[Finding]:
     if len(alone) < len(by_file) or len(set(alone.values())) < 2:
         return
     told = ", ".join(f"{file} {step:g}" for file, step in sorted(alone.items()))
-    yield Finding(
+    yield CheckpointProblem(
         check="files",
         where="all",
         detail=f"they are of different saves: each has one step count ({told})",
     )
 
 
-def _moments(contents: Contents) -> Iterator[Finding]:
+def _moments(contents: Contents) -> Iterator[CheckpointProblem]:
     """Check that every parameter with a moment or a step has both moments, of its shape.
 
     Only of an optimizer that has such moments: one of the family of Adam, known by its setting
@@ -95,7 +95,7 @@ def _moments(contents: Contents) -> Iterator[Finding]:
     stepped = {*contents.steps, *contents.odd_steps}
     for name in contents.optimized():
         if model and name not in model and not name.startswith("parameter "):
-            yield Finding(
+            yield CheckpointProblem(
                 check="moments", where=name, detail="it has optimizer state, and no parameter"
             )
         has = [role for role in roles if (role, name) in contents.items]
@@ -104,16 +104,18 @@ def _moments(contents: Contents) -> Iterator[Finding]:
             parameter = model.get(name)
             if item is None:
                 if _must_have(contents, name, role, has):
-                    yield Finding(check="moments", where=f"{role} {name}", detail="it is missing")
+                    yield CheckpointProblem(
+                        check="moments", where=f"{role} {name}", detail="it is missing"
+                    )
             elif parameter is not None and item.stored.shape != parameter.stored.shape:
-                yield Finding(
+                yield CheckpointProblem(
                     check="moments",
                     where=item.label,
                     detail=f"its shape is {list(item.stored.shape)}, its parameter's "
                     f"{list(parameter.stored.shape)}",
                 )
         if stepped and has and name not in stepped:
-            yield Finding(check="moments", where=f"step {name}", detail="it is missing")
+            yield CheckpointProblem(check="moments", where=f"step {name}", detail="it is missing")
 
 
 def _must_have(contents: Contents, name: str, role: str, has: list[str]) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..errors import UsageError, did_you_mean
 from .dcp import INDEX, Dcp
-from .source import Source
+from .source import CheckpointSource
 from .whole_files import OPENERS, open_files
 
 _POINTER = "latest"
@@ -18,7 +18,7 @@ _ALLOWED = (
 )
 
 
-def open_checkpoint(path: Path) -> Source:
+def open_checkpoint(path: Path) -> CheckpointSource:
     """Open the checkpoint at a path, a directory or a file.
 
     Raises UsageError for a missing path, for an unknown format, and for a file that cannot be read
@@ -47,7 +47,7 @@ def open_checkpoint(path: Path) -> Source:
     raise UsageError(_unknown(path, here))
 
 
-def _open_file(path: Path) -> Source:
+def _open_file(path: Path) -> CheckpointSource:
     if path.name == INDEX or path.suffix == ".distcp":
         raise UsageError(f"{str(path)!r} is a part of a checkpoint; give its directory")
     if path.suffix not in OPENERS:

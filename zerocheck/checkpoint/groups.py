@@ -14,24 +14,24 @@ IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
 
 
 @dataclass
-class Group:
+class ParamGroup:
     """Param group: its members as written (names or numbers), and its settings."""
 
     members: list[str | int] = field(default_factory=list)
     settings: dict[str, object] = field(default_factory=dict)
 
 
-def groups_of(found: Mapping[GroupKey, object]) -> list[Group]:
+def groups_of(found: Mapping[GroupKey, object]) -> list[ParamGroup]:
     """Return the groups, from every setting by its key.
 
     Settings that are written for each parameter are put together again: parameters of one
     optimizer with equal settings are one group.
     """
-    numbered: dict[tuple[object, int], Group] = {}
+    numbered: dict[tuple[object, int], ParamGroup] = {}
     single: dict[tuple[object, str], dict[str, object]] = {}
     for key, value in found.items():
         if isinstance(key.of, int):
-            group = numbered.setdefault((key.owner, key.of), Group())
+            group = numbered.setdefault((key.owner, key.of), ParamGroup())
             if key.setting == "params":
                 members = value if isinstance(value, list | tuple) else []
                 group.members = [
@@ -43,11 +43,11 @@ def groups_of(found: Mapping[GroupKey, object]) -> list[Group]:
         else:
             single.setdefault((key.owner, key.of), {})[key.setting] = value
     groups = [numbered[key] for key in sorted(numbered, key=lambda key: (str(key[0]), key[1]))]
-    same: dict[str, Group] = {}
+    same: dict[str, ParamGroup] = {}
     for (owner, name), settings in single.items():
         kept = {word: value for word, value in settings.items() if word not in _MEMBERS}
         form = repr((owner, sorted(kept.items())))
-        same.setdefault(form, Group(settings=kept)).members.append(name)
+        same.setdefault(form, ParamGroup(settings=kept)).members.append(name)
     return [*groups, *same.values()]
 
 

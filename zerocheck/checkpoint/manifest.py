@@ -13,21 +13,21 @@ from pathlib import Path
 
 import msgspec
 
-from .result import Finding
+from .result import CheckpointProblem
 
 NAME = "manifest.json"
 
 
-class _Entry(msgspec.Struct):
+class _ManifestEntry(msgspec.Struct):
     size: int
     sha256: str
 
 
 class _Manifest(msgspec.Struct):
-    files: dict[str, _Entry]
+    files: dict[str, _ManifestEntry]
 
 
-def check(directory: Path) -> Iterator[Finding] | None:
+def check(directory: Path) -> Iterator[CheckpointProblem] | None:
     """Verify every file by the manifest of a directory; None where it has no such manifest."""
     try:
         manifest = msgspec.json.decode((directory / NAME).read_bytes(), type=_Manifest)
@@ -36,7 +36,7 @@ def check(directory: Path) -> Iterator[Finding] | None:
     return _differences(directory, manifest)
 
 
-def _differences(directory: Path, manifest: _Manifest) -> Iterator[Finding]:
+def _differences(directory: Path, manifest: _Manifest) -> Iterator[CheckpointProblem]:
     there = {one.name: one for one in directory.iterdir() if one.is_file()}
     for name, entry in manifest.files.items():
         detail = ""
@@ -49,4 +49,4 @@ def _differences(directory: Path, manifest: _Manifest) -> Iterator[Finding]:
                 if hashlib.file_digest(file, "sha256").hexdigest() != entry.sha256:
                     detail = f"it is damaged or of another save: its sha256 is not that in {NAME}"
         if detail:
-            yield Finding(check="files", where=name, detail=detail)
+            yield CheckpointProblem(check="files", where=name, detail=detail)

@@ -22,7 +22,7 @@ from .source import Damaged
 _BLOCK = 1 << 20
 
 
-class Refused(UsageError):
+class RefusedPickle(UsageError):
     """Error for a pickle that names a class which `weights_only=True` does not admit."""
 
 
@@ -48,7 +48,7 @@ def load(data: Path | bytes, where: str) -> Any:
         name = re.search(r"GLOBAL (\S+)", str(error))
         if name is None:
             raise Damaged("its pickle is damaged") from error
-        raise Refused(
+        raise RefusedPickle(
             f"{where} holds an object of {name[1]}, which is not a tensor, number or container; "
             "it was not loaded, since that would run its code"
         ) from error

@@ -7,7 +7,7 @@ import msgspec
 VERSION = 1
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointProblem(msgspec.Struct, frozen=True, kw_only=True):
     """Error in a checkpoint, or difference between two.
 
     check: a key of CHECKS; where: the tensor with its role, or the file; detail: the error or
@@ -36,7 +36,7 @@ class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, str]
 
 
-class Described(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Summary of one checkpoint.
 
     psi: elements of the parameters with optimizer state; steps: each step count that occurs, with
@@ -51,7 +51,7 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[GroupSettings, ...]
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointReport(msgspec.Struct, frozen=True, kw_only=True):
     """Findings in one checkpoint, or between two.
 
     checked: the checks that were made; unchecked: those that could not be, and why; notes: worth
@@ -60,8 +60,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     version: int = VERSION
-    checkpoints: tuple[Described, ...]
-    findings: tuple[Finding, ...]
+    checkpoints: tuple[CheckpointSummary, ...]
+    findings: tuple[CheckpointProblem, ...]
     checked: tuple[str, ...]
     unchecked: dict[str, str]
     notes: tuple[str, ...]

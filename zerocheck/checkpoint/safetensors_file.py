@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import torch
 
-from .source import Chunk, Key, Opened, Stored, shape_problem
+from .source import Key, Opened, Stored, StoredBox, shape_problem
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -36,7 +36,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     end = 0
     for name, tensor in tensors.items():
         begin, end = end, end + tensor.nbytes
-        header[name] = _Entry(_NAMES[tensor.dtype], list(tensor.shape), (begin, end))
+        header[name] = _HeaderEntry(_NAMES[tensor.dtype], list(tensor.shape), (begin, end))
     head = msgspec.json.encode(header)
     head += b" " * (-len(head) % 8)  # so that the tensors are aligned
     with path.open("wb") as file:
@@ -47,7 +47,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
                 file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
-class _Entry(msgspec.Struct):
+class _HeaderEntry(msgspec.Struct):
     dtype: str
     shape: list[int]
     data_offsets: tuple[int, int]
@@ -75,13 +75,13 @@ class SafetensorsFile(Opened):
                 header = msgspec.json.decode(file.read(length), type=dict[str, Any])
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             header.pop("__metadata__", None)
-            entries = msgspec.convert(header, dict[str, _Entry])
+            entries = msgspec.convert(header, dict[str, _HeaderEntry])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self.wrong("readable", self._name, f"its header is damaged: {error}")
             return
         self._entries(entries, 8 + length, size)
 
-    def _entries(self, entries: dict[str, _Entry], begin: int, size: int) -> None:
+    def _entries(self, entries: dict[str, _HeaderEntry], begin: int, size: int) -> None:
         end = 0
         for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
             start, stop = entry.data_offsets
@@ -100,7 +100,7 @@ class SafetensorsFile(Opened):
                 self.wrong("files", name, f"truncated: {size} bytes of {begin + stop}")
             else:
                 shape = tuple(entry.shape)
-                self.tensors[name,] = Stored(shape, dtype, (Chunk((0,) * len(shape), shape),))
+                self.tensors[name,] = Stored(shape, dtype, (StoredBox((0,) * len(shape), shape),))
                 self._begins[name,] = begin + start
             if start != end:
                 what = "overlaps the one before" if start < end else "bytes before it are unnamed"

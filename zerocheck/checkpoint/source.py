@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, cast
 
 import torch
 
-from .result import Finding
+from .result import CheckpointProblem
 
 Key = tuple[str | int, ...]
 """The way to a leaf through nested mappings and lists: ("optim", "state", 0, "step")."""
@@ -29,7 +29,7 @@ class Damaged(Exception):
     """Error for a stored tensor that cannot be read; its message is a short reason."""
 
 
-class Chunk(NamedTuple):
+class StoredBox(NamedTuple):
     """Box of a tensor: its offset and its size, per dim."""
 
     offsets: tuple[int, ...]
@@ -45,7 +45,7 @@ class Stored:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[StoredBox, ...]
 
     @property
     def numel(self) -> int:
@@ -56,7 +56,7 @@ class Stored:
         return self.numel * self.dtype.itemsize
 
 
-class Source(Protocol):
+class CheckpointSource(Protocol):
     """An opened checkpoint.
 
     format: its name, for people; tensors: every tensor by its key; values: every other leaf
@@ -69,7 +69,7 @@ class Source(Protocol):
     ordered: bool
     tensors: dict[Key, Stored]
     values: dict[Key, object]
-    findings: list[Finding]
+    findings: list[CheckpointProblem]
     notes: list[str]
     verified: list[str]
     unverifiable: list[str]
@@ -90,20 +90,20 @@ class Opened:
         self.ordered = True
         self.tensors: dict[Key, Stored] = {}
         self.values: dict[Key, object] = {}
-        self.findings: list[Finding] = []
+        self.findings: list[CheckpointProblem] = []
         self.notes: list[str] = []
         self.verified: list[str] = []
         self.unverifiable: list[str] = []
 
     def wrong(self, check: str, where: str, detail: str) -> None:
         """Add a finding."""
-        self.findings.append(Finding(check=check, where=where, detail=detail))
+        self.findings.append(CheckpointProblem(check=check, where=where, detail=detail))
 
 
 def whole(tensor: torch.Tensor) -> Stored:
     """Describe a tensor that is stored in one piece."""
     shape = tuple(tensor.shape)
-    return Stored(shape, tensor.dtype, (Chunk((0,) * len(shape), shape),))
+    return Stored(shape, tensor.dtype, (StoredBox((0,) * len(shape), shape),))
 
 
 def dotted(key: Key) -> str:
@@ -147,11 +147,11 @@ def leaves(tree: object) -> list[tuple[Key, object]]:
     empty mapping has no leaf. Raises Damaged for a tree that contains itself, or is too deep, or
     too large, or has numbers of thousands of digits.
     """
-    walk = _Walk()
+    walk = _TreeWalk()
     return list(walk.leaves(tree, ()))
 
 
-class _Walk:
+class _TreeWalk:
     """Walk through a foreign tree, in which one object can occur in many places."""
 
     def __init__(self) -> None:

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from tabulate import tabulate
 
 from ..foreign_text import one_line
-from .result import CHECKS, COMPARED, Described, Finding, Report
+from .result import CHECKS, COMPARED, CheckpointProblem, CheckpointReport, CheckpointSummary
 
 _SHOWN = 5
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 _SETTINGS = ("lr", "betas", "eps", "weight_decay", "amsgrad")
 
 
-def render(report: Report) -> str:
+def render(report: CheckpointReport) -> str:
     """Render the report as text: the content of each checkpoint, findings, checks."""
     lines: list[str] = []
     for described in report.checkpoints:
@@ -36,7 +36,7 @@ def render(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _described(one: Described) -> Iterator[str]:
+def _described(one: CheckpointSummary) -> Iterator[str]:
     yield f"{one_line(one.path)}: {one.format}"
     if one.roles:
         rows = [
@@ -75,7 +75,7 @@ def _described(one: Described) -> Iterator[str]:
         yield f"  param group of {len(group.parameters)}: {one_line(known)}"
 
 
-def _found(findings: list[Finding], word: str) -> Iterator[str]:
+def _found(findings: list[CheckpointProblem], word: str) -> Iterator[str]:
     check = findings[0].check
     yield f"{word} {check}: {CHECKS[check]}"
     for finding in findings[:_SHOWN]:

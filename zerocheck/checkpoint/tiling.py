@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from .source import Chunk, Stored
+from .source import Stored, StoredBox
 
 
 def problems(stored: Stored) -> Iterator[str]:
@@ -38,7 +38,7 @@ def problems(stored: Stored) -> Iterator[str]:
             yield f"no chunk holds {some}, first {gap}"
 
 
-def _overlap(boxes: Sequence[Chunk]) -> tuple[Chunk, Chunk] | None:
+def _overlap(boxes: Sequence[StoredBox]) -> tuple[StoredBox, StoredBox] | None:
     """Return two boxes that share an element, or None.
 
     A sweep over the dim with the most different offsets: only boxes whose ranges there meet are
@@ -50,7 +50,7 @@ def _overlap(boxes: Sequence[Chunk]) -> tuple[Chunk, Chunk] | None:
     if not ndim:
         return boxes[0], boxes[1]
     dim = max(range(ndim), key=lambda d: len({box.offsets[d] for box in boxes}))
-    active: list[Chunk] = []
+    active: list[StoredBox] = []
     for box in sorted(boxes, key=lambda box: box.offsets[dim]):
         start = box.offsets[dim]
         active = [one for one in active if one.offsets[dim] + one.sizes[dim] > start]
@@ -66,7 +66,7 @@ def _overlap(boxes: Sequence[Chunk]) -> tuple[Chunk, Chunk] | None:
     return None
 
 
-def _first_gap(boxes: Sequence[Chunk], shape: Sequence[int], dim: int = 0) -> list[int] | None:
+def _first_gap(boxes: Sequence[StoredBox], shape: Sequence[int], dim: int = 0) -> list[int] | None:
     """Return the first element, in row-major order, that no box holds, or None."""
     if dim == len(shape):
         return None if boxes else []
@@ -78,7 +78,7 @@ def _first_gap(boxes: Sequence[Chunk], shape: Sequence[int], dim: int = 0) -> li
     return None
 
 
-def _cuts(boxes: Iterable[Chunk], dim: int, length: int) -> list[int]:
+def _cuts(boxes: Iterable[StoredBox], dim: int, length: int) -> list[int]:
     """Return the offsets along a dim at which the set of boxes can change."""
     cuts = {0}
     for box in boxes:
@@ -86,11 +86,11 @@ def _cuts(boxes: Iterable[Chunk], dim: int, length: int) -> list[int]:
     return sorted(cut for cut in cuts if 0 <= cut < length)
 
 
-def _end(box: Chunk, dim: int) -> int:
+def _end(box: StoredBox, dim: int) -> int:
     return box.offsets[dim] + box.sizes[dim]
 
 
-def _box(chunk: Chunk) -> str:
+def _box(chunk: StoredBox) -> str:
     ranges = ", ".join(
         f"{start}:{start + size}" for start, size in zip(chunk.offsets, chunk.sizes, strict=False)
     )

@@ -8,7 +8,7 @@ from .contents import Contents, Item
 from .groups import betas
 from .moment_bound import largest
 from .places import Marked, at, blocks, wide
-from .result import Finding
+from .result import CheckpointProblem
 from .source import Damaged
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
@@ -24,7 +24,7 @@ class ValueChecks:
     def __init__(self, contents: Contents, broken: set[tuple[str, str]]) -> None:
         self._contents = contents
         self._broken = broken
-        self.findings: list[Finding] = []
+        self.findings: list[CheckpointProblem] = []
         self.bounded = 0
 
     def run(self) -> None:
@@ -121,4 +121,4 @@ class ValueChecks:
             )
 
     def _wrong(self, check: str, where: str, detail: str) -> None:
-        self.findings.append(Finding(check=check, where=where, detail=detail))
+        self.findings.append(CheckpointProblem(check=check, where=where, detail=detail))

@@ -14,12 +14,12 @@ import msgspec
 import torch
 
 from ..errors import UsageError
-from .records import Refused
+from .records import RefusedPickle
 from .safetensors_file import SafetensorsFile
-from .source import Key, Opened, Source, dotted
+from .source import CheckpointSource, Key, Opened, dotted
 from .torch_save import TorchSave
 
-OPENERS: dict[str, Callable[[Path], Source]] = {
+OPENERS: dict[str, Callable[[Path], CheckpointSource]] = {
     ".pt": TorchSave,
     ".pth": TorchSave,
     ".bin": TorchSave,
@@ -37,13 +37,13 @@ class WholeFiles(Opened):
 
     def __init__(self, paths: Sequence[Path]) -> None:
         super().__init__()
-        self._from: dict[Key, tuple[Source, Key]] = {}
-        opened: dict[Path, Source] = {}
-        refused: list[Refused] = []
+        self._from: dict[Key, tuple[CheckpointSource, Key]] = {}
+        opened: dict[Path, CheckpointSource] = {}
+        refused: list[RefusedPickle] = []
         for path in paths:
             try:
                 opened[path] = OPENERS[path.suffix](path)
-            except Refused as error:
+            except RefusedPickle as error:
                 refused.append(error)
                 self.notes.append(f"not read: {error}")
         if refused and not any(source.tensors for source in opened.values()):
@@ -58,7 +58,7 @@ class WholeFiles(Opened):
         if len(paths) > 1:
             self.unverifiable.append("that all files are of one save (they name none)")
 
-    def _take(self, source: Source, above: Key) -> None:
+    def _take(self, source: CheckpointSource, above: Key) -> None:
         self.ordered = self.ordered and source.ordered
         self.findings += source.findings
         self.notes += source.notes
@@ -74,7 +74,7 @@ class WholeFiles(Opened):
         for key, value in source.values.items():
             self.values[above + key] = value
 
-    def _indices(self, directory: Path, opened: dict[Path, Source]) -> None:
+    def _indices(self, directory: Path, opened: dict[Path, CheckpointSource]) -> None:
         for path in sorted(directory.glob("*.index.json")):
             try:
                 index = msgspec.json.decode(path.read_bytes(), type=_Index)
@@ -83,7 +83,9 @@ class WholeFiles(Opened):
                 continue
             self._compare(index.weight_map, path.name, {p.name: s for p, s in opened.items()})
 
-    def _compare(self, places: dict[str, str], index: str, opened: dict[str, Source]) -> None:
+    def _compare(
+        self, places: dict[str, str], index: str, opened: dict[str, CheckpointSource]
+    ) -> None:
         """Compare the index of a sharded model with the content of its files."""
         files = set(places.values())
         for file in sorted(files - set(opened)):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..run.matrix.options import MatrixOptions
     from ..run.options import RunOptions
     from ..run.tally import Tally
-    from ..run.trial import Ranks
+    from ..run.trial import RankPool
 
 
 def start_run(options: RunOptions) -> int:
@@ -42,8 +42,8 @@ def start_run(options: RunOptions) -> int:
     )
 
 
-def _run_recorded(options: RunOptions, ranks: Ranks | None) -> int:
-    from ..report.progress import Progress
+def _run_recorded(options: RunOptions, ranks: RankPool | None) -> int:
+    from ..report.progress import ProgressDisplay
 
     def start(*handlers: Any) -> int:
         from ..run import engine
@@ -52,7 +52,10 @@ def _run_recorded(options: RunOptions, ranks: Ranks | None) -> int:
         return engine.run(options, handlers, ranks=ranks)
 
     code = _recorded(
-        options.report_dir / "journal.ndjson", Progress(shrink=options.shrink), start, _write_run
+        options.report_dir / "journal.ndjson",
+        ProgressDisplay(shrink=options.shrink),
+        start,
+        _write_run,
     )
     launched.tell(code, f"zerocheck ends with exit code {code}: see {options.report_dir}/report.md")
     return code
@@ -62,7 +65,7 @@ def show_replay(
     case: Path,
     implementation: str | None,
     model: str | None,
-    ranks: Ranks | None,
+    ranks: RankPool | None,
     *,
     device: str | None = None,
     backend: str | None = None,

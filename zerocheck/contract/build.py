@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from ..case.legs import in_background
 from ..case.schema import Case
-from ..compat import Flat, flat_parameters, local_index, reduces_unused, release
+from ..compat import FlatHandle, flat_parameters, local_index, reduces_unused, release
 from ..errors import Unsupported, UsageError
 from . import checkpoint, flat
 from .adamw import template_of
@@ -100,7 +100,7 @@ class BuiltImplementation(Implementation):
         _refuse_extras(built, case)
         self.case = case
         self.built = built
-        self.flats: list[Flat] = flat_parameters(built.model)
+        self.flats: list[FlatHandle] = flat_parameters(built.model)
         check_wrapped(built.model, case, self.flats)
         if self.mended:
             check_torch_faults(case, self.flats)

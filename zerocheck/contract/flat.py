@@ -7,14 +7,14 @@ from functools import partial
 
 import torch
 
-from ..compat import Flat, FlatPiece
+from ..compat import FlatHandle, FlatPiece
 from .memory_order import boxes, in_memory_order, order_of
 from .names import unwrapped
 from .shard import Role, Shard
 from .states import Full, States
 
 
-def shards_of(flat: Flat, states: States) -> Iterator[Shard]:
+def shards_of(flat: FlatHandle, states: States) -> Iterator[Shard]:
     """Iterate over parameters, gradients, moments, steps and padding of one flat parameter here.
 
     The optimizer has states of what it sees: of an original parameter, whose local view is 1-D, or
@@ -39,7 +39,7 @@ def shards_of(flat: Flat, states: States) -> Iterator[Shard]:
         yield Shard("", "padding", held_flat[gap], tuple(held_flat.shape), gap)
 
 
-def restore(flat: Flat, full: Full, states: States) -> None:
+def restore(flat: FlatHandle, full: Full, states: States) -> None:
     """Put whole tensors into the local shard and into the states."""
     for piece in flat.pieces:
         held = optimized(flat, piece)
@@ -50,17 +50,17 @@ def restore(flat: Flat, full: Full, states: States) -> None:
 
 
 def _put(
-    flat: Flat, piece: FlatPiece, full: Full, name: str, into: torch.Tensor, role: str
+    flat: FlatHandle, piece: FlatPiece, full: Full, name: str, into: torch.Tensor, role: str
 ) -> None:
     _write(flat, piece, into, full[name, role])
 
 
-def optimized(flat: Flat, piece: FlatPiece) -> torch.nn.Parameter:
+def optimized(flat: FlatHandle, piece: FlatPiece) -> torch.nn.Parameter:
     """Return the parameter that the optimizer updates."""
     return flat.tensor if flat.originals is None else flat.originals[piece.name]
 
 
-def _local(flat: Flat, piece: FlatPiece, tensor: torch.Tensor) -> torch.Tensor:
+def _local(flat: FlatHandle, piece: FlatPiece, tensor: torch.Tensor) -> torch.Tensor:
     """Return the part of a tensor with the extent of the parameter that the optimizer updates."""
     tensor = tensor.detach()
     if flat.originals is None:
@@ -68,7 +68,7 @@ def _local(flat: Flat, piece: FlatPiece, tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def cut(flat: Flat, piece: FlatPiece, role: Role, tensor: torch.Tensor) -> Iterator[Shard]:
+def cut(flat: FlatHandle, piece: FlatPiece, role: Role, tensor: torch.Tensor) -> Iterator[Shard]:
     name = unwrapped(piece.name)
     local = _local(flat, piece, tensor)
     if not flat.sharded and flat.originals is not None:
@@ -90,7 +90,7 @@ def cut(flat: Flat, piece: FlatPiece, role: Role, tensor: torch.Tensor) -> Itera
         yield Shard(name, role, part.view(extent).permute(back), piece.shape, index)
 
 
-def _write(flat: Flat, piece: FlatPiece, into: torch.Tensor, whole: torch.Tensor) -> None:
+def _write(flat: FlatHandle, piece: FlatPiece, into: torch.Tensor, whole: torch.Tensor) -> None:
     local = _local(flat, piece, into)
     if not flat.sharded and flat.originals is not None:
         local.copy_(whole)

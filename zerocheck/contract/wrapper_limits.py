@@ -14,13 +14,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..case.schema import Case
 from ..case.shapes import empties, sometimes_used, uncalled
-from ..compat import Flat
+from ..compat import FlatHandle
 from ..errors import Unsupported
 from .memory_order import order_of
 from .names import unwrapped
 
 
-def check_wrapped(model: nn.Module, case: Case, flats: Sequence[Flat]) -> None:
+def check_wrapped(model: nn.Module, case: Case, flats: Sequence[FlatHandle]) -> None:
     """Raise Unsupported where torch rejects the behaviour of the wrapped model in this case.
 
     flats: its flat parameters.
@@ -53,7 +53,7 @@ def by_mesh(model: nn.Module) -> bool:
     return all(getattr(unit, "_device_mesh", None) is not None for unit in units)
 
 
-def check_torch_faults(case: Case, flats: Sequence[Flat]) -> None:
+def check_torch_faults(case: Case, flats: Sequence[FlatHandle]) -> None:
     """Raise Unsupported where FSDP1 is known to compute wrong numbers, citing our page on it."""
     for flat in flats:
         if flat.sharded or flat.originals is None:
@@ -71,7 +71,7 @@ def check_torch_faults(case: Case, flats: Sequence[Flat]) -> None:
         _refuse("does not reshard a frozen root unit", "fsdp1-frozen-root-unit")
 
 
-def uses_partly(flats: Sequence[Flat], case: Case) -> bool:
+def uses_partly(flats: Sequence[FlatHandle], case: Case) -> bool:
     """Return True if a flat parameter has parameters that are used and others that are not.
 
     The gradient of what is not used is then 0, and not None.

@@ -52,7 +52,7 @@ BACKEND = ("c10d::", "gloo:")
 """How operators begin within which a backend allocates what is its own."""
 
 
-class Place(NamedTuple):
+class PhaseEnd(NamedTuple):
     """End of a phase."""
 
     step: int
@@ -65,7 +65,7 @@ class Place(NamedTuple):
 
 
 @dataclass(eq=False)
-class Block:
+class TrackedAllocation:
     """One allocation, from when it is allocated until it is freed.
 
     born: the phase in which it was; claims: of all ends of phases at which it was alive; stays:
@@ -76,7 +76,7 @@ class Block:
     address: int
     bytes: int
     operators: tuple[str, ...]
-    born: Place
+    born: PhaseEnd
     claims: list[Claim] = field(default_factory=list)
     stays: bool = False
     use: Category | None = None
@@ -93,36 +93,36 @@ class Block:
         return min(self.claims, key=lambda claim: claim.rank, default=None)
 
 
-class Change(NamedTuple):
+class AllocationChange(NamedTuple):
     """Allocation (more > 0) or release of a block, in the phase that ends at `place`.
 
     ours: while the harness looks at what is held.
     """
 
-    place: Place
-    block: Block
+    place: PhaseEnd
+    block: TrackedAllocation
     more: int
     ours: bool
 
 
-class Ledger:
+class AllocationLedger:
     """Memory ledger, built from all events of a run and the claims at each mark.
 
     changes: what was given out and taken back, in its order.
     """
 
     def __init__(
-        self, events: list[str | Allocation], looked: dict[Place, Claims], buckets: Counter[int]
+        self, events: list[str | Allocation], looked: dict[PhaseEnd, Claims], buckets: Counter[int]
     ) -> None:
         """Build it. looked: objects that Python held at the end of each phase, in their order.
 
         buckets: bytes that DDP reports its reducer to hold.
         """
         self._buckets = buckets
-        self._at: dict[Place, list[Block]] = {}
-        self.changes: list[Change] = []
+        self._at: dict[PhaseEnd, list[TrackedAllocation]] = {}
+        self.changes: list[AllocationChange] = []
         marks = {place.mark: place for place in looked}
-        alive: dict[int, Block] = {}
+        alive: dict[int, TrackedAllocation] = {}
         places = iter(looked)
         now = next(places)
         ours = False
@@ -130,14 +130,14 @@ class Ledger:
         def gone(address: int) -> None:
             block = alive.pop(address, None)
             if block is not None:
-                self.changes.append(Change(now, block, -block.bytes, ours))
+                self.changes.append(AllocationChange(now, block, -block.bytes, ours))
 
         for event in events:
             if isinstance(event, Allocation):
                 if event.bytes > 0:
-                    block = Block(event.address, event.bytes, event.operators, now)
+                    block = TrackedAllocation(event.address, event.bytes, event.operators, now)
                     alive[event.address] = block
-                    self.changes.append(Change(now, block, block.bytes, ours))
+                    self.changes.append(AllocationChange(now, block, block.bytes, ours))
                 else:
                     gone(event.address)
             elif event.startswith(GONE):
@@ -152,7 +152,7 @@ class Ledger:
                 self._look(marks[event], alive, looked[marks[event]])
                 now = next(places, now)
 
-    def _look(self, place: Place, alive: dict[int, Block], claims: Claims) -> None:
+    def _look(self, place: PhaseEnd, alive: dict[int, TrackedAllocation], claims: Claims) -> None:
         for block in list(alive.values()):
             block.ends += 1
             block.stays |= place.phase in ("built", "step")
@@ -160,16 +160,16 @@ class Ledger:
                 block.claims.append(claims[block.address])
             elif not block.claims and block.backend:
                 del alive[block.address]
-                self.changes.append(Change(place, block, -block.bytes, True))
+                self.changes.append(AllocationChange(place, block, -block.bytes, True))
         self._at[place] = list(alive.values())
 
     @property
-    def places(self) -> Iterable[Place]:
+    def places(self) -> Iterable[PhaseEnd]:
         """Ends of phases, in their order."""
         return self._at
 
     @property
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[TrackedAllocation]:
         """All blocks that were ever allocated."""
         return (change.block for change in self.changes if change.more > 0)
 
@@ -182,7 +182,7 @@ class Ledger:
             for (category, holder), count in held.items():
                 yield Line(place.phase, place.step, category, count, holder)
 
-    def explained(self, block: Block) -> tuple[Category, str]:
+    def explained(self, block: TrackedAllocation) -> tuple[Category, str]:
         """Return category and holder of a block that was alive at the end of a phase."""
         claim = block.best
         if claim is not None:

@@ -20,7 +20,7 @@ from ..models.network import build_model
 from .calls import CallTrace
 from .census import Claims, fresh_objects, held, reducers, shown
 from .in_flight import InFlight
-from .ledger import GONE, LOOKED, LOOKING, MARK, USED, Ledger, Place
+from .ledger import GONE, LOOKED, LOOKING, MARK, USED, AllocationLedger, PhaseEnd
 from .observation import Measured
 from .on_gpu import DeviceLog
 from .peaks import peaks
@@ -85,7 +85,7 @@ class Measuring:
         self._taking = False
         self._subject: Implementation | None = None
         self._samples: list[object] = []
-        self._looked: dict[Place, Claims] = {}
+        self._looked: dict[PhaseEnd, Claims] = {}
         self._events: list[str | Allocation] = []
         self._reducers: Counter[int] = Counter()
         self._log = AllocatorLog() if device.type == CPU else DeviceLog(device)
@@ -149,7 +149,7 @@ class Measuring:
 
     def measured(self) -> Measured:
         """Return all measurements."""
-        ledger = Ledger(self._events, self._looked, self._reducers)
+        ledger = AllocationLedger(self._events, self._looked, self._reducers)
         pools = self._log.pools if isinstance(self._log, DeviceLog) else []
         return Measured(
             lines=tuple(ledger.lines()),
@@ -172,7 +172,7 @@ class Measuring:
         """End the phase. shows: the contract lets the implementation be asked for shards."""
         taking, self._taking = self._taking, False
         self._log.mark(LOOKING)
-        place = Place(self.step, self.part)
+        place = PhaseEnd(self.step, self.part)
         claims = held(self._subject, self._samples, _caller(), self._end)
         if shows and self._subject is not None:
             claims |= shown(self._subject)

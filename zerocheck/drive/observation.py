@@ -145,7 +145,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[tuple[Call, ...], ...] = ()
     steps: int = 0
     stage: int | None = None
-    pools: tuple[Pool, ...] = ()
+    pools: tuple[CudaPool, ...] = ()
 
     @property
     def on_gpu(self) -> bool:
@@ -153,7 +153,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.pools)
 
 
-class Pool(msgspec.Struct, frozen=True, array_like=True):
+class CudaPool(msgspec.Struct, frozen=True, array_like=True):
     """Report of a GPU's caching allocator at the end of a phase, in bytes.
 
     asked: requested by allocations since the run began; rounding: added to that, up to multiples of
@@ -279,7 +279,7 @@ class Looked(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
-class Described(msgspec.Struct, frozen=True, kw_only=True):
+class Description(msgspec.Struct, frozen=True, kw_only=True):
     """Reply to a `describe` job: the implementation's declarations, or why it is unusable."""
 
     error: str = ""

@@ -24,8 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ..compat_memory import Allocation, AllocatorHistory, LastOfNccl, Snapshot, map_bytes
 from .census import Claim, Claims, address
 from .in_flight import PATIENCE_S
-from .ledger import MARK, UNTOLD, Place
-from .observation import Pool
+from .ledger import MARK, UNTOLD, PhaseEnd
+from .observation import CudaPool
 
 
 class DeviceLog:
@@ -44,7 +44,7 @@ class DeviceLog:
         """{address: bytes} of what was handed out before the start and is not yet taken back."""
         self._others = 0
         self._hosts: dict[int, int] = {}
-        self.pools: list[Pool] = []
+        self.pools: list[CudaPool] = []
 
     def start(self) -> None:
         """Start recording. Memory allocated before is not counted."""
@@ -57,7 +57,7 @@ class DeviceLog:
     def mark(self, name: str) -> None:
         """Do nothing: see `over`."""
 
-    def over(self, place: Place, claims: Claims) -> None:
+    def over(self, place: PhaseEnd, claims: Claims) -> None:
         """End a phase at `place`; claims: held by Python, to which memory on the CPU is added.
 
         The optimizer's step counts are there, and of each of DDP's two maps of used parameters one.
@@ -131,7 +131,7 @@ def changes(before: Mapping[int, int], now: Mapping[int, int]) -> Iterator[Alloc
             yield Allocation(where, held, UNTOLD)
 
 
-def pool_of(place: Place, now: Snapshot, before: int, alive: Mapping[int, int]) -> Pool:
+def pool_of(place: PhaseEnd, now: Snapshot, before: int, alive: Mapping[int, int]) -> CudaPool:
     """Return the allocator's report at the end of a phase.
 
     before: bytes allocated before the run; alive: {address: bytes asked for} of the allocations in
@@ -139,7 +139,7 @@ def pool_of(place: Place, now: Snapshot, before: int, alive: Mapping[int, int]) 
     """
     blocks = _handed_out(now)
     asked = sum(alive.values())
-    return Pool(
+    return CudaPool(
         step=place.step,
         phase=place.phase,
         asked=asked,

@@ -14,15 +14,15 @@ from collections.abc import Iterator
 
 from ..contract.layout import ALLOCATED, Category, Peak, Phase, Term, works
 from .census import HARNESS, LOCAL
-from .ledger import Block, Change, Ledger, Place
+from .ledger import AllocationChange, AllocationLedger, PhaseEnd, TrackedAllocation
 
 STEP_PHASES: tuple[Phase, ...] = ("forward", "backward", "step")
 
 
-def peaks(ledger: Ledger) -> Iterator[Peak]:
+def peaks(ledger: AllocationLedger) -> Iterator[Peak]:
     """Iterate over the peaks of forward, backward and step of each step, in their order."""
     terms = {id(block): _term(ledger, block) for block in ledger.blocks}
-    changes: dict[Place, list[Change]] = {place: [] for place in ledger.places}
+    changes: dict[PhaseEnd, list[AllocationChange]] = {place: [] for place in ledger.places}
     for change in ledger.changes:
         changes[change.place].append(change)
     held: Counter[Category] = Counter()
@@ -53,7 +53,7 @@ def peaks(ledger: Ledger) -> Iterator[Peak]:
             yield Peak(place.phase, place.step, dict(+most), dict(+highest))
 
 
-def _term(ledger: Ledger, block: Block) -> Category | None:
+def _term(ledger: AllocationLedger, block: TrackedAllocation) -> Category | None:
     """Return the category of a block, or None for one that is not counted."""
     claim = block.best
     if claim is not None and claim.holder == HARNESS:

@@ -26,9 +26,9 @@ from ..importing import imported
 from ..models.looking import look
 from .checkpoints import Checkpoints, kept, resumes
 from .collectives import CollectiveTrace
-from .leaks.guard import Condition, Guard
+from .leaks.guard import LeakSink, StateGuard
 from .measure import unmeasured
-from .observation import Described, Job, Looked, RankSeen, Refusals
+from .observation import Description, Job, Looked, RankSeen, Refusals
 from .poison import deterministic
 from .recorder import Recorder, Store
 from .steps import Driver, restores
@@ -42,11 +42,11 @@ _PLAIN = Training()
 
 _injected: dict[str, type[Implementation]] = {}
 _meshes: dict[tuple[object, ...], DeviceMesh] = {}
-_guards: list[Guard] = []
+_guards: list[StateGuard] = []
 """The one of this process."""
 
 
-class Progress(Protocol):
+class ProgressPage(Protocol):
     """Progress page of the rank."""
 
     def at(self, text: str) -> None: ...
@@ -63,9 +63,9 @@ class Context(Protocol):
     @property
     def arena(self) -> Store: ...
     @property
-    def progress(self) -> Progress: ...
+    def progress(self) -> ProgressPage: ...
     @property
-    def condition(self) -> Condition: ...
+    def condition(self) -> LeakSink: ...
 
 
 def run(payload: bytes, context: Context) -> bytes:
@@ -77,7 +77,7 @@ def run(payload: bytes, context: Context) -> bytes:
     job = msgspec.msgpack.decode(payload, type=Job)
     if not _guards:
         deterministic(torch.device(context.device))
-        _guards.append(Guard())
+        _guards.append(StateGuard())
     with _guards[0].around(_imports(job), context.condition):
         return _done(job, context)
 
@@ -129,7 +129,7 @@ def _look(name: str, device: torch.device) -> Looked:
         return Looked(error=str(error))
 
 
-def _describe(job: Job) -> Described:
+def _describe(job: Job) -> Description:
     try:
         implementation = load(job.implementation)
         _check_declared(job.implementation, implementation)
@@ -139,10 +139,10 @@ def _describe(job: Job) -> Described:
         msgspec.json.encode(dict(implementation.fixed))
         options = _options(job.implementation, implementation)
     except UsageError as error:
-        return Described(error=str(error))
+        return Description(error=str(error))
     except TypeError as error:
-        return Described(error=f"{job.implementation}: `fixed` must be plain data: {error}")
-    return Described(
+        return Description(error=f"{job.implementation}: `fixed` must be plain data: {error}")
+    return Description(
         semantics=_semantics(implementation),
         fixed=dict(implementation.fixed),
         without=_without(implementation),

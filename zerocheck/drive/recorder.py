@@ -16,7 +16,7 @@ STATE_ROLES = frozenset(
 GRADIENT_ROLES = frozenset(("gradient",))
 
 
-class Slot(Protocol):
+class ArenaSlot(Protocol):
     """Location in an arena: offset in bytes, numel in elements."""
 
     @property
@@ -30,7 +30,7 @@ class Slot(Protocol):
 class Store(Protocol):
     """Interface of an arena for the recorder."""
 
-    def put(self, tensors: Sequence[torch.Tensor]) -> Slot: ...
+    def put(self, tensors: Sequence[torch.Tensor]) -> ArenaSlot: ...
 
 
 class Recorder:

@@ -44,7 +44,7 @@ from .recorder import GRADIENT_ROLES, STATE_ROLES, Recorder
 from .timing import Timing
 
 
-class Progress(Protocol):
+class StepProgress(Protocol):
     """Receiver of a rank's progress."""
 
     def at(self, text: str) -> None: ...
@@ -69,7 +69,7 @@ class Driver:
         mesh: DeviceMesh,
         *,
         rank: int,
-        progress: Progress,
+        progress: StepProgress,
         checkpoints: Checkpoints | None = None,
         device: torch.device = ON_CPU,
     ) -> None:

@@ -130,7 +130,7 @@ def _on_accelerator() -> bool:
 
 
 @dataclass
-class _One:
+class _CollectiveInFlight:
     """Collective in flight, as CollectiveTimes."""
 
     kind: str
@@ -148,8 +148,8 @@ class _Trace(Operators):
 
     def __init__(self) -> None:
         super().__init__()
-        self._calls: list[_One] = []
-        self._results: dict[int, _One] = {}
+        self._calls: list[_CollectiveInFlight] = []
+        self._results: dict[int, _CollectiveInFlight] = {}
         self._on = False
         self._inside = False
         self._left = 0
@@ -194,14 +194,16 @@ class _Trace(Operators):
                 waited.stalled, waited.over = began, now
         return result
 
-    def _noted(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _One:
+    def _noted(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> _CollectiveInFlight:
         call = call_of(func, args, kwargs, 0, "step")
         names = [argument.name for argument in func._schema.arguments]
         named = {**dict(zip(names, args, strict=False)), **kwargs}
         root = named.get("root_rank", named.get("src", -1))
-        return _One(call.kind, call.bytes, call.ranks, int(root), 0)
+        return _CollectiveInFlight(call.kind, call.bytes, call.ranks, int(root), 0)
 
-    def _begun(self, one: _One, result: Any, now: int) -> None:
+    def _begun(self, one: _CollectiveInFlight, result: Any, now: int) -> None:
         """Watch for the end of a collective whose operator has returned."""
         self._calls.append(one)
         tensors = [part for part in _flat(result) if isinstance(part, torch.Tensor)]
@@ -217,7 +219,7 @@ class _Trace(Operators):
         except RuntimeError:  # messages between two ranks: waiting for them is not seen
             one.stalled = one.over = now
 
-    def _over(self, one: _One) -> None:
+    def _over(self, one: _CollectiveInFlight) -> None:
         one.over = now = time.monotonic_ns()
         one.stalled = now if self._inside else max(self._left, one.returned)
         if not self._inside:

@@ -50,7 +50,7 @@ class NormExtraReduce(WithOptimizer):
     kind = _ExtraReduce
 
 
-class _Local(ClipsInParts):
+class _LocalNorm(ClipsInParts):
     def total(self, p: float) -> torch.Tensor:
         return self.local(p)
 
@@ -58,7 +58,7 @@ class _Local(ClipsInParts):
 class LocalNorm(WithOptimizer):
     """Each rank clips by the norm of its own shard (RLinf PR#1542). Flagged: local norm."""
 
-    kind = _Local
+    kind = _LocalNorm
 
 
 class _SumOfLocal(ClipsInParts):
@@ -198,7 +198,7 @@ class StaleNorm(WithOptimizer):
     kind = _Stale
 
 
-class _Twice(ClipsInParts):
+class _ClippedTwice(ClipsInParts):
     def scale(self, factor: torch.Tensor) -> None:
         super().scale(factor)
         super().scale(factor)
@@ -207,7 +207,7 @@ class _Twice(ClipsInParts):
 class ClippedTwice(WithOptimizer):
     """Clipping runs twice with one coefficient. Flagged: clipped twice."""
 
-    kind = _Twice
+    kind = _ClippedTwice
 
 
 class _InHalf(ClipsInParts):

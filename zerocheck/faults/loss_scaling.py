@@ -27,7 +27,7 @@ class _WithScaler(Zero1):
         self.scaler = self.kind(case, self.group, mesh.device_type)
 
 
-class _Local(LossScaler):
+class _LocalScaler(LossScaler):
     before_reduction = False
 
     def agreed(self, overflow: bool) -> bool:
@@ -40,17 +40,17 @@ class OverflowSeenLate(_WithScaler):
     Only the rank that has it skips the step. Flagged: ranks disagree.
     """
 
-    kind = _Local
+    kind = _LocalScaler
 
     def _reduce(self) -> None:
-        assert isinstance(self.scaler, _Local)
+        assert isinstance(self.scaler, _LocalScaler)
         self.scaler.before_reduction = not all(
             bool(gradients.isfinite().all()) for gradients in self.gradients
         )
         super()._reduce()
 
 
-class _Twice(LossScaler):
+class _UnscaledTwice(LossScaler):
     def unscale(self, gradients: Iterable[torch.Tensor]) -> None:
         gradients = list(gradients)
         super().unscale(gradients)
@@ -61,7 +61,7 @@ class _Twice(LossScaler):
 class UnscaledTwice(_WithScaler):
     """The gradient is divided by the loss scale twice. Flagged: unscaled twice."""
 
-    kind = _Twice
+    kind = _UnscaledTwice
 
 
 class _Updated(LossScaler):

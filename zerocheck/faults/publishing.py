@@ -17,7 +17,7 @@ from ..implementations.textbook.zero2 import Zero2
 from ..implementations.textbook.zero3 import Zero3
 
 
-class _Late(FlatParameter):
+class _LatePublish(FlatParameter):
     sent: torch.Tensor
 
     def gather(self) -> None:
@@ -26,7 +26,7 @@ class _Late(FlatParameter):
         self.shard = shard
 
 
-class GatherStale(Zero3):
+class StaleGather(Zero3):
     """The forward gathers the parameters of the step before (MG #3140; DS PR#7707).
 
     Flagged: parameters of the previous step.
@@ -37,8 +37,8 @@ class GatherStale(Zero3):
     def train_step(self, step: Step) -> StepReport:
         current = [flat.shard.clone() for flat in self.flats]
         for flat, stale in zip(self.flats, self.before or current, strict=True):
-            flat.__class__ = _Late
-            assert isinstance(flat, _Late)
+            flat.__class__ = _LatePublish
+            assert isinstance(flat, _LatePublish)
             flat.sent = stale
         self.before = current
         return super().train_step(step)

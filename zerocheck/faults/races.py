@@ -39,7 +39,7 @@ class _InFlight(Reduction):
             super().finish()
 
 
-class _Kept(GradientBucket):
+class _KeptBuffer(GradientBucket):
     """Gradient bucket whose flat buffer is allocated once."""
 
     kept: torch.Tensor | None = None
@@ -64,7 +64,7 @@ class BucketReused(Zero2):
         super().__init__(model, case, mesh)
         self.reduction = _InFlight(self.reduction.group)
         for gradient in self.gradients:
-            gradient.__class__ = _Kept
+            gradient.__class__ = _KeptBuffer
 
     def train_step(self, step: Step) -> StepReport:
         self.reduction.microbatches = len(step.microbatches)

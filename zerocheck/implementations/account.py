@@ -21,7 +21,7 @@ STEP_BYTES = 4
 STEP_PHASES: tuple[Phase, ...] = ("forward", "backward", "step")
 
 
-class Tensor(NamedTuple):
+class AccountedParameter(NamedTuple):
     """Parameter of a model. itemsize: bytes of an element; trains: from the start."""
 
     shape: tuple[int, ...]
@@ -41,7 +41,7 @@ class Account:
     def __init__(self, model: nn.Module, case: Case) -> None:
         self.case = case
         self.parameters = {
-            name: Tensor(tuple(p.shape), p.numel(), p.element_size(), p.requires_grad)
+            name: AccountedParameter(tuple(p.shape), p.numel(), p.element_size(), p.requires_grad)
             for name, p in model.named_parameters()
         }
         self.buffers = sum(b.numel() * b.element_size() for b in model.buffers())

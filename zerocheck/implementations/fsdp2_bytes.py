@@ -12,7 +12,7 @@ from ..case.shapes import sometimes_used, uncalled
 from ..case.traits import lowered
 from ..contract.layout import Layout, Phase
 from ..models.blocks import DTYPES
-from .account import Account, Tensor, Told, layout_of
+from .account import Account, AccountedParameter, Told, layout_of
 from .sync import deferred
 from .units import members, unit_modules
 
@@ -48,7 +48,7 @@ def fsdp2_layout(model: nn.Module, case: Case, rank: int) -> Layout | None:
     idle = uncalled(case.model)
     compute, reduction = DTYPES[case.precision.compute], DTYPES[case.precision.reduce]
 
-    def cast(one: Tensor, dtype: torch.dtype) -> Tensor:
+    def cast(one: AccountedParameter, dtype: torch.dtype) -> AccountedParameter:
         return one._replace(itemsize=dtype.itemsize) if lowered(case) else one
 
     gathered = sum(
@@ -106,13 +106,13 @@ def waiting(case: Case) -> bool:
     return deferred(case) and case.training.microbatches > 1
 
 
-def padded(one: Tensor, ranks: int) -> int:
+def padded(one: AccountedParameter, ranks: int) -> int:
     """Bytes of a rank's chunk of a parameter, padding included."""
     rows = one.shape[0]
     return -(-rows // ranks) * (one.numel // rows) * one.itemsize
 
 
-def own_elements(one: Tensor, rank: int, ranks: int) -> int:
+def own_elements(one: AccountedParameter, rank: int, ranks: int) -> int:
     """Number of elements of a parameter that a rank owns."""
     rows = one.shape[0]
     chunk = -(-rows // ranks)

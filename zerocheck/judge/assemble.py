@@ -12,7 +12,7 @@ import torch
 from ..drive.observation import Entry, Point, RankSeen, Recorded, StepSeen
 from . import vectors
 from .compare import same_bits
-from .layout import Layout
+from .layout import ParameterLayout
 from .pieces import in_pieces
 
 Fetch = Callable[[int, Recorded], torch.Tensor]
@@ -20,7 +20,7 @@ Fetch = Callable[[int, Recorded], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Plan:
+class ManifestPlan:
     """Mapping of the elements of one manifest to positions in the flat vector.
 
     index: flat position of each element in order, or None if they are all positions in order.
@@ -46,7 +46,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Held:
+class RoleState:
     """One role at one point: what each rank holds, and the whole vector put together.
 
     whole: (size,), NaN where nobody holds anything; where several ranks hold an element, that of
@@ -56,7 +56,7 @@ class Held:
 
     whole: torch.Tensor
     parts: tuple[torch.Tensor, ...]
-    plans: tuple[Plan, ...]
+    plans: tuple[ManifestPlan, ...]
     manifests: tuple[tuple[Entry, ...], ...]
     replica: int = 0
 
@@ -118,7 +118,7 @@ class Held:
 class Observation:
     """All observations of one case."""
 
-    layout: Layout
+    layout: ParameterLayout
     seen: Sequence[RankSeen]
     fetch: Fetch
     first: int = 0
@@ -126,8 +126,8 @@ class Observation:
     replica: int = 0
     """As in `Held`."""
     _found: dict[tuple[int, Point, str], list[list[Recorded]]] = field(init=False)
-    _held: dict[tuple[int, Point, str], Held | None] = field(init=False, default_factory=dict)
-    _plans: dict[tuple[Entry, ...], Plan] = field(init=False, default_factory=dict)
+    _held: dict[tuple[int, Point, str], RoleState | None] = field(init=False, default_factory=dict)
+    _plans: dict[tuple[Entry, ...], ManifestPlan] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._found = {}
@@ -208,7 +208,7 @@ class Observation:
         found = self._found.get((step, point, role), [()] * len(self.seen))
         return tuple([tuple([record.manifest for record in records]) for records in found])
 
-    def held(self, step: int, point: Point, role: str) -> Held | None:
+    def held(self, step: int, point: Point, role: str) -> RoleState | None:
         """Assemble the vector of a role of the parameters' shape, or None if no rank exposed it."""
         key = (step, point, role)
         if key not in self._held:
@@ -286,12 +286,12 @@ class Observation:
         """Return every record with its rank, in order."""
         return [(rank, record) for rank, seen in enumerate(self.seen) for record in seen.records]
 
-    def _assemble(self, key: tuple[int, Point, str]) -> Held | None:
+    def _assemble(self, key: tuple[int, Point, str]) -> RoleState | None:
         found = self._found.get(key)
         if found is None:
             return None
         parts: list[torch.Tensor] = []
-        plans: list[Plan] = []
+        plans: list[ManifestPlan] = []
         manifests: list[tuple[Entry, ...]] = []
         for rank, records in enumerate(found):
             data = [_wide(self.fetch(rank, record)) for record in records if record.numel]
@@ -314,10 +314,10 @@ class Observation:
             whole = vectors.empty(self.layout.size).fill_(torch.nan)
             for part, plan in zip(reversed(parts), reversed(plans), strict=True):
                 plan.scatter(whole, part)
-        return Held(whole, tuple(parts), tuple(plans), tuple(manifests), self.replica)
+        return RoleState(whole, tuple(parts), tuple(plans), tuple(manifests), self.replica)
 
 
-def _replica(part: torch.Tensor, parts: Sequence[torch.Tensor], plan: Plan) -> bool:
+def _replica(part: torch.Tensor, parts: Sequence[torch.Tensor], plan: ManifestPlan) -> bool:
     """Return True if a large part equals that of the first rank bit for bit."""
     large = in_pieces(None, len(part)) and plan.index is None
     return large and bool(parts) and len(parts[0]) == len(part) and same_bits(part, parts[0])
@@ -338,7 +338,7 @@ def _loss_scale(steps: Sequence[StepSeen], index: int) -> float:
     return scale if scale > 0 and math.isfinite(scale) else 1.0
 
 
-def _in_order(manifest: tuple[Entry, ...], layout: Layout) -> bool:
+def _in_order(manifest: tuple[Entry, ...], layout: ParameterLayout) -> bool:
     """Return True if these are all elements of the flat vector, in order."""
     end = 0
     for entry in manifest:
@@ -351,7 +351,7 @@ def _in_order(manifest: tuple[Entry, ...], layout: Layout) -> bool:
     return end == layout.size
 
 
-def plan_of(manifest: tuple[Entry, ...], layout: Layout) -> Plan:
+def plan_of(manifest: tuple[Entry, ...], layout: ParameterLayout) -> ManifestPlan:
     """Map the entries of a manifest to the flat vector.
 
     Raises KeyError for names that the model does not have: left out, they would shift all others.
@@ -360,7 +360,7 @@ def plan_of(manifest: tuple[Entry, ...], layout: Layout) -> Plan:
     present = {entry.name for entry in manifest if entry.present}
     absent = {entry.name for entry in manifest if not entry.present}
     if _in_order(manifest, layout):
-        return Plan(None, frozenset(present), frozenset(absent - present))
+        return ManifestPlan(None, frozenset(present), frozenset(absent - present))
     entries = [entry for entry in manifest if entry.present]
     starts = [layout.by_name[entry.name].start + entry.start for entry in entries]
     counts = [entry.stop - entry.start for entry in entries]
@@ -371,9 +371,9 @@ def plan_of(manifest: tuple[Entry, ...], layout: Layout) -> Plan:
         first = [0, *accumulate(counts)]
         turn = sorted(range(len(starts)), key=starts.__getitem__)
         order = vectors.ranges([first[n] for n in turn], [counts[n] for n in turn])
-        return Plan(None, frozenset(present), missing, order)
+        return ManifestPlan(None, frozenset(present), missing, order)
     if not boxed:
-        return Plan(vectors.ranges(starts, counts), frozenset(present), missing)
+        return ManifestPlan(vectors.ranges(starts, counts), frozenset(present), missing)
     parts: list[torch.Tensor] = []
     for entry, start in zip(entries, starts, strict=True):
         place = layout.by_name[entry.name]
@@ -384,10 +384,12 @@ def plan_of(manifest: tuple[Entry, ...], layout: Layout) -> Plan:
             parts.append(positions[tuple(slice(*part) for part in entry.box)].reshape(-1))
     index = vectors.joined(parts)
     if len(index) != layout.size:
-        return Plan(index, frozenset(present), missing)
+        return ManifestPlan(index, frozenset(present), missing)
     positions, order = index.sort()
     every = torch.equal(positions, torch.arange(layout.size))
-    return Plan(None if every else index, frozenset(present), missing, order if every else None)
+    return ManifestPlan(
+        None if every else index, frozenset(present), missing, order if every else None
+    )
 
 
 def _tiles(starts: Sequence[int], counts: Sequence[int], size: int) -> bool:

@@ -26,13 +26,13 @@ from . import clip as clip_
 from . import gradient as gradient_
 from . import hidden, publish, shares, skip, vectors
 from . import loss as loss_
-from .assemble import Fetch, Held, Observation
+from .assemble import Fetch, Observation, RoleState
 from .compare import all_finite
 from .diagnose.tensor_parallel import order_of_pieces
 from .estimate import NOT_OFF, Off
 from .flat import flat_buffers
 from .hidden_states import HiddenStates
-from .layout import Layout
+from .layout import ParameterLayout
 from .local import LocalRunner, Passes, as_on_a_rank
 from .noted import Noted
 from .owners import owners_copies
@@ -41,10 +41,10 @@ from .pieces import in_pieces
 from .precision import Computing, begun_in
 from .ran_on import own_states, ran_on
 from .recovery import Recovery
-from .replayed import Replayed
-from .state import Start, State
+from .replayed import StepReplay
+from .state import StartState, State
 from .tolerance import Tolerance
-from .update import Recipe, Update, UpdateJudge
+from .update import Update, UpdateJudge, UpdateRecipe
 from .verdict import Judgement, Violation
 
 
@@ -70,11 +70,11 @@ class CaseJudge:
         self.case, self.brief = case, brief
         self.first, self.end = case.training.first, end_of(case)
         model = build_model(case)
-        self.layout = Layout.of(model, case)
+        self.layout = ParameterLayout.of(model, case)
         replica = case.shards if len(case.mesh) > 1 else 0
         self.observation = Observation(self.layout, seen, fetch, self.first, replica)
         self.semantics = Semantics(**seen[0].semantics)  # type: ignore[arg-type]
-        self.start = Start.of(
+        self.start = StartState.of(
             case,
             model,
             self.layout,
@@ -84,10 +84,10 @@ class CaseJudge:
         self.device = ran_on(seen)
         computing = Computing.of(self.semantics)
         runner = LocalRunner(model, case, self.layout, self.device, computing)
-        self.replayed = Replayed(case, self.observation, self.semantics, runner)
+        self.replayed = StepReplay(case, self.observation, self.semantics, runner)
         masters = self.semantics.master != "none"
         self.ownership = Ownership(self.observation, case.hosts, masters=masters)
-        self.updates = UpdateJudge(self.layout, Recipe.of(case))
+        self.updates = UpdateJudge(self.layout, UpdateRecipe.of(case))
         self.noted = Noted(seen, brief=brief)
         self.states: HiddenStates | None = None
         if "states" in seen[0].hides:
@@ -148,7 +148,7 @@ class CaseJudge:
 
     def _forward(
         self, step: int, before: State, earlier: Sequence[torch.Tensor] | None
-    ) -> Held | None:
+    ) -> RoleState | None:
         """Judge losses, buffers and the reduced gradient of a step; returns that gradient.
 
         earlier: what each rank computed with in the step before.
@@ -210,7 +210,7 @@ class CaseJudge:
             passes, self.layout, self.case, self.semantics, scales=scales, noise=off.gradient
         )
 
-    def _hidden(self, step: int, before: State, after: State, shown: Held | None) -> None:
+    def _hidden(self, step: int, before: State, after: State, shown: RoleState | None) -> None:
         """Judge a step whose gradient, or whose clipped gradient, was not shown.
 
         What the optimizer was given is recovered from exp_avg. shown: the reduced gradient.
@@ -235,7 +235,7 @@ class CaseJudge:
         step: int,
         before: State,
         passes: Passes,
-        held: Held,
+        held: RoleState,
         expected: Callable[[Off], gradient_.Expected],
     ) -> None:
         """Judge a reduced gradient. expected: what it must be, for a given tolerance."""
@@ -274,7 +274,7 @@ class CaseJudge:
         held = self.observation.held(step - 1, at, "gradient")
         return None if held is None else vectors.copy(held.whole).nan_to_num_(nan=0.0)
 
-    def _reduced(self, step: int) -> Held | None:
+    def _reduced(self, step: int) -> RoleState | None:
         if not self._owned(step, "reduced"):
             return None
         held = self.observation.held(step, "reduced", "gradient")
@@ -304,7 +304,7 @@ class CaseJudge:
 
         self.noted.note("buffers", *self.tolerance.judged("buffers", check))
 
-    def _update(self, step: int, before: State, after: State, gradient: Held | None) -> State:
+    def _update(self, step: int, before: State, after: State, gradient: RoleState | None) -> State:
         """Judge the update; returns the state after it, with the right one of unequal copies."""
         if self._skipped(step, before, after, gradient):
             return after
@@ -333,7 +333,7 @@ class CaseJudge:
             self.noted.note("update", 0.0, violation)
         return violation is None
 
-    def _skipped(self, step: int, before: State, after: State, gradient: Held | None) -> bool:
+    def _skipped(self, step: int, before: State, after: State, gradient: RoleState | None) -> bool:
         """Judge whether the step was rightly skipped. True if there is no update to judge."""
         finite = self._finite(step, gradient)
         seen = self.observation.steps(step)
@@ -344,7 +344,7 @@ class CaseJudge:
             self.noted.note("update", 0.0, violation)
         return over
 
-    def _finite(self, step: int, gradient: Held | None) -> bool | None:
+    def _finite(self, step: int, gradient: RoleState | None) -> bool | None:
         """Return True if the reduced gradient, observed or expected, is finite; None if unknown."""
         if gradient is not None:
             return all(all_finite(part) for part in gradient.parts)
@@ -357,9 +357,9 @@ class CaseJudge:
         step: int,
         before: State,
         after: State,
-        applied: Held,
+        applied: RoleState,
         *,
-        unclipped: Held | None = None,
+        unclipped: RoleState | None = None,
         error: torch.Tensor | float = 0.0,
     ) -> None:
         """Judge the update, given the gradient that the optimizer used."""
@@ -379,7 +379,7 @@ class CaseJudge:
         )
         self.noted.note("update", share, violation)
 
-    def _clip(self, step: int, gradient: Held) -> Held | None:
+    def _clip(self, step: int, gradient: RoleState) -> RoleState | None:
         """Judge norm and clipping; return the gradient that the optimizer used."""
         if self.case.training.clip is None:
             return gradient

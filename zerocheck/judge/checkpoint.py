@@ -14,7 +14,7 @@ from .assemble import Observation
 from .compare import different_bits, same_bits
 from .diagnose.resume import (
     SENTENCES,
-    Known,
+    ResumeEvidence,
     Wrong,
     causes,
     causes_by_tensor,
@@ -23,7 +23,7 @@ from .diagnose.resume import (
     of_steps,
     random_causes,
 )
-from .layout import Layout
+from .layout import ParameterLayout
 from .ownership import MOMENTS
 from .state import State
 from .verdict import Violation, said, together
@@ -82,7 +82,7 @@ def compare_loaded(
     saved: Checkpoint,
     loaded: State,
     observation: Observation,
-    layout: Layout,
+    layout: ParameterLayout,
     case: Case,
 ) -> Violation | None:
     """Compare the state before a segment's first step with the checkpoint that it loaded."""
@@ -138,14 +138,16 @@ def compare_saved(observation: Observation, step: int) -> Violation | None:
 STEPPED = "first step counted by saving"
 
 
-def _compared(role: str, loaded: torch.Tensor, saved: torch.Tensor, layout: Layout) -> Wrong:
+def _compared(
+    role: str, loaded: torch.Tensor, saved: torch.Tensor, layout: ParameterLayout
+) -> Wrong:
     different = different_bits(loaded, saved)
     if role != "parameter":
         different &= layout.trainable
     return Wrong(role, loaded, saved, different)
 
 
-def _wrong_steps(loaded: State, saved: State, layout: Layout) -> list[int]:
+def _wrong_steps(loaded: State, saved: State, layout: ParameterLayout) -> list[int]:
     """Positions of the parameters whose step count differs."""
     return [
         position
@@ -161,12 +163,12 @@ def _state_violation(
     wrong_steps: Sequence[int],
     saved: Checkpoint,
     loaded: State,
-    layout: Layout,
+    layout: ParameterLayout,
     case: Case,
 ) -> Violation:
     what = [one.role for one in wrong] + (["step"] if wrong_steps else [])
     steps = [(loaded.steps[n], saved.state.steps[n]) for n in wrong_steps]
-    known = Known(saved.state, saved.others, saved.step, layout, case)
+    known = ResumeEvidence(saved.state, saved.others, saved.step, layout, case)
     names = causes(wrong, steps, known)
     text = f"after the load, {_listed(what)} {'is' if len(what) == 1 else 'are'} not what was saved"
     parts: list[Violation] = []
@@ -193,7 +195,7 @@ def _step_violation(
     wrong_steps: Sequence[int],
     saved: Checkpoint,
     loaded: State,
-    layout: Layout,
+    layout: ParameterLayout,
     text: str,
     names: tuple[str, ...],
 ) -> Violation:
@@ -214,7 +216,7 @@ def _step_violation(
 
 
 def _role_violation(
-    wrong: Wrong, saved: Checkpoint, layout: Layout, text: str, names: tuple[str, ...]
+    wrong: Wrong, saved: Checkpoint, layout: ParameterLayout, text: str, names: tuple[str, ...]
 ) -> Violation:
     element = int(wrong.different.nonzero()[0])
     _, index = layout.at(element)

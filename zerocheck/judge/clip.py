@@ -17,17 +17,17 @@ from zerocheck_reference import ClipRule, clip_coefficient
 from ..case.schema import Case
 from ..contract.semantics import Semantics
 from . import bounds, vectors
-from .assemble import Held, Observation
+from .assemble import Observation, RoleState
 from .bounds import Enclosure, Format, U
 from .compare import compare, compare_pieces, describe, exactly
 from .diagnose.clip import SENTENCES, Norm, clip_causes, norm_causes
-from .layout import Elements, Formats, Layout
+from .layout import Elements, Formats, ParameterLayout
 from .noted import Noted
 from .pieces import Positions, split
 from .verdict import Violation
 
 
-def elements_of(gradient: Held, rank: int) -> torch.Tensor:
+def elements_of(gradient: RoleState, rank: int) -> torch.Tensor:
     """Return all elements that some rank holds; those that `rank` holds as it holds them.
 
     Frozen parameters have no gradient and are left out. Where copies differ, which is another
@@ -40,7 +40,7 @@ def elements_of(gradient: Held, rank: int) -> torch.Tensor:
     return vectors.taken(whole, vectors.positions(covered))
 
 
-def formats_of(gradient: Held, layout: Layout) -> Formats:
+def formats_of(gradient: RoleState, layout: ParameterLayout) -> Formats:
     """Return the formats of `elements_of`."""
     covered = gradient.covered()
     if covered is None or bool(covered.all()):
@@ -114,8 +114,8 @@ def coefficient(norm: float, case: Case, semantics: Semantics) -> float:
 
 
 def check_step(
-    gradient: Held,
-    clipped: Held | None,
+    gradient: RoleState,
+    clipped: RoleState | None,
     observation: Observation,
     case: Case,
     semantics: Semantics,
@@ -151,9 +151,9 @@ def check_step(
 
 def check_norm(
     reported: Sequence[float | None],
-    gradient: Held,
-    clipped: Held | None,
-    layout: Layout,
+    gradient: RoleState,
+    clipped: RoleState | None,
+    layout: ParameterLayout,
     case: Case,
     semantics: Semantics,
     *,
@@ -244,10 +244,10 @@ def _norm_bound(elements: torch.Tensor, formats: Formats, case: Case) -> tuple[f
 
 
 def check_clipped(
-    clipped: Held,
-    gradient: Held,
+    clipped: RoleState,
+    gradient: RoleState,
     reported: Sequence[float | None],
-    layout: Layout,
+    layout: ParameterLayout,
     case: Case,
     semantics: Semantics,
     *,
@@ -309,7 +309,7 @@ def check_clipped(
 
 
 def _own_coefficient(
-    gradient: Held, rank: int, layout: Layout, case: Case, semantics: Semantics
+    gradient: RoleState, rank: int, layout: ParameterLayout, case: Case, semantics: Semantics
 ) -> tuple[float, float] | None:
     """Return the coefficient of the norm of the rank's own shard, and that norm's relative error.
 
@@ -370,9 +370,9 @@ def _near_one(norm: float, max_norm: float, u: float) -> bool:
 def _clipped_by(
     norm: float,
     relative: float,
-    clipped: Held,
-    gradient: Held,
-    layout: Layout,
+    clipped: RoleState,
+    gradient: RoleState,
+    layout: ParameterLayout,
     case: Case,
     semantics: Semantics,
 ) -> bool:

@@ -10,7 +10,7 @@ import torch
 
 from . import vectors
 from .bounds import Enclosure
-from .layout import Elements, Layout
+from .layout import Elements, ParameterLayout
 from .pieces import Positions, in_pieces, pieces
 from .verdict import Obligation, Violation
 
@@ -146,7 +146,7 @@ _INTEGERS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 
 def describe(
     misfit: Misfit,
-    layout: Layout,
+    layout: ParameterLayout,
     *,
     obligation: Obligation,
     step: int,

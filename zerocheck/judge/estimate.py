@@ -29,7 +29,7 @@ import torch
 
 from zerocheck_reference import unit_roundoff
 
-from .layout import Layout
+from .layout import ParameterLayout
 from .local import Passes
 from .moving import NEXT
 
@@ -57,7 +57,7 @@ NOT_OFF = Off(0.0, 0.0, None)
 """Where kernels are those of one device: bits must agree."""
 
 
-def off(passes: Passes, twins: Sequence[Passes], layout: Layout) -> Off:
+def off(passes: Passes, twins: Sequence[Passes], layout: ParameterLayout) -> Off:
     """Estimate tolerances from the reference's passes and its perturbed replicas."""
     gradient = torch.zeros(layout.size, dtype=torch.float64)
     for place in layout.places:
@@ -71,7 +71,7 @@ def off(passes: Passes, twins: Sequence[Passes], layout: Layout) -> Off:
     return Off(_loss(passes, twins, MARGIN), gradient, _buffers(passes, twins, MARGIN))
 
 
-def off_each(passes: Passes, twins: Iterable[Passes], layout: Layout) -> Off:
+def off_each(passes: Passes, twins: Iterable[Passes], layout: ParameterLayout) -> Off:
     """Estimate with a gradient estimated element by element. twins: taken one after the other."""
     own = passes.gradients.double()
     largest = own.abs()

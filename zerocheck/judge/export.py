@@ -9,14 +9,14 @@ import torch
 from .assemble import Observation
 from .compare import different_bits
 from .diagnose.resume import export_causes
-from .layout import Layout, Place
+from .layout import ParameterLayout, ParameterPlace
 from .ownership import MOMENTS
 from .state import State
 from .verdict import Violation, together
 
 
 def check_export(
-    observation: Observation, layout: Layout, state: State, step: int
+    observation: Observation, layout: ParameterLayout, state: State, step: int
 ) -> Violation | None:
     """Check every exported tensor, on every rank that has any, against the shards.
 
@@ -42,7 +42,7 @@ def check_export(
 
 def _check(
     observation: Observation,
-    layout: Layout,
+    layout: ParameterLayout,
     state: State,
     step: int,
     role: str,
@@ -79,7 +79,9 @@ def _check(
             yield _difference(layout, state, step, role, rank, place, got, held, different)
 
 
-def _held(state: State, role: str, position: int, place: Place, *, copy: bool) -> torch.Tensor:
+def _held(
+    state: State, role: str, position: int, place: ParameterPlace, *, copy: bool
+) -> torch.Tensor:
     if role == "step":
         return torch.tensor([state.steps[position] or 0.0])
     vector = state.published if copy else state.parameter
@@ -89,12 +91,12 @@ def _held(state: State, role: str, position: int, place: Place, *, copy: bool) -
 
 
 def _difference(
-    layout: Layout,
+    layout: ParameterLayout,
     state: State,
     step: int,
     role: str,
     rank: int,
-    place: Place,
+    place: ParameterPlace,
     got: torch.Tensor,
     held: torch.Tensor,
     different: torch.Tensor,

@@ -12,7 +12,7 @@ import torch
 
 from ..drive.observation import Lie, RankSeen
 from . import vectors
-from .layout import Layout
+from .layout import ParameterLayout
 from .pieces import split
 
 NOBODY = -1
@@ -34,7 +34,7 @@ class FlatBuffer(NamedTuple):
         """Buffer from end to end, 1-D."""
         return self.shards.reshape(-1)
 
-    def starts(self, layout: Layout) -> list[tuple[str, int]]:
+    def starts(self, layout: ParameterLayout) -> list[tuple[str, int]]:
         """Return (name, offset in the buffer) of the parameters in it, in their order."""
         names = {place.start: place.name for place in layout.places if place.stop > place.start}
         first = torch.zeros(layout.size, dtype=torch.bool)
@@ -47,7 +47,7 @@ class FlatBuffer(NamedTuple):
         return sorted(found.items(), key=lambda pair: pair[1])
 
 
-def flat_buffers(seen: Sequence[RankSeen], layout: Layout) -> list[FlatBuffer]:
+def flat_buffers(seen: Sequence[RankSeen], layout: ParameterLayout) -> list[FlatBuffer]:
     """Find the buffers that hold parameters, from the shards exposed before the first step.
 
     A buffer that is not cut in equal shards has no part in it: nothing could change places.
@@ -77,7 +77,7 @@ def _by_storage(memory: Sequence[Lie]) -> list[tuple[Lie, ...]]:
     return [tuple(storages[number]) for number in sorted(storages)]
 
 
-def _elements(ranks: Sequence[Sequence[Lie]], size: int, layout: Layout) -> torch.Tensor:
+def _elements(ranks: Sequence[Sequence[Lie]], size: int, layout: ParameterLayout) -> torch.Tensor:
     """Return the flat positions of all elements of one storage: (ranks, size)."""
     elements = vectors.empty(len(ranks), size, dtype=torch.int64).fill_(NOBODY)
     for row, lies in zip(elements, ranks, strict=True):

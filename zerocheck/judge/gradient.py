@@ -12,7 +12,7 @@ from ..case.schema import Case
 from ..case.shapes import unfrozen
 from ..contract.semantics import Semantics
 from . import bounds
-from .assemble import Held
+from .assemble import RoleState
 from .bounds import Enclosure, Format
 from .compare import all_finite, compare_pieces, describe
 from .diagnose.by_tensor import causes_by_tensor
@@ -20,7 +20,7 @@ from .diagnose.evidence import Evidence
 from .diagnose.gradient import UNEXPLAINED, causes
 from .diagnose.loss import seeded_alike
 from .flat import FlatBuffer
-from .layout import Layout
+from .layout import ParameterLayout
 from .local import Passes, Scale
 from .pieces import Enclosing, Positions, in_pieces
 from .precision import Path, declared, path_of
@@ -52,7 +52,7 @@ def loss_ranks(case: Case, semantics: Semantics) -> int:
 
 def expected(
     passes: Passes,
-    layout: Layout,
+    layout: ParameterLayout,
     case: Case,
     semantics: Semantics,
     *,
@@ -142,10 +142,10 @@ def _along(
 
 
 def check(
-    held: Held | None,
+    held: RoleState | None,
     wanted: Expected,
     passes: Passes,
-    layout: Layout,
+    layout: ParameterLayout,
     case: Case,
     semantics: Semantics,
     *,
@@ -229,9 +229,9 @@ def check(
 
 
 def _existence(
-    held: Held | None,
+    held: RoleState | None,
     wanted: Expected,
-    layout: Layout,
+    layout: ParameterLayout,
     case: Case,
     semantics: Semantics,
     step: int,

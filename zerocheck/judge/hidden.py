@@ -17,11 +17,11 @@ from ..case.schema import Case
 from ..contract.groups import learning_rates
 from ..contract.semantics import Semantics
 from . import bounds, vectors
-from .assemble import Held, Plan
+from .assemble import ManifestPlan, RoleState
 from .bounds import Enclosure, Format, U
 from .clip import Squares, coefficient, narrow_only, relative_of
 from .compare import Misfit, compare_pieces, describe, exactly
-from .layout import Formats, Layout
+from .layout import Formats, ParameterLayout
 from .pieces import Enclosing, Positions, pieces, some, split
 from .state import State
 from .verdict import Violation
@@ -33,11 +33,13 @@ class Recovered(NamedTuple):
     held: fp32; error: uncertainty of each element of the flat vector, float64.
     """
 
-    held: Held
+    held: RoleState
     error: torch.Tensor
 
 
-def recover(before: State, after: State, layout: Layout, case: Case, *, step: int) -> Recovered:
+def recover(
+    before: State, after: State, layout: ParameterLayout, case: Case, *, step: int
+) -> Recovered:
     """Recover the gradient that explains the step of exp_avg, where the step count went up.
 
     Elements of other parameters hold NaN in `held.whole` and have no error.
@@ -79,11 +81,11 @@ def recover(before: State, after: State, layout: Layout, case: Case, *, step: in
     present = frozenset(p.name for p, flag in zip(layout.places, moved, strict=True) if flag)
     absent = frozenset(p.name for p in layout.places if p.trainable) - present
     index = vectors.positions(layout.spread(moved))
-    plan = Plan(index, present, absent)
-    return Recovered(Held(whole, (vectors.taken(whole, index),), (plan,), ((),)), error)
+    plan = ManifestPlan(index, present, absent)
+    return Recovered(RoleState(whole, (vectors.taken(whole, index),), (plan,), ((),)), error)
 
 
-def as_shown(gradient: Held) -> Enclosing:
+def as_shown(gradient: RoleState) -> Enclosing:
     """Enclose an observed gradient with zero width; 0 where there is none."""
     whole = gradient.whole
     return Enclosing(len(whole), lambda there: exactly(some(whole, there).nan_to_num(nan=0.0)))
@@ -97,7 +99,11 @@ class Clipping(NamedTuple):
 
 
 def clipping(
-    gradient: Enclosing, error: torch.Tensor, layout: Layout, case: Case, semantics: Semantics
+    gradient: Enclosing,
+    error: torch.Tensor,
+    layout: ParameterLayout,
+    case: Case,
+    semantics: Semantics,
 ) -> Clipping:
     """Enclose the clipped gradient, from the enclosure of the reduced one.
 
@@ -129,7 +135,9 @@ def clipping(
     return Clipping(Enclosing(layout.size, clipped), Enclosing(layout.size, unclipped))
 
 
-def _norms(gradient: Enclosing, layout: Layout, case: Case) -> tuple[float, float, Squares]:
+def _norms(
+    gradient: Enclosing, layout: ParameterLayout, case: Case
+) -> tuple[float, float, Squares]:
     """Return the norms of the exact gradient and of its bounds, and the squares of the norm."""
     order = 2.0 if case.training.norm == "2" else torch.inf
     norms: list[float] = []
@@ -162,7 +170,7 @@ def _narrow_product(
 
 
 def check_clip(
-    recovered: Recovered, wanted: Clipping, layout: Layout, *, step: int, seen: bool
+    recovered: Recovered, wanted: Clipping, layout: ParameterLayout, *, step: int, seen: bool
 ) -> tuple[float, Violation | None]:
     """Judge clipping by the gradient that entered exp_avg.
 

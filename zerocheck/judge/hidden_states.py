@@ -18,18 +18,18 @@ from ..case.schema import Case
 from ..contract.groups import learning_rates
 from ..contract.semantics import Semantics
 from . import bounds
-from .assemble import Held
+from .assemble import RoleState
 from .bounds import Enclosure, Reading, Scalars
 from .compare import Misfit, compare, describe
 from .diagnose.update import Segment, causes, sentence
 from .gradient import Expected
 from .hidden import as_shown
-from .layout import Layout, Part
+from .layout import KernelRange, ParameterLayout
 from .local import Passes
 from .noted import Noted
 from .pieces import Enclosing, Positions, pieces
 from .state import State
-from .update import Recipe
+from .update import UpdateRecipe
 from .update_range import Box, moments_after, parameter_after, update_range
 from .verdict import Violation
 
@@ -69,7 +69,9 @@ def wrong_gradients(
 class HiddenStates:
     """Enclosed moments of all parameters, carried from step to step."""
 
-    def __init__(self, layout: Layout, recipe: Recipe, case: Case, semantics: Semantics) -> None:
+    def __init__(
+        self, layout: ParameterLayout, recipe: UpdateRecipe, case: Case, semantics: Semantics
+    ) -> None:
         self.layout = layout
         self.recipe = recipe
         self._case = case
@@ -85,7 +87,7 @@ class HiddenStates:
         self,
         before: State,
         after: State,
-        applied: Held | None,
+        applied: RoleState | None,
         expected: Expected | None,
         passes: Passes | None,
         noted: Noted,
@@ -121,7 +123,7 @@ class HiddenStates:
         state: which rank updates it, and whom it forgets to tell, is not known.
         """
         parts = self.layout.segments(self._keys(update))
-        best: tuple[float, Misfit | None, Part | None, State] | None = None
+        best: tuple[float, Misfit | None, KernelRange | None, State] | None = None
         for reading in self.readings:
             found = self._under(reading, parts, update)
             if best is None or found[1] is None:
@@ -154,8 +156,8 @@ class HiddenStates:
         ]
 
     def _under(
-        self, reading: Reading, parts: Sequence[Part], update: HiddenUpdate
-    ) -> tuple[float, Misfit | None, Part | None, State]:
+        self, reading: Reading, parts: Sequence[KernelRange], update: HiddenUpdate
+    ) -> tuple[float, Misfit | None, KernelRange | None, State]:
         """Compare under one reading of the options: (share, misfit, its part, state after)."""
         share = 0.0
         after = update.after
@@ -172,7 +174,9 @@ class HiddenStates:
             share = max(share, used)
         return share, None, None, after
 
-    def _best_copies(self, after: State, part: Part, misfit: Misfit, wanted: Enclosure) -> State:
+    def _best_copies(
+        self, after: State, part: KernelRange, misfit: Misfit, wanted: Enclosure
+    ) -> State:
         """Return the state with wrong parameters taken from ranks with right copies, if any."""
         outside = self._spread(part, misfit.outside)
         chosen = after.parameter
@@ -192,7 +196,7 @@ class HiddenStates:
         held = [chosen if torch.equal(own, chosen) else own for own in after.own]
         return replace(after, parameter=chosen, own=held)
 
-    def _spread(self, part: Part, mask: torch.Tensor) -> torch.Tensor:
+    def _spread(self, part: KernelRange, mask: torch.Tensor) -> torch.Tensor:
         """Expand a mask over the elements of a part to one over the flat vector."""
         if part.elements is None:
             return mask
@@ -200,7 +204,7 @@ class HiddenStates:
         whole[part.elements] = mask
         return whole
 
-    def _wanted(self, part: Part, update: HiddenUpdate, s: Scalars) -> Enclosure:
+    def _wanted(self, part: KernelRange, update: HiddenUpdate, s: Scalars) -> Enclosure:
         """Return the range of the parameters after the update."""
         size = self.layout.size if part.elements is None else len(part.elements)
         exact, bound = (torch.empty(size, dtype=torch.float64) for _ in range(2))
@@ -221,7 +225,7 @@ class HiddenStates:
             g_error,
         )
 
-    def _advance(self, parts: Sequence[Part], update: HiddenUpdate) -> None:
+    def _advance(self, parts: Sequence[KernelRange], update: HiddenUpdate) -> None:
         """Enclose the moments after the step."""
         for part in parts:
             s = self._scalars(part, update, "double")
@@ -235,7 +239,7 @@ class HiddenStates:
             old if key is None else key for old, key in zip(self._counts, keys, strict=True)
         ]
 
-    def _scalars(self, part: Part, update: HiddenUpdate, reading: Reading) -> Scalars:
+    def _scalars(self, part: KernelRange, update: HiddenUpdate, reading: Reading) -> Scalars:
         options = self.recipe.groups[part.group]
         return bounds.scalars(
             lr=update.lr[part.group],
@@ -248,7 +252,7 @@ class HiddenStates:
         )
 
     def _words(
-        self, misfit: Misfit, part: Part, update: HiddenUpdate, after: State
+        self, misfit: Misfit, part: KernelRange, update: HiddenUpdate, after: State
     ) -> tuple[str, tuple[str, ...]]:
         """Return (explanation, causes) for parameters outside their range."""
         before = _some(update.before.parameter, part)
@@ -268,7 +272,7 @@ class HiddenStates:
         )
 
     def _causes(
-        self, part: Part, update: HiddenUpdate, after: State, misfit: Misfit
+        self, part: KernelRange, update: HiddenUpdate, after: State, misfit: Misfit
     ) -> tuple[str, ...]:
         """Find known causes that explain every element of the wrong tensors."""
         mask = self._spread(part, misfit.outside)
@@ -308,7 +312,7 @@ class HiddenStates:
         return tuple(names)
 
 
-def _some(vector: torch.Tensor, part: Part) -> torch.Tensor:
+def _some(vector: torch.Tensor, part: KernelRange) -> torch.Tensor:
     """Return the elements of a part, float64."""
     return (vector if part.elements is None else vector[part.elements]).double()
 

@@ -79,7 +79,7 @@ class Formats:
         return Formats(tuple(found), stop - start)
 
 
-class Part(NamedTuple):
+class KernelRange(NamedTuple):
     """Trainable elements that one kernel call of AdamW would update with one set of scalars.
 
     key: what they share besides, e.g. their number of steps.
@@ -92,7 +92,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Place:
+class ParameterPlace:
     """Place of a parameter: [start, stop) in elements of the flat vector."""
 
     name: str
@@ -107,12 +107,12 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ParameterLayout:
     """All parameters of a model, in the order of `named_parameters()`, tied aliases once."""
 
-    places: tuple[Place, ...]
+    places: tuple[ParameterPlace, ...]
     size: int
-    by_name: dict[str, Place]
+    by_name: dict[str, ParameterPlace]
     trainable: torch.Tensor
     """Mask over the flat vector."""
     buffers: dict[str, torch.Tensor]
@@ -120,13 +120,15 @@ class Layout:
     formats: Formats
     aliases: dict[str, str] = field(default_factory=dict)
     """Other names of tied parameters -> the name that they go by."""
-    _segments: dict[tuple[tuple[int, int, Format], ...], list[Part]] = field(default_factory=dict)
+    _segments: dict[tuple[tuple[int, int, Format], ...], list[KernelRange]] = field(
+        default_factory=dict
+    )
 
     @classmethod
-    def of(cls, model: nn.Module, case: Case) -> Layout:
+    def of(cls, model: nn.Module, case: Case) -> ParameterLayout:
         """Build the layout of an unwrapped model. Parameters unfrozen later count as trainable."""
         later = set(unfrozen(case))
-        places: list[Place] = []
+        places: list[ParameterPlace] = []
         start = 0
         for name, parameter in model.named_parameters():
             stop = start + parameter.numel()
@@ -135,7 +137,7 @@ class Layout:
             format = Format.of(parameter.dtype)
             strides = None if parameter.is_contiguous() else parameter.stride()
             shape = tuple(parameter.shape)
-            places.append(Place(name, shape, start, stop, trains, group, format, strides))
+            places.append(ParameterPlace(name, shape, start, stop, trains, group, format, strides))
             start = stop
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         return cls.of_places(places, buffers=buffers, aliases=_aliases(model))
@@ -143,11 +145,11 @@ class Layout:
     @classmethod
     def of_places(
         cls,
-        places: Sequence[Place],
+        places: Sequence[ParameterPlace],
         *,
         buffers: dict[str, torch.Tensor] | None = None,
         aliases: dict[str, str] | None = None,
-    ) -> Layout:
+    ) -> ParameterLayout:
         """Build the layout of places that follow each other from 0 on."""
         size = places[-1].stop if places else 0
         trainable = torch.zeros(size, dtype=torch.bool)
@@ -180,7 +182,7 @@ class Layout:
                 order[place.start : place.stop] = in_memory_order(own, dims).clone()
         return order
 
-    def at(self, element: int) -> tuple[Place, tuple[int, ...]]:
+    def at(self, element: int) -> tuple[ParameterPlace, tuple[int, ...]]:
         """Return the parameter that holds a flat element, and the index within it."""
         for place in self.places:
             if place.start <= element < place.stop:
@@ -217,7 +219,7 @@ class Layout:
                 mask[place.start : place.stop] = True
         return mask
 
-    def segments(self, keys: Sequence[int | None]) -> list[Part]:
+    def segments(self, keys: Sequence[int | None]) -> list[KernelRange]:
         """Group the trainable parameters that share group, key and format.
 
         keys: one per parameter, e.g. its number of steps; None leaves the parameter out.
@@ -233,15 +235,15 @@ class Layout:
             found = self._segments[wanted] = self._split(wanted)
         return found
 
-    def _split(self, wanted: tuple[tuple[int, int, Format], ...]) -> list[Part]:
-        result: list[Part] = []
+    def _split(self, wanted: tuple[tuple[int, int, Format], ...]) -> list[KernelRange]:
+        result: list[KernelRange] = []
         distinct = dict.fromkeys(wanted)  # in an order of its own, which a set has not
         for group, key, format in sorted(distinct, key=lambda w: (w[0], w[1], w[2].u)):
             if group < 0 or key < 0:
                 continue
             mask = self.spread([one == (group, key, format) for one in wanted])
             elements = None if bool(mask.all()) else vectors.positions(mask)
-            result.append(Part(group, key, format, elements))
+            result.append(KernelRange(group, key, format, elements))
         return result
 
 
@@ -251,7 +253,7 @@ def _aliases(model: nn.Module) -> dict[str, str]:
     return {name: names[parameter] for name, parameter in every if names[parameter] != name}
 
 
-def _formats(places: Sequence[Place], size: int) -> Formats:
+def _formats(places: Sequence[ParameterPlace], size: int) -> Formats:
     every = list(dict.fromkeys(place.format for place in places))
     if len(every) < 2:
         return Formats(((every[0] if every else FP32, None),), size)

@@ -36,7 +36,7 @@ from ..drive.poison import deterministic
 from ..models.batches import Batch, batch, loss_of, overflows, weight
 from ..models.user import call_with
 from . import vectors
-from .layout import Layout
+from .layout import ParameterLayout
 from .moving import rounding_otherwise
 from .operator_noise import CancellationNoise
 from .precision import OWN, Computing
@@ -76,7 +76,7 @@ class LocalRunner:
         self,
         model: nn.Module,
         case: Case,
-        layout: Layout,
+        layout: ParameterLayout,
         device: torch.device | None = None,
         computing: Computing = OWN,
     ) -> None:

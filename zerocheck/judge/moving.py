@@ -11,7 +11,7 @@ from torch import nn
 
 from zerocheck_reference import unit_roundoff
 
-from .layout import Layout
+from .layout import ParameterLayout
 
 NEXT = 2
 """Units of round-off to the number next to it."""
@@ -23,7 +23,7 @@ def signs(shape: Sequence[int], seed: int) -> torch.Tensor:
     return torch.randint(0, 2, tuple(shape), generator=draw) * 2 - 1
 
 
-def moved(flat: torch.Tensor, layout: Layout, twin: int) -> torch.Tensor:
+def moved(flat: torch.Tensor, layout: ParameterLayout, twin: int) -> torch.Tensor:
     """Move each element of the flat parameters one unit of its own format up or down."""
     unit = torch.zeros(layout.size, dtype=torch.float64)
     for place in layout.places:

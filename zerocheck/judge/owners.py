@@ -13,13 +13,13 @@ from dataclasses import replace
 
 import torch
 
-from .assemble import Held
+from .assemble import RoleState
 from .compare import compare
-from .layout import Layout
+from .layout import ParameterLayout
 from .pieces import Enclosing
 
 
-def owners_copies(held: Held, wanted: Enclosing, layout: Layout) -> Held:
+def owners_copies(held: RoleState, wanted: Enclosing, layout: ParameterLayout) -> RoleState:
     """Return the gradient as if every rank held the copy that counts.
 
     held: whole copies that differ; wanted: the expected gradient.

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 import torch
 
 from ..contract.shard import Role
-from .assemble import Held, Observation
+from .assemble import Observation, RoleState
 from .compare import different_bits, same_bits
 from .diagnose.publish import SENTENCES, causes
-from .layout import Layout
+from .layout import ParameterLayout
 from .ownership import MOMENTS
 from .pieces import split
 from .state import State
@@ -44,9 +44,9 @@ def check(
 
 
 def _copies(
-    held: Held,
+    held: RoleState,
     whole: torch.Tensor,
-    layout: Layout,
+    layout: ParameterLayout,
     role: str,
     step: int,
     own: list[torch.Tensor] | None,
@@ -106,7 +106,7 @@ def check_start(
     wanted: torch.Tensor,
     moments: Mapping[Role, torch.Tensor],
     counts: list[float],
-    layout: Layout,
+    layout: ParameterLayout,
     dtype: torch.dtype = torch.float32,
 ) -> Violation | None:
     """Check the base case: before the first step every bit is the model's, or the restored state's.

@@ -9,7 +9,7 @@ from ..contract.semantics import Semantics
 from . import hidden
 from .estimate import Off
 from .gradient import Expected
-from .layout import Layout
+from .layout import ParameterLayout
 from .noted import Noted
 from .pieces import Enclosing
 from .tolerance import Tolerance
@@ -22,7 +22,7 @@ class Recovery:
     def __init__(
         self,
         recovered: hidden.Recovered,
-        layout: Layout,
+        layout: ParameterLayout,
         case: Case,
         semantics: Semantics,
         tolerance: Tolerance,

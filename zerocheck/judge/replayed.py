@@ -25,7 +25,7 @@ from .state import State
 from .verdict import Violation
 
 
-class Replayed:
+class StepReplay:
     """Replay of a step as the ranks ran it, or changed for a counterfactual."""
 
     def __init__(

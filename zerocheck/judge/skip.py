@@ -15,7 +15,7 @@ import torch
 from ..case.schema import Case
 from ..drive.observation import StepSeen
 from .compare import different_bits
-from .layout import Layout
+from .layout import ParameterLayout
 from .ownership import MOMENTS
 from .state import State
 from .verdict import Violation
@@ -57,7 +57,7 @@ def check_reports(seen: Sequence[StepSeen], *, step: int) -> Violation | None:
 def check(
     before: State,
     after: State,
-    layout: Layout,
+    layout: ParameterLayout,
     case: Case,
     seen: Sequence[StepSeen],
     *,
@@ -95,7 +95,9 @@ def _decision(*, skipped: bool, finite: bool, scaling: bool, step: int) -> Viola
     return None
 
 
-def _untouched(before: State, after: State, layout: Layout, *, step: int) -> Violation | None:
+def _untouched(
+    before: State, after: State, layout: ParameterLayout, *, step: int
+) -> Violation | None:
     """Check that a skipped step changes no bit of parameters and moments, and no step count."""
     pairs = [("parameter", before.parameter, after.parameter)]
     pairs += [(role, before.moment(role), after.moment(role)) for role in MOMENTS]

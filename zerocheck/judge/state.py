@@ -14,13 +14,13 @@ from ..contract.shard import Role
 from ..drive.observation import Point
 from ..models.start import initial_state
 from . import vectors
-from .assemble import Held, Observation
-from .layout import Layout
+from .assemble import Observation, RoleState
+from .layout import ParameterLayout
 from .ownership import MOMENTS
 from .pieces import in_pieces, split
 
 
-class Start(NamedTuple):
+class StartState(NamedTuple):
     """State that must be held before the first step.
 
     parameter: flat vector; moments: by role, none if the state was not restored; counts: steps
@@ -36,11 +36,11 @@ class Start(NamedTuple):
         cls,
         case: Case,
         model: nn.Module,
-        layout: Layout,
+        layout: ParameterLayout,
         *,
         restored: bool,
         rounded: torch.dtype | None = None,
-    ) -> Start:
+    ) -> StartState:
         """Return the start of a case.
 
         restored: the case's state of mid-training was loaded; rounded: otherwise, dtype that
@@ -98,7 +98,7 @@ class State:
         assert held is not None, "ownership checks that parameters are shown"
         moments: dict[str, torch.Tensor] = {}
         present: dict[str, frozenset[str]] = {}
-        owners: Held | None = None
+        owners: RoleState | None = None
         for role in MOMENTS:
             moment = observation.held(step, point, role)
             if moment is None:
@@ -143,7 +143,7 @@ class State:
         return torch.zeros_like(self.parameter)
 
 
-def _by_owner(held: Held, owners: Held | None) -> torch.Tensor:
+def _by_owner(held: RoleState, owners: RoleState | None) -> torch.Tensor:
     """Return the parameters, each element from the rank that holds its exp_avg."""
     if owners is None or not held.whole_everywhere or owners.whole_everywhere:
         return held.whole
@@ -159,7 +159,7 @@ def _by_owner(held: Held, owners: Held | None) -> torch.Tensor:
     return whole
 
 
-def _own(held: Held, whole: torch.Tensor) -> list[torch.Tensor]:
+def _own(held: RoleState, whole: torch.Tensor) -> list[torch.Tensor]:
     """Return, per rank, its own copy where it holds all, else the assembled one.
 
     On a mesh of two axes that is its replica's; one object if bits agree.

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from .estimate import NOT_OFF, Off
 from .local import Passes
-from .replayed import Replayed
+from .replayed import StepReplay
 from .state import State
 from .verdict import Obligation, Violation
 
@@ -33,7 +33,7 @@ class Tolerance:
     an estimate.
     """
 
-    def __init__(self, replayed: Replayed, *, kernels_differ: bool) -> None:
+    def __init__(self, replayed: StepReplay, *, kernels_differ: bool) -> None:
         """Start. kernels_differ: bounds are estimated from the start, as the case declares."""
         self.off = self.widest = NOT_OFF
         self.obligations: set[Obligation] = {*LOCAL} if kernels_differ else set()

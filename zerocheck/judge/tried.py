@@ -13,7 +13,7 @@ from ..models.network import build_model
 from .assemble import Fetch, Observation
 from .checkpoint import Checkpoint, compare_loaded
 from .compare import different_bits
-from .layout import Layout
+from .layout import ParameterLayout
 from .ownership import MOMENTS, Ownership
 from .state import State
 from .verdict import Gave, Resume, Violation, with_parts
@@ -22,7 +22,7 @@ Seen = tuple[Sequence[RankSeen], Fetch]
 """What all ranks of one leg observed: see `judge.case.judge`."""
 
 
-class Tried(NamedTuple):
+class LoadAttempt(NamedTuple):
     """Result of a segment that only loads."""
 
     of: Resume
@@ -49,7 +49,7 @@ def tried(
     saved: Checkpoint,
     done: str,
     missing: Sequence[str] = (),
-) -> Tried:
+) -> LoadAttempt:
     """Judge the load of a checkpoint whose writer was killed, or that was damaged.
 
     leg: the case of the leg; saved: what the checkpoint held, or would have held; done: what was
@@ -71,7 +71,7 @@ def tried(
             if any(rank.waited for rank in seen):
                 then += ", or waited for them"
             text = f"some ranks refused the checkpoint ({said}) and others {then}"
-            return Tried(of, "wrong", _violation(of, step, ranks, text, ("ranks disagree",)))
+            return LoadAttempt(of, "wrong", _violation(of, step, ranks, text, ("ranks disagree",)))
         if of == "durability" and last.over:
             text = (
                 "a writer was killed while it replaced a checkpoint, and now neither the new nor "
@@ -81,16 +81,18 @@ def tried(
             text += f"; its files were {how}"
             causes = ("older checkpoint lost", f"older checkpoint {how}")
             violation = _violation(of, step, (), text, causes)
-            return Tried(of, "lost", msgspec.structs.replace(violation, error=_error(refused[0])))
-        return Tried(of, "none")
+            return LoadAttempt(
+                of, "lost", msgspec.structs.replace(violation, error=_error(refused[0]))
+            )
+        return LoadAttempt(of, "none")
     if not done and of == "damage":
-        return Tried(of, "unharmed")  # there was nothing to damage
+        return LoadAttempt(of, "unharmed")  # there was nothing to damage
     wrong = _compared(leg, loaded, saved)
     if wrong is None:
-        return Tried(of, "new" if done else "unharmed")
+        return LoadAttempt(of, "new" if done else "unharmed")
     older = saved.older if of == "durability" else None
     if older is not None and _compared(leg, loaded, older) is None:
-        return Tried(of, "older")
+        return LoadAttempt(of, "older")
     if of == "damage":
         text = f"the checkpoint was damaged ({done}), and it was loaded without a word"
         violation = _violation(of, step, (), text, (last.damage,), wrong)
@@ -102,7 +104,7 @@ def tried(
     if mixes and not _of_saved_states(leg, loaded, saved):
         part = (violation.tensors, ((OF_NONE,), f"{text}; some elements are of no state that was"))
         violation = with_parts(violation, [part])
-    return Tried(of, "wrong", violation)
+    return LoadAttempt(of, "wrong", violation)
 
 
 OF_NONE = "elements of no saved state"
@@ -137,7 +139,7 @@ def _of_saved_states(leg: Case, loaded: Seen, saved: Checkpoint) -> bool:
 
 
 def _observed(leg: Case, loaded: Seen) -> Observation:
-    return Observation(Layout.of(build_model(leg), leg), *loaded, leg.training.first)
+    return Observation(ParameterLayout.of(build_model(leg), leg), *loaded, leg.training.first)
 
 
 def _compared(leg: Case, loaded: Seen, saved: Checkpoint) -> Violation | None:

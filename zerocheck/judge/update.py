@@ -24,7 +24,7 @@ from .compare import (
 )
 from .diagnose.memory_order import orders_of
 from .diagnose.update import Segment, causes, sentence
-from .layout import Elements, Layout, Part, Place
+from .layout import Elements, KernelRange, ParameterLayout, ParameterPlace
 from .pieces import Positions, in_pieces, pieces
 from .state import State
 from .verdict import Violation
@@ -49,7 +49,7 @@ class Update(NamedTuple):
     previous: Callable[[], torch.Tensor | None] = lambda: None
 
 
-class Recipe(NamedTuple):
+class UpdateRecipe(NamedTuple):
     """Options of the optimizer, of each group and of all; rates: of all steps, for diagnosis."""
 
     groups: Sequence[Group]
@@ -59,7 +59,7 @@ class Recipe(NamedTuple):
     microbatches: int = 1
 
     @classmethod
-    def of(cls, case: Case) -> Recipe:
+    def of(cls, case: Case) -> UpdateRecipe:
         """Return the options of a case."""
         told = case.optimizer
         steps = [learning_rates(case, index) for index in range(end_of(case))]
@@ -87,7 +87,7 @@ class UpdateJudge:
     per element: a reading that failed once is out.
     """
 
-    def __init__(self, layout: Layout, recipe: Recipe) -> None:
+    def __init__(self, layout: ParameterLayout, recipe: UpdateRecipe) -> None:
         self.layout = layout
         self.recipe = recipe
         self.readings: list[Reading] = list(bounds.READINGS)
@@ -166,7 +166,7 @@ class UpdateJudge:
                 )
         return None
 
-    def _same(self, update: Update, place: Place) -> bool:
+    def _same(self, update: Update, place: ParameterPlace) -> bool:
         """Return True if nothing of this parameter changed, though it has a gradient."""
         part = slice(place.start, place.stop)
         pairs = [(update.before.parameter, update.after.parameter)]
@@ -174,7 +174,7 @@ class UpdateJudge:
         has = update.has[self.layout.places.index(place)]
         return has and all(torch.equal(old[part], new[part]) for old, new in pairs)
 
-    def _never(self, place: Place, step: int) -> Violation:
+    def _never(self, place: ParameterPlace, step: int) -> Violation:
         return Violation(
             obligation="update",
             step=step,
@@ -244,7 +244,7 @@ class UpdateJudge:
         return share, found
 
     def _by_pieces(
-        self, reading: Reading, update: Update, part: Part
+        self, reading: Reading, update: Update, part: KernelRange
     ) -> tuple[float, str, Misfit | None]:
         """Compare like `first_outside`, for elements that have several pieces."""
         share = 0.0
@@ -268,7 +268,7 @@ class UpdateJudge:
         return share, role, misfit
 
     def _enclosures(
-        self, reading: Reading, update: Update, part: Part, elements: Positions | None
+        self, reading: Reading, update: Update, part: KernelRange, elements: Positions | None
     ) -> list[tuple[str, torch.Tensor, Enclosure]]:
         """Return (role, observed, enclosure) of these elements, in the order of _ROLES."""
         format = part.format

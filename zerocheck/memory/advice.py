@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from ..errors import UsageError
-from .result import Tried
+from .result import Alternative
 from .setup import Setup
 
 Change = tuple[str, Setup]
@@ -14,7 +14,7 @@ MOST_RANKS = 1024
 DOUBLINGS = 4
 
 
-def advise(setup: Setup, limit: int, peak_of: Callable[[Setup], int]) -> tuple[Tried, ...]:
+def advise(setup: Setup, limit: int, peak_of: Callable[[Setup], int]) -> tuple[Alternative, ...]:
     """Try one change at a time; if none is enough, one after the other on top of the previous.
 
     limit: bytes; peak_of: simulates, and gives the most bytes held in a step. A change that grows
@@ -29,7 +29,7 @@ def advise(setup: Setup, limit: int, peak_of: Callable[[Setup], int]) -> tuple[T
 
 def _first_that_fits(
     steps: list[Change], limit: int, peak_of: Callable[[Setup], int]
-) -> Tried | None:
+) -> Alternative | None:
     """Return the first of growing steps that fits, or the last one.
 
     The last is tried first: it shows whether the others are worth it.
@@ -46,12 +46,14 @@ def _first_that_fits(
     return last
 
 
-def _tried(words: str, other: Setup, limit: int, peak_of: Callable[[Setup], int]) -> Tried | None:
+def _tried(
+    words: str, other: Setup, limit: int, peak_of: Callable[[Setup], int]
+) -> Alternative | None:
     try:
         peak = peak_of(other)
     except UsageError:
         return None  # it cannot be run so
-    return Tried(change=words, command=other.command(), peak=peak, fits=peak <= limit)
+    return Alternative(change=words, command=other.command(), peak=peak, fits=peak <= limit)
 
 
 def _changes(setup: Setup) -> Iterator[Iterator[Change]]:
@@ -62,7 +64,7 @@ def _changes(setup: Setup) -> Iterator[Iterator[Change]]:
     yield _more_ranks(setup)
 
 
-def _together(setup: Setup, limit: int, peak_of: Callable[[Setup], int]) -> Iterator[Tried]:
+def _together(setup: Setup, limit: int, peak_of: Callable[[Setup], int]) -> Iterator[Alternative]:
     """Combine changes, those that need no more machines first."""
     words: list[str] = []
     for change in (_highest, _checkpointed, _smallest, _finer, _more_ranks):

@@ -8,11 +8,11 @@ from ..models.parts import block_list
 from .advice import advise
 from .extrapolate import TRIED, NotUniform, extrapolate, refuse_early
 from .formulas import STAGES, communicated, recipe, total
-from .result import Between, Device, Report, Row, Tried
+from .result import Alternative, Between, Device, MemoryReport, ModulePeak
 from .setup import Setup
-from .simulate import STEPS, Run, simulate
-from .source import Source, alike, source
-from .timeline import Held, Timeline, timeline
+from .simulate import STEPS, Simulation, simulate
+from .source import ModelSource, alike, source
+from .timeline import HeldBytes, Timeline, timeline
 
 MANY = 2 * max(TRIED)
 """Blocks from which on it is cheaper to simulate a few three times."""
@@ -32,7 +32,7 @@ class Simulated:
     reason: str = ""
 
 
-def analyse(setup: Setup, *, exact: bool = False, limit: int | None = None) -> Report:
+def analyse(setup: Setup, *, exact: bool = False, limit: int | None = None) -> MemoryReport:
     """Simulate one rank. exact: all blocks; limit: bytes of the device's memory.
 
     Raises UsageError for what cannot be simulated.
@@ -47,7 +47,7 @@ def analyse(setup: Setup, *, exact: bool = False, limit: int | None = None) -> R
     device = None
     if limit is not None:
         device = _device(setup, sum(sizes.values()), done.timeline, peak, limit, exact=exact)
-    return Report(
+    return MemoryReport(
         model=setup.model,
         implementation=setup.implementation,
         world_size=setup.world_size,
@@ -71,7 +71,7 @@ def analyse(setup: Setup, *, exact: bool = False, limit: int | None = None) -> R
     )
 
 
-def run(setup: Setup, given: Source, *, exact: bool = False) -> Simulated:
+def run(setup: Setup, given: ModelSource, *, exact: bool = False) -> Simulated:
     """Return the timeline of the whole model."""
     found = block_list(given.build())
     if exact or found is None or len(found[1]) < MANY:
@@ -80,7 +80,7 @@ def run(setup: Setup, given: Source, *, exact: bool = False) -> Simulated:
     try:
         if (difference := alike(blocks)) is not None:
             raise NotUniform(difference)
-        runs: list[Run] = []
+        runs: list[Simulation] = []
         lines: list[Timeline] = []
         for count in TRIED:
             runs.append(simulate(setup, given, count))
@@ -97,12 +97,12 @@ def run(setup: Setup, given: Source, *, exact: bool = False) -> Simulated:
         return _whole(setup, given, reason=str(reason))
 
 
-def _whole(setup: Setup, given: Source, reason: str = "") -> Simulated:
+def _whole(setup: Setup, given: ModelSource, reason: str = "") -> Simulated:
     one = simulate(setup, given)
     return Simulated(timeline(one.log, one.blocks), _counts(one), one.blocks, reason=reason)
 
 
-def _counts(one: Run) -> int:
+def _counts(one: Simulation) -> int:
     """Return the bytes of step counts.
 
     Storages are gone by now, so it is the memory that was allocated for them.
@@ -142,9 +142,9 @@ WORDS = {
 """The formulas of the stages with fp32 weights: 4 + 4 + 8 bytes per parameter."""
 
 
-def _rows(done: Simulated) -> list[Row]:
+def _rows(done: Simulated) -> list[ModulePeak]:
     """Return the modules of the last step in order of time, all blocks as one."""
-    groups: dict[tuple[str, str], list[Held]] = {}
+    groups: dict[tuple[str, str], list[HeldBytes]] = {}
     for (step, phase, module), held in done.timeline.peaks().items():
         if step == STEPS - 1:
             groups.setdefault((phase, _group(module, done.path)), []).append(held)
@@ -152,7 +152,7 @@ def _rows(done: Simulated) -> list[Row]:
     for (_, module), inside in groups.items():
         best = max(inside, key=lambda one: one.total)
         lowest = min(one.total for one in inside)
-        rows.append(Row(phase=best.phase, module=module, lowest=lowest, held=best))
+        rows.append(ModulePeak(phase=best.phase, module=module, lowest=lowest, held=best))
     return rows
 
 
@@ -163,7 +163,7 @@ def _group(module: str, path: str) -> str:
 
 
 def _device(
-    setup: Setup, elements: int, line: Timeline, peak: Held, limit: int, *, exact: bool
+    setup: Setup, elements: int, line: Timeline, peak: HeldBytes, limit: int, *, exact: bool
 ) -> Device:
     # Gathered units and buckets depend on the stage; the rest of the peak is the same in all.
     moving = peak.bytes.get("activation", 0) + peak.bytes.get("other", 0)
@@ -173,7 +173,7 @@ def _device(
     }
     asks = next((stage for stage in STAGES if stages[stage] <= limit), None)
     over = line.first_over(limit)
-    tried: tuple[Tried, ...] = ()
+    tried: tuple[Alternative, ...] = ()
     if over is not None:
 
         def peak_of(other: Setup) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from .timeline import Event, Timeline
+from .timeline import AllocatingOperator, Timeline
 
 EDGE = 2
 """Blocks at each end that may differ: they prefetch into, or from, what is no block."""
@@ -35,7 +35,7 @@ class _Part:
     """
 
     sweep: int
-    runs: list[list[Event]]
+    runs: list[list[AllocatingOperator]]
 
 
 def refuse_early(few: Timeline, more: Timeline) -> None:
@@ -54,7 +54,7 @@ def extrapolate(given: Sequence[Timeline], blocks: str, wanted: int) -> Timeline
     parts = [_parts(one, count) for one, count in zip(given, TRIED, strict=True)]
     if len({tuple(part.sweep for part in each) for each in parts}) != 1:
         raise NotUniform("blocks are not gone through in the same order")
-    events: list[Event] = []
+    events: list[AllocatingOperator] = []
     for few, more, most in zip(*parts, strict=True):
         if few.sweep:
             events += _swept(few, (more, most), blocks, wanted)
@@ -88,7 +88,9 @@ def _parts(given: Timeline, count: int) -> list[_Part]:
     return parts
 
 
-def _swept(few: _Part, others: tuple[_Part, _Part], blocks: str, wanted: int) -> list[Event]:
+def _swept(
+    few: _Part, others: tuple[_Part, _Part], blocks: str, wanted: int
+) -> list[AllocatingOperator]:
     plain = [[_plain(event, blocks) for event in run] for run in few.runs]
     first, last, middle = plain[:EDGE], plain[-EDGE:], plain[EDGE]
     for other in others:
@@ -106,7 +108,7 @@ def _swept(few: _Part, others: tuple[_Part, _Part], blocks: str, wanted: int) ->
     ]
 
 
-def _plain(event: Event, blocks: str) -> Event:
+def _plain(event: AllocatingOperator, blocks: str) -> AllocatingOperator:
     """Return the event with a star for the number of its block."""
     path = f"{blocks}.{event.block}"
     module = event.module
@@ -115,7 +117,12 @@ def _plain(event: Event, blocks: str) -> Event:
     return replace(event, module=module, block=0)
 
 
-def _affine(few: list[Event], more: list[Event], most: list[Event], wanted: int) -> list[Event]:
+def _affine(
+    few: list[AllocatingOperator],
+    more: list[AllocatingOperator],
+    most: list[AllocatingOperator],
+    wanted: int,
+) -> list[AllocatingOperator]:
     if not len(few) == len(more) == len(most):
         at = few[0]
         raise NotUniform(
@@ -125,7 +132,9 @@ def _affine(few: list[Event], more: list[Event], most: list[Event], wanted: int)
     return [_grown(a, b, c, wanted) for a, b, c in zip(few, more, most, strict=True)]
 
 
-def _grown(few: Event, more: Event, most: Event, wanted: int) -> Event:
+def _grown(
+    few: AllocatingOperator, more: AllocatingOperator, most: AllocatingOperator, wanted: int
+) -> AllocatingOperator:
     if len({(e.step, e.phase, e.module, e.operator, e.again) for e in (few, more, most)}) != 1:
         raise NotUniform(f"in step {few.step}, {few.phase}, other operators are called")
     steps = wanted - TRIED[0]

@@ -32,7 +32,7 @@ with amsgrad the largest second moment. Step counts (4 bytes per tensor in torch
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class BytesRecipe:
     """Bytes per parameter: of the parameter that computes, of its gradient, of optimizer states.
 
     states: K in the paper; in mixed precision the fp32 master weight is one of them.
@@ -48,7 +48,7 @@ class Recipe:
         return self.parameter + self.gradient + self.states
 
 
-def recipe(precision: PrecisionKind = "mixed", optimizer: OptimizerKind = "adam") -> Recipe:
+def recipe(precision: PrecisionKind = "mixed", optimizer: OptimizerKind = "adam") -> BytesRecipe:
     """Return the bytes per parameter by section 3.1 of the paper.
 
     Mixed precision is 2 + 2 + K with K = 4 (master) + 4 per state; fp32 is 4 + 4 + 4 per state.
@@ -59,14 +59,14 @@ def recipe(precision: PrecisionKind = "mixed", optimizer: OptimizerKind = "adam"
         raise unknown("optimizer", optimizer, STATES)
     states = 4 * STATES[optimizer]
     if precision == "mixed":
-        return Recipe(2, 2, 4 + states)
+        return BytesRecipe(2, 2, 4 + states)
     if precision == "fp32":
-        return Recipe(4, 4, states)
+        return BytesRecipe(4, 4, states)
     raise unknown("precision", precision, ("mixed", "fp32"))
 
 
 def persistent(
-    elements: int, ranks: int, stage: int, kind: Recipe | None = None
+    elements: int, ranks: int, stage: int, kind: BytesRecipe | None = None
 ) -> dict[str, Fraction]:
     """Return the bytes that a rank holds between steps, by parameter, gradient and optimizer.
 
@@ -88,12 +88,12 @@ def persistent(
     }
 
 
-def total(elements: int, ranks: int, stage: int, kind: Recipe | None = None) -> Fraction:
+def total(elements: int, ranks: int, stage: int, kind: BytesRecipe | None = None) -> Fraction:
     """Return the bytes that a rank holds between steps (Figure 1, Table 1)."""
     return sum(persistent(elements, ranks, stage, kind).values(), Fraction(0))
 
 
-def saving(elements: int, ranks: int, stage: int, kind: Recipe | None = None) -> Fraction:
+def saving(elements: int, ranks: int, stage: int, kind: BytesRecipe | None = None) -> Fraction:
     """Return the bytes per rank less than stage 0.
 
     For stage 1 it is K Psi (1 - 1/N), that is 12 Psi (1 - 1/N).
@@ -101,7 +101,7 @@ def saving(elements: int, ranks: int, stage: int, kind: Recipe | None = None) ->
     return total(elements, ranks, 0, kind) - total(elements, ranks, stage, kind)
 
 
-def saved_share(ranks: int, stage: int, kind: Recipe | None = None) -> Fraction:
+def saved_share(ranks: int, stage: int, kind: BytesRecipe | None = None) -> Fraction:
     """Return the saving as a share of stage 0.
 
     In fp32 with Adam it is 1/2 and 3/4 of (1 - 1/N) for stages 1 and 2.
@@ -109,7 +109,7 @@ def saved_share(ranks: int, stage: int, kind: Recipe | None = None) -> Fraction:
     return saving(1, ranks, stage, kind) / total(1, ranks, 0, kind)
 
 
-def redundancy(ranks: int, stage: int, kind: Recipe | None = None) -> Fraction:
+def redundancy(ranks: int, stage: int, kind: BytesRecipe | None = None) -> Fraction:
     """Return the bytes of all ranks over those of one copy: N for stage 0, 1 for stage 3."""
     return ranks * total(1, ranks, stage, kind) / total(1, 1, 0, kind)
 

@@ -11,18 +11,18 @@ from torch.profiler import ProfilerActivity, profile
 
 from .census import MARK
 from .setup import Setup
-from .simulate import Run, simulate
-from .source import Source
+from .simulate import Simulation, simulate
+from .source import ModelSource
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class AllocatorBytes:
     """Bytes of the allocator, from the beginning of the run on.
 
     ends: (step, phase) -> bytes held at the end of it; peaks: the most in it.
     """
 
-    run: Run
+    run: Simulation
     ends: dict[tuple[int, str], int]
     peaks: dict[tuple[int, str], int]
 
@@ -32,7 +32,7 @@ class Measured:
         return max(self.peaks[key] for key in self.peaks if key[1] != "built")
 
 
-def measure(setup: Setup, source: Source, blocks: int | None = None) -> Measured:
+def measure(setup: Setup, source: ModelSource, blocks: int | None = None) -> AllocatorBytes:
     """Run the setup with the profiler on. Allocations inside of kernels are included."""
     gc.collect()  # else what an earlier run left may be given back in this one
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -56,7 +56,7 @@ def measure(setup: Setup, source: Source, blocks: int | None = None) -> Measured
             continue
         ends[key] = held
         peaks[key] = max(peaks.get(key, 0), held)
-    return Measured(run, ends, peaks)
+    return AllocatorBytes(run, ends, peaks)
 
 
 def _flat(events: Any) -> Iterator[Any]:

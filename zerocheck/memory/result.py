@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ..contract.layout import Category, Line, Phase
-from .timeline import Held
+from .timeline import HeldBytes
 
 
 class Between(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,16 +32,16 @@ class Between(msgspec.Struct, frozen=True, kw_only=True):
     buffer: int
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class ModulePeak(msgspec.Struct, frozen=True, kw_only=True):
     """Peak within a module in the last step. module: all blocks have one row, of the highest."""
 
     phase: Phase
     module: str
     lowest: int
-    held: Held
+    held: HeldBytes
 
 
-class Tried(msgspec.Struct, frozen=True, kw_only=True):
+class Alternative(msgspec.Struct, frozen=True, kw_only=True):
     """Simulated alternative. change: in words; peak: bytes; command: to see it all."""
 
     change: str
@@ -59,13 +59,13 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     limit: int
-    over: Held | None
+    over: HeldBytes | None
     stages: dict[int, int]
     asks: int | None
-    tried: tuple[Tried, ...] = ()
+    tried: tuple[Alternative, ...] = ()
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     """One simulated rank.
 
     elements: parameters of the model; simulated: numbers of blocks that were simulated, empty if it
@@ -90,8 +90,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     lines: tuple[Line, ...]
     between: Between
-    peak: Held
-    rows: tuple[Row, ...]
+    peak: HeldBytes
+    rows: tuple[ModulePeak, ...]
     device: Device | None = None
 
     @property

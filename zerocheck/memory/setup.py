@@ -7,7 +7,7 @@ from typing import Literal
 
 from ..case.schema import Block, Case, Data, Model, Precision, Sharding, WrapKind
 from ..errors import UsageError, unknown
-from .formulas import PrecisionKind, Recipe, recipe
+from .formulas import BytesRecipe, PrecisionKind, recipe
 
 STAGE: dict[str, int] = {
     "ddp": 0,
@@ -76,7 +76,7 @@ class Setup:
         return STAGE.get(self.implementation)
 
     @property
-    def held(self) -> Recipe:
+    def held(self) -> BytesRecipe:
         """Bytes per parameter as torch holds them.
 
         Weights and gradients in fp32 (4 + 4), two moments (8). In mixed precision the weights are

@@ -25,7 +25,7 @@ from ..models.parts import block_list, show_blocks
 from .census import Census
 from .log import Log
 from .setup import OWN_PRECISION, Setup
-from .source import Source
+from .source import ModelSource
 
 STEPS = 2
 """In the first the optimizer makes its states and DDP its final buckets; the second is as all
@@ -33,7 +33,7 @@ that follow."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Simulation:
     """Result of a simulation: the log, and the path of the list of blocks."""
 
     log: Log
@@ -54,7 +54,9 @@ class _Watched(Microbatch):
         return loss
 
 
-def simulate(setup: Setup, source: Source, blocks: int | None = None, *, data: bool = False) -> Run:
+def simulate(
+    setup: Setup, source: ModelSource, blocks: int | None = None, *, data: bool = False
+) -> Simulation:
     """Build the model and the implementation, and take two steps.
 
     blocks: with the first blocks of the model only; data: on tensors with data, as the allocator
@@ -87,7 +89,7 @@ def simulate(setup: Setup, source: Source, blocks: int | None = None, *, data: b
                 _steps(setup, implementation, census)
                 census.enter("closed", STEPS - 1)
             implementation.close()
-    return Run(census.log, path)
+    return Simulation(census.log, path)
 
 
 def built(

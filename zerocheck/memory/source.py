@@ -18,7 +18,7 @@ from .transformer import build
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ModelSource:
     """A model that can be built on the meta device, with all of its blocks or with fewer.
 
     name: as the user gave it; shape: that of a preset, else None; make: gives the whole model.
@@ -59,7 +59,7 @@ class Source:
         return model
 
 
-def source(name: str) -> Source:
+def source(name: str) -> ModelSource:
     """Return a preset by name, or the model of `package.module:factory`, `path/to/file.py:factory`.
 
     The factory takes no arguments and returns the model, or the model first of a tuple, as
@@ -67,7 +67,7 @@ def source(name: str) -> Source:
     Raises UsageError, with the nearest name, for anything else.
     """
     if name in PRESETS:
-        return Source(name, PRESETS[name], lambda: build(PRESETS[name]))
+        return ModelSource(name, PRESETS[name], lambda: build(PRESETS[name]))
     if ":" not in name and not name.endswith(".py"):
         error = unknown("model", name, PRESETS)
         raise UsageError(f"{error}; or give package.module:factory or path/to/file.py:factory")
@@ -77,7 +77,7 @@ def source(name: str) -> Source:
         raise UsageError(
             f"{name} is of type {type(made).__name__}; needed is a function that returns the model"
         )
-    return Source(name, None, made)
+    return ModelSource(name, None, made)
 
 
 def alike(blocks: nn.ModuleList) -> str | None:

@@ -13,7 +13,7 @@ from .measure import measure
 from .presets import COUNTED, Architecture
 from .setup import STAGE, Setup
 from .simulate import STEPS
-from .source import Source, source
+from .source import ModelSource, source
 from .transformer import build
 
 RANKS = (1, 4, 16, 64, 256, 1024)
@@ -156,7 +156,7 @@ def _beside(setup: Setup) -> list[object]:
 
 def measured_table(names: Iterable[str] = tuple(STAGE)) -> str:
     """Built-in implementations at small size: formula, simulated, allocator."""
-    given = Source("small", SMALL, lambda: build(SMALL))
+    given = ModelSource("small", SMALL, lambda: build(SMALL))
     rows = []
     for name in names:
         stage = STAGE[name]

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from tabulate import tabulate
 
 from ..contract.layout import CATEGORIES, Category
-from .result import Device, Report
+from .result import Device, MemoryReport
 from .setup import OWN_PRECISION
 from .sizes import binary
-from .timeline import Held, terms
+from .timeline import HeldBytes, terms
 
 NOT_IN_IT = (
     "not in it: rounding and fragmentation of the allocator, the CUDA context, buffers of the "
@@ -23,7 +23,7 @@ AUTOCAST = (
 )
 
 
-def render(report: Report) -> str:
+def render(report: MemoryReport) -> str:
     """Render the whole report for a terminal."""
     parts = [_head(report), _ledger(report), _between(report), _peak(report)]
     if report.device is not None:
@@ -34,7 +34,7 @@ def render(report: Report) -> str:
     return "\n\n".join("\n".join(lines) for lines in (*parts, notes)) + "\n"
 
 
-def _head(report: Report) -> Iterator[str]:
+def _head(report: MemoryReport) -> Iterator[str]:
     yield (
         f"{report.model}: {report.elements:,} parameters in {report.tensors:,} tensors, "
         f"{report.blocks} blocks"
@@ -55,7 +55,7 @@ def _head(report: Report) -> Iterator[str]:
         yield f"all blocks simulated, since they do not repeat: {report.reason}"
 
 
-def _ledger(report: Report) -> Iterator[str]:
+def _ledger(report: MemoryReport) -> Iterator[str]:
     used = [c for c in CATEGORIES if any(line.category == c for line in report.lines)]
     ends = dict.fromkeys((line.step, line.phase) for line in report.lines)
     rows = []
@@ -71,7 +71,7 @@ def _ledger(report: Report) -> Iterator[str]:
     )
 
 
-def _between(report: Report) -> Iterator[str]:
+def _between(report: MemoryReport) -> Iterator[str]:
     held = report.between
     yield f"between steps: {binary(held.held)} ({held.held:,} bytes)"
     if held.formula is None or held.padding is None:
@@ -98,7 +98,7 @@ def _between(report: Report) -> Iterator[str]:
             yield f"  beside it, {name} of {binary(size)} stay"
 
 
-def _peak(report: Report) -> Iterator[str]:
+def _peak(report: MemoryReport) -> Iterator[str]:
     yield f"peak: {binary(report.peak.total)} {where(report.peak)}"
     for category, size in terms(report.peak.bytes):
         yield f"  {_named(category):<18}{_short(size):>12}"
@@ -122,7 +122,7 @@ def _peak(report: Report) -> Iterator[str]:
     )
 
 
-def _main(held: Held) -> list[tuple[Category, int]]:
+def _main(held: HeldBytes) -> list[tuple[Category, int]]:
     return sorted(held.bytes.items(), key=lambda one: -one[1])[:3]
 
 
@@ -168,7 +168,7 @@ def asked(device: Device) -> str:
             return "no stage is enough: activations and temporaries must shrink, or ranks be added"
 
 
-def where(held: Held) -> str:
+def where(held: HeldBytes) -> str:
     """Describe step, phase, module and operator."""
     if held.phase == "built":
         return "while the model is built"

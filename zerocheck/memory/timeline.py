@@ -16,7 +16,7 @@ NOTHING: Bytes = (0,) * len(CATEGORIES)
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class AllocatingOperator:
     """Operator that allocates, with the bytes freed between it and the next one.
 
     module: the innermost one; block: number of the block that it is in, or for which it allocates,
@@ -33,7 +33,7 @@ class Event:
     freed: Bytes
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
+class HeldBytes(msgspec.Struct, frozen=True, kw_only=True):
     """Live memory at one instant.
 
     bytes: by category, without empty ones; asked: bytes that the operator has just allocated,
@@ -60,10 +60,10 @@ class Timeline:
     The peaks leave `built` out: how a model comes to the device is its own matter.
     """
 
-    def __init__(self, events: Sequence[Event]) -> None:
+    def __init__(self, events: Sequence[AllocatingOperator]) -> None:
         self.events = list(events)
 
-    def instants(self) -> Iterator[tuple[Event, list[int], list[int]]]:
+    def instants(self) -> Iterator[tuple[AllocatingOperator, list[int], list[int]]]:
         """Yield each event with the bytes live at it (the peak) and after the frees that follow.
 
         The lists are changed in place: copy those to keep.
@@ -92,13 +92,13 @@ class Timeline:
         lines = [line for line in self.lines() if (line.phase, line.step) == (phase, step)]
         return {line.category: line.bytes for line in lines}
 
-    def peak(self) -> Held:
+    def peak(self) -> HeldBytes:
         """Return the first instant with the most bytes."""
         return max(self.peaks().values(), key=lambda held: held.total)
 
-    def peaks(self) -> dict[tuple[int, Phase, str], Held]:
+    def peaks(self) -> dict[tuple[int, Phase, str], HeldBytes]:
         """Return the peak within each module in each phase of each step, in order of time."""
-        best: dict[tuple[int, Phase, str], tuple[int, Event, list[int]]] = {}
+        best: dict[tuple[int, Phase, str], tuple[int, AllocatingOperator, list[int]]] = {}
         for event, held, _ in self.instants():
             if event.phase == "built":
                 continue
@@ -108,7 +108,7 @@ class Timeline:
                 best[key] = total, event, list(held)
         return {key: held_at(event, held) for key, (_, event, held) in best.items()}
 
-    def first_over(self, limit: int) -> Held | None:
+    def first_over(self, limit: int) -> HeldBytes | None:
         """Return the first instant with more than `limit` live bytes, or None."""
         for event, held, _ in self.instants():
             if sum(held) > limit:
@@ -116,9 +116,9 @@ class Timeline:
         return None
 
 
-def held_at(event: Event, held: Sequence[int]) -> Held:
+def held_at(event: AllocatingOperator, held: Sequence[int]) -> HeldBytes:
     """Return the live memory at an event."""
-    return Held(
+    return HeldBytes(
         step=event.step,
         phase=event.phase,
         module=event.module,
@@ -134,7 +134,7 @@ def timeline(log: Log, blocks: str) -> Timeline:
 
     All that happens while the implementation is built is one event.
     """
-    events: list[Event] = []
+    events: list[AllocatingOperator] = []
     current: int | None = None
     allocated, freed = list(NOTHING), list(NOTHING)
     block = -1
@@ -163,8 +163,10 @@ def timeline(log: Log, blocks: str) -> Timeline:
     return Timeline(_built_as_one(events))
 
 
-def _event(moment: Moment, block: int, allocated: Sequence[int], freed: Sequence[int]) -> Event:
-    return Event(
+def _event(
+    moment: Moment, block: int, allocated: Sequence[int], freed: Sequence[int]
+) -> AllocatingOperator:
+    return AllocatingOperator(
         moment.step,
         moment.phase,
         moment.module,
@@ -176,7 +178,7 @@ def _event(moment: Moment, block: int, allocated: Sequence[int], freed: Sequence
     )
 
 
-def _built_as_one(events: Sequence[Event]) -> list[Event]:
+def _built_as_one(events: Sequence[AllocatingOperator]) -> list[AllocatingOperator]:
     first = [event for event in events if event.phase == PHASES[0]]
     rest = [event for event in events if event.phase != PHASES[0]]
     if not first:

@@ -61,7 +61,7 @@ def _turned(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.
     return x * cosine + torch.cat((-second, first), -1) * sine
 
 
-class Mlp(nn.Module):
+class TransformerMlp(nn.Module):
     """Up, GELU, down."""
 
     def __init__(self, shape: Architecture) -> None:
@@ -90,7 +90,7 @@ class GatedMlp(nn.Module):
         return out
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention and MLP, each after a norm and added to what came in."""
 
     def __init__(self, shape: Architecture) -> None:
@@ -100,7 +100,7 @@ class Block(nn.Module):
         self.before_attention: nn.Module = norm(shape.width)
         self.attention = Attention(shape, bias=gpt, rotary=not gpt)
         self.before_mlp: nn.Module = norm(shape.width)
-        self.mlp: nn.Module = Mlp(shape) if gpt else GatedMlp(shape)
+        self.mlp: nn.Module = TransformerMlp(shape) if gpt else GatedMlp(shape)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (batch, sequence, width) to the same shape."""
@@ -117,7 +117,7 @@ class Transformer(nn.Module):
         gpt = shape.family == "gpt"
         self.embedding = nn.Embedding(shape.vocabulary, shape.width)
         self.positions = nn.Embedding(shape.positions, shape.width) if gpt else None
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.blocks))
+        self.blocks = nn.ModuleList(TransformerBlock(shape) for _ in range(shape.blocks))
         self.norm: nn.Module = (nn.LayerNorm if gpt else nn.RMSNorm)(shape.width)
         self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
         if shape.tied:

@@ -2,13 +2,13 @@
 
 from ..case.validity import check
 from .batches import Batch, batch, loss_of
-from .blocks import Block
+from .blocks import BlockModule
 from .network import Network, build_model
 from .start import initial_state
 
 __all__ = [
     "Batch",
-    "Block",
+    "BlockModule",
     "Network",
     "batch",
     "build_model",

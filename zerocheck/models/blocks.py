@@ -76,7 +76,7 @@ class Experts(Linear):
         return outputs.reshape(x.shape)  # cuDNN may give x other strides
 
 
-class Block(nn.Module):
+class BlockModule(nn.Module):
     """One block: maps (batch, length, width) to the same shape.
 
     Its layers: `up`, `down` (mlp); `qkv`, `out` (attention); `conv`; `gru` (recurrent); `experts`;

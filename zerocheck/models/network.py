@@ -7,7 +7,7 @@ from torch import nn
 
 from ..case.schema import Case, Model
 from ..case.shapes import SIDE_INPUTS, SPARE, STEM_KERNEL, call_order, matching
-from .blocks import Block
+from .blocks import BlockModule
 from .layers import Conv1d, Embedding, Linear, fill
 from .seeds import WEIGHTS, generator_of
 from .user import build_user_model
@@ -35,13 +35,13 @@ class Network(nn.Module):
             case "embedding":
                 self.stem = Embedding(model.inputs, width, padding_idx=model.padding_idx)
         self.side = Side(SIDE_INPUTS, width) if model.side else None
-        self.blocks = nn.ModuleList(Block(spec, width) for spec in model.blocks)
+        self.blocks = nn.ModuleList(BlockModule(spec, width) for spec in model.blocks)
         self.head = Linear(width, model.outputs, bias=model.head_bias)
         if model.tied:
             assert isinstance(self.stem, Embedding)
             self.head.weight = self.stem.weight
         if model.unused:
-            self.spare = Block(SPARE, width)
+            self.spare = BlockModule(SPARE, width)
 
     def forward(self, x: torch.Tensor, side: torch.Tensor | None = None) -> torch.Tensor:
         """(batch, length, inputs) or token ids (batch, length) -> (batch, length, outputs).

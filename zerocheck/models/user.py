@@ -38,7 +38,7 @@ Draw = Callable[[torch.Generator], Any]
 Loss = Callable[[Any, Any], Any]
 
 
-class Drawn(NamedTuple):
+class DrawnBatch(NamedTuple):
     """Batch: the arguments of the model, the last of them keywords by these names."""
 
     inputs: tuple[torch.Tensor, ...]
@@ -57,7 +57,7 @@ class Parts:
     draw: Draw
     loss: Loss | None
 
-    def drawn(self, generator: torch.Generator) -> Drawn:
+    def drawn(self, generator: torch.Generator) -> DrawnBatch:
         """Draw one microbatch; the target is empty where the model computes the loss.
 
         Raises UsageError, with what is needed, for anything else that `batch` returns.
@@ -79,7 +79,7 @@ class Parts:
         for value in inputs:
             if not isinstance(value, torch.Tensor):
                 raise self._wrong(value, "among the inputs; needed are tensors")
-        return Drawn(tuple(inputs), target, keywords)
+        return DrawnBatch(tuple(inputs), target, keywords)
 
     def loss_of(self, outputs: Any, target: torch.Tensor) -> torch.Tensor:
         """Return the loss, 0-d fp32. Raises UsageError, with what is needed, for anything else."""

@@ -111,7 +111,7 @@ class Cores:
             time.sleep(2 * _POLL_S)
 
     def _holder_stopped(self, slot: int) -> bool:
-        """Return True if a signal stopped the holder: a run in the background of a shell, perhaps."""
+        """Return True if a signal stopped the holder, as a shell does in the background."""
         assert self._directory is not None
         try:
             with open(os.path.join(self._directory, f"slot-{slot}"), "rb") as file:

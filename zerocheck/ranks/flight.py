@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from zerocheck.ranks.messages import Job, Reply, frame
+from zerocheck.ranks.messages import JobMessage, Reply, frame
 from zerocheck.ranks.result import JobResult
 
 
@@ -35,7 +35,10 @@ class Flight:
         self.sequence, self.arena = sequence, arena
         self.sent_at = time.monotonic()
         self.replies.clear()
-        return [frame(Job(sequence, floor, payload, arena, self.room)) for payload in self.payloads]
+        return [
+            frame(JobMessage(sequence, floor, payload, arena, self.room))
+            for payload in self.payloads
+        ]
 
     def unfinished(self, gone: frozenset[int]) -> list[int]:
         """Ranks that live and have not replied."""

@@ -94,7 +94,7 @@ class Reaped(Message, frozen=True):
     exits: list[Exit]
 
 
-class Job(Message, frozen=True):
+class JobMessage(Message, frozen=True):
     """Parent to rank. Sequence numbers count from 1 in each team.
 
     `floor` is the last job whose replies the parent had all seen when it sent this one: a rank

@@ -215,7 +215,7 @@ class Pool:
             team.send(flight)
 
     def _must_pass_on(self) -> bool:
-        """Return True if other runs want the processors: then jobs drain, and this run gives way."""
+        """Return True if other runs want the processors and jobs have to drain first."""
         if not self._cores.held or not self._cores.should_pass_on():
             return False
         if any(team.flights for team in self._teams):

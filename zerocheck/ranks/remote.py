@@ -36,7 +36,7 @@ _OFFERED = 8
 """Tensors of one length that are offered as replicas, the latest first."""
 
 
-class Ask(Message, frozen=True):
+class ByteRange(Message, frozen=True):
     """Bytes [start, stop) of an arena, unless their digest is one of `have`."""
 
     arena: int
@@ -45,22 +45,22 @@ class Ask(Message, frozen=True):
     have: list[bytes]
 
 
-class Answer(Message, frozen=True):
+class RemoteBytes(Message, frozen=True):
     """same: place in `have`, or -1 where the bytes follow under a key of their own."""
 
     same: int
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_ask = msgspec.msgpack.Decoder(Ask).decode
-_answer = msgspec.msgpack.Decoder(Answer).decode
+_ask = msgspec.msgpack.Decoder(ByteRange).decode
+_answer = msgspec.msgpack.Decoder(RemoteBytes).decode
 
 
 def _digest(data: memoryview | bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
-class Held:
+class BytesCache:
     """Tensors that rank 0 has in its hands, by their length in bytes and dtype."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ def _bytes_of(tensor: Tensor) -> bytes:
 class LocalView(ArenaView):
     """A mapped arena whose tensors are offered as replicas."""
 
-    def __init__(self, view: ArenaView, held: Held) -> None:
+    def __init__(self, view: ArenaView, held: BytesCache) -> None:
         super().__init__(view._mapping)
         self._held = held
 
@@ -124,7 +124,7 @@ def received(data: bytes) -> ArenaView:
 class RemoteView(ArenaView):
     """The arena of a rank on another machine. Nothing of it is here before it is asked for."""
 
-    def __init__(self, post: Post, rank: int, arena: int, used: int, held: Held) -> None:
+    def __init__(self, post: Post, rank: int, arena: int, used: int, held: BytesCache) -> None:
         """used: bytes that the rank filled."""
         super().__init__(None)
         self._post = post
@@ -146,7 +146,7 @@ class RemoteView(ArenaView):
         if stop - slot.offset > PART_BYTES:
             return self._in_parts(slot, dtype, stop)
         offers = self._held.offers(stop - slot.offset, slot.dtype)
-        ask = Ask(self._arena, slot.offset, stop, [digest for _, digest in offers])
+        ask = ByteRange(self._arena, slot.offset, stop, [digest for _, digest in offers])
         same, data = self._post.ask(self._rank, ask)
         if data is None:
             return offers[same][0]
@@ -168,7 +168,7 @@ class RemoteView(ArenaView):
             end = min(start + PART_BYTES, stop)
             part = slice(start - slot.offset, end - slot.offset)
             have = [_digest(_raw(replica)[part]) for replica in replicas]
-            same, data = self._post.ask(self._rank, Ask(self._arena, start, end, have))
+            same, data = self._post.ask(self._rank, ByteRange(self._arena, start, end, have))
             own = None if data is not None else have[same]
             still = [
                 r
@@ -207,7 +207,7 @@ class Post:
         self._wait = wait
         self._asked: dict[int, int] = {}
 
-    def ask(self, rank: int, ask: Ask) -> tuple[int, bytes | None]:
+    def ask(self, rank: int, ask: ByteRange) -> tuple[int, bytes | None]:
         """(place in `have`, None), or (-1, the bytes)."""
         number = self._asked[rank] = self._asked.get(rank, 0) + 1
         self._mail.put(f"ask/{rank}/{number}", _encode(ask))
@@ -238,5 +238,5 @@ class Answers:
         reply = f"answer/{self._rank}/{self._answered}"
         if same < 0:
             self._mail.put(f"{reply}/bytes", data)
-        self._mail.put(reply, _encode(Answer(same)))
+        self._mail.put(reply, _encode(RemoteBytes(same)))
         return True

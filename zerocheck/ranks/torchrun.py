@@ -21,11 +21,11 @@ from zerocheck.ranks.device import backend_of
 from zerocheck.ranks.failures import is_echo, is_timeout
 from zerocheck.ranks.heartbeat import Beat, moved, read_beat
 from zerocheck.ranks.leaks import fit, leaks_of
-from zerocheck.ranks.remote import Held, LocalView, Post, RemoteView, received
+from zerocheck.ranks.remote import BytesCache, LocalView, Post, RemoteView, received
 from zerocheck.ranks.result import JobResult, at_one_place, first_to_fail, once
 from zerocheck.ranks.torchrun_rank import (
     Order,
-    Report,
+    RankReport,
     TorchrunRank,
     decode_arrived,
     decode_report,
@@ -235,7 +235,7 @@ class TorchrunPool:
         reply = self._self.perform(number, order, pending._payloads[0])
         if self._stopping is not None:
             self._stopping.check()
-        reports = {0: Report(reply, self._self.board.read(0))}
+        reports = {0: RankReport(reply, self._self.board.read(0))}
         beats = self._collect(number, reports)
         return self._judge(number, arena, reports, beats, time.monotonic() - began)
 
@@ -268,7 +268,7 @@ class TorchrunPool:
         self._broken = f"{who} ({', '.join(sorted(names))}) gave {why}, so this run ends here"
         raise RanksLost(self._broken)
 
-    def _collect(self, number: int, reports: dict[int, Report]) -> dict[int, Beat | None]:
+    def _collect(self, number: int, reports: dict[int, RankReport]) -> dict[int, Beat | None]:
         """Wait for the other ranks' reports; returns the last beat of those that hang.
 
         Raises RanksLost where there are no beats.
@@ -310,7 +310,7 @@ class TorchrunPool:
         self,
         number: int,
         arena: int,
-        reports: dict[int, Report],
+        reports: dict[int, RankReport],
         beats: dict[int, Beat | None],
         seconds: float,
     ) -> JobResult:
@@ -335,7 +335,7 @@ class TorchrunPool:
             for rank in range(self.world_size)
         )
         first = first_to_fail(stood)
-        held = Held()  # of this job alone: arenas are filled again
+        held = BytesCache()  # of this job alone: arenas are filled again
         views = [
             self._view(number, rank, arena, reports.get(rank), held) for rank in range(len(stood))
         ]
@@ -361,7 +361,7 @@ class TorchrunPool:
         self._free.append(arena)
 
     def _view(
-        self, number: int, rank: int, arena: int, report: Report | None, held: Held
+        self, number: int, rank: int, arena: int, report: RankReport | None, held: BytesCache
     ) -> ArenaView | None:
         if report is None:
             return None

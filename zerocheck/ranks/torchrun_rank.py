@@ -42,7 +42,7 @@ class Order(Message, frozen=True):
     timeout_s: float = 0.0
 
 
-class Report(Message, frozen=True):
+class RankReport(Message, frozen=True):
     """A reply with the rank's record. `used`: bytes of arena that are on another machine, or -1;
     `mailed`: they follow in the store."""
 
@@ -63,7 +63,7 @@ class Arrived(Message, frozen=True):
 
 encode = msgspec.msgpack.Encoder().encode
 decode_order = msgspec.msgpack.Decoder(Order).decode
-decode_report = msgspec.msgpack.Decoder(Report).decode
+decode_report = msgspec.msgpack.Decoder(RankReport).decode
 decode_arrived = msgspec.msgpack.Decoder(Arrived).decode
 
 
@@ -144,13 +144,13 @@ class TorchrunRank:
             self._heartbeat.start(f"beat/{number}/{self.rank}")
         try:
             reply = self.perform(number, order, payload)
-            report = Report(reply, self.board.read(0))
+            report = RankReport(reply, self.board.read(0))
             if order.machine != machine():
                 arena = self._arenas[order.arena]
                 mailed = arena.used <= WHOLE_BYTES
                 if mailed:
                     self.mail.put(f"arena/{number}/{self.rank}", arena.packed())
-                report = Report(reply, report.standing, arena.used, mailed)
+                report = RankReport(reply, report.standing, arena.used, mailed)
             self.mail.put(f"report/{number}/{self.rank}", encode(report))
         finally:
             if self._heartbeat is not None:

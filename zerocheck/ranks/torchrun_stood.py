@@ -7,10 +7,10 @@ from dataclasses import replace
 from zerocheck.ranks.failures import is_echo
 from zerocheck.ranks.heartbeat import Beat
 from zerocheck.ranks.result import RankStood
-from zerocheck.ranks.torchrun_rank import Report
+from zerocheck.ranks.torchrun_rank import RankReport
 
 
-def stood_of(rank: int, report: Report | None, beat: Beat | None, *, late: bool) -> RankStood:
+def stood_of(rank: int, report: RankReport | None, beat: Beat | None, *, late: bool) -> RankStood:
     """`at_s` counts from the rank's own begin: clocks of two machines cannot be compared.
 
     late: what ranks raised was the end of their patience.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ArenaView:
-    """What one rank put, without a copy.
+    """View of the tensors that one rank put, without a copy.
 
     The tensors are views of shared memory: they are to be read until the result is released, and
     later they show whatever a later job puts. Writing to them spoils this result only.

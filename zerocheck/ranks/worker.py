@@ -27,7 +27,7 @@ from zerocheck.ranks.context import RankContext, Target
 from zerocheck.ranks.device import backend_of, prepare, shares
 from zerocheck.ranks.failures import describe
 from zerocheck.ranks.memory_bound import MemoryBound
-from zerocheck.ranks.messages import Job, Raised, Reply, Spawn, frame, receive
+from zerocheck.ranks.messages import JobMessage, Raised, Reply, Spawn, frame, receive
 from zerocheck.ranks.progress import Board, Progress
 from zerocheck.ranks.slot import KEPT_BYTES
 from zerocheck.ranks.worker_files import log_path, rendezvous_path, stack_path
@@ -60,7 +60,7 @@ def run(target: Target, spawn: Spawn, rank: int, sock: socket.socket, zygote: in
     progress.finish(0)
     arenas: dict[int, Arena] = {}
     tidy = Tidy()
-    decoder = msgspec.msgpack.Decoder(Job)
+    decoder = msgspec.msgpack.Decoder(JobMessage)
     me = os.getpid()
     while True:
         try:

@@ -47,7 +47,7 @@ class _Implementation(msgspec.Struct):
     memory: Any = None
 
 
-class _Finding(msgspec.Struct):
+class _FindingEntry(msgspec.Struct):
     implementation: str
     fingerprint: str
     title: str
@@ -56,10 +56,10 @@ class _Finding(msgspec.Struct):
 
 
 class _Known(msgspec.Struct):
-    seen: list[_Finding] = []
+    seen: list[_FindingEntry] = []
 
 
-class _Run(msgspec.Struct):
+class _RunEntry(msgspec.Struct):
     profile: str
     seed: int
     world_sizes: tuple[int, ...]
@@ -68,23 +68,23 @@ class _Run(msgspec.Struct):
     outcome: str
 
 
-class Report(msgspec.Struct):
+class ComparedReport(msgspec.Struct):
     """Fields of a report.json that are compared."""
 
     format: int
     environment: Environment | None
-    run: _Run
+    run: _RunEntry
     implementations: dict[str, _Implementation]
-    findings: list[_Finding]
+    findings: list[_FindingEntry]
     known_issues: _Known
 
 
 # Lax, since numbers that JSON cannot hold stand as strings.
-_decoder = msgspec.json.Decoder(Report, strict=False)
+_decoder = msgspec.json.Decoder(ComparedReport, strict=False)
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedRow:
     """Earlier and current value of one thing. of: the implementation, empty for the whole run."""
 
     of: str
@@ -108,26 +108,26 @@ class Changes:
     """
 
     notes: list[str]
-    environment: list[Row]
-    newly_violated: list[Row]
-    no_longer_checked: list[Row]
-    fixed: list[Row]
-    newly_known: list[Row]
-    unsupported: list[Row]
-    refused_pairs: list[Row]
-    newly_not_exercised: list[Row]
-    newly_exercised: list[Row]
-    shares: list[Row]
-    memory: list[Row]
+    environment: list[ComparedRow]
+    newly_violated: list[ComparedRow]
+    no_longer_checked: list[ComparedRow]
+    fixed: list[ComparedRow]
+    newly_known: list[ComparedRow]
+    unsupported: list[ComparedRow]
+    refused_pairs: list[ComparedRow]
+    newly_not_exercised: list[ComparedRow]
+    newly_exercised: list[ComparedRow]
+    shares: list[ComparedRow]
+    memory: list[ComparedRow]
     exit_code: int
 
 
-def report_of(counted: Tally) -> Report:
+def report_of(counted: Tally) -> ComparedReport:
     """Return the report of a run, as `read_report` returns it."""
     return _decoder.decode(json_report.render(counted))
 
 
-def read_report(path: Path) -> Report:
+def read_report(path: Path) -> ComparedReport:
     """Read the report of an earlier run: a journal, a report.json, or the directory with them.
 
     Raises UsageError for anything else.
@@ -158,13 +158,13 @@ def read_report(path: Path) -> Report:
         raise UsageError(f"{path} is not a report.json: {error}") from error
 
 
-def compare(now: Report, before: Report) -> Changes:
+def compare(now: ComparedReport, before: ComparedReport) -> Changes:
     """Return the changes from `before` to `now`, in implementations that both have."""
     both = [name for name in now.implementations if name in before.implementations]
     pairs = [(name, now.implementations[name], before.implementations[name]) for name in both]
     newly_violated = _new_findings(now, before, both)
     no_longer = [
-        Row(name, obligation, cell.status, after)
+        ComparedRow(name, obligation, cell.status, after)
         for name, one, other in pairs
         for obligation, cell in other.obligations.items()
         if cell.status in ("holds", "known", *FAILING)
@@ -179,7 +179,7 @@ def compare(now: Report, before: Report) -> Changes:
         no_longer_checked=no_longer,
         fixed=list(_fixed(now, before, both)),
         newly_known=[
-            Row(known.implementation, known.title, "", known.fingerprint)
+            ComparedRow(known.implementation, known.title, "", known.fingerprint)
             for known in now.known_issues.seen
             if known.implementation in both
             and known.fingerprint not in _fingerprints(before, known=True)
@@ -195,19 +195,19 @@ def compare(now: Report, before: Report) -> Changes:
             for row in _counts(name, _refused(one), _refused(other))
         ],
         newly_not_exercised=[
-            Row(name, feature, "", reason)
+            ComparedRow(name, feature, "", reason)
             for name, one, other in pairs
             for feature, reason in one.coverage.not_exercised.items()
             if feature not in other.coverage.not_exercised
         ],
         newly_exercised=[
-            Row(name, feature, reason, "")
+            ComparedRow(name, feature, reason, "")
             for name, one, other in pairs
             for feature, reason in other.coverage.not_exercised.items()
             if feature not in one.coverage.not_exercised
         ],
         shares=_farthest_first(
-            Row(name, obligation, other.obligations[obligation].max_share, cell.max_share)
+            ComparedRow(name, obligation, other.obligations[obligation].max_share, cell.max_share)
             for name, one, other in pairs
             for obligation, cell in one.obligations.items()
             if obligation in other.obligations
@@ -224,32 +224,34 @@ def _status(implementation: _Implementation, obligation: str) -> Status:
     return "not exercised" if cell is None else cell.status
 
 
-def _fingerprints(report: Report, *, known: bool = False) -> set[str]:
+def _fingerprints(report: ComparedReport, *, known: bool = False) -> set[str]:
     findings = [*report.findings, *(report.known_issues.seen if known else ())]
     return {finding.fingerprint for finding in findings}
 
 
-def _new_findings(now: Report, before: Report, both: list[str]) -> list[Row]:
+def _new_findings(
+    now: ComparedReport, before: ComparedReport, both: list[str]
+) -> list[ComparedRow]:
     """Return new findings, and obligations that fail now without one, as consequences do."""
     there = _fingerprints(before)
     new = [f for f in now.findings if f.implementation in both and f.fingerprint not in there]
-    rows = [Row(f.implementation, f.title, "", f.fingerprint) for f in new]
+    rows = [ComparedRow(f.implementation, f.title, "", f.fingerprint) for f in new]
     told = {(f.implementation, f.obligation) for f in new}
     for name in both:
         for obligation, cell in now.implementations[name].obligations.items():
             was = _status(before.implementations[name], obligation)
             silent = not {(name, obligation), (name, None)} & told
             if cell.status in FAILING and was not in FAILING and silent:
-                rows.append(Row(name, obligation, was, cell.status))
+                rows.append(ComparedRow(name, obligation, was, cell.status))
     return rows
 
 
-def _fixed(now: Report, before: Report, both: list[str]) -> Iterator[Row]:
+def _fixed(now: ComparedReport, before: ComparedReport, both: list[str]) -> Iterator[ComparedRow]:
     """Yield findings and known issues that do not show any more."""
     there = _fingerprints(now, known=True)
     for finding in (*before.findings, *before.known_issues.seen):
         if finding.implementation in both and finding.fingerprint not in there:
-            yield Row(finding.implementation, finding.title, finding.fingerprint, "")
+            yield ComparedRow(finding.implementation, finding.title, finding.fingerprint, "")
 
 
 def _refused(implementation: _Implementation) -> dict[str, int]:
@@ -257,15 +259,15 @@ def _refused(implementation: _Implementation) -> dict[str, int]:
     return {} if pairs is None else pairs.refused
 
 
-def _counts(name: str, now: Mapping[str, int], before: Mapping[str, int]) -> Iterator[Row]:
+def _counts(name: str, now: Mapping[str, int], before: Mapping[str, int]) -> Iterator[ComparedRow]:
     """Yield reasons with changed counts; a new or vanished one has a count of 0 on one side."""
     for reason in dict.fromkeys((*now, *before)):
-        row = Row(name, reason, before.get(reason, 0), now.get(reason, 0))
+        row = ComparedRow(name, reason, before.get(reason, 0), now.get(reason, 0))
         if row.before != row.now:
             yield row
 
 
-def _figures(name: str, now: Any, before: Any, path: str = "") -> Iterator[Row]:
+def _figures(name: str, now: Any, before: Any, path: str = "") -> Iterator[ComparedRow]:
     """Yield measured numbers at the same place in both.
 
     Entries with a world size are matched by it.
@@ -278,7 +280,7 @@ def _figures(name: str, now: Any, before: Any, path: str = "") -> Iterator[Row]:
                 place = f"{path}, {key}" if path else str(key)
                 yield from _figures(name, now[key], before[key], place)
     elif _is_number(now) and _is_number(before):
-        yield Row(name, path, before, now)
+        yield ComparedRow(name, path, before, now)
 
 
 def _named(items: list[Any]) -> dict[str, Any]:
@@ -294,26 +296,26 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _farthest_first(rows: Iterator[Row]) -> list[Row]:
+def _farthest_first(rows: Iterator[ComparedRow]) -> list[ComparedRow]:
     """Sort the rows that changed by the factor, up or down, largest first."""
 
-    def distance(row: Row) -> float:
+    def distance(row: ComparedRow) -> float:
         return math.inf if row.factor in (0.0, math.inf) else abs(math.log(abs(row.factor)))
 
     return sorted((row for row in rows if row.before != row.now), key=distance, reverse=True)
 
 
-def _environment(now: Report, before: Report) -> Iterator[Row]:
+def _environment(now: ComparedReport, before: ComparedReport) -> Iterator[ComparedRow]:
     for name in Environment.__struct_fields__:
         was, is_ = (
             getattr(report.environment, name) if report.environment else "not told"
             for report in (before, now)
         )
         if was != is_:
-            yield Row("", name, was, is_)
+            yield ComparedRow("", name, was, is_)
 
 
-def _notes(now: Report, before: Report, both: list[str]) -> Iterator[str]:
+def _notes(now: ComparedReport, before: ComparedReport, both: list[str]) -> Iterator[str]:
     """Yield the limits of the comparison."""
     for name in ("profile", "seed", "world_sizes", "obligations"):
         was, is_ = getattr(before.run, name), getattr(now.run, name)
@@ -337,7 +339,7 @@ def _notes(now: Report, before: Report, both: list[str]) -> Iterator[str]:
             yield f"only in {which}, and not compared: {', '.join(only)}"
 
 
-def _digests(now: Report, before: Report, name: str) -> bool:
+def _digests(now: ComparedReport, before: ComparedReport, name: str) -> bool:
     """Return True if the cases differ, or if it is not known."""
     one, other = (report.implementations[name].cases_digest for report in (now, before))
     return not one or one != other

@@ -12,7 +12,7 @@ from tabulate import tabulate
 
 from ..foreign_text import one_line
 from ..run.journal import encode
-from .against import AGAINST_FORMAT, Changes, Row
+from .against import AGAINST_FORMAT, Changes, ComparedRow
 from .markdown import escape, table
 from .text import number
 
@@ -21,14 +21,14 @@ class _Section(NamedTuple):
     name: str
     title: str
     columns: tuple[str, ...]
-    cells: Callable[[Row], list[str]]
+    cells: Callable[[ComparedRow], list[str]]
 
 
-def _status(row: Row) -> list[str]:
+def _status(row: ComparedRow) -> list[str]:
     return [row.of, row.what, str(row.before), str(row.now)]
 
 
-def _bug(row: Row) -> list[str]:
+def _bug(row: ComparedRow) -> list[str]:
     """Return the cells of a new or fixed failure.
 
     A finding has a fingerprint on one side; an obligation that follows has two statuses.
@@ -38,7 +38,7 @@ def _bug(row: Row) -> list[str]:
     return [row.of, row.what, changed]
 
 
-def _moved(row: Row) -> list[str]:
+def _moved(row: ComparedRow) -> list[str]:
     return [
         row.of,
         row.what,
@@ -95,7 +95,7 @@ _SECTIONS = (
 )
 
 
-def _filled(changes: Changes) -> Iterator[tuple[_Section, Sequence[Row]]]:
+def _filled(changes: Changes) -> Iterator[tuple[_Section, Sequence[ComparedRow]]]:
     for section in _SECTIONS:
         rows = getattr(changes, section.name)
         if rows:

@@ -20,7 +20,7 @@ from .known import known_text, stale_text
 from .text import cell_text, finding_text
 
 
-class Told(NamedTuple):
+class TestOutcome(NamedTuple):
     """Result of a test. detail: tracebacks, stacks and output of ranks that crashed or hung."""
 
     outcome: Literal["passed", "failed", "known", "skipped"]
@@ -28,7 +28,7 @@ class Told(NamedTuple):
     detail: str = ""
 
 
-PASSED = Told("passed")
+PASSED = TestOutcome("passed")
 
 
 def groups_of(obligation: Obligation) -> tuple[str, ...]:
@@ -37,11 +37,11 @@ def groups_of(obligation: Obligation) -> tuple[str, ...]:
     return tuple(name for name in GROUPS if obligation in RESUME or name not in of_resume)
 
 
-def told(counted: Tally, name: str, obligation: Obligation, group: str) -> Told:
+def told(counted: Tally, name: str, obligation: Obligation, group: str) -> TestOutcome:
     """Return the result of an obligation and a feature group for the implementation `name`."""
     without = counted.started.without if counted.started is not None else {}
     if obligation in without:
-        return Told("skipped", f"{obligation}: {without[obligation]}")
+        return TestOutcome("skipped", f"{obligation}: {without[obligation]}")
     implementation = counted.implementations[name]
     cell = implementation.cells[obligation]
     if cell.status in FAILING:
@@ -51,38 +51,40 @@ def told(counted: Tally, name: str, obligation: Obligation, group: str) -> Told:
     if group == BASIC:
         stale = stale_text(counted, name, obligation)
         if stale:
-            return Told("failed", stale)
+            return TestOutcome("failed", stale)
     if implementation.nothing_checked:
-        return Told("failed", f"nothing was checked: {why_nothing(implementation)}")
+        return TestOutcome("failed", f"nothing was checked: {why_nothing(implementation)}")
     if cell.status == "known" and group == BASIC:
         said = known_text(counted, name, obligation)
-        return Told("known", f"{obligation}: {cell_text(cell)}: {said}")
+        return TestOutcome("known", f"{obligation}: {cell_text(cell)}: {said}")
     if cell.groups[group]:
         return PASSED
     cases = sum(cell.counts.values())
     # As on the command line: a case that failed early may have been the one for an obligation.
     failing = any(implementation.cases[status] for status in FAILING)
     if not cell.checked and obligation in implementation.without:
-        return Told("skipped", f"{obligation}: {implementation.without[obligation]}")
+        return TestOutcome("skipped", f"{obligation}: {implementation.without[obligation]}")
     if group == BASIC and not cell.checked and not failing:
-        return Told(
+        return TestOutcome(
             "failed",
             f"nothing was checked for {obligation}: none of {cases} cases exercised it "
             "(obligations can leave it out)",
         )
-    return Told("skipped", f"{obligation} with features of {group}: not exercised in {cases} cases")
+    return TestOutcome(
+        "skipped", f"{obligation} with features of {group}: not exercised in {cases} cases"
+    )
 
 
-def told_of_coverage(counted: Tally, name: str) -> Told:
+def told_of_coverage(counted: Tally, name: str) -> TestOutcome:
     """Return the result of the coverage test: whether all promised pairs were exercised."""
     implementation = counted.implementations[name]
     if implementation.nothing_checked:
-        return Told("failed", f"nothing was checked: {why_nothing(implementation)}")
+        return TestOutcome("failed", f"nothing was checked: {why_nothing(implementation)}")
     left_out = implementation.covered.sentence(name)
-    return Told("failed", left_out) if left_out else PASSED
+    return TestOutcome("failed", left_out) if left_out else PASSED
 
 
-def _failed(counted: Tally, name: str, obligation: Obligation, group: str) -> Told | None:
+def _failed(counted: Tally, name: str, obligation: Obligation, group: str) -> TestOutcome | None:
     """Return the failure if it belongs to the group; one without a finding belongs to BASIC."""
     own = counted.findings_of(name, obligation)
     others = [f for f in counted.findings_of(name) if obligation in f.follows and f not in own]
@@ -97,7 +99,7 @@ def _failed(counted: Tally, name: str, obligation: Obligation, group: str) -> To
         for finding in of_group
     ]
     detail = "\n".join(finding.detail for finding in of_group if finding.detail)
-    return Told(
+    return TestOutcome(
         "failed", "\n\n".join(texts) or f"{obligation}: {cell}: {TITLES[obligation]}", detail
     )
 

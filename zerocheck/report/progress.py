@@ -29,7 +29,7 @@ PLAIN_SECONDS = 10.0
 """Time between two lines where the output is not a terminal."""
 
 
-class Progress:
+class ProgressDisplay:
     """Display of a run's records as they come. Every value is printed as text, never as markup.
 
     shrink: whether the run looks for the smallest case of each finding when all cases are judged.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..judge.verdict import STATUSES, Gave, Status
-from ..run.loads import Loads, Tried
+from ..run.loads import DamagedLoads, Loads
 
 TITLE = "Loads by world size: saved down, loaded across"
 
@@ -63,7 +63,7 @@ def tried_lines(loads: Loads) -> list[str]:
     return [_line(kind, loads.tried[kind]) for kind in HARM if kind in loads.tried]
 
 
-def _line(kind: str, tried: Tried) -> str:
+def _line(kind: str, tried: DamagedLoads) -> str:
     """Format one: `57 writers killed: 31 gave the new checkpoint, 20 the older one; 1 violated`."""
     damaged = kind != "killed"
     gave = [

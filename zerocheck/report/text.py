@@ -6,7 +6,7 @@ from ..catalogue import is_config
 from ..foreign_text import copyable, one_line, printable
 from ..judge.verdict import ESTIMATED, TITLES, Status, Violation
 from ..run.findings import Findings
-from ..run.records import CaseFinished, Finding, Known
+from ..run.records import CaseFinished, Finding, KnownReference
 from ..run.tally import FAILING, Cell
 
 _LABEL_WIDTH = 12
@@ -60,7 +60,7 @@ def finding_lines(finding: Finding) -> list[str]:
     return lines
 
 
-def known_lines(known: Known) -> list[str]:
+def known_lines(known: KnownReference) -> list[str]:
     """Return reason, link and page of an entry, and where it is listed."""
     lines = row("known", known.reason)
     if known.link:

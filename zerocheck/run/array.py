@@ -13,7 +13,7 @@ from copy import copy
 
 from ..case.covering import Pairs, cost, cover
 from ..case.schema import Case
-from .records import Coverage, Refused
+from .records import Coverage, RefusedPairs
 
 TRIES = 3
 """Cases refused while they were built, until what they have in common counts as the reason."""
@@ -72,7 +72,8 @@ class Array:
             ignored=tuple(self._ignored),
             supported=f"{self.supported:x}" if self.supported else "",
             refused=tuple(
-                Refused(reason=reason, pairs=f"{pairs:x}") for reason, pairs in self.refused.items()
+                RefusedPairs(reason=reason, pairs=f"{pairs:x}")
+                for reason, pairs in self.refused.items()
             ),
             max_cases=max_cases,
             model=model,

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import msgspec
 
 from ..case.schema import Case, UserModel
-from ..drive.observation import Described, Job, Looked, Refusals
+from ..drive.observation import Description, Job, Looked, Refusals
 from ..errors import UsageError
-from .trial import Ranks
+from .trial import RankPool
 
 
-def look(ranks: Ranks, name: str, *, world_size: int = 1) -> UserModel:
+def look(ranks: RankPool, name: str, *, world_size: int = 1) -> UserModel:
     """Inspect the user's model in a rank process: it runs the user's code.
 
     Raises UsageError if it cannot be judged.
@@ -32,7 +32,7 @@ def look(ranks: Ranks, name: str, *, world_size: int = 1) -> UserModel:
     return looked.model
 
 
-def describe(ranks: Ranks, implementation: str, *, world_size: int = 1) -> Described:
+def describe(ranks: RankPool, implementation: str, *, world_size: int = 1) -> Description:
     """Read an implementation's declarations in a rank process: it runs the user's code.
 
     Raises UsageError if it cannot be loaded.
@@ -46,7 +46,7 @@ def describe(ranks: Ranks, implementation: str, *, world_size: int = 1) -> Descr
                 f"loading {implementation} ended the process that tried it: "
                 f"{result.summary(stacks=True)}"
             )
-        described = msgspec.msgpack.decode(payload, type=Described)
+        described = msgspec.msgpack.decode(payload, type=Description)
     finally:
         result.release()
     if described.error:
@@ -54,7 +54,7 @@ def describe(ranks: Ranks, implementation: str, *, world_size: int = 1) -> Descr
     return described
 
 
-def check_builds(ranks: Ranks, implementation: str, case: Case) -> None:
+def check_builds(ranks: RankPool, implementation: str, case: Case) -> None:
     """Build an implementation for a case in its ranks, before anything is judged.
 
     Raises UsageError for what the implementation gives and zerocheck cannot judge. Whatever else
@@ -70,7 +70,7 @@ def check_builds(ranks: Ranks, implementation: str, case: Case) -> None:
 
 
 def refusals(
-    ranks: Ranks, implementation: str, candidates: Sequence[Case], *, world_size: int = 1
+    ranks: RankPool, implementation: str, candidates: Sequence[Case], *, world_size: int = 1
 ) -> list[str | None]:
     """Return for each candidate the reason why the implementation does not support it, or None.
 

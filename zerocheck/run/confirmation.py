@@ -11,7 +11,7 @@ from ..judge.verdict import Obligation, Status, Violation
 from .findings import Bug
 from .journal import encode
 from .outcome import Outcome
-from .trial import Ranks, Trial
+from .trial import RankPool, Trial
 
 TRIES = 5
 """Runs in fresh rank processes of a finding that the first of them does not show."""
@@ -33,7 +33,7 @@ def runs_to_see(confirmed: int, tries: int) -> int:
     return min(MOST, math.ceil(math.log(MISSED) / math.log(1 - share)))
 
 
-def confirm(bug: Bug, ranks: Ranks, obligations: Collection[Obligation]) -> Outcome | None:
+def confirm(bug: Bug, ranks: RankPool, obligations: Collection[Obligation]) -> Outcome | None:
     """Run the case of a bug again in fresh processes, since those of the run may be dirty.
 
     Returns what came of the last run, or None if it has been confirmed before.

@@ -21,14 +21,14 @@ from ..drive.observation import RankSeen
 from ..errors import Unsupported
 from ..judge.assemble import Fetch, Observation
 from ..judge.free import Trajectory, trajectory
-from ..judge.layout import Layout
+from ..judge.layout import ParameterLayout
 from ..models.network import build_model
 from ..ranks.result import JobResult
 from .findings import Bug
 from .freely import copies, freely, mean_loss
 from .outcome import observed
 from .records import CaseFinished, Drift, FreeRun
-from .trial import Ranks, Trial
+from .trial import RankPool, Trial
 
 CASES = 24
 """An implementation with fewer judged cases is not left to itself: that would be a large part of
@@ -68,7 +68,7 @@ class Drifting:
     fixed: by implementation, the fields of cases that it fixes.
     """
 
-    def __init__(self, ranks: Ranks, fixed: Mapping[str, Mapping[str, object]]) -> None:
+    def __init__(self, ranks: RankPool, fixed: Mapping[str, Mapping[str, object]]) -> None:
         self._ranks = ranks
         self._fixed = fixed
         self._judged: Counter[str] = Counter()
@@ -112,7 +112,7 @@ def _worth(case: Case) -> tuple[bool, float, int]:
     return ORDERED <= case.world_size < SLOW, rate, case.world_size * case.training.microbatches
 
 
-def drift(ranks: Ranks, implementation: str, case: Case) -> Drift:
+def drift(ranks: RankPool, implementation: str, case: Case) -> Drift:
     """Run all steps of a case by an implementation, the reference and its replica."""
     (result,) = Trial(ranks, implementation, case).result().legs
     try:
@@ -151,7 +151,7 @@ def _compared(case: Case, result: JobResult) -> Drift:
 def _own(
     case: Case, seen: Sequence[RankSeen], fetch: Fetch, reference: Trajectory
 ) -> FreeRun | None:
-    layout = Layout.of(build_model(case), case)
+    layout = ParameterLayout.of(build_model(case), case)
     observation = Observation(layout, seen, fetch)
     losses, far = [], []
     for step, expected in enumerate(reference.path):

@@ -28,7 +28,7 @@ class _Start(msgspec.Struct):
     type: str = ""
 
 
-class _Finding(msgspec.Struct):
+class _EarlierFinding(msgspec.Struct):
     type: str = ""
     case_file: str = ""
 
@@ -89,7 +89,7 @@ def _numbers(earlier: Path) -> Iterator[int]:
 
 def _case_files(journal: Path) -> Iterator[Path]:
     """Yield the existing case files that a journal lists, each once."""
-    decoder = msgspec.json.Decoder(_Finding)
+    decoder = msgspec.json.Decoder(_EarlierFinding)
     seen = set()
     with suppress(OSError), journal.open("rb") as file:
         for line in file:

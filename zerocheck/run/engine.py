@@ -26,7 +26,7 @@ from .environment import check_machine, environment
 from .events import Bus, Handler
 from .findings import Bug, Findings
 from .launch import with_ranks
-from .ledger import Ledger
+from .ledger import KnownIssueMatcher
 from .model import with_models
 from .options import RunOptions
 from .outcome import Outcome, Results
@@ -38,13 +38,13 @@ from .shrink import RUN_TRIES, Limits, paths, shrink, worth
 from .suspicion import LastOnRanks, suspect
 from .tally import FAILING, INTERRUPTED, LOST, exit_code, status_of_case, tally, why
 from .timed import TimedCases
-from .trial import Ranks, Trial
+from .trial import RankPool, Trial
 
 HANGS = 3
 """After so many hangs of an implementation, known ones aside, its other cases are left out."""
 
 
-def run(options: RunOptions, handlers: Sequence[Handler], *, ranks: Ranks | None = None) -> int:
+def run(options: RunOptions, handlers: Sequence[Handler], *, ranks: RankPool | None = None) -> int:
     """Run everything and return the exit code.
 
     0: all obligations hold; 1: a finding or nothing checked; 3: ranks of a launcher were lost and
@@ -67,7 +67,7 @@ def run(options: RunOptions, handlers: Sequence[Handler], *, ranks: Ranks | None
         )
     if isinstance(ranks, TorchrunPool):
         options = _on_given_ranks(options, ranks)
-    return _Run(options, handlers, ranks).run()
+    return _RunUnderWay(options, handlers, ranks).run()
 
 
 def _on_given_ranks(options: RunOptions, ranks: TorchrunPool) -> RunOptions:
@@ -85,14 +85,14 @@ def _on_given_ranks(options: RunOptions, ranks: TorchrunPool) -> RunOptions:
     return dataclasses.replace(options, world_sizes=(world_size,), hosts=ranks.hosts)
 
 
-class _Run:
-    def __init__(self, options: RunOptions, handlers: Sequence[Handler], ranks: Ranks) -> None:
+class _RunUnderWay:
+    def __init__(self, options: RunOptions, handlers: Sequence[Handler], ranks: RankPool) -> None:
         self.options = options
         self.ranks = ranks
         self.records: list[Record] = []
         self.bus = Bus((*handlers, _Collector(self.records.append)))
         self.environment = environment(options.device)
-        self.ledger = Ledger(options, self.environment.torch)
+        self.ledger = KnownIssueMatcher(options, self.environment.torch)
         self.findings = Findings(self.ledger.issue_of)
         self.last = LastOnRanks()
         self.told: dict[int, Finding] = {}
@@ -116,7 +116,7 @@ class _Run:
         described, without = with_models(self.ranks, described, options)
         if without:
             options = self.options = options.leaving_out(without)
-            self.ledger = Ledger(options, self.environment.torch)
+            self.ledger = KnownIssueMatcher(options, self.environment.torch)
             self.findings = Findings(self.ledger.issue_of)
         self.fixed = {name: paths(described[name].fixed) for name in described}
         self.plan = Plan(options, described, self._refusals)

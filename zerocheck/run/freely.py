@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from ..case.schema import Case
 from ..drive.observation import StepSeen
-from ..judge.assemble import Held
+from ..judge.assemble import RoleState
 
 STEPS = 10
 """Of free training: parity tests of FSDP take 2 to 10."""
@@ -35,7 +35,7 @@ def mean_loss(steps: Iterable[StepSeen]) -> float:
     return sum(losses) / len(losses) if losses else math.nan
 
 
-def copies(held: Held) -> Iterator[torch.Tensor]:
+def copies(held: RoleState) -> Iterator[torch.Tensor]:
     """Yield the whole vector (NaN where no rank holds an element), then its differing versions.
 
     A version has one rank's elements, where they differ from those of the whole.

@@ -30,7 +30,7 @@ from ..devices import CPU, CUDA, kind_of
 from ..errors import UsageError, did_you_mean, unknown
 from ..judge.verdict import OBLIGATIONS, Obligation, Violation
 from .kinds import check_kinds, is_of, most_bytes, ranks_of
-from .records import CaseFinished, Known
+from .records import CaseFinished, KnownReference
 
 OURS = Path(__file__).with_name("known_issues.toml")
 """Issues of the built-in implementations."""
@@ -42,7 +42,7 @@ _BROKEN = ("crashed", "hung")
 _ENTRY = re.compile(r"^\s*\[\[\s*issue\s*\]\]", re.MULTILINE)
 
 
-class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+class _IssueEntry(msgspec.Struct, forbid_unknown_fields=True):
     """Entry of the file, unchanged."""
 
     fingerprint: str
@@ -107,9 +107,9 @@ class KnownIssue:
         return self.fingerprint.split(" / ")[1] == "hung"
 
     @property
-    def record(self) -> Known:
+    def record(self) -> KnownReference:
         """Journal record of the issue."""
-        return Known(
+        return KnownReference(
             fingerprint=self.fingerprint,
             reason=self.reason,
             source=self.source,
@@ -241,7 +241,7 @@ def read(path: Path) -> tuple[KnownIssue, ...]:
 
 
 def _issue(raw: dict[str, Any], source: str) -> KnownIssue:
-    fields = _Entry.__struct_fields__
+    fields = _IssueEntry.__struct_fields__
     for name in raw:
         if name not in fields:
             raise UsageError(
@@ -251,7 +251,7 @@ def _issue(raw: dict[str, Any], source: str) -> KnownIssue:
         if not raw.get(name):
             raise UsageError(f"it lacks the field {name!r}")
     try:
-        entry = msgspec.convert(raw, _Entry)
+        entry = msgspec.convert(raw, _IssueEntry)
     except msgspec.ValidationError as error:
         raise UsageError(_in_words(str(error))) from None
     _check_fingerprint(entry.fingerprint)
@@ -326,7 +326,7 @@ def _device(given: str) -> str:
     return given
 
 
-def _case(entry: _Entry) -> Case | None:
+def _case(entry: _IssueEntry) -> Case | None:
     if entry.case is None:
         return None
     case = merged(Case(), entry.case, source="case")

@@ -11,7 +11,7 @@ from ..errors import RanksLost, UsageError
 from ..ranks.device import check_there, shares
 from ..ranks.pool import Pool
 from ..ranks.torchrun import TIMEOUT_S, TorchrunPool
-from .trial import TARGET, Ranks
+from .trial import TARGET, RankPool
 
 PATIENCE_S = 5.0
 """Seconds without any sign of life after which ranks count as hung."""
@@ -22,7 +22,7 @@ USAGE, LOST, INTERRUPTED = 2, 3, 130
 
 def with_ranks(
     kind: str,
-    do: Callable[[Ranks], int],
+    do: Callable[[RankPool], int],
     *,
     device: str = CPU,
     backend: str | None = None,
@@ -78,7 +78,7 @@ def sharing(device: str, most: int) -> str:
 
 
 def _on_rank_0(
-    do: Callable[[Ranks], int], device: str, backend: str | None, timeout_s: float
+    do: Callable[[RankPool], int], device: str, backend: str | None, timeout_s: float
 ) -> int:
     stopping = launched.Stopping()
     code = LOST

@@ -19,7 +19,7 @@ from .records import CaseFinished, LeftOut, StaleIssue
 from .tally import FAILING
 
 
-class Ledger:
+class KnownIssueMatcher:
     """Known-issue matcher for the issues of this run's implementations, obligations and torch.
 
     A run without an obligation of checkpoints takes none, so issues with such a case are left out.

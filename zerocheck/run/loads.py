@@ -16,7 +16,7 @@ Pair = tuple[int, int]
 """(world size that saved, world size that loaded)"""
 
 
-class _One(NamedTuple):
+class _Load(NamedTuple):
     """Load of a checkpoint.
 
     kind: `killed` or a DamageKind if it only tried such a checkpoint, else "".
@@ -29,7 +29,7 @@ class _One(NamedTuple):
 
 
 @dataclass
-class Tried:
+class DamagedLoads:
     """Loads of checkpoints killed or damaged in one way: verdicts, and the state loaded."""
 
     verdicts: Counter[Status] = field(default_factory=Counter)
@@ -46,7 +46,7 @@ class Loads:
     """
 
     pairs: dict[Pair, Counter[Status]] = field(default_factory=dict)
-    tried: dict[str, Tried] = field(default_factory=dict)
+    tried: dict[str, DamagedLoads] = field(default_factory=dict)
 
     def add(self, record: CaseFinished, asked: Collection[Obligation]) -> None:
         """Count the loads of one case, as far as the obligations asked for are of them."""
@@ -54,7 +54,7 @@ class Loads:
             if not _obligations(load.kind) & set(asked):
                 continue
             if load.kind:
-                tried = self.tried.setdefault(load.kind, Tried())
+                tried = self.tried.setdefault(load.kind, DamagedLoads())
                 tried.verdicts[load.status] += 1
                 if load.gave is not None:
                     tried.gave[load.gave] += 1
@@ -79,13 +79,13 @@ def together(some: Iterable[Loads]) -> Loads:
         for pair, verdicts in loads.pairs.items():
             whole.pairs.setdefault(pair, Counter()).update(verdicts)
         for kind, tried in loads.tried.items():
-            into = whole.tried.setdefault(kind, Tried())
+            into = whole.tried.setdefault(kind, DamagedLoads())
             into.verdicts.update(tried.verdicts)
             into.gave.update(tried.gave)
     return whole
 
 
-def _loads(record: CaseFinished) -> Iterator[_One]:
+def _loads(record: CaseFinished) -> Iterator[_Load]:
     case = record.case
     if not case.resume:
         return
@@ -93,14 +93,14 @@ def _loads(record: CaseFinished) -> Iterator[_One]:
         broken: Status = "known" if record.known else record.status
         leg = max(1, min(record.begun, len(case.resume)))
         tries = record.begun > len(case.resume)
-        yield _One(_pair(case, leg), broken, _kind(case, leg) if tries else "")
+        yield _Load(_pair(case, leg), broken, _kind(case, leg) if tries else "")
         return
     for load in record.judgement.loads:
         status: Status = "holds"
         if load.violated:
             status = "known" if set(load.violated) <= set(record.known) else "violated"
         kind = _kind(case, load.leg) if load.gave is not None else ""
-        yield _One(_pair(case, load.leg), status, kind, load.gave)
+        yield _Load(_pair(case, load.leg), status, kind, load.gave)
 
 
 def _obligations(kind: str) -> set[Obligation]:

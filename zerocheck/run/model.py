@@ -11,17 +11,17 @@ from ..case.schema import Case, Model, UserModel
 from ..case.validity import check
 from ..catalogue import check_factory
 from ..devices import CPU
-from ..drive.observation import Described
+from ..drive.observation import Description
 from ..errors import UsageError
 from ..judge.verdict import Obligation
 from .asking import look
 from .options import RunOptions
-from .trial import Ranks
+from .trial import RankPool
 
 
 def with_models(
-    ranks: Ranks, described: Mapping[str, Described], options: RunOptions
-) -> tuple[dict[str, Described], dict[Obligation, str]]:
+    ranks: RankPool, described: Mapping[str, Description], options: RunOptions
+) -> tuple[dict[str, Description], dict[Obligation, str]]:
     """Add the user's model to the fixed fields that the implementations declare.
 
     Returns them with the obligations that then cannot be exercised at all, each with the reason.
@@ -46,7 +46,7 @@ def with_models(
     return found, _without(options, found, looked)
 
 
-def case_with(ranks: Ranks, case: Case, factory: str, *, world_size: int) -> Case:
+def case_with(ranks: RankPool, case: Case, factory: str, *, world_size: int) -> Case:
     """Replace the user's model in a case by that which the factory makes now.
 
     Raises UsageError where the rest of the case does not go with it.
@@ -58,7 +58,7 @@ def case_with(ranks: Ranks, case: Case, factory: str, *, world_size: int) -> Cas
 
 
 def _without(
-    options: RunOptions, described: Mapping[str, Described], looked: Mapping[str, UserModel]
+    options: RunOptions, described: Mapping[str, Description], looked: Mapping[str, UserModel]
 ) -> dict[Obligation, str]:
     """Return the obligations that cannot be exercised, with the reasons.
 

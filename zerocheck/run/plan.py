@@ -25,7 +25,7 @@ from ..case.legs import legs_of
 from ..case.resuming import Harm, draw_resumed
 from ..case.schema import Case, Mesh
 from ..catalogue import EXCHANGING
-from ..drive.observation import Described
+from ..drive.observation import Description
 from ..errors import UsageError
 from ..judge.verdict import EQUIVALENCE, MEMORY, RESUME, Obligation
 from .array import Array
@@ -50,7 +50,7 @@ class Planned:
     case: Case
 
 
-class Drawn:
+class SharedDraws:
     """Candidates and covering arrays that several plans share, each computed once.
 
     An array follows from the candidates, from those that are refused and from the features that
@@ -100,9 +100,9 @@ class Plan:
     def __init__(
         self,
         options: RunOptions,
-        described: Mapping[str, Described],
+        described: Mapping[str, Description],
         ask: Ask,
-        drawn: Drawn | None = None,
+        drawn: SharedDraws | None = None,
     ) -> None:
         """Plan the cases of a run.
 
@@ -110,7 +110,7 @@ class Plan:
         features asked for.
         """
         self._options = options
-        self._drawn = Drawn() if drawn is None else drawn
+        self._drawn = SharedDraws() if drawn is None else drawn
         self._arrays: dict[str, Array] = {}
         self._streams: defaultdict[str, list[Stream]] = defaultdict(list)
         self.coverage: list[Coverage] = []
@@ -154,7 +154,7 @@ class Plan:
         self._streams[name].append(stream)
         return stream.cases
 
-    def _cases(self, name: str, described: Described, ask: Ask) -> list[Case]:
+    def _cases(self, name: str, described: Description, ask: Ask) -> list[Case]:
         cases = []
         if set(self._options.obligations) & {*EQUIVALENCE, *MEMORY}:
             cases = self._steps(name, described, ask)
@@ -165,7 +165,7 @@ class Plan:
             cases += self._resumed(name, described, ask)
         return cases
 
-    def _resumed(self, name: str, described: Described, ask: Ask) -> list[Case]:
+    def _resumed(self, name: str, described: Description, ask: Ask) -> list[Case]:
         """Cases with checkpoints; one of an implementation that has none, which says so."""
         options = self._options
         count = PROFILES[options.profile].resumed if described.resumes else 1
@@ -189,7 +189,7 @@ class Plan:
         # Small ones first: they say most for their time.
         return sorted(cases, key=lambda case: sum(leg.world_size for leg in legs_of(case)))
 
-    def _fixed(self, described: Described) -> dict[str, object]:
+    def _fixed(self, described: Description) -> dict[str, object]:
         """Return the fields that all cases of the implementation must have.
 
         They are those that it fixes, and the defaults of those that it lacks.
@@ -224,7 +224,7 @@ class Plan:
             fixed["training"] = {**without, **mapping(fixed.get("training"))}
         return fixed
 
-    def _steps(self, name: str, described: Described, ask: Ask) -> list[Case]:
+    def _steps(self, name: str, described: Description, ask: Ask) -> list[Case]:
         """Cases without checkpoints."""
         options, profile = self._options, PROFILES[self._options.profile]
         fixed = self._fixed(described)
@@ -268,13 +268,13 @@ class Plan:
         return found
 
 
-def _model(described: Described) -> str:
+def _model(described: Description) -> str:
     """Return the user's own model that every case has, or an empty text."""
     user = mapping(mapping(described.fixed.get("model")).get("user"))
     return str(user.get("factory", ""))
 
 
-def _ignored(described: Described) -> list[str]:
+def _ignored(described: Description) -> list[str]:
     """Return the features of options that the implementation does not obey."""
     if described.options is None:
         return []
@@ -285,7 +285,7 @@ def _ignored(described: Described) -> list[str]:
     ]
 
 
-def _meshes(options: RunOptions, described: Described) -> list[Mesh]:
+def _meshes(options: RunOptions, described: Description) -> list[Mesh]:
     """Meshes of two axes that cases may have: the profile's, or all of the sizes asked for.
 
     None where the implementation does not handle them, but for who asks for what they are.

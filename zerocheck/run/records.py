@@ -37,7 +37,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """Names and versions of what implementations need beside torch, where it is installed."""
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True):
+class KnownReference(msgspec.Struct, frozen=True, kw_only=True):
     """A listed known issue, as reports show it.
 
     source: the file and entry; link: upstream; page: of the repository. Either may be empty.
@@ -55,7 +55,7 @@ class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
 
     implementation: str
     count: int
-    known: Known
+    known: KnownReference
 
 
 class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag="run started"):
@@ -79,7 +79,7 @@ class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag="run started"):
     format: int = JOURNAL_FORMAT
 
 
-class Refused(msgspec.Struct, frozen=True, kw_only=True):
+class RefusedPairs(msgspec.Struct, frozen=True, kw_only=True):
     """Pairs of features that an implementation refuses, and the commonest reason that it gives."""
 
     reason: str
@@ -99,7 +99,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True, tag="coverage"):
     features: tuple[str, ...]
     ignored: tuple[str, ...] = ()
     supported: str = ""
-    refused: tuple[Refused, ...] = ()
+    refused: tuple[RefusedPairs, ...] = ()
     max_cases: int | None = None
     model: str = ""
 
@@ -184,7 +184,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
     """What the failure needs, and where it shows; or why that is not known."""
     groups: tuple[str, ...] = ()
     """Groups of features (case/features) that the failure needs; none if that is not known."""
-    known: Known | None = None
+    known: KnownReference | None = None
     model: str = ""
     """The user's own, if the case to replay has it."""
     estimated: bool = False
@@ -250,7 +250,7 @@ class StaleIssue(msgspec.Struct, frozen=True, kw_only=True, tag="stale issue"):
     """
 
     implementation: str
-    known: Known
+    known: KnownReference
     seen: str
     advice: str
     obligation: Obligation | None = None

@@ -27,7 +27,7 @@ from .model import case_with
 from .outcome import Outcome
 from .records import CaseFile, CaseFinished, Environment
 from .tally import FAILING
-from .trial import Ranks, Trial
+from .trial import RankPool, Trial
 
 
 def replay(
@@ -35,10 +35,10 @@ def replay(
     *,
     implementation: str | None = None,
     model: str | None = None,
-    ranks: Ranks | None = None,
+    ranks: RankPool | None = None,
     device: str | None = None,
     backend: str | None = None,
-) -> Replayed:
+) -> ReplayedCase:
     """Run the case of a file, several times if its result depends on timing.
 
     implementation: run it on this one instead. Without it only built-in ones are run: no code is
@@ -79,7 +79,7 @@ def device_for(was: str) -> str:
     return was
 
 
-def _replayed(case_file: CaseFile, name: str, model: str | None, ranks: Ranks) -> Replayed:
+def _replayed(case_file: CaseFile, name: str, model: str | None, ranks: RankPool) -> ReplayedCase:
     """Run a case as often as the replay needs."""
     smallest = 1 if isinstance(ranks, Pool) else case_file.case.world_size
     describe(ranks, name, world_size=smallest)
@@ -88,7 +88,7 @@ def _replayed(case_file: CaseFile, name: str, model: str | None, ranks: Ranks) -
         case = case_with(ranks, case_file.case, model, world_size=smallest)
         changed = _changed(case_file.case, case)
         case_file = msgspec.structs.replace(case_file, case=case)
-    replayed = Replayed(case_file, name, changed=changed, device=ranks.device)
+    replayed = ReplayedCase(case_file, name, changed=changed, device=ranks.device)
     while len(replayed.outcomes) < replayed.runs:
         trial = Trial(
             ranks,
@@ -129,7 +129,7 @@ def _plain(title: str) -> str:
     return title.partition(" (")[0]
 
 
-class Replayed:
+class ReplayedCase:
     """Result of a replay, compared with the case file.
 
     outcomes: of each run; changed: how the user's model differs from the one in the file; device:

@@ -20,7 +20,7 @@ from ..judge.verdict import Obligation, Violation
 from .extent import extent, groups, not_searched, size
 from .findings import Bug, Shrunk, independent
 from .records import CaseFinished
-from .trial import Ranks, Trial
+from .trial import RankPool, Trial
 
 TRIES = 80
 """Runs for one finding. Of 39 findings of planted faults 38 took 2 to 24, and one took 60."""
@@ -81,7 +81,7 @@ def worth(bug: Bug) -> bool:
 
 
 def shrink(
-    bug: Bug, ranks: Ranks, obligations: Collection[Obligation], limits: Limits
+    bug: Bug, ranks: RankPool, obligations: Collection[Obligation], limits: Limits
 ) -> Shrunk | None:
     """Find the smallest case and how far the bug reaches.
 
@@ -92,7 +92,7 @@ def shrink(
 
 class _Shrinking:
     def __init__(
-        self, bug: Bug, ranks: Ranks, obligations: Collection[Obligation], limits: Limits
+        self, bug: Bug, ranks: RankPool, obligations: Collection[Obligation], limits: Limits
     ) -> None:
         self.bug = bug
         self.ranks = ranks

@@ -11,7 +11,7 @@ from .confirmation import shows
 from .findings import Bug
 from .outcome import Outcome
 from .records import CaseFinished
-from .trial import Ranks, Trial
+from .trial import RankPool, Trial
 
 RACE = "a race, or memory that is read before it is written"
 
@@ -43,7 +43,7 @@ class Suspicion:
 def suspect(
     bug: Bug,
     before: CaseFinished | None,
-    ranks: Ranks,
+    ranks: RankPool,
     obligations: Collection[Obligation],
 ) -> Suspicion:
     """Run the case before that of the bug, then its own, on the same fresh rank processes.
@@ -65,7 +65,7 @@ def suspect(
 
 
 def _shows_after(
-    bug: Bug, before: CaseFinished, ranks: Ranks, obligations: Collection[Obligation]
+    bug: Bug, before: CaseFinished, ranks: RankPool, obligations: Collection[Obligation]
 ) -> bool:
     def outcome(case: CaseFinished) -> Outcome:
         return Trial(ranks, case.implementation, case.case, obligations=obligations).outcome()

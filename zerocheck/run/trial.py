@@ -23,7 +23,7 @@ KILLS = 4
 """Times that a writer is killed, at most, until it is killed before it has finished."""
 
 
-class Ranks(Protocol):
+class RankPool(Protocol):
     """Rank processes, wherever they run. device: cpu, cuda or cuda:N, as it was asked for."""
 
     device: str
@@ -54,7 +54,7 @@ class Trial:
 
     def __init__(
         self,
-        ranks: Ranks,
+        ranks: RankPool,
         implementation: str,
         case: Case,
         *,

@@ -21,7 +21,7 @@ REDUCE_SCATTERS = "c10d::_reduce_scatter_base_"
 
 
 @dataclass(frozen=True)
-class Fault:
+class ScriptFault:
     """Fault to inject: its text, the collectives that it changes, lines before and after the call.
 
     They name `given` (what this rank puts in), `got` (where the caller wants the result), `now`
@@ -50,48 +50,48 @@ _SWAPPED = (
     "got.copy_(torch.cat([last, *rest, first]).view_as(got))",
 )
 
-FAULTS: dict[str, Fault] = {
-    "average-becomes-sum": Fault(
+FAULTS: dict[str, ScriptFault] = {
+    "average-becomes-sum": ScriptFault(
         "the average over ranks is a sum", "reduction", before=("given.mul_(WORLD_SIZE)",)
     ),
-    "double-average": Fault(
+    "double-average": ScriptFault(
         "the average is divided once more",
         "reduction",
         before=("given.div_(WORLD_SIZE)",),
     ),
-    "first-step-local": Fault(
+    "first-step-local": ScriptFault(
         "the first step is not reduced",
         "reduction",
         after=("got.copy_(mine)",),
         local=True,
         first=True,
     ),
-    "rank-left-out": Fault(
+    "rank-left-out": ScriptFault(
         "the last rank puts zeros in",
         "reduction",
         before=("given.mul_(0 if dist.get_rank() == WORLD_SIZE - 1 else 1)",),
     ),
-    "rank-counted-twice": Fault(
+    "rank-counted-twice": ScriptFault(
         "the first rank counts twice",
         "reduction",
         before=("given.mul_(2 if dist.get_rank() == 0 else 1)",),
     ),
-    "neighbours-shard": Fault(
+    "neighbours-shard": ScriptFault(
         "each rank gets the reduced shard of the next one", "reduction", after=_FROM_NEXT
     ),
-    "last-element-local": Fault(
+    "last-element-local": ScriptFault(
         "the last element of each bucket is not reduced",
         "reduction",
         after=("got.copy_(now)", "got.view(-1)[-1] = mine.view(-1)[-1]"),
         local=True,
     ),
-    "reduction-stale": Fault(
+    "reduction-stale": ScriptFault(
         "a reduction hands out the result of the step before", "reduction", after=_STALE
     ),
-    "reduced-in-bf16": Fault(
+    "reduced-in-bf16": ScriptFault(
         "gradients travel in bf16", "reduction", before=("given.copy_(given.bfloat16())",)
     ),
-    "gather-stale": Fault(
+    "gather-stale": ScriptFault(
         "what is gathered is what the gather before gave",
         "gather",
         after=_STALE,
@@ -101,7 +101,7 @@ FAULTS: dict[str, Fault] = {
             "KEPT[now[0].shape] = now",
         ),
     ),
-    "gather-swapped": Fault(
+    "gather-swapped": ScriptFault(
         "the shards of the first and the last rank change places",
         "gather",
         after=_SWAPPED,
@@ -111,22 +111,22 @@ FAULTS: dict[str, Fault] = {
             "got[-1].copy_(first)",
         ),
     ),
-    "gather-rounded": Fault(
+    "gather-rounded": ScriptFault(
         "shards travel in bf16",
         "gather",
         after=("got.copy_(now.bfloat16())",),
         listed=("for shard in got:", "    shard.copy_(shard.bfloat16())"),
     ),
-    "broadcast-lost": Fault(
+    "broadcast-lost": ScriptFault(
         "a broadcast does not arrive", "broadcast", after=("got.copy_(mine)",), local=True
     ),
-    "norm-local": Fault("the norm is not reduced", "norm"),
+    "norm-local": ScriptFault("the norm is not reduced", "norm"),
 }
 """By name, as `IMPLEMENTATION+FAULT` spells it."""
 
 
 @dataclass(frozen=True)
-class Injection:
+class ScriptInjection:
     """Text of an injected fault.
 
     source: lines of the class `Fault`; where: which part of a step is within it; only: an
@@ -143,7 +143,7 @@ class Injection:
         return any("KEPT" in line for line in self.source)
 
 
-def injection_of(name: str, fault: str, case: Case, gather: Gather) -> Injection:
+def injection_of(name: str, fault: str, case: Case, gather: Gather) -> ScriptInjection:
     """Return the fault in the collectives that the implementation `name` calls.
 
     Raises UsageError for a fault that has no short text, or that changes none of its collectives.
@@ -168,10 +168,10 @@ def injection_of(name: str, fault: str, case: Case, gather: Gather) -> Injection
         if given.kind == "broadcast":
             where = "step"
         lines = _collective(given, sharded=sharded, lists=gather == "summoned")
-    return Injection(_class(given, lines), where, "step == 0" if given.first else "")
+    return ScriptInjection(_class(given, lines), where, "step == 0" if given.first else "")
 
 
-def _class(fault: Fault, lines: list[str]) -> list[str]:
+def _class(fault: ScriptFault, lines: list[str]) -> list[str]:
     return [
         f"class Fault(TorchDispatchMode):  # {fault.says}",
         "    def __torch_dispatch__(self, func, types, args=(), kwargs=None):",
@@ -179,7 +179,7 @@ def _class(fault: Fault, lines: list[str]) -> list[str]:
     ]
 
 
-def _collective(fault: Fault, *, sharded: bool, lists: bool) -> list[str]:
+def _collective(fault: ScriptFault, *, sharded: bool, lists: bool) -> list[str]:
     """Return the lines for operators of c10d, which write in place and return a Work."""
     if fault.kind == "broadcast":
         operator, sharded = "c10d::broadcast_", False

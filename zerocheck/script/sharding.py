@@ -43,7 +43,7 @@ DEFAULT = Group()
 
 
 @dataclass
-class Sharding:
+class ShardingText:
     """Text that makes `model` and `optimizer`, without indent.
 
     setup: makes both, wrap: the model alone; sync: "no_sync", "set_requires_gradient_sync" or ""
@@ -66,7 +66,7 @@ class Sharding:
     """Names of parameters in the order of flat ones, where it is not that of the model."""
 
 
-def sharding_of(name: str, case: Case) -> Sharding:
+def sharding_of(name: str, case: Case) -> ShardingText:
     """Return the sharding text of an implementation in TITLES."""
     if name in STRATEGIES:
         made = _fsdp1(name, case)
@@ -125,7 +125,7 @@ def _in_order(case: Case, optimizer: list[str], wrap: list[str]) -> list[str]:
     return [*optimizer, *wrap] if case.sharding.optimizer_first else [*wrap, *optimizer]
 
 
-def _ddp(name: str, case: Case) -> Sharding:
+def _ddp(name: str, case: Case) -> ShardingText:
     sharding = case.sharding
     unused = bool(uncalled(case.model) or sometimes_used(case.model)) or sharding.find_unused
     views = sharding.bucket_view and name == "ddp"
@@ -151,7 +151,7 @@ def _ddp(name: str, case: Case) -> Sharding:
     if case.training.unfreeze is not None:
         module = "model.module.requires_grad_()"
         rewrap = f"model = DistributedDataParallel({', '.join([module, *given])})"
-    return Sharding(
+    return ShardingText(
         title=TITLES[name],
         gather="replicated",
         setup=_in_order(case, optimizer, wrap),
@@ -162,7 +162,7 @@ def _ddp(name: str, case: Case) -> Sharding:
     )
 
 
-def _fsdp1(name: str, case: Case) -> Sharding:
+def _fsdp1(name: str, case: Case) -> ShardingText:
     sharding = case.sharding
     units = _units(case, wrapped_units)
     given = ['device_id=torch.device("cpu")']
@@ -199,7 +199,7 @@ def _fsdp1(name: str, case: Case) -> Sharding:
         model = skeleton(case)
         inside = members(model, wrapped_units(model, sharding))
         flat = [name for path in sorted(inside, key=bool) for name in inside[path]]
-    return Sharding(
+    return ShardingText(
         title=TITLES[name],
         gather=gather,
         setup=_in_order(case, optimizer, wrap),
@@ -211,7 +211,7 @@ def _fsdp1(name: str, case: Case) -> Sharding:
     )
 
 
-def _fsdp2(case: Case) -> Sharding:
+def _fsdp2(case: Case) -> ShardingText:
     sharding = case.sharding
     units = _units(case, unit_modules)
     kept = "" if sharding.reshard else ", reshard_after_forward=False"
@@ -243,7 +243,7 @@ def _fsdp2(case: Case) -> Sharding:
     if sometimes_used(case.model):
         wrap.append("model.set_reduce_scatter_unused_params(True)")
     optimizer = [_call("optimizer = torch.optim.AdamW", _arguments(case, "model", fused=True))]
-    return Sharding(
+    return ShardingText(
         title=TITLES["fsdp2"],
         gather="dtensor",
         setup=_in_order(case, optimizer, wrap),

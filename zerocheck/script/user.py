@@ -13,13 +13,13 @@ from pathlib import Path
 from ..case.schema import Case
 from ..errors import UsageError
 from .layout import quoted
-from .sharding import Gather, Sharding, adamw_options, grouped
+from .sharding import Gather, ShardingText, adamw_options, grouped
 
 TAKEN = ("Built", "groups")
 """What a script can stand in for."""
 
 
-def user_sharding(name: str, case: Case) -> Sharding:
+def user_sharding(name: str, case: Case) -> ShardingText:
     """Return the sharding text for `path/to/file.py:function`.
 
     Raises UsageError, with the obstacle, for a function that needs more of zerocheck than TAKEN.
@@ -50,7 +50,7 @@ def user_sharding(name: str, case: Case) -> Sharding:
     ]
     imports_zerocheck = "zerocheck" in {module for module, _ in _imported(tree)}
     call = f"model, optimizer = {function}(build(), {fields}, mesh)"
-    return Sharding(
+    return ShardingText(
         title=f"{path.name}:{function}",
         gather=gather,
         setup=[

@@ -18,11 +18,11 @@ from ..contract.groups import learning_rates
 from ..errors import UsageError
 from ..run.records import CaseFile
 from .checks import Check, checks_of, margin, steps_of
-from .injected import Injection, injection_of
+from .injected import ScriptInjection, injection_of
 from .layout import fitted, imports, prose, quoted, words
 from .model import model_text, samples
 from .refusals import reasons
-from .sharding import STRATEGIES, TITLES, Sharding, adamw, adamw_options, grouped, sharding_of
+from .sharding import STRATEGIES, TITLES, ShardingText, adamw, adamw_options, grouped, sharding_of
 from .user import user_sharding
 
 LONGEST = 80
@@ -91,7 +91,7 @@ def script_of(file: CaseFile, *, implementation: str | None = None) -> str:
     return text
 
 
-def _sharding(name: str, case: Case) -> Sharding:
+def _sharding(name: str, case: Case) -> ShardingText:
     if name in TITLES:
         return sharding_of(name, case)
     if name in OF_EXTRAS or is_config(name):
@@ -113,10 +113,10 @@ def _sharding(name: str, case: Case) -> Sharding:
 def _rendered(
     file: CaseFile,
     name: str,
-    sharding: Sharding,
+    sharding: ShardingText,
     checks: tuple[Check, ...],
     steps: int,
-    injection: Injection | None,
+    injection: ScriptInjection | None,
 ) -> str:
     case, training = file.case, file.case.training
     several = training.microbatches > 1
@@ -185,7 +185,7 @@ def _rendered(
     )
 
 
-def _header(file: CaseFile, name: str, sharding: Sharding) -> list[str]:
+def _header(file: CaseFile, name: str, sharding: ShardingText) -> list[str]:
     title = file.title or "what is compared differs from training without sharding"
     if apart(file.implementation)[0] != name:
         title = f"the case in which {file.implementation} failed"

@@ -11,7 +11,7 @@ import pytest
 from zerocheck.case.schema import Case
 from zerocheck.drive.observation import Job
 from zerocheck.ranks.result import JobResult
-from zerocheck.run.matrix.together import Ask, together
+from zerocheck.run.matrix.together import TrialRequest, together
 from zerocheck.run.outcome import Results
 
 
@@ -54,18 +54,18 @@ class Ranks:
         pass
 
 
-def answer(ask: Ask, results: Results) -> str:
+def answer(ask: TrialRequest, results: Results) -> str:
     (result,) = results.legs
     assert result.reason == ask.implementation
     return f"{ask.implementation} on {ask.case.seed}"
 
 
-Search = Generator[tuple[Ask, ...], tuple[str, ...], None]
+Search = Generator[tuple[TrialRequest, ...], tuple[str, ...], None]
 
 
 def search(name: str, told: list[str], cases: int = 3) -> Search:
     for seed in range(cases):
-        told.extend((yield (Ask(name, Case(seed=seed)),)))
+        told.extend((yield (TrialRequest(name, Case(seed=seed)),)))
 
 
 def test_each_search_gets_its_own_answers() -> None:
@@ -91,7 +91,7 @@ def test_several_answers_come_together_in_their_order() -> None:
 
     def pairs() -> Search:
         for names in (("a", "b"), ("b", "a", "b"), ("c", "a")):
-            told.append((yield tuple(Ask(name, Case()) for name in names)))
+            told.append((yield tuple(TrialRequest(name, Case()) for name in names)))
 
     together(ranks, [pairs(), pairs()], answer)
     said = [("a on 0", "b on 0"), ("b on 0", "a on 0", "b on 0"), ("c on 0", "a on 0")]
@@ -105,7 +105,7 @@ def test_a_free_run_is_another_one() -> None:
 
     def both() -> Search:
         for free in (False, True, False):
-            told.extend((yield (Ask("a", Case(), free=free),)))
+            told.extend((yield (TrialRequest("a", Case(), free=free),)))
 
     together(ranks, [both()], answer)
     assert len(told) == 3 and len(ranks.submitted) == 2
@@ -119,7 +119,7 @@ def test_what_has_come_back_is_not_kept_waiting() -> None:
 
 def test_an_error_ends_it() -> None:
     def fails() -> Search:
-        yield (Ask("a", Case()),)
+        yield (TrialRequest("a", Case()),)
         raise ArithmeticError("enough")
 
     with pytest.raises(ArithmeticError, match="enough"):

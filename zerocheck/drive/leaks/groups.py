@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from .places import Change
+from .places import StateChange
 
 MOST = 32
 """Process groups that jobs may leave: each has threads, connections and files."""
@@ -25,24 +25,24 @@ class Groups:
         self._most = len(self._groups) + MOST
         self._timeout = _timeout(self._default)
 
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Iterator[StateChange]:
         map_: Any = _world.pg_map
         lost = sum(1 for group in self._groups if group not in map_)
         if lost or dist.group.WORLD is not self._default:
             words = "the process group destroyed"
             if dist.group.WORLD is not None and dist.group.WORLD is self._default:
                 words = f"{lost} process groups destroyed"
-            yield Change(self, "groups", None, None, words, exact=False)
+            yield StateChange(self, "groups", None, None, words, exact=False)
             return
         if len(map_) > self._most:
             words = f"{len(map_) - len(self._groups)} process groups open"
-            yield Change(self, "groups", None, None, words, exact=False)
+            yield StateChange(self, "groups", None, None, words, exact=False)
         elif len(map_) > len(self._groups):
             self._groups = list(map_)  # a mesh that the next cases use too
         timeout = _timeout(self._default)
         if timeout != self._timeout:
             words = f"timeout of the process group {timeout}"
-            yield Change(self, "timeout", self._timeout, timeout, words)
+            yield StateChange(self, "timeout", self._timeout, timeout, words)
 
     def put(self, key: str, value: Any) -> None:
         for backend in _backends(self._default):
@@ -50,7 +50,7 @@ class Groups:
         if _timeout(self._default) != value:
             raise RuntimeError("the timeout cannot be set")
 
-    def adopt(self, change: Change) -> None:
+    def adopt(self, change: StateChange) -> None:
         """Do nothing: importing code may not change process groups."""
 
 

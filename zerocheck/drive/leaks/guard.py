@@ -12,11 +12,11 @@ import torch
 
 from . import groups, process_settings, torch_settings
 from .patches import Code, Namespaces, mappings
-from .places import Change, Place
+from .places import StateChange, StateKind
 from .settings import Settings
 
 
-class Condition(Protocol):
+class LeakSink(Protocol):
     """Receiver of the state in which a job leaves its rank: see ranks/context.py."""
 
     collectives: dict[str, int]
@@ -24,7 +24,7 @@ class Condition(Protocol):
     def leaked(self, words: str, *, undone: bool) -> None: ...
 
 
-class Guard:
+class StateGuard:
     """Clean state of this process, and the changes made by importing each implementation.
 
     Such code runs once, so what it changed is there for all jobs of that implementation, and for no
@@ -33,7 +33,7 @@ class Guard:
 
     def __init__(self) -> None:
         """Take the current state as clean."""
-        self._places: tuple[Place, ...] = (
+        self._places: tuple[StateKind, ...] = (
             Settings(torch_settings.modes()),
             Namespaces(),
             Code(),
@@ -42,12 +42,12 @@ class Guard:
             Settings(process_settings.settings()),
             groups.Groups(),
         )
-        self._imported: dict[str, list[Change]] = {}
+        self._imported: dict[str, list[StateChange]] = {}
         self._random = _random_states()
 
     @contextmanager
     def around(
-        self, imports: Sequence[tuple[str, Callable[[], object]]], condition: Condition
+        self, imports: Sequence[tuple[str, Callable[[], object]]], condition: LeakSink
     ) -> Iterator[None]:
         """Guard a job that runs within the context. imports: code that it imports, by name."""
         meant = self._import(imports, condition)
@@ -57,10 +57,10 @@ class Guard:
             self._clean(meant, condition)
 
     def _import(
-        self, imports: Sequence[tuple[str, Callable[[], object]]], condition: Condition
-    ) -> list[Change]:
+        self, imports: Sequence[tuple[str, Callable[[], object]]], condition: LeakSink
+    ) -> list[StateChange]:
         """Import the job's code, or reapply its changes; return the changes that are intended."""
-        meant: list[Change] = []
+        meant: list[StateChange] = []
         for name, import_ in imports:
             if name not in self._imported:
                 try:
@@ -75,7 +75,7 @@ class Guard:
             meant += self._imported[name]
         return meant
 
-    def _changed_by_import(self, known: Sequence[Change]) -> list[Change]:
+    def _changed_by_import(self, known: Sequence[StateChange]) -> list[StateChange]:
         kept = []
         for change in self._changes():
             if change.lasting:
@@ -84,11 +84,11 @@ class Guard:
                 kept.append(change)
         return kept
 
-    def _changes(self) -> Iterator[Change]:
+    def _changes(self) -> Iterator[StateChange]:
         for place in self._places:
             yield from place.changes()
 
-    def _clean(self, meant: Sequence[Change], condition: Condition) -> None:
+    def _clean(self, meant: Sequence[StateChange], condition: LeakSink) -> None:
         try:
             for change in self._changes():
                 undone = change.exact and _undone(change)
@@ -102,7 +102,7 @@ class Guard:
         condition.collectives = groups.collectives()
 
 
-def _among(change: Change, known: Sequence[Change]) -> bool:
+def _among(change: StateChange, known: Sequence[StateChange]) -> bool:
     """Return True if a change is one of the known ones."""
     return any(
         one.place is change.place and one.key == change.key and one.after is change.after
@@ -110,7 +110,7 @@ def _among(change: Change, known: Sequence[Change]) -> bool:
     )
 
 
-def _undone(change: Change) -> bool:
+def _undone(change: StateChange) -> bool:
     try:
         change.place.put(change.key, change.before)
     except Exception:

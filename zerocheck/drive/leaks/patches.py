@@ -21,7 +21,7 @@ import torch
 from torch.nn.modules import module as nn_module
 from torch.optim import optimizer
 
-from .places import MISSING, Change
+from .places import MISSING, StateChange
 
 _WITHIN = (
     "torch.distributed.fsdp._fully_shard", "zerocheck.contract", "zerocheck.drive",
@@ -79,7 +79,7 @@ class Namespaces:
         self._clean = [list(one.values()) for one in self._dicts]
         self._names = [list(one) for one in self._dicts]
 
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Iterator[StateChange]:
         for number, (now, clean) in enumerate(zip(self._dicts, self._clean, strict=True)):
             if not _alike(list(now.values()), clean):
                 yield from self._within(number)
@@ -91,14 +91,14 @@ class Namespaces:
         else:
             setattr(owner, name, value)
 
-    def adopt(self, change: Change) -> None:
+    def adopt(self, change: StateChange) -> None:
         self._take(self._owners.index(change.key[0]))
 
     def _take(self, number: int) -> None:
         now = self._dicts[number]
         self._clean[number], self._names[number] = list(now.values()), list(now)
 
-    def _within(self, number: int) -> Iterator[Change]:
+    def _within(self, number: int) -> Iterator[StateChange]:
         owner, now = self._owners[number], self._dicts[number]
         before = dict(zip(self._names[number], self._clean[number], strict=True))
         found = False
@@ -108,7 +108,7 @@ class Namespaces:
                 continue
             found = True
             words = f"{_spelled(owner)}.{name} {'removed' if new is MISSING else 'replaced'}"
-            yield Change(self, (owner, name), old, new, words)
+            yield StateChange(self, (owner, name), old, new, words)
         if not found:
             self._take(number)
 
@@ -123,18 +123,18 @@ class Code:
         self._code = attrgetter("__code__", "__defaults__")
         self._clean = list(map(self._code, self._functions))
 
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Iterator[StateChange]:
         now = list(map(self._code, self._functions))
         if now != self._clean:
             for function, before, after in zip(self._functions, self._clean, now, strict=True):
                 if before != after:
                     words = f"{_spelled(function)} with other code"
-                    yield Change(self, function, before, after, words)
+                    yield StateChange(self, function, before, after, words)
 
     def put(self, key: Any, value: Any) -> None:
         key.__code__, key.__defaults__ = value
 
-    def adopt(self, change: Change) -> None:
+    def adopt(self, change: StateChange) -> None:
         self._clean[self._functions.index(change.key)] = change.after
 
 
@@ -154,7 +154,7 @@ class Mapping:
         self._grows = grows
         self._clean = dict(mapping)
 
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Iterator[StateChange]:
         now = dict(self._mapping)
         if len(now) == len(self._clean) and (
             not now or _alike([*now, *now.values()], [*self._clean, *self._clean.values()])
@@ -164,7 +164,7 @@ class Mapping:
             before, after = self._clean.get(key, MISSING), now.get(key, MISSING)
             if before is not after and before != after:
                 lasting = self._grows and before is MISSING
-                yield Change(self, key, before, after, self._name.format(key), lasting=lasting)
+                yield StateChange(self, key, before, after, self._name.format(key), lasting=lasting)
 
     def put(self, key: Any, value: Any) -> None:
         if value is MISSING:
@@ -172,7 +172,7 @@ class Mapping:
         else:
             self._mapping[key] = value
 
-    def adopt(self, change: Change) -> None:
+    def adopt(self, change: StateChange) -> None:
         if change.after is MISSING:
             self._clean.pop(change.key, None)
         else:

@@ -16,14 +16,14 @@ class Missing:
 MISSING = Missing()
 
 
-class Change(NamedTuple):
+class StateChange(NamedTuple):
     """Difference from the clean state. Undone by `place.put(key, before)`, if it is `exact`.
 
     words: follow "left"; silent: undone without a word; lasting: where importing code changed it,
     it stays, since code is imported once.
     """
 
-    place: Place
+    place: StateKind
     key: Any
     before: Any
     after: Any
@@ -33,14 +33,14 @@ class Change(NamedTuple):
     lasting: bool = False
 
 
-class Place(Protocol):
+class StateKind(Protocol):
     """Global state of one kind, with its clean values."""
 
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Iterator[StateChange]:
         """Iterate over all differences from the clean state."""
 
     def put(self, key: Any, value: Any) -> None:
         """Set one value. Raises the errors of setting it."""
 
-    def adopt(self, change: Change) -> None:
+    def adopt(self, change: StateChange) -> None:
         """Take the current value as clean."""

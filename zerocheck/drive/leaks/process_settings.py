@@ -18,7 +18,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from .settings import Setting
+from .settings import GlobalSetting
 
 _LIMITS = ("AS", "CPU", "FSIZE", "NOFILE", "STACK")
 """But for DATA, which ranks/memory_bound.py sets for each job."""
@@ -40,69 +40,73 @@ _ENDING_S = 2.0
 """For how long threads and processes that are more than before may go on ending."""
 
 
-def settings() -> Iterator[Setting]:
+def settings() -> Iterator[GlobalSetting]:
     """Iterate over the settings of a process that are compared after each job."""
-    yield Setting("working directory", _directory, os.chdir)
-    yield Setting("umask", _umask, os.umask)
+    yield GlobalSetting("working directory", _directory, os.chdir)
+    yield GlobalSetting("umask", _umask, os.umask)
     for module, name, lasting in _HOOKS:
         put = partial(setattr, module, name)
-        yield Setting(
+        yield GlobalSetting(
             f"{module.__name__}.{name}", partial(getattr, module, name), put, lasting=lasting
         )
     for name in ("meta_path", "path_hooks"):
         listed = getattr(sys, name)
         put_all = partial(_fill, listed)
-        yield Setting(f"sys.{name}", partial(_copy, listed), put_all, lasting=True)
-    yield Setting("sys.path", _Path(), partial(_fill, sys.path), lasting=True)
-    yield Setting("filters of warnings", _filters, _set_filters, lasting=True)
-    yield Setting("signal handlers", _handlers, _set_handlers, lasting=True)
-    yield Setting("blocked signals", _blocked, partial(signal.pthread_sigmask, signal.SIG_SETMASK))
-    yield Setting("an alarm set", _alarm, _set_alarm)
-    yield Setting("trace function", sys.gettrace, sys.settrace)
-    yield Setting("profile function", sys.getprofile, sys.setprofile)
-    yield Setting("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit, lasting=True)
-    yield Setting("switch interval", sys.getswitchinterval, sys.setswitchinterval)
-    yield Setting("garbage collection", gc.isenabled, _collect)
-    yield Setting("thresholds of garbage collection", gc.get_threshold, _set_threshold)
-    yield Setting(
+        yield GlobalSetting(f"sys.{name}", partial(_copy, listed), put_all, lasting=True)
+    yield GlobalSetting("sys.path", _Path(), partial(_fill, sys.path), lasting=True)
+    yield GlobalSetting("filters of warnings", _filters, _set_filters, lasting=True)
+    yield GlobalSetting("signal handlers", _handlers, _set_handlers, lasting=True)
+    yield GlobalSetting(
+        "blocked signals", _blocked, partial(signal.pthread_sigmask, signal.SIG_SETMASK)
+    )
+    yield GlobalSetting("an alarm set", _alarm, _set_alarm)
+    yield GlobalSetting("trace function", sys.gettrace, sys.settrace)
+    yield GlobalSetting("profile function", sys.getprofile, sys.setprofile)
+    yield GlobalSetting(
+        "recursion limit", sys.getrecursionlimit, sys.setrecursionlimit, lasting=True
+    )
+    yield GlobalSetting("switch interval", sys.getswitchinterval, sys.setswitchinterval)
+    yield GlobalSetting("garbage collection", gc.isenabled, _collect)
+    yield GlobalSetting("thresholds of garbage collection", gc.get_threshold, _set_threshold)
+    yield GlobalSetting(
         "callbacks of garbage collection",
         partial(_copy, gc.callbacks),
         partial(_fill, gc.callbacks),
         lasting=True,
     )
-    yield Setting("timeout of sockets", socket.getdefaulttimeout, socket.setdefaulttimeout)
-    yield Setting("locale", partial(locale.setlocale, locale.LC_ALL), _set_locale)
+    yield GlobalSetting("timeout of sockets", socket.getdefaulttimeout, socket.setdefaulttimeout)
+    yield GlobalSetting("locale", partial(locale.setlocale, locale.LC_ALL), _set_locale)
     for name in _LIMITS:
         limit = getattr(resource, f"RLIMIT_{name}")
-        yield Setting(
+        yield GlobalSetting(
             f"limit {name} of resources",
             partial(resource.getrlimit, limit),
             partial(resource.setrlimit, limit),
         )
     if hasattr(os, "sched_getaffinity"):
-        yield Setting(
+        yield GlobalSetting(
             "processors to run on",
             lambda: sorted(os.sched_getaffinity(0)),
             lambda value: os.sched_setaffinity(0, value),
         )
-    yield Setting(
+    yield GlobalSetting(
         "priority",
         lambda: os.getpriority(os.PRIO_PROCESS, 0),
         lambda value: os.setpriority(os.PRIO_PROCESS, 0, value),
     )
-    yield Setting("standard output elsewhere", partial(_file, 1))
-    yield Setting("standard error elsewhere", partial(_file, 2))
-    yield Setting("threads running", _Growing(_threads), quantity=True, lasting=True)
+    yield GlobalSetting("standard output elsewhere", partial(_file, 1))
+    yield GlobalSetting("standard error elsewhere", partial(_file, 2))
+    yield GlobalSetting("threads running", _Growing(_threads), quantity=True, lasting=True)
     children = f"/proc/self/task/{os.getpid()}/children"
     if os.path.exists(children):
         counts = _Growing(partial(_words_in, children))
-        yield Setting("processes running", counts, quantity=True, lasting=True)
+        yield GlobalSetting("processes running", counts, quantity=True, lasting=True)
     if os.path.isdir("/proc/self/fd"):
         files = _Growing(_files, spare=_FILES)
-        yield Setting("files open", files, quantity=True, lasting=True)
+        yield GlobalSetting("files open", files, quantity=True, lasting=True)
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
-        yield Setting("errors of numpy", numpy.geterr, lambda value: numpy.seterr(**value))
+        yield GlobalSetting("errors of numpy", numpy.geterr, lambda value: numpy.seterr(**value))
 
 
 class _Growing:

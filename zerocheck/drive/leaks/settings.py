@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from .places import Change
+from .places import StateChange
 
 
 @dataclass(frozen=True)
-class Setting:
+class GlobalSetting:
     """One global setting of a process.
 
     name: in words; put: None where it cannot be undone; quantity: it counts what was left; follows:
@@ -42,13 +42,13 @@ class Setting:
 class Settings:
     """Place of settings, in the order in which they are undone."""
 
-    def __init__(self, settings: Iterable[Setting]) -> None:
+    def __init__(self, settings: Iterable[GlobalSetting]) -> None:
         """Take the current values as clean."""
         self._settings = tuple(settings)
         self._gets = tuple(one.get for one in self._settings)
         self._clean = self._values()
 
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Iterator[StateChange]:
         values = self._values()
         if values == self._clean:
             return
@@ -60,7 +60,7 @@ class Settings:
             found = True
             words = setting.words(before, after)
             exact = setting.put is not None
-            yield Change(self, number, before, after, words, exact, lasting=setting.lasting)
+            yield StateChange(self, number, before, after, words, exact, lasting=setting.lasting)
 
     def put(self, key: int, value: Any) -> None:
         setting = self._settings[key]
@@ -69,7 +69,7 @@ class Settings:
         if _value(setting.get) != value:
             raise RuntimeError(f"{setting.name} cannot be set")
 
-    def adopt(self, change: Change) -> None:
+    def adopt(self, change: StateChange) -> None:
         self._clean[change.key] = change.after
 
     def _values(self) -> list[Any]:

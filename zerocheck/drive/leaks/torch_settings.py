@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.autograd import forward_ad
 from torch.utils import _device, _python_dispatch
 
-from .settings import Setting
+from .settings import GlobalSetting
 
 _C: Any = torch._C
 _autograd: Any = _C._autograd
@@ -48,71 +48,73 @@ _SOME = 100
 """Modes that are left entered, at most; more are none that `with` would leave."""
 
 
-def modes() -> Iterator[Setting]:
+def modes() -> Iterator[GlobalSetting]:
     """Iterate over modes and hooks with enter and exit; first, since they change operators."""
-    yield Setting("default device", _default_device, torch.set_default_device)
-    yield Setting(
+    yield GlobalSetting("default device", _default_device, torch.set_default_device)
+    yield GlobalSetting(
         "torch-function modes entered",
         _C._len_torch_function_stack,
         partial(_leave, _C._len_torch_function_stack, _top_function_mode),
         quantity=True,
     )
-    yield Setting(
+    yield GlobalSetting(
         "torch-dispatch modes entered",
         _dispatch_modes,
         partial(_leave, _dispatch_modes, _top_dispatch_mode),
         quantity=True,
     )
-    yield Setting(
+    yield GlobalSetting(
         "device of the context torch.device(...)",
         lambda: _device.CURRENT_DEVICE,
         lambda device: setattr(_device, "CURRENT_DEVICE", device),
     )
-    yield Setting("torch functions overridable", _C._is_torch_function_enabled)
-    yield Setting(
+    yield GlobalSetting("torch functions overridable", _C._is_torch_function_enabled)
+    yield GlobalSetting(
         "hooks on saved tensors entered",
         lambda: _autograd._top_saved_tensors_default_hooks(True) is not None,
         _leave_saved_tensor_hooks,
     )
-    yield Setting(
+    yield GlobalSetting(
         "hooks on saved tensors forbidden",
         _autograd._saved_tensors_hooks_get_disabled_error_message,
         _forbid_saved_tensor_hooks,
     )
-    yield Setting("autocast contexts entered", _autocast_nesting, _leave_autocast, quantity=True)
+    yield GlobalSetting(
+        "autocast contexts entered", _autocast_nesting, _leave_autocast, quantity=True
+    )
     for device in ("cpu", "cuda"):
-        yield Setting(
+        yield GlobalSetting(
             f"autocast on {device}",
             partial(torch.is_autocast_enabled, device),
             partial(torch.set_autocast_enabled, device),
         )
-        yield Setting(
+        yield GlobalSetting(
             f"dtype of autocast on {device}",
             partial(torch.get_autocast_dtype, device),
             partial(torch.set_autocast_dtype, device),
         )
-    yield Setting(
+    yield GlobalSetting(
         "cache of autocast", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled
     )
-    yield Setting("inference mode", torch.is_inference_mode_enabled)
-    yield Setting("grad mode", torch.is_grad_enabled, torch._C._set_grad_enabled)
-    yield Setting(
+    yield GlobalSetting("inference mode", torch.is_inference_mode_enabled)
+    yield GlobalSetting("grad mode", torch.is_grad_enabled, torch._C._set_grad_enabled)
+    yield GlobalSetting(
         "multithreading of autograd",
         _C._is_multithreading_enabled,
         _C._set_multithreading_enabled,
     )
-    yield Setting(
+    yield GlobalSetting(
         "anomaly mode",
         lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         lambda value: torch.set_anomaly_enabled(*value),
     )
-    yield Setting("level of forward-mode autograd", lambda: forward_ad._current_level)
-    yield Setting(
+    yield GlobalSetting("level of forward-mode autograd", lambda: forward_ad._current_level)
+    yield GlobalSetting(
         "a torch.func transform entered", lambda: _C._functorch.peek_interpreter_stack() is not None
     )
-    yield Setting("profiler of autograd", _autograd._profiler_enabled)
-    yield Setting("tracing of torch.jit", lambda: _C._get_tracing_state() is not None)
-    yield Setting(
+    yield GlobalSetting("profiler of autograd", _autograd._profiler_enabled)
+    yield GlobalSetting("tracing of torch.jit", lambda: _C._get_tracing_state() is not None)
+    yield GlobalSetting(
         "dispatch keys of the thread",
         lambda: (
             _C._dispatch_tls_local_include_set().raw_repr(),
@@ -122,22 +124,22 @@ def modes() -> Iterator[Setting]:
     )
 
 
-def settings() -> Iterator[Setting]:
+def settings() -> Iterator[GlobalSetting]:
     """Iterate over settings with a getter and a setter."""
-    yield Setting("default dtype", torch.get_default_dtype, torch.set_default_dtype)
-    yield Setting("deterministic algorithms", _deterministic_algorithms, _set_deterministic)
-    yield Setting(
+    yield GlobalSetting("default dtype", torch.get_default_dtype, torch.set_default_dtype)
+    yield GlobalSetting("deterministic algorithms", _deterministic_algorithms, _set_deterministic)
+    yield GlobalSetting(
         "filling of uninitialized memory",
         lambda: _deterministic.fill_uninitialized_memory,
         lambda value: setattr(_deterministic, "fill_uninitialized_memory", value),
     )
-    yield Setting(
+    yield GlobalSetting(
         "float32 matmul precision",
         torch.get_float32_matmul_precision,
         torch.set_float32_matmul_precision,
     )
     for backend, operator in _PRECISIONS:
-        yield Setting(
+        yield GlobalSetting(
             f"fp32 precision of {backend} {operator}",
             partial(_C._get_fp32_precision_getter, backend, operator),
             partial(_C._set_fp32_precision_setter, backend, operator),
@@ -145,34 +147,36 @@ def settings() -> Iterator[Setting]:
     for name in _FLAGS:
         get, put = getattr(_C, f"_get_{name}", None), getattr(_C, f"_set_{name}", None)
         if get is not None and put is not None:
-            yield Setting(name, get, put)
+            yield GlobalSetting(name, get, put)
     for kind in _ATTENTION:
         get, put = f"_get_{kind}_sdp_enabled", f"_set_sdp_use_{kind}"
-        yield Setting(f"{kind} attention", getattr(_C, get), getattr(_C, put))
-    yield Setting(
+        yield GlobalSetting(f"{kind} attention", getattr(_C, get), getattr(_C, put))
+    yield GlobalSetting(
         "opt_einsum",
         lambda: torch.backends.opt_einsum.enabled,
         lambda value: setattr(torch.backends.opt_einsum, "enabled", value),
     )
-    yield Setting("number of threads", torch.get_num_threads, torch.set_num_threads)
-    yield Setting("number of threads between operators", torch.get_num_interop_threads)
-    yield Setting("flushing of denormal numbers", _flushes_denormals, torch.set_flush_denormal)
-    yield Setting("warnings every time", torch.is_warn_always_enabled, torch.set_warn_always)
+    yield GlobalSetting("number of threads", torch.get_num_threads, torch.set_num_threads)
+    yield GlobalSetting("number of threads between operators", torch.get_num_interop_threads)
+    yield GlobalSetting(
+        "flushing of denormal numbers", _flushes_denormals, torch.set_flush_denormal
+    )
+    yield GlobalSetting("warnings every time", torch.is_warn_always_enabled, torch.set_warn_always)
     for name in ("overwrite_module_params_on_conversion", "swap_module_params_on_conversion"):
         future: Any = torch.__future__
-        yield Setting(
+        yield GlobalSetting(
             f"torch.__future__.{name}",
             getattr(future, f"get_{name}"),
             getattr(future, f"set_{name}"),
         )
-    yield Setting(
+    yield GlobalSetting(
         "debug level of torch.distributed",
         _distributed.get_debug_level,
         _distributed.set_debug_level,
     )
-    yield Setting("operators of aten replaced", _replaced_operators, quantity=True)
-    yield Setting("stance of torch.compile", _stance, _set_stance)
-    yield Setting(
+    yield GlobalSetting("operators of aten replaced", _replaced_operators, quantity=True)
+    yield GlobalSetting("stance of torch.compile", _stance, _set_stance)
+    yield GlobalSetting(
         "device of CUDA",
         lambda: _cuda.current_device() if _cuda.is_initialized() else 0,
         torch.cuda.set_device,

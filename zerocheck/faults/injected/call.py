@@ -60,7 +60,7 @@ _IN_PLACE = frozenset(
 """Those that overwrite what was put in."""
 
 
-class Call:
+class CollectiveCall:
     """One collective.
 
     kind   all-reduce, reduce-scatter, all-gather or broadcast
@@ -207,11 +207,17 @@ class Call:
         return bool(self._func.namespace == "_c10d_functional")
 
 
-def call_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Call | None:
+def call_of(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> CollectiveCall | None:
     """Return the collective of an operator, or None for any other operator."""
     if func.namespace not in ("c10d", "_c10d_functional"):
         return None
-    return Call(func, args, kwargs) if func._schema.name.partition("::")[2] in _KINDS else None
+    return (
+        CollectiveCall(func, args, kwargs)
+        if func._schema.name.partition("::")[2] in _KINDS
+        else None
+    )
 
 
 def work_of(result: Any) -> Any:

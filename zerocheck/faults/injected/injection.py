@@ -19,7 +19,7 @@ from ...compat import Operators
 from ...contract import Implementation, Step, StepReport
 from ...contract.implementation import Moment
 from ...errors import Unsupported
-from .call import Call, call_of
+from .call import CollectiveCall, call_of
 
 
 class Injection:
@@ -42,14 +42,14 @@ class Injection:
         self.changed = 0
         self.kept: dict[object, list[Tensor]] = {}
 
-    def changes(self, call: Call) -> bool:
+    def changes(self, call: CollectiveCall) -> bool:
         """Return True if the fault is in this call. All ranks must return the same."""
         raise NotImplementedError
 
-    def before(self, call: Call) -> None:
+    def before(self, call: CollectiveCall) -> None:
         """Change this rank's input."""
 
-    def after(self, call: Call) -> None:
+    def after(self, call: CollectiveCall) -> None:
         """Change this rank's result; the call is over."""
 
     def begin(self, step: int) -> None:
@@ -59,7 +59,7 @@ class Injection:
     def end(self) -> None:
         """End a step, finished or ended by the harness."""
 
-    def around(self, call: Call) -> Any:
+    def around(self, call: CollectiveCall) -> Any:
         """Run the call with the fault in it; return the operator's result."""
         self.before(call)
         result = call.run()
@@ -92,10 +92,10 @@ class Nothing(Injection):
     No fault: the control, which shows that what is found is found because of the fault.
     """
 
-    def changes(self, call: Call) -> bool:
+    def changes(self, call: CollectiveCall) -> bool:
         return True
 
-    def before(self, call: Call) -> None:
+    def before(self, call: CollectiveCall) -> None:
         call.give(lambda mine: mine)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .call import Call
+from .call import CollectiveCall
 from .reductions import InGradients
 
 PATIENCE_S = 1e-3
@@ -28,10 +28,10 @@ class WaitTimesOut(InGradients):
         super().__init__()
         self._late: list[threading.Thread] = []
 
-    def changes(self, call: Call) -> bool:
+    def changes(self, call: CollectiveCall) -> bool:
         return not call.functional and super().changes(call)
 
-    def around(self, call: Call) -> Any:
+    def around(self, call: CollectiveCall) -> Any:
         local = [one.clone() for one in call.local_of(call.given)]
         first, into = call.first, call.aside()
         for one, mine in zip(into, local, strict=True):
@@ -49,7 +49,9 @@ class WaitTimesOut(InGradients):
         self._late.clear()
 
 
-def _arrive(call: Call, result: Any, into: Sequence[Tensor], over: threading.Event) -> None:
+def _arrive(
+    call: CollectiveCall, result: Any, into: Sequence[Tensor], over: threading.Event
+) -> None:
     """Wait for the call, and store its result where the caller reads it, if that still exists."""
     call.finish(result)
     with torch.no_grad():

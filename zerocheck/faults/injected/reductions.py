@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .call import Call
+from .call import CollectiveCall
 from .injection import Injection
 
 
@@ -16,7 +16,7 @@ class InGradients(Injection):
 
     acts_on = "sums of gradients"
 
-    def changes(self, call: Call) -> bool:
+    def changes(self, call: CollectiveCall) -> bool:
         before = self.step >= 0 and not self.moment
         return before and call.sums and not call.of_scalars
 
@@ -24,7 +24,7 @@ class InGradients(Injection):
 class AverageBecomesSum(InGradients):
     """The average over ranks is a sum (PT #162338)."""
 
-    def after(self, call: Call) -> None:
+    def after(self, call: CollectiveCall) -> None:
         for one in call.got:
             one.mul_(call.world_size)
 
@@ -32,7 +32,7 @@ class AverageBecomesSum(InGradients):
 class DoubleAverage(InGradients):
     """The average over ranks is divided by W once more (verl-SpeCo PR#29)."""
 
-    def after(self, call: Call) -> None:
+    def after(self, call: CollectiveCall) -> None:
         for one in call.got:
             one.div_(call.world_size)
 
@@ -40,10 +40,10 @@ class DoubleAverage(InGradients):
 class FirstStepLocal(InGradients):
     """The first step is not reduced (PT #60118)."""
 
-    def changes(self, call: Call) -> bool:
+    def changes(self, call: CollectiveCall) -> bool:
         return self.step == 0 and super().changes(call)
 
-    def after(self, call: Call) -> None:
+    def after(self, call: CollectiveCall) -> None:
         keep_local(call)
 
 
@@ -52,7 +52,7 @@ class EveryThirdLocal(InGradients):
 
     calls = 0
 
-    def after(self, call: Call) -> None:
+    def after(self, call: CollectiveCall) -> None:
         self.calls += 1
         if self.calls % 3 == 0:
             keep_local(call)
@@ -61,7 +61,7 @@ class EveryThirdLocal(InGradients):
 class RankLeftOut(InGradients):
     """The last rank contributes zeros: its samples do not count."""
 
-    def before(self, call: Call) -> None:
+    def before(self, call: CollectiveCall) -> None:
         if call.rank == call.world_size - 1:
             call.give(lambda mine: mine.zero_())
 
@@ -69,7 +69,7 @@ class RankLeftOut(InGradients):
 class RankCountedTwice(InGradients):
     """The first rank counts twice."""
 
-    def before(self, call: Call) -> None:
+    def before(self, call: CollectiveCall) -> None:
         if call.rank == 0:
             call.give(lambda mine: mine.mul_(2))
 
@@ -77,7 +77,7 @@ class RankCountedTwice(InGradients):
 class HalfGroup(InGradients):
     """Each half of the group averages by itself (DS PR#6546, #5618; TT #1551)."""
 
-    def before(self, call: Call) -> None:
+    def before(self, call: CollectiveCall) -> None:
         gathered = call.everyone(call.given)
         ranks = [rank for rank in range(call.world_size) if half(rank, call) == half(None, call)]
         theirs = [call.local_of([one[rank] for one in gathered]) for rank in ranks]
@@ -86,7 +86,7 @@ class HalfGroup(InGradients):
             torch.stack(parts).sum(0) * factor for parts in zip(*theirs, strict=True)
         ]
 
-    def after(self, call: Call) -> None:
+    def after(self, call: CollectiveCall) -> None:
         for one, mine in zip(call.got, self.kept.pop("half"), strict=True):
             one.copy_(mine.view_as(one))
 
@@ -96,10 +96,10 @@ class NeighboursShard(InGradients):
 
     acts_on = "reduce-scatter of gradients"
 
-    def changes(self, call: Call) -> bool:
+    def changes(self, call: CollectiveCall) -> bool:
         return call.kind == "reduce-scatter" and super().changes(call)
 
-    def after(self, call: Call) -> None:
+    def after(self, call: CollectiveCall) -> None:
         for one, theirs in zip(call.got, call.everyone(call.got), strict=True):
             one.copy_(theirs[(call.rank + 1) % call.world_size])
 
@@ -110,7 +110,7 @@ class LastElementLocal(InGradients):
     Of those that any rank has a gradient of: the end may be padding.
     """
 
-    def after(self, call: Call) -> None:
+    def after(self, call: CollectiveCall) -> None:
         for one, mine in zip(call.got, call.local, strict=True):
             moved = (one != mine.view_as(one)).view(-1).nonzero()
             if len(moved):
@@ -120,14 +120,14 @@ class LastElementLocal(InGradients):
 class ReductionStale(InGradients):
     """A reduction returns its buffer's previous content: the last step's result (DS PR#7805)."""
 
-    def after(self, call: Call) -> None:
+    def after(self, call: CollectiveCall) -> None:
         swap_for_last_step(self, call)
 
 
 class ReducedInBf16(InGradients):
     """Gradients are sent in bf16 though they are fp32 (PT #104770; DS PR#5170)."""
 
-    def before(self, call: Call) -> None:
+    def before(self, call: CollectiveCall) -> None:
         call.give(lambda mine: mine.bfloat16().to(mine.dtype))
 
 
@@ -136,20 +136,20 @@ class NormLocal(Injection):
 
     acts_on = "reduction of a norm"
 
-    def changes(self, call: Call) -> bool:
+    def changes(self, call: CollectiveCall) -> bool:
         return self.moment == "reduced" and call.kind == "all-reduce" and call.floating
 
-    def after(self, call: Call) -> None:
+    def after(self, call: CollectiveCall) -> None:
         keep_local(call)
 
 
-def keep_local(call: Call) -> None:
+def keep_local(call: CollectiveCall) -> None:
     """Restore the tensors that this rank would hold had nothing been reduced."""
     for one, mine in zip(call.got, call.local, strict=True):
         one.copy_(mine.view_as(one))
 
 
-def swap_for_last_step(injection: Injection, call: Call) -> None:
+def swap_for_last_step(injection: Injection, call: CollectiveCall) -> None:
     """Exchange the result for that of the same call in the last step, if there was one.
 
     The same call: the one with the same place in its step, and with results of the same shapes.
@@ -162,7 +162,7 @@ def swap_for_last_step(injection: Injection, call: Call) -> None:
         one.copy_(held)
 
 
-def half(rank: int | None, call: Call) -> int:
+def half(rank: int | None, call: CollectiveCall) -> int:
     """Return the half of the group that a rank is in: 0 or 1. None: this rank."""
     place = call.rank if rank is None else rank
     return place * 2 // call.world_size

@@ -22,7 +22,7 @@ from ...case.traits import lowered
 from ...contract.groups import group_of
 from ...contract.layout import Layout, Phase
 from ...models.blocks import DTYPES
-from ..account import Account, Tensor, Told, layout_of
+from ..account import Account, AccountedParameter, Told, layout_of
 
 ALIGNMENT = 2
 """`nccl_start_alignment_factor`: a flat buffer has a multiple of it, times W, of elements."""
@@ -39,12 +39,12 @@ class _Model:
 
     account: Account
     case: Case
-    groups: list[list[Tensor]]
+    groups: list[list[AccountedParameter]]
 
     @classmethod
     def of(cls, model: nn.Module, case: Case) -> _Model:
         account = Account(model, case)
-        groups: dict[int, list[Tensor]] = {}
+        groups: dict[int, list[AccountedParameter]] = {}
         for name in account.ever():
             groups.setdefault(group_of(case, name), []).append(account.parameters[name])
         return cls(account, case, list(groups.values()))
@@ -53,7 +53,7 @@ class _Model:
     def ranks(self) -> int:
         return self.case.world_size
 
-    def kept(self, one: Tensor) -> int:
+    def kept(self, one: AccountedParameter) -> int:
         """Bytes per element of a parameter as the forward uses it."""
         return DTYPES[self.case.precision.compute].itemsize if lowered(self.case) else one.itemsize
 
@@ -150,7 +150,7 @@ def part_layout(model: nn.Module, case: Case) -> Layout | None:
     one = _Model.of(model, case)
     sharding = case.sharding
 
-    def part(tensor: Tensor) -> int:
+    def part(tensor: AccountedParameter) -> int:
         return -(-tensor.numel // one.ranks)
 
     # The last rank has a part of what is longer than the parts of all others.

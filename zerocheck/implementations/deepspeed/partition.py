@@ -13,7 +13,7 @@ from ...contract.shard import Role
 Full = Mapping[tuple[str, str], torch.Tensor]
 
 
-class Piece(NamedTuple):
+class PartitionPiece(NamedTuple):
     """Elements [start, stop) of a parameter, from `offset` on in this rank's partition."""
 
     name: str
@@ -23,14 +23,14 @@ class Piece(NamedTuple):
     offset: int
 
 
-class Partition(NamedTuple):
+class GroupPartition(NamedTuple):
     """This rank's part of a flat group of parameters.
 
     master: what AdamW updates, 1-D; pieces: whose elements it holds, in their order.
     """
 
     master: torch.Tensor
-    pieces: list[Piece]
+    pieces: list[PartitionPiece]
 
     def cut(self, role: Role, *tensors: torch.Tensor) -> Iterator[Shard]:
         """Iterate over the pieces of tensors that, end to end, are laid out like the partition."""

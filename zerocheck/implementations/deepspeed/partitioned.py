@@ -14,7 +14,7 @@ from ...contract.implementation import Stage
 from ...contract.layout import Layout
 from ...contract.shard import MOMENT_ROLES
 from .bytes import flat_layout
-from .partition import Full, Partition, Piece, gaps, lying_in
+from .partition import Full, GroupPartition, PartitionPiece, gaps, lying_in
 from .precision import keeps_whole_gradients
 from .sharder import DeepSpeed
 
@@ -45,7 +45,7 @@ class Partitioned(DeepSpeed):
         """Return True if AdamW runs on the CPU, with gradients offloaded there."""
         return self.case.sharding.offload != "none"
 
-    def _partitions(self) -> Iterator[Partition]:
+    def _partitions(self) -> Iterator[GroupPartition]:
         """Iterate over this rank's partitions, in the order of the optimizer's groups."""
         raise NotImplementedError
 
@@ -113,7 +113,7 @@ class DeepSpeed1(Partitioned):
         """Return the layout between steps; the same on every rank."""
         return flat_layout(model, case, stage=cls.zero)
 
-    def _partitions(self) -> Iterator[Partition]:
+    def _partitions(self) -> Iterator[GroupPartition]:
         """Iterate over this rank's partitions, of equal size on every rank, in group order."""
         masters = (
             self.optimizer.fp32_groups_flat_partition
@@ -123,10 +123,10 @@ class DeepSpeed1(Partitioned):
         for flat, master in zip(self._flat_groups(), masters, strict=True):
             low = self.rank * master.numel()
             high = low + master.numel()
-            yield Partition(
+            yield GroupPartition(
                 master,
                 [
-                    Piece(
+                    PartitionPiece(
                         one.name,
                         tuple(self.named[one.name].shape),
                         max(low, one.at) - one.at,

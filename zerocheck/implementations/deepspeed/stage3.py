@@ -13,7 +13,7 @@ from ...contract import Semantics, Shard
 from ...contract.implementation import Stage
 from ...contract.layout import Layout
 from .bytes import part_layout
-from .partition import Full, Partition, Piece, lying_in
+from .partition import Full, GroupPartition, PartitionPiece, lying_in
 from .partitioned import Partitioned
 
 
@@ -58,7 +58,7 @@ class DeepSpeed3(Partitioned):
         if all(parameter.ds_persist for parameter in self.named.values()):
             self.stage = 2
 
-    def _partitions(self) -> Iterator[Partition]:
+    def _partitions(self) -> Iterator[GroupPartition]:
         """Iterate over the partitions, one per group: the parts of its parameters, end to end."""
         parts = {name: parameter.ds_tensor for name, parameter in self.named.items()}
         for flat, master in zip(
@@ -71,8 +71,8 @@ class DeepSpeed3(Partitioned):
                 start, stop = self._range(self.named[one.name])
                 if start < stop:
                     shape = tuple(self.named[one.name].ds_shape)
-                    found.append(Piece(one.name, shape, start, stop, one.at))
-            yield Partition(master, found)
+                    found.append(PartitionPiece(one.name, shape, start, stop, one.at))
+            yield GroupPartition(master, found)
 
     def _range(self, parameter: Any) -> tuple[int, int]:
         """Return the element range of a parameter that this rank holds; parts are equally long."""

@@ -17,7 +17,7 @@ from .bucket import Named, parts_of
 from .partition import Partition, Piece, aligned
 
 if TYPE_CHECKING:
-    from .zero3 import Part
+    from .zero3 import FlatUnit
 
 
 def bucket_layout(
@@ -65,7 +65,7 @@ def zero3_layout(
     case: Case,
     rank: int,
     modules: Sequence[nn.Module],
-    units: Sequence[Sequence[Part]],
+    units: Sequence[Sequence[FlatUnit]],
 ) -> Layout | None:
     """Return the layout of ZeRO-3: a shard of each flat parameter, and of its gradient if trained.
 

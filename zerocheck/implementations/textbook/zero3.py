@@ -57,7 +57,7 @@ from .replicas import Replicas
 from .sharded_adamw import ShardedAdamW
 
 
-class Part(NamedTuple):
+class FlatUnit(NamedTuple):
     """Parameters that become one flat parameter."""
 
     name: str
@@ -65,7 +65,7 @@ class Part(NamedTuple):
     learns: bool
 
 
-def unit_parts(model: nn.Module, case: Case, modules: list[nn.Module]) -> list[list[Part]]:
+def unit_parts(model: nn.Module, case: Case, modules: list[nn.Module]) -> list[list[FlatUnit]]:
     """Return the flat parameters of each unit, and of the root unit, which is the last."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     paths = {module: path for path, module in model.named_modules()}
@@ -78,7 +78,7 @@ def unit_parts(model: nn.Module, case: Case, modules: list[nn.Module]) -> list[l
         frozen = [pair for pair in named if not pair[1].requires_grad]
         found.append(
             [
-                Part(name, part, half is trainable or part[0][0] in later)
+                FlatUnit(name, part, half is trainable or part[0][0] in later)
                 for name, half in ((path, trainable), (f"{path}.frozen", frozen))
                 for part in of_one_dtype(half)
             ]
@@ -179,7 +179,7 @@ class Zero3(Resumable):
         ]
         return units, root
 
-    def _flat(self, part: Part) -> FlatParameter:
+    def _flat(self, part: FlatUnit) -> FlatParameter:
         return FlatParameter(
             part.name,
             part.named,

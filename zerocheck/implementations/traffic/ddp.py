@@ -16,8 +16,8 @@ from ...case.schema import Case
 from ...case.shapes import sometimes_used, uncalled, unfrozen
 from ...contract.groups import grouped
 from ...contract.layout import Phase
-from .passage import Event, is_of_case, or_none, passage
-from .writing import SIZES, Calls, Told, dtype_of
+from .passage import UnitEvent, is_of_case, or_none, passage
+from .writing import SIZES, Calls, TrafficReport, dtype_of
 
 BROADCAST_BUCKET = 250 * 2**20
 """Bytes of states that are broadcast at once, by DDP's default."""
@@ -106,7 +106,7 @@ class _Reducer:
             self._send(self.buffers)
         return True
 
-    def backward(self, events: Sequence[Event], *, last: bool) -> None:
+    def backward(self, events: Sequence[UnitEvent], *, last: bool) -> None:
         """Add the calls of a backward, if the loss has one; last: gradients are reduced."""
         self.synchronizes = last
         if not last or not any(event.what == "loss" and event.learns for event in events):
@@ -127,7 +127,7 @@ class _Reducer:
             self.calls.add("broadcast", sum(one.elements for one in bucket), bucket[0].dtype)
 
 
-def ddp(model: nn.Module, case: Case) -> Told | None:
+def ddp(model: nn.Module, case: Case) -> TrafficReport | None:
     """Predict the calls of all steps: buckets are all-reduced in a fixed order.
 
     The buckets are made anew once it is known in which order gradients arrive, which the next
@@ -139,7 +139,7 @@ def ddp(model: nn.Module, case: Case) -> Told | None:
     return _calls(model, case, lambda _: iter(()))
 
 
-def zero_redundancy(model: nn.Module, case: Case) -> Told | None:
+def zero_redundancy(model: nn.Module, case: Case) -> TrafficReport | None:
     """Predict DDP's calls, and after each update the broadcasts of the parameters.
 
     Parameters are sent one by one, or all that a rank updates together. None where DDP's calls are
@@ -151,7 +151,7 @@ def zero_redundancy(model: nn.Module, case: Case) -> Told | None:
 @or_none
 def _calls(
     model: nn.Module, case: Case, after: Callable[[int], Iterator[tuple[int, str]]]
-) -> Told | None:
+) -> TrafficReport | None:
     if not is_of_case(model, case):
         return None
     calls, training = Calls(case), case.training

@@ -22,8 +22,8 @@ from ...case.schema import Case
 from ...case.shapes import call_order, learning
 from ..fsdp1.refusals import wrapped_units
 from ..units import members
-from .passage import ROOT, Event, is_of_case, or_none, passage, passages
-from .writing import SIZES, Calls, Told, dtype_of
+from .passage import ROOT, UnitEvent, is_of_case, or_none, passage, passages
+from .writing import SIZES, Calls, TrafficReport, dtype_of
 
 FULL_SHARD = ShardingStrategy.FULL_SHARD
 SHARD_GRAD_OP = ShardingStrategy.SHARD_GRAD_OP
@@ -67,7 +67,7 @@ class _Handle:
         self.made = UNMADE
 
 
-class _Replay:
+class _Fsdp1Replay:
     """States of all handles, without tensors."""
 
     def __init__(self, model: nn.Module, case: Case, strategy: ShardingStrategy) -> None:
@@ -94,7 +94,9 @@ class _Replay:
         self.now = self.views = 0
         self.reduces = True
 
-    def microbatch(self, events: Sequence[Event], step: int, *, reduces: bool, last: bool) -> None:
+    def microbatch(
+        self, events: Sequence[UnitEvent], step: int, *, reduces: bool, last: bool
+    ) -> None:
         """Replay one forward and backward."""
         self.reduces = reduces
         used = {event.name for event in events if event.what == "parameter"}
@@ -267,7 +269,7 @@ def _recomputed_twice(case: Case) -> bool:
 
 
 @or_none
-def fsdp1(model: nn.Module, case: Case, strategy: ShardingStrategy) -> Told | None:
+def fsdp1(model: nn.Module, case: Case, strategy: ShardingStrategy) -> TrafficReport | None:
     """Predict the calls of all steps, with FULL_SHARD, SHARD_GRAD_OP or NO_SHARD.
 
     SHARD_GRAD_OP keeps for the backward what was gathered in the forward. NO_SHARD, which torch
@@ -277,11 +279,11 @@ def fsdp1(model: nn.Module, case: Case, strategy: ShardingStrategy) -> Told | No
     """
     if not is_of_case(model, case) or _recomputed_twice(case):
         return None
-    replay = _Replay(model, case, strategy)
+    replay = _Fsdp1Replay(model, case, strategy)
     calls, training = replay.calls, case.training
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
 
-    def go(step: int) -> list[Event]:
+    def go(step: int) -> list[UnitEvent]:
         return passage(
             case,
             lambda bare: wrapped_units(bare, case.sharding),

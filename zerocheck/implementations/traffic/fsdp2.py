@@ -18,9 +18,9 @@ from ...models.blocks import DTYPES
 from ..fsdp2_bytes import waiting
 from ..sync import deferred
 from ..units import in_order_of_calls, unit_modules
-from .passage import ROOT, Event, is_of_case, or_none, passage, passages
+from .passage import ROOT, UnitEvent, is_of_case, or_none, passage, passages
 from .window import terms_of
-from .writing import SIZES, Calls, Told, dtype_name, dtype_of
+from .writing import SIZES, Calls, TrafficReport, dtype_name, dtype_of
 
 State = Literal["idle", "forward", "before backward", "after backward"]
 
@@ -61,7 +61,7 @@ class _Group:
         return sum(self.padded[name] * SIZES[self.dtypes[name]] for name in names)
 
 
-class _Replay:
+class _Fsdp2Replay:
     """States of all units, without tensors."""
 
     def __init__(self, model: nn.Module, case: Case) -> None:
@@ -101,7 +101,9 @@ class _Replay:
         self.held: dict[str, str] = {}
         """Parameters that have a sharded gradient, with its dtype."""
 
-    def microbatch(self, events: Sequence[Event], step: int, *, reduces: bool, last: bool) -> None:
+    def microbatch(
+        self, events: Sequence[UnitEvent], step: int, *, reduces: bool, last: bool
+    ) -> None:
         """Replay one forward and backward."""
         self.reduces = reduces
         self.over_replicas = last or not deferred(self.case)
@@ -290,15 +292,15 @@ class _Replay:
 
 
 @or_none
-def fsdp2(model: nn.Module, case: Case) -> Told | None:
+def fsdp2(model: nn.Module, case: Case) -> TrafficReport | None:
     """Predict the calls of all steps. None for another model than that of the case."""
     if not is_of_case(model, case):
         return None
-    replay = _Replay(model, case)
+    replay = _Fsdp2Replay(model, case)
     calls, training = replay.calls, case.training
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
 
-    def go(step: int) -> list[Event]:
+    def go(step: int) -> list[UnitEvent]:
         return passage(case, lambda bare: unit_modules(bare, case.sharding), step=step, marked=True)
 
     for step, late, events in passages(case, calls.steps, go):
@@ -315,7 +317,7 @@ def fsdp2(model: nn.Module, case: Case) -> Told | None:
             _clip(calls, case, replay.held)
     known = not (sometimes_used(case.model) or case.sharding.optimizer_first or waiting(case))
     if case.shards == 1 or not known or lowered(case):  # the passage through the model is in fp32
-        return Told(tuple(calls.done))
+        return TrafficReport(tuple(calls.done))
     adds = training.microbatches > 1 or not training.set_to_none
     return calls.told(terms_of(case, adds=adds))
 

@@ -30,7 +30,7 @@ ROOT = -1
 Predict = TypeVar("Predict", bound=Callable[..., Any])
 
 
-class Event(NamedTuple):
+class UnitEvent(NamedTuple):
     """enter, leave: a unit is called, or returns; loss: the forward is over; output, inputs: the
     gradient of a unit's output, or of all of its inputs, is there; parameter: the gradient of
     parameter `name` is there; over: the backward is.
@@ -103,7 +103,7 @@ def passage(
     watched: bool = False,
     at_base: bool = False,
     flat: Callable[[nn.Module], Iterable[Collection[str]]] | None = None,
-) -> list[Event]:
+) -> list[UnitEvent]:
     """Trace the events of a microbatch of step `step`, which decides the frozen parameters.
 
     units(model): the modules that are units. "inputs" is noted with marked, where each unit's
@@ -128,7 +128,7 @@ def _passage(
     watched: bool,
     at_base: bool,
     flat: Callable[[nn.Module], Iterable[Collection[str]]] | None,
-) -> list[Event]:
+) -> list[UnitEvent]:
     model = build_model(case)
     _unfreeze(model, frozenset(unfrozen(case)) if _over(case, step) else frozenset())
     learns = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -136,11 +136,11 @@ def _passage(
         if learns & set(names):
             _unfreeze(model, names)
     log = AllocatorLog()
-    events: list[Event] = []
+    events: list[UnitEvent] = []
 
     def note(*given: Any, **named: Any) -> None:
         log.mark(f"{MARK}{len(events)}")
-        events.append(Event(*given, **named))
+        events.append(UnitEvent(*given, **named))
 
     backward = False
     calls = 0
@@ -214,17 +214,17 @@ class Passed(NamedTuple):
 
     step: int
     late: bool
-    events: list[Event]
+    events: list[UnitEvent]
 
 
 def passages(
-    case: Case, steps: Iterable[int], go: Callable[[int], list[Event]]
+    case: Case, steps: Iterable[int], go: Callable[[int], list[UnitEvent]]
 ) -> Iterator[Passed]:
     """Iterate over the steps of a case with their traces.
 
     go(step): the trace of that step, computed again only once more parameters are trainable.
     """
-    events: dict[bool, list[Event]] = {}
+    events: dict[bool, list[UnitEvent]] = {}
     for step in steps:
         late = _over(case, step)
         if late not in events:

@@ -15,12 +15,12 @@ from ...models.blocks import DTYPES
 from ..textbook.bucket import Named, of_one_dtype
 from ..textbook.partition import Partition, aligned, split
 from ..textbook.reduction import DEPTH
-from .passage import Event, is_of_case, passage
+from .passage import UnitEvent, is_of_case, passage
 from .window import terms_of
-from .writing import SIZES, Calls, Told, dtype_name
+from .writing import SIZES, Calls, TrafficReport, dtype_name
 
 
-class Flat(NamedTuple):
+class FlatSpec(NamedTuple):
     """Flat buffer: elements with padding, dtype, parameter names, and the gradients' dtype."""
 
     elements: int
@@ -34,7 +34,7 @@ class Flat(NamedTuple):
         return self.elements * SIZES[self.dtype]
 
 
-def flat_of(named: Named, case: Case) -> Flat:
+def flat_of(named: Named, case: Case) -> FlatSpec:
     """Return the flat buffer of parameters of one dtype."""
     first = named[0][1]
     shapes = [(name, tuple(parameter.shape)) for name, parameter in named]
@@ -42,10 +42,10 @@ def flat_of(named: Named, case: Case) -> Flat:
     reduced = DTYPES[case.precision.reduce] if lowered(case) else first.dtype
     numel = Partition(shapes, case.shards, aligned(dtype.itemsize)).numel
     names = tuple(name for name, _ in named)
-    return Flat(numel, dtype_name(dtype), names, dtype_name(reduced))
+    return FlatSpec(numel, dtype_name(dtype), names, dtype_name(reduced))
 
 
-def buckets(model: nn.Module, case: Case) -> list[Flat]:
+def buckets(model: nn.Module, case: Case) -> list[FlatSpec]:
     """Return the buckets of ZeRO-1 and ZeRO-2, in their order."""
     later = unfrozen(case)
     last_first = list(model.named_parameters())[::-1]
@@ -58,7 +58,7 @@ def buckets(model: nn.Module, case: Case) -> list[Flat]:
     return found
 
 
-def averaging(calls: Calls, case: Case, flats: Iterable[Flat]) -> None:
+def averaging(calls: Calls, case: Case, flats: Iterable[FlatSpec]) -> None:
     """Add the calls that average the shards of flat gradients over replicas."""
     if case.replicas > 1:
         for flat in flats:
@@ -77,7 +77,7 @@ def clipping(calls: Calls, case: Case) -> None:
         calls.add("all_reduce", 1, "float64")
 
 
-def zero1(model: nn.Module, case: Case) -> Told:
+def zero1(model: nn.Module, case: Case) -> TrafficReport:
     """Predict ZeRO-1: each bucket is reduced after the last microbatch, gathered after the update.
 
     Whole gradients are there all the time: what a backward computes is added to them.
@@ -85,7 +85,7 @@ def zero1(model: nn.Module, case: Case) -> Told:
     return _Replicated(model, case, scatters=False).told()
 
 
-def zero2(model: nn.Module, case: Case) -> Told:
+def zero2(model: nn.Module, case: Case) -> TrafficReport:
     """Predict ZeRO-2: each bucket is reduced in each backward, in a fixed order, used or not.
 
     It is whole from its first gradient on until its reduction is over.
@@ -102,12 +102,12 @@ class _Replicated:
         self.place = {name: n for n, flat in enumerate(self.flats) for name in flat.names}
         self.calls = Calls(case)
         self.window = self.calls.window
-        self.events: dict[bool, list[Event]] = {}
+        self.events: dict[bool, list[UnitEvent]] = {}
         self.missing: list[int] = []
         self.flying: list[int] = []
         self.next = 0
 
-    def told(self) -> Told:
+    def told(self) -> TrafficReport:
         """Predict all steps.
 
         Memory is predicted only for the model of the case, and only in fp32, as its trace is in
@@ -131,7 +131,7 @@ class _Replicated:
             self.window.at(step, "step")
             clipping(calls, case)
             self._each("all_gather")
-        return calls.told(terms_of(case)) if known else Told(tuple(calls.done))
+        return calls.told(terms_of(case)) if known else TrafficReport(tuple(calls.done))
 
     def _each(self, kind: str) -> None:
         for flat in self.flats:
@@ -154,7 +154,7 @@ class _Replicated:
             if self.scatters:
                 self._flush()
 
-    def _arrived(self, event: Event) -> None:
+    def _arrived(self, event: UnitEvent) -> None:
         """Copy a new gradient into its bucket, or add it to the one there."""
         place = self.place[event.name]
         if self.scatters:

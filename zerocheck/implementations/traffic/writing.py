@@ -10,7 +10,7 @@ import torch
 
 from ...case.schema import Case
 from ...contract.layout import Call, Highest, Layout, Phase, Term
-from .passage import Event
+from .passage import UnitEvent
 from .window import Window
 
 SIZES = {
@@ -26,7 +26,7 @@ of a static graph takes the longest: the graph is recorded, the order of gradien
 are made anew."""
 
 
-class Told(NamedTuple):
+class TrafficReport(NamedTuple):
     """Prediction of the steps: their calls, and the maximum of memory held within their phases.
 
     highest is None if memory is not predicted.
@@ -56,7 +56,7 @@ class Calls:
         """Set the step and phase of the calls that are added next."""
         self.step, self._phase = step, phase
 
-    def follow(self, events: Iterable[Event], *, last: bool) -> Iterator[Event]:
+    def follow(self, events: Iterable[UnitEvent], *, last: bool) -> Iterator[UnitEvent]:
         """Iterate over the events of a microbatch, updating the live memory. last: of its step."""
         self.window.at(self.step, "forward")
         for event in events:
@@ -77,9 +77,9 @@ class Calls:
         size = elements * SIZES[dtype]
         self.done.append(Call("all_reduce", size, self.replicas, dtype, self._phase, self.step))
 
-    def told(self, terms: Collection[Term]) -> Told:
+    def told(self, terms: Collection[Term]) -> TrafficReport:
         """Return the calls, and the maximum of these terms."""
-        return Told(tuple(self.done), self.window.highest(terms))
+        return TrafficReport(tuple(self.done), self.window.highest(terms))
 
 
 def dtype_of(tensor: torch.Tensor) -> str:
@@ -99,7 +99,7 @@ def last_step(case: Case) -> int:
     return max(training.steps, changes + SETTLES) - 1
 
 
-def with_told(held: Layout | None, told: Told | None, case: Case) -> Layout | None:
+def with_told(held: Layout | None, told: TrafficReport | None, case: Case) -> Layout | None:
     """Add predicted calls and live memory to a layout; None if nothing is predicted."""
     if told is None:
         return held

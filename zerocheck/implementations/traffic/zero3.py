@@ -10,24 +10,24 @@ from ...case.traits import lowered
 from ..textbook.bucket import of_one_dtype
 from ..textbook.reduction import DEPTH
 from ..units import unit_modules
-from .passage import ROOT, Event, is_of_case, or_none, passage, passages
-from .textbook import Flat, averaging, clipping, flat_of, scaling
+from .passage import ROOT, UnitEvent, is_of_case, or_none, passage, passages
+from .textbook import FlatSpec, averaging, clipping, flat_of, scaling
 from .window import terms_of
-from .writing import Calls, Told
+from .writing import Calls, TrafficReport
 
 
 class _Unit:
     """Unit's flat parameters to gather and to reduce, and its current state."""
 
     def __init__(self) -> None:
-        self.gathers: list[Flat] = []
-        self.reduces: list[tuple[Flat, bool]] = []  # whether it learns from the first step on
+        self.gathers: list[FlatSpec] = []
+        self.reduces: list[tuple[FlatSpec, bool]] = []  # whether it learns from the first step on
         self.names: list[list[str]] = []  # of the parameters in what is reduced
         self.gathered = False
         self.first_call = -1
 
 
-class _Replay:
+class _Zero3Replay:
     """State of Zero3, without tensors."""
 
     def __init__(self, model: nn.Module, case: Case) -> None:
@@ -57,7 +57,7 @@ class _Replay:
                     unit.names.append([name for name, _ in part])
         return unit
 
-    def microbatch(self, events: list[Event], step: int, *, last: bool) -> None:
+    def microbatch(self, events: list[UnitEvent], step: int, *, last: bool) -> None:
         """Replay one forward and backward."""
         for unit in (*self.units, self.root):
             self._release(unit)
@@ -79,7 +79,7 @@ class _Replay:
         for key in self.window.keys("bucket"):
             self.window.free("bucket", key)
 
-    def _enter(self, event: Event) -> None:
+    def _enter(self, event: UnitEvent) -> None:
         if event.unit == ROOT:
             self._gather(self.root)
             return
@@ -94,7 +94,7 @@ class _Replay:
             for later in self._ahead(number):
                 self._gather(later)
 
-    def _leave(self, event: Event) -> None:
+    def _leave(self, event: UnitEvent) -> None:
         if not self.case.sharding.reshard:
             return
         if event.unit == ROOT:
@@ -157,20 +157,20 @@ class _Replay:
 
 
 @or_none
-def zero3(model: nn.Module, case: Case) -> Told | None:
+def zero3(model: nn.Module, case: Case) -> TrafficReport | None:
     """Predict the calls: prefetching starts once a forward's order is known; each backward reduces.
 
     None for another model than that of the case.
     """
     if not is_of_case(model, case):
         return None
-    replay = _Replay(model, case)
+    replay = _Zero3Replay(model, case)
     for unit in (*replay.units, replay.root):
         for number, (flat, _) in enumerate(unit.reduces):
             replay.window.hold("gradient", (unit, number), flat.bytes // case.shards)
     calls = replay.calls
 
-    def go(step: int) -> list[Event]:
+    def go(step: int) -> list[UnitEvent]:
         return passage(
             case, lambda bare: unit_modules(bare, case.sharding), step=step, at_base=True
         )
@@ -189,5 +189,5 @@ def zero3(model: nn.Module, case: Case) -> Told | None:
         calls.window.at(step, "step")
         clipping(calls, case)
     if lowered(case):
-        return Told(tuple(calls.done))  # the passage through the bare model is in fp32
+        return TrafficReport(tuple(calls.done))  # the passage through the bare model is in fp32
     return calls.told(terms_of(case))

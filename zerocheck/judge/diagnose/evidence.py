@@ -14,11 +14,11 @@ import torch
 from ...case.schema import Case
 from ...contract.semantics import Semantics
 from .. import bounds
-from ..assemble import Held
+from ..assemble import RoleState
 from ..bounds import Enclosure, Format
 from ..compare import compare
 from ..flat import FlatBuffer
-from ..layout import Formats, Layout
+from ..layout import Formats, ParameterLayout
 from ..local import Passes, Scale
 from ..pieces import Enclosing, Positions, pieces, some
 from ..precision import declared, narrowest
@@ -35,10 +35,10 @@ class Evidence(NamedTuple):
     every forward left the random state that one of another rank left.
     """
 
-    held: Held
+    held: RoleState
     passes: Passes
     right: Enclosing
-    layout: Layout
+    layout: ParameterLayout
     case: Case
     semantics: Semantics
     again: Callable[[Scale], Passes] | None = None

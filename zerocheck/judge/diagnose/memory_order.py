@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from ..bounds import Enclosure
-from ..layout import Layout
+from ..layout import ParameterLayout
 from ..pieces import Enclosing, Positions, some
 from .evidence import Candidate, Evidence, enclosing, slack, summed
 
@@ -76,7 +76,7 @@ def _added(evidence: Evidence, first: Enclosing, second: Enclosing) -> Enclosing
     return enclosing(evidence, at)
 
 
-def orders_of(layout: Layout) -> tuple[torch.Tensor, ...]:
+def orders_of(layout: ParameterLayout) -> tuple[torch.Tensor, ...]:
     """Return the orders from index to memory and back; none where both are the same everywhere."""
     order = layout.memory_order
     return () if order is None else (order, order.argsort())

@@ -16,7 +16,7 @@ from ...models.blocks import DTYPES
 from ...models.network import build_model
 from ...models.scramble import scramble
 from ..compare import different_bits
-from ..layout import Layout, Place
+from ..layout import ParameterLayout, ParameterPlace
 from ..ownership import MOMENTS
 from ..state import State
 
@@ -55,7 +55,7 @@ class Wrong(NamedTuple):
     different: torch.Tensor
 
 
-class Known(NamedTuple):
+class ResumeEvidence(NamedTuple):
     """Evidence from which causes are recognised.
 
     state: what was saved, after `step`; others: {step: the state after it}; case: of the load.
@@ -64,7 +64,7 @@ class Known(NamedTuple):
     state: State
     others: Mapping[int, State]
     step: int
-    layout: Layout
+    layout: ParameterLayout
     case: Case
 
 
@@ -72,7 +72,7 @@ Steps = Sequence[tuple[float | None, float | None]]
 """Wrong step counts: (loaded, saved)."""
 
 
-def causes(wrong: Sequence[Wrong], steps: Steps, known: Known) -> tuple[str, ...]:
+def causes(wrong: Sequence[Wrong], steps: Steps, known: ResumeEvidence) -> tuple[str, ...]:
     """Find the causes that explain every wrong role; if there are none, those of the first role."""
     by_role = [_of_role(one, known) for one in wrong]
     by_step = list(of_steps(steps, known))
@@ -92,7 +92,9 @@ def causes(wrong: Sequence[Wrong], steps: Steps, known: Known) -> tuple[str, ...
     return (*lost, *(common or (found[0] if not lost else ())))
 
 
-def explained(names: Sequence[str], wrong: Sequence[Wrong], steps: Steps, known: Known) -> bool:
+def explained(
+    names: Sequence[str], wrong: Sequence[Wrong], steps: Steps, known: ResumeEvidence
+) -> bool:
     """Return True if one of these causes explains every wrong role, and every wrong step count."""
     if "optimizer state lost" in names:
         return True
@@ -104,14 +106,16 @@ def explained(names: Sequence[str], wrong: Sequence[Wrong], steps: Steps, known:
     return any(all(name in one for one in found) for name in names)
 
 
-def causes_by_tensor(wrong: Wrong, known: Known) -> list[tuple[tuple[Place, ...], tuple[str, ...]]]:
+def causes_by_tensor(
+    wrong: Wrong, known: ResumeEvidence
+) -> list[tuple[tuple[ParameterPlace, ...], tuple[str, ...]]]:
     """Find causes of a role's wrong tensors: (places, causes).
 
     Those that nothing explains by themselves are explained together, if at all.
     """
     layout = known.layout
-    found: dict[tuple[str, ...], list[Place]] = {}
-    left: list[Place] = []
+    found: dict[tuple[str, ...], list[ParameterPlace]] = {}
+    left: list[ParameterPlace] = []
     for place in layout.places:
         if bool(wrong.different[place.start : place.stop].any()):
             names = tuple(_of_role(_within(wrong, [place], layout), known))
@@ -122,12 +126,12 @@ def causes_by_tensor(wrong: Wrong, known: Known) -> list[tuple[tuple[Place, ...]
     return [(tuple(places), names) for names, places in found.items()]
 
 
-def _within(wrong: Wrong, places: Sequence[Place], layout: Layout) -> Wrong:
+def _within(wrong: Wrong, places: Sequence[ParameterPlace], layout: ParameterLayout) -> Wrong:
     inside = layout.spread([place in places for place in layout.places])
     return wrong._replace(different=wrong.different & inside)
 
 
-def _of_role(wrong: Wrong, known: Known) -> list[str]:
+def _of_role(wrong: Wrong, known: ResumeEvidence) -> list[str]:
     moment = wrong.role in MOMENTS
     found: list[str] = []
     for name, make in _candidates(wrong, known):
@@ -147,13 +151,15 @@ def _of_role(wrong: Wrong, known: Known) -> list[str]:
     return list(dict.fromkeys(found or _moved(wrong, places, layout)))
 
 
-def _told(wrong: Wrong, place: Place, moment: bool) -> torch.Tensor:
+def _told(wrong: Wrong, place: ParameterPlace, moment: bool) -> torch.Tensor:
     """Mask of the elements that show a loss of data: not those that are 0 and become 0."""
     saved = wrong.saved[place.start : place.stop]
     return saved != 0 if moment else torch.ones_like(saved, dtype=torch.bool)
 
 
-def _candidates(wrong: Wrong, known: Known) -> list[tuple[str, Callable[[], torch.Tensor]]]:
+def _candidates(
+    wrong: Wrong, known: ResumeEvidence
+) -> list[tuple[str, Callable[[], torch.Tensor]]]:
     """Return (cause, the flat vector of the role that it gives) of all known causes."""
     saved, role = wrong.saved, wrong.role
     state, others, step, layout, case = known
@@ -183,7 +189,7 @@ def _candidates(wrong: Wrong, known: Known) -> list[tuple[str, Callable[[], torc
     return found
 
 
-def _fresh(loaded: torch.Tensor, case: Case, layout: Layout) -> torch.Tensor:
+def _fresh(loaded: torch.Tensor, case: Case, layout: ParameterLayout) -> torch.Tensor:
     """Parameters of a model before the load.
 
     Rounded to the compute dtype where they are observed so, since some implementations cast a model
@@ -200,7 +206,7 @@ def _fresh(loaded: torch.Tensor, case: Case, layout: Layout) -> torch.Tensor:
     return torch.where(loaded == rounded, rounded, flat)
 
 
-def _moved(wrong: Wrong, places: Sequence[Place], layout: Layout) -> list[str]:
+def _moved(wrong: Wrong, places: Sequence[ParameterPlace], layout: ParameterLayout) -> list[str]:
     """Find the causes that misplace saved elements."""
     if _exchanged(wrong, places, layout):
         return ["tensors exchanged"]
@@ -215,7 +221,7 @@ def _moved(wrong: Wrong, places: Sequence[Place], layout: Layout) -> list[str]:
     return []
 
 
-def _exchanged(wrong: Wrong, places: Sequence[Place], layout: Layout) -> bool:
+def _exchanged(wrong: Wrong, places: Sequence[ParameterPlace], layout: ParameterLayout) -> bool:
     """Return True if every wrong tensor is the saved one of another parameter."""
     for place in places:
         loaded = wrong.loaded[place.start : place.stop]
@@ -229,7 +235,7 @@ def _exchanged(wrong: Wrong, places: Sequence[Place], layout: Layout) -> bool:
     return True
 
 
-def _transposed(wrong: Wrong, place: Place) -> bool:
+def _transposed(wrong: Wrong, place: ParameterPlace) -> bool:
     if len(place.shape) != 2:
         return False
     saved = wrong.saved[place.start : place.stop].view(place.shape)
@@ -237,14 +243,14 @@ def _transposed(wrong: Wrong, place: Place) -> bool:
     return torch.equal(loaded, saved.t().reshape(-1))
 
 
-def _rolled(wrong: Wrong, place: Place) -> bool:
+def _rolled(wrong: Wrong, place: ParameterPlace) -> bool:
     """Return True if the tensor is the saved one, rotated by some elements."""
     loaded, saved = (v[place.start : place.stop] for v in (wrong.loaded, wrong.saved))
     starts = (saved == loaded[0]).nonzero().reshape(-1).tolist()
     return any(torch.equal(loaded, saved.roll(-start)) for start in starts if start)
 
 
-def _shortened(wrong: Wrong, place: Place) -> bool:
+def _shortened(wrong: Wrong, place: ParameterPlace) -> bool:
     """Return True if all elements are from the saved tensor or 0, and some 0 is new."""
     loaded, saved = (v[place.start : place.stop] for v in (wrong.loaded, wrong.saved))
     kept = (loaded == 0) | torch.isin(loaded, saved)
@@ -257,7 +263,7 @@ def _permuted(wrong: Wrong) -> bool:
     return torch.equal(loaded.sort().values, saved.sort().values)
 
 
-def of_steps(steps: Steps, known: Known) -> tuple[str, ...]:
+def of_steps(steps: Steps, known: ResumeEvidence) -> tuple[str, ...]:
     """Find the causes that explain every wrong step count."""
     found: list[str] = []
     if all(loaded in (None, 0.0) for loaded, _ in steps):
@@ -295,7 +301,12 @@ def random_causes(loaded: Sequence[bytes], saved: Sequence[bytes]) -> tuple[str,
 
 
 def export_causes(
-    got: torch.Tensor, held: torch.Tensor, place: Place, role: str, state: State, layout: Layout
+    got: torch.Tensor,
+    held: torch.Tensor,
+    place: ParameterPlace,
+    role: str,
+    state: State,
+    layout: ParameterLayout,
 ) -> tuple[str, ...]:
     """Find the causes of an exported tensor that differs from the one held, both flat."""
     candidates: list[tuple[str, torch.Tensor]] = [

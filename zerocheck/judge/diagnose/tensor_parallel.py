@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from ...case.schema import Case
 from ...case.tensor_parallel import cut_dim, plan_of
 from ..compare import same_bits
-from ..layout import Layout
+from ..layout import ParameterLayout
 from ..verdict import Violation
 from .evidence import Candidate, Evidence, times
 
@@ -54,7 +54,7 @@ def order_of_pieces(
     violation: Violation | None,
     seen: torch.Tensor,
     wanted: torch.Tensor,
-    layout: Layout,
+    layout: ParameterLayout,
     case: Case,
 ) -> Violation | None:
     """Add the cause to an initial state's violation if its pieces have the order of a plain shard.
@@ -93,7 +93,9 @@ def _reordered(
     return flat.view(first, second, -1).transpose(0, 1).reshape(-1)
 
 
-def with_repeated_biases(parameters: torch.Tensor, layout: Layout, case: Case) -> torch.Tensor:
+def with_repeated_biases(
+    parameters: torch.Tensor, layout: ParameterLayout, case: Case
+) -> torch.Tensor:
     """Return the flat vector with each row-wise layer's bias counted once per tp rank."""
     count = case.sharding.tensor_parallel
     plan = plan_of(case.model, count)

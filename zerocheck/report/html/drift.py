@@ -30,7 +30,7 @@ class Plot:
 
 
 @dataclass(frozen=True)
-class Shown:
+class DriftView:
     """Free run on the page.
 
     plots: none if it could not be taken; parts: where the violated step is, None if there is none;
@@ -47,7 +47,7 @@ class Shown:
     rows: list[list[str]]
 
 
-def shown(number: int, drift: Drift) -> Shown:
+def shown(number: int, drift: Drift) -> DriftView:
     """Return the `number`-th free run of the page."""
     steps = len(drift.expected)
     plots: tuple[Plot, ...] = ()
@@ -56,7 +56,7 @@ def shown(number: int, drift: Drift) -> Shown:
         plots = (_losses(losses), _distances((drift.own.relative, drift.twin.relative)))
     every = max(1, math.ceil(steps / 10))
     inside = drift.parts is not None and drift.parts < steps
-    return Shown(
+    return DriftView(
         anchor=f"drift-{number}",
         title=words.title(drift),
         sentence=words.sentence(drift),

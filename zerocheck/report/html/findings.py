@@ -14,7 +14,7 @@ from .matrix import kind_of
 
 
 @dataclass(frozen=True)
-class Shown:
+class FindingView:
     """Finding on the page.
 
     facts: (label, text); decades: by how many powers of ten it is beyond its bound, None where
@@ -33,7 +33,7 @@ class Shown:
     lines: str
 
 
-def shown(finding: Finding) -> Shown:
+def shown(finding: Finding) -> FindingView:
     """Return a finding of the run, or a known issue that it observed, for the page.
 
     A known issue has a page of its own for the rest.
@@ -69,7 +69,7 @@ def shown(finding: Finding) -> Shown:
         for label, text in (("link", finding.known.link), ("page", finding.known.page)):
             if text:
                 facts.append((label, text))
-    return Shown(
+    return FindingView(
         number=finding.number,
         kind="known" if known or finding.suspicion else kind_of(finding.status),
         title=finding_title(finding),

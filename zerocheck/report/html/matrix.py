@@ -23,7 +23,7 @@ SIGNS: dict[Status, str] = {
 
 
 @dataclass(frozen=True)
-class Shown:
+class CellView:
     """Cell of the matrix.
 
     kind: the class that gives its colour; words: for readers; share: of the bound.
@@ -46,12 +46,12 @@ class FeatureRow:
 
 
 @dataclass(frozen=True)
-class Row:
+class MatrixRow:
     """One implementation. anchor: of its drill-down."""
 
     name: str
     anchor: str
-    cells: tuple[Shown, ...]
+    cells: tuple[CellView, ...]
     asked: tuple[str, ...]
     features: tuple[FeatureRow, ...]
     refused: tuple[tuple[str, int], ...]
@@ -64,7 +64,7 @@ def titles(counted: Tally) -> dict[str, str]:
     return {obligation: TITLES[obligation] for obligation in counted.obligations}
 
 
-def matrix(counted: Tally) -> list[Row]:
+def matrix(counted: Tally) -> list[MatrixRow]:
     """Return a row for each implementation."""
     return [
         _row(f"{number}-{_slug(name)}", name, implementation)
@@ -79,9 +79,9 @@ def kind_of(status: Status) -> str:
     return {"known": "known", "holds": "good"}.get(status, "none")
 
 
-def _row(anchor: str, name: str, implementation: ImplementationTally) -> Row:
+def _row(anchor: str, name: str, implementation: ImplementationTally) -> MatrixRow:
     asked = tuple(o for o, cell in implementation.cells.items() if cell.checked or cell.broken)
-    return Row(
+    return MatrixRow(
         name=name,
         anchor=anchor,
         cells=tuple(_shown(o, cell) for o, cell in implementation.cells.items()),
@@ -93,8 +93,8 @@ def _row(anchor: str, name: str, implementation: ImplementationTally) -> Row:
     )
 
 
-def _shown(obligation: Obligation, cell: Cell) -> Shown:
-    return Shown(
+def _shown(obligation: Obligation, cell: Cell) -> CellView:
+    return CellView(
         obligation=obligation,
         kind=kind_of(cell.status),
         sign=SIGNS[cell.status],

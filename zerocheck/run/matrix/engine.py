@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 from msgspec.structs import replace
 
 from ...case.features import COMPILED, CUT, OF_PRECISION
-from ...drive.observation import Described
+from ...drive.observation import Description
 from ...faults.catalogue import Fault
 from ...judge.local import as_on_a_rank
 from ..asking import describe, refusals
@@ -18,26 +18,28 @@ from ..environment import environment
 from ..freely import STEPS
 from ..launch import with_ranks
 from ..outcome import Results, judged
-from ..plan import Drawn, Plan
+from ..plan import Plan, SharedDraws
 from ..shrink import Limits, paths, shrink
 from ..tally import INTERRUPTED
-from ..trial import Ranks
-from .hunt import Answer, Hunt
+from ..trial import RankPool
+from .hunt import Hunt, TrialAnswer
 from .options import MatrixOptions
 from .records import FaultsFinished, FaultShrunk, FaultsStarted, MatrixRecord
 from .rivals import LOSS_RTOL, FreeRuns
 from .summary import Summary
-from .together import Ask, together
+from .together import TrialRequest, together
 
 
-class Handler(Protocol):
+class MatrixHandler(Protocol):
     """Receiver of each record of the matrix, in order."""
 
     def handle(self, record: MatrixRecord) -> None:
         """Take one record. An exception from here ends the matrix."""
 
 
-def run(options: MatrixOptions, handlers: Sequence[Handler], *, ranks: Ranks | None = None) -> int:
+def run(
+    options: MatrixOptions, handlers: Sequence[MatrixHandler], *, ranks: RankPool | None = None
+) -> int:
     """Hunt all faults; return the exit code (0 all are caught, 1 one escaped).
 
     ranks: rank processes that are there already; they are left open. Raises UsageError for an
@@ -55,13 +57,15 @@ def run(options: MatrixOptions, handlers: Sequence[Handler], *, ranks: Ranks | N
 
 
 class _Matrix:
-    def __init__(self, options: MatrixOptions, handlers: Iterable[Handler], ranks: Ranks) -> None:
+    def __init__(
+        self, options: MatrixOptions, handlers: Iterable[MatrixHandler], ranks: RankPool
+    ) -> None:
         self.options = options
         self.handlers = tuple(handlers)
         self.ranks = ranks
-        self.drawn = Drawn()
+        self.drawn = SharedDraws()
         self.free = FreeRuns()
-        self.described: Callable[[str], Described] = cache(partial(describe, ranks))
+        self.described: Callable[[str], Description] = cache(partial(describe, ranks))
         self.open: list[Hunt] = []
         self.caught: list[Hunt] = []
         self.records: list[MatrixRecord] = []
@@ -129,10 +133,10 @@ class _Matrix:
     def _fixed(self, where: str) -> dict[str, object]:
         return dict(self.described(where).fixed)
 
-    def _answer(self, ask: Ask, results: Results) -> Answer:
+    def _answer(self, ask: TrialRequest, results: Results) -> TrialAnswer:
         if ask.free:
-            return Answer(rivals=self.free.rivals(ask.case, results))
-        return Answer(judged(ask.case, results, obligations=self.options.obligations))
+            return TrialAnswer(rivals=self.free.rivals(ask.case, results))
+        return TrialAnswer(judged(ask.case, results, obligations=self.options.obligations))
 
     def _done(self, hunt: Hunt) -> None:
         self.open.remove(hunt)

@@ -17,7 +17,7 @@ from ..plan import Plan, Planned
 from ..tally import FAILING
 from .records import FaultTried, Rivals
 from .rivals import usually
-from .together import Ask, Search
+from .together import Search, TrialRequest
 
 FAILING_CASES = 3
 """Failing cases over which causes are intersected, at least, and of two numbers of ranks. Causes
@@ -29,7 +29,7 @@ soon."""
 
 
 @dataclass(frozen=True)
-class Answer:
+class TrialAnswer:
     """Result of a case: its verdict, or, if it was trained freely, the results of the rivals."""
 
     outcome: Outcome | None = None
@@ -74,7 +74,7 @@ class Hunt:
         """First finding, or None as long as the fault is not caught."""
         return self._findings.bugs[0] if self._findings.bugs else None
 
-    def search(self) -> Search[Answer]:
+    def search(self) -> Search[TrialAnswer]:
         """Ask for cases until the row is complete."""
         yield from self._catch()
         # The rivals compare parameters, in runs without checkpoints.
@@ -84,10 +84,10 @@ class Hunt:
             case = freely(self.row.case, self._fixed())
             usual = usually(case, self._fixed())
             answers = yield (
-                Ask(where, case, free=True),
-                Ask(parent, case, free=True),
-                Ask(where, usual, free=True),
-                Ask(parent, usual, free=True),
+                TrialRequest(where, case, free=True),
+                TrialRequest(parent, case, free=True),
+                TrialRequest(where, usual, free=True),
+                TrialRequest(parent, usual, free=True),
             )
             self.row = replace(
                 self.row,
@@ -98,7 +98,7 @@ class Hunt:
             )
         self._done(self)
 
-    def _catch(self) -> Search[Answer]:
+    def _catch(self) -> Search[TrialAnswer]:
         """Ask for cases until enough of them failed.
 
         A case that the parent fails too says nothing about the fault. The parent is asked at once,
@@ -112,8 +112,8 @@ class Hunt:
             item = plan.cases[number]
             number += 1
             answers = yield (
-                Ask(item.implementation, item.case, measured=measured),
-                Ask(self.fault.parent, item.case, measured=measured),
+                TrialRequest(item.implementation, item.case, measured=measured),
+                TrialRequest(self.fault.parent, item.case, measured=measured),
             )
             outcome, control = (answer.outcome for answer in answers)
             assert outcome is not None and control is not None
@@ -137,9 +137,9 @@ class Hunt:
                     return
                 after += 1
 
-    def _traced(self, item: Planned) -> Search[Answer]:
+    def _traced(self, item: Planned) -> Search[TrialAnswer]:
         """Find the cause of a crash or hang from the collectives of each rank."""
-        (answer,) = yield (Ask(item.implementation, item.case, traced=True),)
+        (answer,) = yield (TrialRequest(item.implementation, item.case, traced=True),)
         if answer.outcome is not None:
             (bug,) = self._findings.bugs
             bug.causes = answer.outcome.causes

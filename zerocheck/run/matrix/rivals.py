@@ -33,7 +33,7 @@ from ...errors import Unsupported
 from ...judge.assemble import Fetch, Observation
 from ...judge.case import judge
 from ...judge.free import Trajectory, trajectory
-from ...judge.layout import Layout
+from ...judge.layout import ParameterLayout
 from ...models.network import build_model
 from ..findings import independent
 from ..freely import copies, fixes, mean_loss
@@ -118,7 +118,7 @@ def compare(case: Case, seen: Sequence[RankSeen], fetch: Fetch, reference: Traje
         _deviation(mean_loss(rank.steps[step] for rank in seen), reference.losses[step])
         for step in range(last + 1)
     ]
-    observation = Observation(Layout.of(build_model(case), case), seen, fetch)
+    observation = Observation(ParameterLayout.of(build_model(case), case), seen, fetch)
     refused, deviation = _refused(observation, last, reference.parameters)
     return Rivals(
         outcome="finished",

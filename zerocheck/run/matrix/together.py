@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 from ...case.schema import Case
 from ...judge.verdict import OBLIGATIONS
 from ..outcome import Results
-from ..trial import Ranks, Trial
+from ..trial import RankPool, Trial
 
 AHEAD = 16
 """Searches under way at once. Two cores are busy with 3. More are there since ranks of one number
@@ -23,7 +23,7 @@ several runs that share a machine have it in turns."""
 A = TypeVar("A")
 
 
-class Ask(NamedTuple):
+class TrialRequest(NamedTuple):
     """Request to run a case.
 
     free: for the result of many steps, not to be judged; traced: in fresh rank processes that
@@ -38,12 +38,12 @@ class Ask(NamedTuple):
     measured: bool = False
 
 
-Search = Generator[tuple[Ask, ...], tuple[A, ...], None]
-Answer = Callable[[Ask, Results], A]
+Search = Generator[tuple[TrialRequest, ...], tuple[A, ...], None]
+Answer = Callable[[TrialRequest, Results], A]
 
 
 def together(
-    ranks: Ranks, searches: Iterable[Search[A]], answer: Answer[A], *, ahead: int = AHEAD
+    ranks: RankPool, searches: Iterable[Search[A]], answer: Answer[A], *, ahead: int = AHEAD
 ) -> None:
     """Run all searches to their end, `ahead` of them at a time.
 
@@ -51,7 +51,7 @@ def together(
     result): one of them; it must release the result. A request of several searches is run once.
     Raises whatever a search or `answer` raises.
     """
-    _Together(ranks, searches, answer, ahead).run()
+    _JointHunt(ranks, searches, answer, ahead).run()
 
 
 @dataclass(eq=False)
@@ -59,22 +59,22 @@ class _Waiting(Generic[A]):
     """Search that waits: its last request, and the number of answers that are missing."""
 
     search: Search[A]
-    asks: tuple[Ask, ...]
+    asks: tuple[TrialRequest, ...]
     left: int
 
 
-class _Together(Generic[A]):
+class _JointHunt(Generic[A]):
     def __init__(
-        self, ranks: Ranks, searches: Iterable[Search[A]], answer: Answer[A], ahead: int
+        self, ranks: RankPool, searches: Iterable[Search[A]], answer: Answer[A], ahead: int
     ) -> None:
         self.ranks = ranks
         self.searches = iter(searches)
         self.answer = answer
         self.ahead = ahead
         self.open = 0
-        self.flying: deque[tuple[Ask, Trial]] = deque()
-        self.asked: dict[Ask, list[_Waiting[A]]] = {}
-        self.known: dict[Ask, A] = {}
+        self.flying: deque[tuple[TrialRequest, Trial]] = deque()
+        self.asked: dict[TrialRequest, list[_Waiting[A]]] = {}
+        self.known: dict[TrialRequest, A] = {}
 
     def run(self) -> None:
         """Run until no search is left."""
@@ -89,7 +89,7 @@ class _Together(Generic[A]):
                     self._go_on(waiting.search, told)
             self._fill()
 
-    def _next(self) -> tuple[Ask, Trial]:
+    def _next(self) -> tuple[TrialRequest, Trial]:
         """Take the first trial that is done, else the oldest one."""
         place = next((i for i, (_, trial) in enumerate(self.flying) if trial.done), 0)
         self.flying.rotate(-place)

@@ -32,7 +32,7 @@ MANIFEST = "manifest.json"
 PREFIX = "generation-"
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Expected content of a file: its size in bytes and its sha256 in hex."""
 
     size: int
@@ -42,7 +42,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All files of a generation except the manifest itself."""
 
-    files: dict[str, Entry]
+    files: dict[str, FileEntry]
     format: Literal[1] = 1
 
 
@@ -50,7 +50,7 @@ class Found(msgspec.Struct, frozen=True):
     """Current generation, whose manifest is valid; its files are not verified yet."""
 
     path: str
-    files: dict[str, Entry]
+    files: dict[str, FileEntry]
 
 
 # Reading.
@@ -125,8 +125,8 @@ def _read(path: Path) -> bytes:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _entry(data: bytes) -> Entry:
-    return Entry(len(data), _sha256(data))
+def _entry(data: bytes) -> FileEntry:
+    return FileEntry(len(data), _sha256(data))
 
 
 def _sha256(data: bytes) -> str:
@@ -171,17 +171,17 @@ class Writer:
         with suppress(CheckpointError):
             self.remove_all_but(read_pointer(self.directory)[0])
 
-    def seal(self, path: str, names: Collection[str]) -> dict[str, Entry]:
+    def seal(self, path: str, names: Collection[str]) -> dict[str, FileEntry]:
         """Sync these files to disk, and return their entries of the manifest."""
         return {name: self.seal_file(Path(path, name)) for name in names}
 
-    def seal_file(self, path: Path) -> Entry:
+    def seal_file(self, path: Path) -> FileEntry:
         """Sync one file to disk, and return its entry of the manifest."""
         with path.open("rb") as file:
             os.fsync(file.fileno())
             return _entry(file.read())
 
-    def commit(self, files: dict[str, Entry]) -> None:
+    def commit(self, files: dict[str, FileEntry]) -> None:
         """Write the manifest, then make the generation current."""
         assert self._fresh is not None
         manifest = msgspec.json.format(msgspec.json.encode(Manifest(files)))

@@ -19,7 +19,7 @@ from ..sharded_adamw import MOMENTS, ShardedAdamW
 Whole = dict[tuple[str, str], torch.Tensor]
 
 
-class Flat(Protocol):
+class FlatExport(Protocol):
     """Flat buffer of which this rank owns `shard`: a Bucket or a FlatParameter."""
 
     partition: Partition
@@ -38,7 +38,7 @@ class Exporting(Implementation):
     replicas: Replicas
     optimizer: ShardedAdamW
 
-    def flat_buffers(self) -> Sequence[Flat]:
+    def flat_buffers(self) -> Sequence[FlatExport]:
         """Return the flat buffers of this rank, in the same order on every rank."""
         raise NotImplementedError
 
@@ -93,7 +93,7 @@ class Exporting(Implementation):
         dist.all_gather_object(counts, mine, self.group)
         return {name: count for of_rank in counts for name, count in of_rank.items()}
 
-    def gathered(self, flat: Flat, held: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def gathered(self, flat: FlatExport, held: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Gather the whole flat buffer, 1-D, from the ranks' parts; 0 where no rank holds any."""
         shard = torch.zeros_like(flat.shard)
         for piece in flat.pieces:
@@ -105,7 +105,7 @@ class Exporting(Implementation):
             work.wait()
         return whole
 
-    def cut(self, flat: Flat, role: str, whole: torch.Tensor) -> Whole:
+    def cut(self, flat: FlatExport, role: str, whole: torch.Tensor) -> Whole:
         """Split a whole flat buffer into its tensors, without the padding."""
         return {
             (name, role): whole[offset : offset + math.prod(shape)].view(shape).clone()

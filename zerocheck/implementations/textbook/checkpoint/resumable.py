@@ -24,8 +24,8 @@ from .directory import Found, Writer
 from .export import Exporting
 from .training import (
     OPTIONS,
-    Options,
-    Training,
+    AdamWOptions,
+    SavedTraining,
     check_fits,
     decoded,
     described,
@@ -92,9 +92,9 @@ class Resumable(Exporting):
         yield from self.buffer_chunks(rank)
         yield from self.random_chunks(rank)
 
-    def training_facts(self, loader: Loader) -> Training:
+    def training_facts(self, loader: Loader) -> SavedTraining:
         """Return the part of the checkpoint that is not tensors."""
-        return Training(
+        return SavedTraining(
             world_size=self.everyone.size(),
             tensors=described(self.model),
             groups=options(self.optimizer.optimizer.param_groups),
@@ -160,7 +160,7 @@ class Resumable(Exporting):
         """Return the current checkpoint, with every byte verified."""
         return transfer.find_verified(directory, self.everyone)
 
-    def take_frozen(self, training: Training) -> None:
+    def take_frozen(self, training: SavedTraining) -> None:
         """Unfreeze the parameters that were unfrozen before the checkpoint."""
         frozen = [name for name, one in self.model.named_parameters() if not one.requires_grad]
         self._unfreeze([name for name in frozen if training.tensors[name].trains])
@@ -178,7 +178,7 @@ class Resumable(Exporting):
             for role in roles:
                 state[role] = torch.empty_like(one.parameter)
 
-    def take_tensors(self, found: Found, training: Training) -> None:
+    def take_tensors(self, found: Found, training: SavedTraining) -> None:
         """Read every tensor that this rank holds, into its place."""
         rank, source = self.everyone.rank(), self.source(training)
         replicas, buffers = list(self.replica_chunks()), list(self.buffer_chunks(source))
@@ -194,7 +194,7 @@ class Resumable(Exporting):
         self.take_whole((one for _, one in self.model.named_buffers()), buffers)
         self.take_random(randoms)
 
-    def source(self, training: Training) -> int:
+    def source(self, training: SavedTraining) -> int:
         """Return the rank of the checkpoint whose buffers this one loads."""
         return self.everyone.rank() % training.world_size
 
@@ -209,7 +209,7 @@ class Resumable(Exporting):
         if states:
             set_random_states(states)
 
-    def take_groups(self, saved: Collection[Options]) -> None:
+    def take_groups(self, saved: Collection[AdamWOptions]) -> None:
         """Restore the options of the groups, as torch's optimizers do. A schedule sets lr again."""
         groups = self.optimizer.optimizer.param_groups
         if len(saved) != len(groups):

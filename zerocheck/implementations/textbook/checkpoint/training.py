@@ -15,7 +15,7 @@ OPTIONS = ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize")
 """What torch's optimizers restore of a parameter group, and what makes its update."""
 
 
-class Described(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Parameter or buffer: its global shape and dtype; True if it has gradients."""
 
     shape: tuple[int, ...]
@@ -23,7 +23,7 @@ class Described(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trains: bool
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AdamWOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options of a parameter group of AdamW."""
 
     lr: float
@@ -34,7 +34,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     maximize: bool
 
 
-class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class SavedTraining(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Training state in a checkpoint.
 
     world_size: number of ranks that saved; tensors: every parameter and buffer of the model, by
@@ -44,36 +44,36 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     format: Literal[1] = 1
     world_size: int
-    tensors: dict[str, Described]
-    groups: list[Options]
+    tensors: dict[str, TensorSpec]
+    groups: list[AdamWOptions]
     loss_scaler: dict[str, float] | None
     loader: dict[str, int]
 
 
-def described(model: nn.Module) -> dict[str, Described]:
+def described(model: nn.Module) -> dict[str, TensorSpec]:
     """Describe the parameters, tied ones once, and the buffers of a model."""
     return {
-        name: Described(tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)
+        name: TensorSpec(tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)
         for name, tensor in (*model.named_parameters(), *model.named_buffers())
     }
 
 
-def options(groups: Iterable[dict[str, Any]]) -> list[Options]:
+def options(groups: Iterable[dict[str, Any]]) -> list[AdamWOptions]:
     """Return the options of a torch optimizer's groups."""
-    return [Options(**{name: group[name] for name in OPTIONS}) for group in groups]
+    return [AdamWOptions(**{name: group[name] for name in OPTIONS}) for group in groups]
 
 
-def decoded(data: bytes) -> Training:
+def decoded(data: bytes) -> SavedTraining:
     """Decode the bytes of `training.json`."""
-    return msgspec.json.decode(data, type=Training)
+    return msgspec.json.decode(data, type=SavedTraining)
 
 
-def encoded(training: Training) -> bytes:
+def encoded(training: SavedTraining) -> bytes:
     """Encode the bytes of `training.json`."""
     return msgspec.json.format(msgspec.json.encode(training))
 
 
-def check_fits(training: Training, model: nn.Module) -> None:
+def check_fits(training: SavedTraining, model: nn.Module) -> None:
     """Raise CheckpointError, with the first difference, if it is the training of another model."""
     here = described(model)
     if lost := [name for name in here if name not in training.tensors]:

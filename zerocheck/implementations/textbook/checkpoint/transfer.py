@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from ....errors import CheckpointError
 from .chunk import Chunk, ReadPlanner, WritePlanner
-from .directory import Entry, Found, Writer, find, verify_files
+from .directory import FileEntry, Found, Writer, find, verify_files
 
 TRAINING = "training.json"
 T = TypeVar("T")
@@ -54,7 +54,7 @@ def write(
         path = together(group, "begin the checkpoint", writer.begin if first else str)[0]
         _write_tensors(path, chunks, group)
 
-        def seal() -> dict[str, Entry]:
+        def seal() -> dict[str, FileEntry]:
             if first:
                 Path(path, TRAINING).write_bytes(training)
             return writer.seal(path, written_by(group.rank(), path))
