@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -35,8 +36,8 @@ from .records import CaseFile, CaseFinished, Finding, Record, RunFinished, RunSt
 from .room import alone
 from .room import check as check_room
 from .shrink import RUN_TRIES, Limits, paths, shrink, worth
-from .suspicion import LastOnRanks, suspect
-from .tally import FAILING, INTERRUPTED, LOST, exit_code, status_of_case, tally, why
+from .suspicion import Confirmer
+from .tally import INTERRUPTED, LOST, exit_code, tally, why
 from .timed import TimedCases
 from .trial import RankPool, Trial
 
@@ -94,7 +95,6 @@ class _RunUnderWay:
         self.environment = environment(options.device)
         self.ledger = KnownIssueMatcher(options, self.environment.torch)
         self.findings = Findings(self.ledger.issue_of)
-        self.last = LastOnRanks()
         self.told: dict[int, Finding] = {}
         self.running: Trial | None = None
         self.timed = TimedCases(options.world_sizes)
@@ -118,6 +118,7 @@ class _RunUnderWay:
             options = self.options = options.leaving_out(without)
             self.ledger = KnownIssueMatcher(options, self.environment.torch)
             self.findings = Findings(self.ledger.issue_of)
+        self.confirmer = Confirmer(self.findings, self.ranks, options.obligations)
         self.fixed = {name: paths(described[name].fixed) for name in described}
         self.plan = Plan(options, described, self._refusals)
         self.plan.cases, left_out = self.ledger.arrange(self.plan.cases)
@@ -240,11 +241,11 @@ class _RunUnderWay:
         finished = self._marked(number, trial, trial.judged(result, words=True))
         if finished.pace is None:
             self.timed.failed(Planned(trial.implementation, trial.case))
-        before = self.last.before(result.all)
-        self.last.ran(result.all, finished)
         bugs = self.findings.add(finished)
         try:
-            finished = self._confirmed(bugs, trial, finished, before)
+            finished = self.confirmer.confirm(
+                finished, bugs, result.all, partial(self._marked, number, trial)
+            )
         finally:  # also where that was interrupted
             self._finished(finished)
             for bug in bugs:
@@ -261,37 +262,6 @@ class _RunUnderWay:
             self.plan.note(item, refused=finished.judgement is None)
         if finished.status == "hung" and not finished.known:
             self.hangs[finished.implementation] += 1
-
-    def _confirmed(
-        self,
-        bugs: Sequence[Bug],
-        trial: Trial,
-        finished: CaseFinished,
-        before: CaseFinished | None,
-    ) -> CaseFinished:
-        """Count how often each bug of a case shows in fresh processes.
-
-        Returns the case; if it failed in its run alone, as it was there.
-        """
-        again = None
-        doubtful = [bug for bug in bugs if bug.cases == 1 or bug.suspicion]
-        for bug in bugs:
-            if bug.issue is None:
-                again = confirm(bug, self.ranks, self.options.obligations)
-                bug.suspicion = ""
-        if again is None or any(b.confirmed or b not in doubtful for b in self.findings.of_last):
-            return finished
-        judged = self._marked(finished.number, trial, again)
-        if status_of_case(judged) in FAILING:
-            return finished
-        counts = False
-        for bug in bugs:
-            suspicion = suspect(bug, before, self.ranks, self.options.obligations)
-            bug.extent = suspicion.words
-            bug.suspicion = "" if suspicion.counts else suspicion.words
-            counts = counts or suspicion.counts
-        seen = "; ".join(bug.title for bug in bugs)
-        return finished if counts else msgspec.structs.replace(judged, unreproduced=seen)
 
     def _shrink(self) -> None:
         """Shrink the cases of findings at the end, when all cases are judged and causes known."""

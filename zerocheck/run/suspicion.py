@@ -2,34 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from ..judge.verdict import Obligation
 from ..ranks.result import JobResult
-from .confirmation import shows
-from .findings import Bug
+from .confirmation import confirm, shows
+from .findings import Bug, Findings
 from .outcome import Outcome
 from .records import CaseFinished
+from .tally import FAILING, status_of_case
 from .trial import RankPool, Trial
 
 RACE = "a race, or memory that is read before it is written"
 
 
 @dataclass
-class LastOnRanks:
-    """The case that each team of rank processes ran last, by the number of the team."""
+class Confirmer:
+    """Confirms the bugs of a case in fresh rank processes, before the case is recorded.
 
-    _cases: dict[int, CaseFinished] = field(default_factory=dict)
+    Where they show nothing, the case is recorded as they judge it.
+    """
 
-    def before(self, results: Sequence[JobResult]) -> CaseFinished | None:
-        """Return the previous case of the ranks that just ended one; None where they were fresh."""
-        return self._cases.get(results[-1].team)
+    findings: Findings
+    ranks: RankPool
+    obligations: Collection[Obligation]
+    _last: dict[int, CaseFinished] = field(default_factory=dict)
+    """Last case of each team of rank processes, by the number of the team."""
 
-    def ran(self, results: Sequence[JobResult], finished: CaseFinished) -> None:
-        """Note a case."""
-        for result in results:
-            self._cases[result.team] = finished
+    def confirm(
+        self,
+        finished: CaseFinished,
+        bugs: Sequence[Bug],
+        results: Sequence[JobResult],
+        record: Callable[[Outcome], CaseFinished],
+    ) -> CaseFinished:
+        """Count how often each bug shows again; return the case as it is to be recorded.
+
+        bugs: those that `Findings.add` returned for the case; results: of its jobs; record: makes
+        a record of another outcome of the case.
+        """
+        before = self._last.get(results[-1].team)
+        self._last.update((result.team, finished) for result in results)
+        shown = [bug for bug in self.findings.of_last if bug.issue is None]
+        bugs = [bug for bug in bugs if bug.issue is None]
+        doubtful = [bug for bug in bugs if bug.cases == 1 or bug.suspicion]
+        again = None
+        for bug in bugs:
+            again = confirm(bug, self.ranks, self.obligations)
+            bug.suspicion = ""
+        if again is None or any(bug.confirmed or bug not in doubtful for bug in shown):
+            return finished
+        judged = record(again)
+        if status_of_case(judged) in FAILING:
+            return finished
+        suspicions = [suspect(bug, before, self.ranks, self.obligations) for bug in bugs]
+        for bug, suspicion in zip(bugs, suspicions, strict=True):
+            bug.extent = suspicion.words
+            bug.suspicion = "" if suspicion.counts else suspicion.words
+        if any(suspicion.counts for suspicion in suspicions):
+            return finished
+        return replace(judged, unreproduced="; ".join(bug.title for bug in bugs))
 
 
 @dataclass(frozen=True)
