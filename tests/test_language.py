@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 
 import zerocheck
+from zerocheck import catalogue
 
 PACKAGE = Path(zerocheck.__file__).parent
 HEADLESS = ("What", "Whether", "Who", "That", "Those", "Of", "It", "As", "How", "The same")
 """Beginnings of sentences that are understood only with what stands around them."""
+
+INJECTED = {name for names in vars(catalogue)["_INJECTED"].values() for name in names}
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -31,7 +34,9 @@ def test_a_class_name_is_in_one_file() -> None:
             if isinstance(node, ast.ClassDef):
                 files[node.name].add(path)
     assert len(files) > 500
-    assert not {name: sorted(where) for name, where in files.items() if len(where) > 1}
+    several = {name: sorted(where) for name, where in files.items() if len(where) > 1}
+    # A fault of the textbook and the same one injected into other implementations: one public name.
+    assert {n: where for n, where in several.items() if n not in INJECTED} == {}
 
 
 def headless(tree: ast.Module) -> Iterator[str]:

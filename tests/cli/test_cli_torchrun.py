@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-FAULT = "zerocheck.faults.gradient:SumInsteadOfMean"
+FAULT = "zerocheck.faults.gradient:AverageBecomesSum"
 COMMAND = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 

@@ -16,7 +16,7 @@ from slices import sliced
 
 PROGRAM = f"{sys.executable} -m zerocheck"
 RUN = f"{PROGRAM} run zero2 --world-sizes 2 --max-cases 1 --no-shrink"
-MEMORY = f"{PROGRAM} memory gpt2 --stage 2 --world-size 2"
+MEMORY = f"{PROGRAM} memory gpt2 --implementation zero2 --world-size 2"
 STAYING = ("zerocheck-cores-", "torchinductor_")
 
 WORKS, REFUSED, EITHER = (0,), (2,), (0, 2)

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 import zerocheck
 from zerocheck.faults.accumulation import NotDividedByGa
-from zerocheck.faults.gradient import SumInsteadOfMean
+from zerocheck.faults.gradient import AverageBecomesSum
 from zerocheck.faults.update import DecayOnExcluded
 from zerocheck.implementations.textbook.zero1 import Zero1
 
@@ -334,7 +334,7 @@ class NotAveragedOfOneModel(Sharder):
         return not_averaged(model, case, mesh)
 
 
-class TwoBugs(SumInsteadOfMean):
+class TwoBugs(AverageBecomesSum):
     """Sums gradients over ranks, and decays parameters that are excluded from it."""
 
     def __init__(self, model, case, mesh):

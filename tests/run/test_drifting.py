@@ -62,7 +62,7 @@ def test_what_is_right_ends_near_its_twin(pool: Pool, name: str) -> None:
     assert twin > 0 and own < 10 * twin
 
 
-@pytest.mark.parametrize("name", ["gradient:SumInsteadOfMean", "gradient:OneParameterUnreduced"])
+@pytest.mark.parametrize("name", ["gradient:AverageBecomesSum", "gradient:OneParameterUnreduced"])
 def test_a_fault_ends_far_above_its_twin(pool: Pool, name: str) -> None:
     own, twin = ends(pool, f"{FAULTS}.{name}")
     assert own > 1000 * twin
@@ -141,7 +141,7 @@ def test_one_case_of_an_implementation_with_enough_of_them(
 
 
 def test_a_run_leaves_its_findings_to_themselves(pool: Pool, tmp_path: Path) -> None:
-    name = f"{FAULTS}.gradient:SumInsteadOfMean"
+    name = f"{FAULTS}.gradient:AverageBecomesSum"
     options = RunOptions(
         implementations=(name,), world_sizes=(3,), max_cases=2, report_dir=tmp_path
     )

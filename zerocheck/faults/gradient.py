@@ -24,7 +24,7 @@ from ..implementations.textbook.zero2 import GradientBucket, Zero2
 from .parts import scaled
 
 
-class SumInsteadOfMean(Zero2):
+class AverageBecomesSum(Zero2):
     """The average over ranks is a sum (PT #162338). Flagged: gradient x W."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
@@ -32,7 +32,7 @@ class SumInsteadOfMean(Zero2):
         self.reduction.world_size = 1
 
 
-class AveragedTwice(Zero1):
+class DoubleAverage(Zero1):
     """The loss is divided by W, then gradients are averaged (verl-SpeCo PR#29).
 
     Flagged: gradient / W.

@@ -26,7 +26,7 @@ class _LatePublish(FlatParameter):
         self.shard = shard
 
 
-class StaleGather(Zero3):
+class GatherStale(Zero3):
     """The forward gathers the parameters of the step before (MG #3140; DS PR#7707).
 
     Flagged: parameters of the previous step.

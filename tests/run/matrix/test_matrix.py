@@ -79,7 +79,7 @@ def test_all_are_caught(few: tuple[int, Collect]) -> None:
 
 def test_a_row_says_how_soon_and_why(few: tuple[int, Collect]) -> None:
     row = few[1].row("average-becomes-sum")
-    assert (row.where, row.parent) == ("zerocheck.faults.gradient:SumInsteadOfMean", "zero2")
+    assert (row.where, row.parent) == ("zerocheck.faults.gradient:AverageBecomesSum", "zero2")
     assert 1 <= row.cases <= 10 and row.seconds > 0 and row.case is not None
     assert row.failing >= 3 and row.named
     assert "gradient x W" in row.causes

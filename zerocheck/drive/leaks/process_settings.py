@@ -36,8 +36,8 @@ _SIGNALS = tuple(sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP
 _FILES = 64
 """More open files than before are too many: those of process groups come and go."""
 _NO_FILES = ("socket:", "anon_inode:", "pipe:")
-_ENDING_S = 2.0
-"""For how long threads and processes that are more than before may go on ending."""
+_ENDING_S = 1.0
+"""Threads that have done their work may still wait for a processor to end."""
 
 
 def settings() -> Iterator[GlobalSetting]:
@@ -96,7 +96,9 @@ def settings() -> Iterator[GlobalSetting]:
     )
     yield GlobalSetting("standard output elsewhere", partial(_file, 1))
     yield GlobalSetting("standard error elsewhere", partial(_file, 2))
-    yield GlobalSetting("threads running", _Growing(_threads), quantity=True, lasting=True)
+    yield GlobalSetting(
+        "threads running", _Growing(_threads, ending_s=_ENDING_S), quantity=True, lasting=True
+    )
     children = f"/proc/self/task/{os.getpid()}/children"
     if os.path.exists(children):
         counts = _Growing(partial(_words_in, children))
@@ -112,13 +114,15 @@ def settings() -> Iterator[GlobalSetting]:
 class _Growing:
     """Count that has changed only if it exceeds the first one by more than `spare`."""
 
-    def __init__(self, count: Any, *, spare: int = 0) -> None:
+    def __init__(self, count: Any, *, spare: int = 0, ending_s: float = 0.0) -> None:
+        """ending_s: for how long what is more may go on ending."""
         self._count = count
+        self._ending_s = ending_s
         self._clean: int = count()
         self._first = self._clean + spare
 
     def __call__(self) -> int:
-        until = time.monotonic() + _ENDING_S
+        until = time.monotonic() + self._ending_s
         while (now := self._now()) > self._first:
             if time.monotonic() > until:
                 return now

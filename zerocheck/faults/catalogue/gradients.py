@@ -6,11 +6,11 @@ from .fault import FORWARD, fault
 
 GRADIENT = [
     fault(
-        "gradient:SumInsteadOfMean", "zero2", "gradient",
+        "gradient:AverageBecomesSum", "zero2", "gradient",
         "the average over ranks is a sum", "PT #162338", "gradient x W", world=3,
     ),
     fault(
-        "gradient:AveragedTwice", "zero1", "gradient",
+        "gradient:DoubleAverage", "zero1", "gradient",
         "the loss is divided by W, then gradients are averaged", "verl-SpeCo PR#29",
         "gradient / W", world=3,
     ),

@@ -112,7 +112,7 @@ UPDATE = [
 
 PUBLISHING = [
     fault(
-        "publishing:StaleGather", "zero3", "publish",
+        "publishing:GatherStale", "zero3", "publish",
         "the forward gathers the parameters of the step before", "MG #3140; DS PR#7707",
         "parameters of the previous step",
     ),
