@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from ranks_asking import TARGET
 from zerocheck.ranks import Pool
 from zerocheck.ranks import pool as pools
 from zerocheck.ranks.cores import Cores
-from zerocheck.ranks.memory_bound import SHARE, room
+from zerocheck.ranks.memory_bound import SHARE, MemoryBound, room
 
 
 @pytest.mark.parametrize("argument", ["", "tensors"])
@@ -35,6 +36,19 @@ def test_ranks_of_a_job_share_what_is_there(monkeypatch: pytest.MonkeyPatch) -> 
     assert room(4, 70) == int(SHARE * 100) // 4 + 70
     monkeypatch.setattr("zerocheck.ranks.memory_bound.available_bytes", lambda: None)
     assert room(4, 70) == 0
+
+
+@pytest.mark.parametrize("bytes_", [0, 1 << 40])
+def test_a_limit_that_the_user_set_stays(bytes_: int) -> None:
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    own = (1 << 50, before[1])
+    resource.setrlimit(resource.RLIMIT_DATA, own)
+    try:
+        with MemoryBound(bytes_):
+            assert resource.getrlimit(resource.RLIMIT_DATA)[0] <= own[0]
+        assert resource.getrlimit(resource.RLIMIT_DATA) == own
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 def test_a_job_has_room_on_this_machine() -> None:

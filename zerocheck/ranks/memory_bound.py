@@ -15,9 +15,9 @@ from types import TracebackType
 from zerocheck.host import available_bytes
 
 SHARE = 0.8
-"""Of what is available, for all ranks of a job together; the parent and the judge need the rest."""
+"""Share of the available memory for all ranks of a job; the parent and the judge need the rest."""
 _MEMORY = re.compile(r"can't allocate memory|not enough memory|std::bad_alloc", re.IGNORECASE)
-"""What torch's allocator for the CPU says; a RuntimeError has no other mark."""
+"""Messages of torch's allocator for the CPU; its RuntimeError has no other mark."""
 
 
 def room(world_size: int, needed: int = 0) -> int:
@@ -42,15 +42,15 @@ class MemoryBound:
     def __init__(self, room: int) -> None:
         self._room = room
         self._before = _private_bytes()
-        self._hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        self._soft, self._hard = resource.getrlimit(resource.RLIMIT_DATA)
         self.words = ""
-        """Of an exception that left it, if memory was short: `"out of memory: 3.1 of 3.2 GB"`."""
+        """Shortage behind the exception that left it: `"out of memory: ..."`, or ""."""
 
     def __enter__(self) -> MemoryBound:
         if self._room:
             most = self._before + self._room
-            if self._hard != resource.RLIM_INFINITY:
-                most = min(most, self._hard)
+            if self._soft != resource.RLIM_INFINITY:
+                most = min(most, self._soft)
             self._set(most)
         return self
 
@@ -60,9 +60,11 @@ class MemoryBound:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if not self._room:
+            return
         taken = max(0, _private_bytes() - self._before)
-        self._set(self._hard)  # to say what happened takes memory
-        if self._room and error is not None and is_out_of_memory(error):
+        self._set(self._soft)  # to say what happened takes memory
+        if error is not None and is_out_of_memory(error):
             self.words = (
                 f"out of memory: the rank held {taken / 1e9:.3g} GB of the "
                 f"{self._room / 1e9:.3g} GB that it may take"

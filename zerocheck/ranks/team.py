@@ -73,7 +73,7 @@ class Team:
         self._exits: dict[int, Exit] = {}
         self.number = number = next(_numbers)
         self.retired = False
-        """It gets no further jobs."""
+        """True for a team that gets no further jobs."""
         self.garbled: frozenset[int] = frozenset()
         """Ranks that wrote to the socket of their replies what is no reply."""
         self.orphaned = False

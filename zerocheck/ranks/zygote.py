@@ -45,7 +45,7 @@ _PARENT_POLL_MS = 1000
 _LAST_WAIT_S = 2.0
 _PR_SET_CHILD_SUBREAPER = 36
 _GENERATIONS = 100
-"""Of descendants that are looked for: what forks faster than it is killed is left."""
+"""Generations of descendants that are ended; a process that forks faster than that is left."""
 _WARM_MODULES = (
     "torch.distributed.checkpoint",
     "torch.distributed.device_mesh",

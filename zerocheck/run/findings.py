@@ -84,7 +84,7 @@ class Bug:
     headline: str = ""
     """What a run with traced collectives said of a crash or hang."""
     suspicion: str = ""
-    """Of one that no fresh rank processes showed: what may be behind it. It fails no run."""
+    """Possible cause of a failure that no fresh rank processes showed. It fails no run."""
 
     @property
     def fingerprint(self) -> str:
@@ -211,7 +211,7 @@ class Findings:
     def __init__(self, issue_of: IssueOf = lambda finished, violation: None) -> None:
         self.bugs: list[Bug] = []
         self.of_last: list[Bug] = []
-        """Those that the last case shows."""
+        """Bugs that the last case shows."""
         self._issue_of = issue_of
 
     def add(self, finished: CaseFinished) -> list[Bug]:

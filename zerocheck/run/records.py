@@ -143,7 +143,7 @@ class CaseFinished(msgspec.Struct, frozen=True, kw_only=True, tag="case finished
     leaks: tuple[str, ...] = ()
     """Global state that the case left changed in its rank processes, in words."""
     unreproduced: str = ""
-    """What failed at first, and then in no fresh rank processes; the verdict is of these."""
+    """Failure that no fresh rank processes showed; the verdict is of these."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):

@@ -92,7 +92,7 @@ class StateGuard:
         try:
             for change in self._changes():
                 undone = change.exact and _undone(change)
-                if not (change.silent or (undone and _among(change, meant))):
+                if not (undone and _among(change, meant)):
                     condition.leaked(f"left {change.words}", undone=undone)
             for name, state in self._random.items():
                 _RANDOM[name][1](state)

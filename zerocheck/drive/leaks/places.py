@@ -19,8 +19,8 @@ MISSING = Missing()
 class StateChange(NamedTuple):
     """Difference from the clean state. Undone by `place.put(key, before)`, if it is `exact`.
 
-    words: follow "left"; silent: undone without a word; lasting: where importing code changed it,
-    it stays, since code is imported once.
+    words: follow "left"; lasting: where importing code changed it, it stays, since code is imported
+    once.
     """
 
     place: StateKind
@@ -29,7 +29,6 @@ class StateChange(NamedTuple):
     after: Any
     words: str
     exact: bool = True
-    silent: bool = False
     lasting: bool = False
 
 
