@@ -109,8 +109,9 @@ def test_rank_0_is_the_root_cause_also_where_another_rank_is_found_first(
 STOPPED = """
 import os, signal, sys
 from zerocheck.errors import RanksLost
-from zerocheck.launched import Stopping, leave_at_once
-stopping = Stopping()
+from zerocheck import stopping
+from zerocheck.launched import INTERRUPTS, leave_at_once
+stopping.Stopping(INTERRUPTS).__enter__()
 try:
     try:
         os.kill(os.getpid(), signal.Signals[sys.argv[1]])
@@ -121,6 +122,7 @@ except RanksLost as lost:
     print(lost)
 except KeyboardInterrupt:
     print("Ctrl-C")
+stopping.ignore()
 os.kill(os.getpid(), signal.SIGTERM)  # the report is being written
 print("written", flush=True)
 leave_at_once(3)

@@ -28,6 +28,11 @@ class Allocation(NamedTuple):
     operators: tuple[str, ...]
 
 
+def quiet_profiler() -> None:
+    """Keep the profiler from writing two lines to stderr each time it starts."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+
+
 class AllocatorLog:
     """Log of torch's CPU allocator on this thread, from `start` to `stop`.
 
@@ -35,12 +40,9 @@ class AllocatorLog:
     a storage. It cannot run together with another profile.
     """
 
-    def __init__(self) -> None:
-        # The profiler writes two lines to stderr each time, but for this.
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-
     def start(self) -> None:
         """Start the log."""
+        quiet_profiler()
         from torch._C._profiler import (
             ProfilerActivity,
             ProfilerConfig,

@@ -14,6 +14,7 @@ import signal
 import socket
 import struct
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import FrameType
 
@@ -79,38 +80,18 @@ def _address(interface: str) -> str:
         return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
 
 
-class Stopping:
-    """Requests on rank 0 to end the run: Ctrl-C, or SIGTERM of the launcher.
+def _lost() -> RanksLost:
+    return RanksLost(
+        "the launcher ended this run (SIGTERM), as it does when another rank dies or the job is "
+        "cancelled"
+    )
 
-    The signal raises where it strikes. User code under test may catch it: `check` raises it again.
-    """
 
-    def __init__(self) -> None:
-        self._why: BaseException | None = None
-        signal.signal(signal.SIGINT, self._interrupted)
-        signal.signal(signal.SIGTERM, self._terminated)
-
-    def check(self) -> None:
-        """Raise the exception of an earlier signal, if there was one."""
-        if self._why is not None:
-            raise self._why
-
-    def _interrupted(self, _number: int, _frame: FrameType | None) -> None:
-        self._stop(KeyboardInterrupt())
-
-    def _terminated(self, _number: int, _frame: FrameType | None) -> None:
-        self._stop(
-            RanksLost(
-                "the launcher ended this run (SIGTERM), as it does when another rank dies or the "
-                "job is cancelled"
-            )
-        )
-
-    def _stop(self, why: BaseException) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)  # the report is still to be written
-        self._why = why
-        raise why
+INTERRUPTS: Mapping[int, Callable[[], BaseException]] = {
+    signal.SIGINT: KeyboardInterrupt,
+    signal.SIGTERM: _lost,
+}
+"""Signals that end the run on rank 0, and the errors that they raise: see stopping.py."""
 
 
 def leave_at_once(code: int) -> None:

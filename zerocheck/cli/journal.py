@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from .. import launched
+from .. import launched, stopping
 from ..devices import CPU
 from ..errors import UsageError
 from ..foreign_text import printable
@@ -103,11 +101,11 @@ def _recorded(
     journal = Journal(path)
     try:
         _check_outputs(path)
-        with _interruptible():
-            code = start(journal, progress)
+        code = start(journal, progress)
     except KeyboardInterrupt:
         code = INTERRUPTED
     finally:
+        stopping.ignore()
         # Also where the harness failed: what was found so far stays readable.
         progress.close()
         journal.close()
@@ -116,30 +114,6 @@ def _recorded(
     if code == INTERRUPTED:
         remark("interrupted")
     return code
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the run as Ctrl-C does, with its report.
-
-    Launchers have handlers of their own.
-    """
-    if launched.launched():
-        yield
-        return
-    ended_by = (signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, _interrupt) for number in ended_by}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the report is still to be written
-    raise KeyboardInterrupt
 
 
 def _check_outputs(journal: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import click
 
-from .. import __version__, launched
+from .. import __version__, launched, stopping
 from ..errors import HarnessError, RanksLost, UsageError, unknown
 from ..foreign_text import printable
 from ..shortage import shortage
@@ -38,6 +38,18 @@ class Program(click.Group):
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> NoReturn:
         """Run the program and exit."""
+        if launched.launched():  # its signals have handlers of their own, see launched.py
+            self._main(args, prog_name, **extra)
+        handlers = stopping.Stopping()
+        handlers.__enter__()
+        try:
+            self._main(args, prog_name, **extra)
+        finally:
+            stopping.ignore()
+            if args is not None:  # called from Python, which goes on
+                handlers.__exit__(None, None, None)
+
+    def _main(self, args: Sequence[str] | None, prog_name: str | None, **extra: Any) -> NoReturn:
         extra["standalone_mode"] = False
         given = list(sys.argv[1:] if args is None else args)
         for stream in (sys.stdout, sys.stderr):
@@ -54,6 +66,7 @@ class Program(click.Group):
         except UsageError as error:
             code = _say(str(error), USAGE)
         except click.Abort:
+            stopping.ignore()
             code = _say("interrupted", INTERRUPTED)
         except BrokenPipeError:  # who reads has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -87,6 +100,8 @@ def _say(message: str, code: int) -> int:
 
 
 def _leave(code: int) -> NoReturn:
+    stopping.ignore()
+    exec("")  # Python would end itself by SIGINT where an interrupt once left another `exec`
     if code in (USAGE, INTERRUPTED) and not launched.is_rank_0():
         launched.let_rank_0_speak(code, LINGER_S)
     if launched.launched():

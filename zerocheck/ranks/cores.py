@@ -15,6 +15,7 @@ import stat
 import tempfile
 import time
 
+from zerocheck import stopping
 from zerocheck.ranks.watchdog import activity
 
 _POLL_S = 0.01
@@ -87,6 +88,7 @@ class Cores:
     def hold(self) -> None:
         """Take a slot; block while all are taken, but not for ever."""
         while not self.try_hold():
+            stopping.check()
             time.sleep(_POLL_S)
 
     def should_pass_on(self) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from zerocheck import stopping
 from zerocheck.devices import CPU
 from zerocheck.errors import HarnessError
 from zerocheck.ranks.messages import (
@@ -186,6 +187,7 @@ class Nursery:
         poll.register(self._control, select.POLLIN)
         idle_s, seen = 0.0, None
         while not poll.poll(_LOOK_S * 1000):
+            stopping.check()
             now = activity(self.pid, alone=True)
             # Where nothing tells, time is all there is.
             moved = now is not None and not (now.asleep and now == seen)

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 
+from zerocheck import stopping
 from zerocheck.devices import CPU
 from zerocheck.errors import HarnessError, UsageError
 from zerocheck.ranks import post_mortem
@@ -81,22 +82,25 @@ class Pool:
         self._grace_s = grace_s
         self._keep_after_same_exception = keep_after_same_exception
         self._cores = Cores() if cores is None else cores
-        self._scratch = Scratch(shared_memory=shared_memory)
+        self._shared_memory = shared_memory
         self._selector = selectors.DefaultSelector()
         self._teams: list[Team] = []
         self._queue: list[Flight] = []
         self._looked_at = 0.0
         self._closed = False
-        self._nursery = self._start_nursery()
+        with stopping.held():
+            self._start_nursery()
 
-    def _start_nursery(self) -> Nursery:
+    def _start_nursery(self) -> None:
+        self._scratch = Scratch(shared_memory=self._shared_memory)
         log = os.path.join(self._scratch.slow, "zygote.log")
-        nursery = Nursery(self._target, scratch=self._scratch.directories, log=log, warm=self._warm)
+        self._nursery = Nursery(
+            self._target, scratch=self._scratch.directories, log=log, warm=self._warm
+        )
         # Runs at exit too. A fork of this process must not end what is not its own.
         self._finalizer = weakref.finalize(
-            self, _finish, nursery, self._scratch, self._cores, os.getpid()
+            self, _finish, self._nursery, self._scratch, self._cores, os.getpid()
         )
-        return nursery
 
     def wait_until_ready(self) -> float:
         """Wait for the zygote's imports; returns the seconds they took. Raises HarnessError."""
@@ -161,6 +165,7 @@ class Pool:
         flight = pending._flight
         with self._all_or_nothing():
             while flight.result is None:
+                stopping.check()
                 if flight.lost:
                     raise HarnessError(f"this job was lost: {flight.lost}")
                 self._dispatch()
@@ -174,15 +179,16 @@ class Pool:
         """End all ranks and the zygote, and remove their files. Closing twice is fine."""
         if self._closed:
             return
-        self._closed = True
-        self._lose("the pool was closed")
-        with contextlib.suppress(OSError):
-            self._selector.close()
-        for team in self._teams:
-            for sock in team.sockets:
-                sock.close()
-        self._teams.clear()
-        self._finalizer()
+        with stopping.held():
+            self._closed = True
+            self._lose("the pool was closed")
+            with contextlib.suppress(OSError):
+                self._selector.close()
+            for team in self._teams:
+                for sock in team.sockets:
+                    sock.close()
+            self._teams.clear()
+            self._finalizer()
 
     def __enter__(self) -> Pool:
         return self
@@ -257,11 +263,11 @@ class Pool:
 
     def _restart(self) -> None:
         """The zygote was killed, and its ranks with it."""
-        self._finalizer.detach()
-        self._nursery.close()
-        self._scratch.remove()
-        self._scratch = Scratch(shared_memory=self._scratch.shared_memory)
-        self._nursery = self._start_nursery()
+        with stopping.held():
+            self._finalizer.detach()
+            self._nursery.close()
+            self._scratch.remove()
+            self._start_nursery()
 
     # Replies in
 

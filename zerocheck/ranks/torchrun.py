@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import NoReturn
 
+from zerocheck import stopping
 from zerocheck.case.hosts import Hosts, counts, spelled
 from zerocheck.errors import HarnessError, RanksLost, UsageError
-from zerocheck.launched import Stopping, host_number
+from zerocheck.launched import host_number
 from zerocheck.ranks.device import backend_of
 from zerocheck.ranks.failures import is_echo, is_timeout
 from zerocheck.ranks.heartbeat import Beat, moved, read_beat
@@ -70,14 +71,13 @@ class TorchrunPool:
         device: str = "cpu",
         backend: str | None = None,
         timeout_s: float = TIMEOUT_S,
-        stopping: Stopping | None = None,
     ) -> None:
         """`backend`: gloo or nccl, None for what fits: see ranks/device.py.
 
         `timeout_s` is the process group's: a collective that waits for longer raises. A clock
         cannot tell ranks that hang from slow ones: where all ran out of time at one place, the job
-        is done again, and from then on timeouts are four times as long. `stopping`: what a signal
-        asked for is raised between jobs. On rank 0 this waits until all have arrived.
+        is done again, and from then on timeouts are four times as long. On rank 0 this waits until
+        all have arrived.
         Raises UsageError outside of torchrun, RanksLost if one does not arrive.
         """
         self._self = TorchrunRank(target, device=device)
@@ -95,7 +95,6 @@ class TorchrunPool:
         self._arenas = itertools.count()
         self._free: list[int] = []
         self._mappings = Mappings()
-        self._stopping = stopping
         self._post = Post(self._mail, self._wait_for)
         self.code = 0
         """The exit code that all ranks are to leave with."""
@@ -153,8 +152,7 @@ class TorchrunPool:
             if self._broken or self._closed:
                 raise HarnessError(self._broken or "the pool is closed")
             pending._result = self._patiently(pending)
-            if self._stopping is not None:
-                self._stopping.check()
+            stopping.check()
         return pending._result
 
     def serve(self) -> int:
@@ -233,8 +231,7 @@ class TorchrunPool:
             self._mail.put(f"order/{number}/{rank}", encode(order))
         began = time.monotonic()
         reply = self._self.perform(number, order, pending._payloads[0])
-        if self._stopping is not None:
-            self._stopping.check()
+        stopping.check()
         reports = {0: RankReport(reply, self._self.board.read(0))}
         beats = self._collect(number, reports)
         return self._judge(number, arena, reports, beats, time.monotonic() - began)

@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from .. import stopping
 from ..case.schema import Case
 from ..catalogue import is_built_in
 from ..errors import RanksLost, UsageError
@@ -125,33 +126,36 @@ class _RunUnderWay:
         check_room(planned.case for planned in self.plan.cases)
         self._check_builds()
         self.started = time.perf_counter()
-        self.bus.handle(
-            RunStarted(
-                environment=self.environment,
-                implementations=options.implementations,
-                obligations=options.obligations,
-                profile=options.profile,
-                seed=options.seed,
-                world_sizes=options.world_sizes,
-                planned=len(self.plan.cases),
-                started=time.time(),
-                left_out=left_out,
-                model=options.model or "",
-                without=without,
-                without_of={name: one.without for name, one in described.items() if one.without},
-            )
+        started = RunStarted(
+            environment=self.environment,
+            implementations=options.implementations,
+            obligations=options.obligations,
+            profile=options.profile,
+            seed=options.seed,
+            world_sizes=options.world_sizes,
+            planned=len(self.plan.cases),
+            started=time.time(),
+            left_out=left_out,
+            model=options.model or "",
+            without=without,
+            without_of={name: one.without for name, one in described.items() if one.without},
         )
-        for coverage in self.plan.coverage:
-            self.bus.handle(coverage)
         try:
+            with stopping.held():
+                self.bus.handle(started)
+                for coverage in self.plan.coverage:
+                    self.bus.handle(coverage)
             self._cases(self.plan.cases)
             self._stale(self.plan.cases)
             self._shrink()
             self._drift()
+            stopping.ignore()
         except KeyboardInterrupt:
+            stopping.ignore()
             self._finish("interrupted")
             raise
         except RanksLost as lost:
+            stopping.ignore()
             return self._finish("lost", f"{lost}{self._under_way()}")
         return self._finish("done")
 

@@ -14,6 +14,7 @@ from typing import IO, Any, TypeVar
 
 import msgspec
 
+from .. import stopping
 from ..errors import UsageError
 from ..foreign_text import encodable
 from . import earlier
@@ -74,25 +75,29 @@ class Journal:
         self.begun = False
         """Whether it has its name, and a record."""
         self._made = path.with_name(f"{path.name}.new")
+        with ExitStack() as undo:
+            with stopping.held():  # an interrupt comes where it is undone
+                self._open()
+                undo.callback(self._file.close)
+                self._lock(self._file)
+                undo.callback(self._made.unlink)
+                if path.is_file():  # and no FIFO, which would have us wait
+                    with path.open("rb") as other:
+                        self._lock(other)
+                earlier.check_name(path)
+            undo.pop_all()
+        self._file.truncate(0)
+        self._synced = time.monotonic()
+
+    def _open(self) -> None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             handle = os.open(
                 self._made, os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK
             )
         except OSError as error:
             raise UsageError(f"cannot write to {self._made}: {error.strerror}") from error
         self._file = os.fdopen(handle, "ab")
-        with ExitStack() as undo:
-            undo.callback(self._file.close)
-            self._lock(self._file)
-            undo.callback(self._made.unlink)
-            if path.is_file():  # and no FIFO, which would have us wait
-                with path.open("rb") as other:
-                    self._lock(other)
-            earlier.check_name(path)
-            undo.pop_all()
-        self._file.truncate(0)
-        self._synced = time.monotonic()
 
     def _lock(self, file: IO[bytes]) -> None:
         try:

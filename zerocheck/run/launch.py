@@ -11,6 +11,7 @@ from ..errors import RanksLost, UsageError
 from ..ranks.device import check_there, shares
 from ..ranks.pool import Pool
 from ..ranks.torchrun import TIMEOUT_S, TorchrunPool
+from ..stopping import Stopping
 from .trial import TARGET, RankPool
 
 PATIENCE_S = 5.0
@@ -80,11 +81,9 @@ def sharing(device: str, most: int) -> str:
 def _on_rank_0(
     do: Callable[[RankPool], int], device: str, backend: str | None, timeout_s: float
 ) -> int:
-    stopping = launched.Stopping()
     code = LOST
-    with TorchrunPool(
-        TARGET, device=device, backend=backend, timeout_s=timeout_s, stopping=stopping
-    ) as pool:
+    Stopping(launched.INTERRUPTS).__enter__()  # until the process ends
+    with TorchrunPool(TARGET, device=device, backend=backend, timeout_s=timeout_s) as pool:
         try:
             code = do(pool)
         except UsageError:

@@ -239,7 +239,10 @@ def _counts(owner: Any, name: str, old: Any, new: Any) -> bool:
 
 def _wrapped(old: Any, new: Any) -> bool:
     """Return True for what torch wraps by itself: the step of an optimizer, when the first one is
-    made, and what torch.compile must not enter, when something is first compiled."""
+    made, what torch.compile must not enter, when something is first compiled, and how modules are
+    made, when something that makes one is. torch would not wrap it again."""
+    if getattr(new, "__module__", "") == "torch._dynamo.mutation_guard":
+        return True
     if getattr(new, "_torchdynamo_disable", False) is True:
         return inspect.unwrap(new) is inspect.unwrap(old)
     return getattr(new, "hooked", False) is True and inspect.unwrap(new) is inspect.unwrap(old)

@@ -158,9 +158,15 @@ def _files() -> int:
 
 
 def _threads() -> int:
-    """Number of threads that Python started; others it only got to know by a callback."""
+    """Number of threads that Python started; others it only got to know by a callback.
+
+    The monitor of tqdm, which its first progress bar starts, is none either.
+    """
     foreign: Any = vars(threading)["_DummyThread"]
-    return sum(1 for thread in threading.enumerate() if not isinstance(thread, foreign))
+    return sum(
+        not isinstance(thread, foreign) and not type(thread).__module__.startswith("tqdm.")
+        for thread in threading.enumerate()
+    )
 
 
 def _copy(listed: list[Any]) -> list[Any]:

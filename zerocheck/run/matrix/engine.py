@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 from msgspec.structs import replace
 
+from ... import stopping
 from ...case.features import COMPILED, CUT, OF_PRECISION
 from ...drive.observation import Description
 from ...faults.catalogue import Fault
@@ -97,7 +98,9 @@ class _Matrix:
             together(self.ranks, (hunt.search() for hunt in self._hunts()), self._answer)
             for hunt in self.caught if options.shrink else ():
                 self._shrink(hunt)
+            stopping.ignore()
         except KeyboardInterrupt:
+            stopping.ignore()
             for hunt in self.open:
                 if hunt.row.caught:  # what is known of the others is nothing
                     self._tell(hunt.row)
