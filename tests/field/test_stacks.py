@@ -66,7 +66,9 @@ def test_a_model_of_transformers_holds(sharder: str, model: str, tmp_path: Path)
 
 @pytest.mark.parametrize("sharder", ["torch_defaults.py:ddp", "torch_defaults.py:fsdp2"])
 def test_memory_and_resume_hold(sharder: str, tmp_path: Path) -> None:
-    asked = _drawn("--obligations", "equivalence,memory,resume")
+    # Few cases need not kill a writer or damage a checkpoint, and what none exercises fails.
+    resume = "resume" if PROFILE == "ci" else "export,roundtrip,continuation"
+    asked = _drawn("--obligations", f"equivalence,memory,{resume}")
     done = result(tmp_path, sharder, *asked)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
 
