@@ -6,7 +6,7 @@ import pytest
 
 from zerocheck.attached.norms import Norms
 from zerocheck.attached.seen import Clip, RankVerdict, Seen, ShardPiece
-from zerocheck.drive.observation import Entry
+from zerocheck.protocol.observations import Entry
 
 
 def told(rank: int, norms: list[float], *, low: int, high: int, square: float) -> RankVerdict:

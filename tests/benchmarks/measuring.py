@@ -13,7 +13,7 @@ import msgspec
 import torch
 from tabulate import tabulate
 
-from zerocheck.drive.observation import Job
+from zerocheck.protocol.jobs import Job
 from zerocheck.ranks.cores import Cores
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.asking import describe, refusals

@@ -15,9 +15,9 @@ from torch import nn
 from zerocheck.contract import Shard
 from zerocheck.drive.collectives import CollectiveTrace
 from zerocheck.drive.fidelity import ALIGNMENT, ForwardProbe, pass_detached, pass_through, place
-from zerocheck.drive.observation import Lie
 from zerocheck.drive.poison import poisoned
 from zerocheck.drive.recorder import GRADIENT_ROLES, STATE_ROLES, Recorder
+from zerocheck.protocol.observations import Lie
 
 
 @dataclass

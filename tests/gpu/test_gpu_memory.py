@@ -8,10 +8,11 @@ import pytest
 from zerocheck.case.schema import Block, Case, Data, Model, Optimizer, Training
 from zerocheck.catalogue import BUILT_IN
 from zerocheck.drive.ledger import UNEXPLAINED
-from zerocheck.drive.observation import Job, RankSeen
 from zerocheck.faults.catalogue import FAULTS
 from zerocheck.judge.measured import judge_measured
 from zerocheck.judge.verdict import Obligation
+from zerocheck.protocol.jobs import Job
+from zerocheck.protocol.observations import RankObservation
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.trial import Trial
 
@@ -33,7 +34,7 @@ def test_every_byte_has_a_holder(pool: Pool, name: str, world_size: int) -> None
     job = msgspec.msgpack.encode(Job(implementation=name, case=asked, measure=True))
     result = pool.wait(pool.submit(world_size, job))
     assert result.outcome == "finished", result.summary()
-    seen = [msgspec.msgpack.decode(p or b"", type=RankSeen) for p in result.payloads]
+    seen = [msgspec.msgpack.decode(p or b"", type=RankObservation) for p in result.payloads]
     result.release()
     for rank in seen:
         assert rank.device == "cuda:0" and rank.measured is not None

@@ -14,7 +14,8 @@ import torch
 from observing import Observed
 
 from zerocheck.case.schema import Case
-from zerocheck.drive.observation import Job, RankSeen
+from zerocheck.protocol.jobs import Job
+from zerocheck.protocol.observations import RankObservation
 from zerocheck.ranks.pool import Pool
 from zerocheck.ranks.slot import Slot
 
@@ -53,7 +54,9 @@ def _run(pool: Pool, implementation: str, case: Case) -> Observed:
     job = msgspec.msgpack.encode(Job(implementation=implementation, case=case))
     result = pool.wait(pool.submit(case.world_size, job))
     assert result.outcome == "finished", result.summary()
-    seen = [msgspec.msgpack.decode(p, type=RankSeen) for p in result.payloads if p is not None]
+    seen = [
+        msgspec.msgpack.decode(p, type=RankObservation) for p in result.payloads if p is not None
+    ]
     tensors = {}
     for rank, one in enumerate(seen):
         for record in one.records:

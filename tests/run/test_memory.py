@@ -20,8 +20,8 @@ from zerocheck.case.schema import (
 )
 from zerocheck.catalogue import BUILT_IN
 from zerocheck.drive.ledger import UNEXPLAINED
-from zerocheck.drive.observation import RankSeen
 from zerocheck.judge.verdict import MEMORY, Weighed
+from zerocheck.protocol.observations import RankObservation
 from zerocheck.ranks.pool import Pool
 from zerocheck.report.weights import lines as weighed_lines
 from zerocheck.run.casefile import write
@@ -107,7 +107,9 @@ def test_what_fsdp2_reduced_over_replicas_stays_until_the_backward_is_over(pool:
 def test_what_is_measured_closes_and_tells_every_phase(pool: Pool) -> None:
     result = Trial(pool, "ddp", CASES["plain"], obligations=ASKED).result()
     assert not result.legs and result.measured is not None
-    seen = [msgspec.msgpack.decode(one or b"", type=RankSeen) for one in result.measured.payloads]
+    seen = [
+        msgspec.msgpack.decode(one or b"", type=RankObservation) for one in result.measured.payloads
+    ]
     result.measured.release()
     for rank in seen:
         assert rank.measured is not None and rank.measured.layout is not None

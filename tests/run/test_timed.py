@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from zerocheck.case.schema import Block, Case, Data, Disturbance, Leg, Model, Sharding
 from zerocheck.catalogue import BUILT_IN
-from zerocheck.drive.observation import Timed
 from zerocheck.drive.timing import COUNTED
+from zerocheck.protocol.measurements import Timed
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.legs import Legs
 from zerocheck.run.outcome import observed

@@ -15,7 +15,6 @@ import torch
 
 from ..case.schema import Case, Training
 from ..contract.semantics import Semantics
-from ..drive.observation import Entry
 from ..judge import bounds
 from ..judge.assemble import RoleState, plan_of
 from ..judge.bounds import Enclosure, Format
@@ -26,6 +25,7 @@ from ..judge.layout import ParameterLayout, ParameterPlace
 from ..judge.local import Passes
 from ..judge.pieces import Enclosing
 from ..judge.verdict import Violation
+from ..protocol.observations import Entry
 from .reference import Local
 from .seen import Observed, Seen, ShardPiece
 

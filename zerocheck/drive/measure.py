@@ -17,11 +17,11 @@ from ..contract.implementation import Implementation, Moment, Step
 from ..contract.layout import Call, Layout, Phase
 from ..devices import CPU
 from ..models.network import build_model
+from ..protocol.measurements import Measured
 from .calls import CallTrace
 from .census import Claims, fresh_objects, held, reducers, shown
 from .in_flight import InFlight
 from .ledger import GONE, LOOKED, LOOKING, MARK, USED, AllocationLedger, PhaseEnd
-from .observation import Measured
 from .on_gpu import DeviceLog
 from .peaks import peaks
 from .touched import Touched

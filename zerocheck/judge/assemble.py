@@ -9,7 +9,7 @@ from itertools import accumulate
 
 import torch
 
-from ..drive.observation import Entry, Point, RankSeen, Recorded, StepSeen
+from ..protocol.observations import Entry, Point, RankObservation, Recorded, StepObservation
 from . import vectors
 from .compare import same_bits
 from .layout import ParameterLayout
@@ -119,7 +119,7 @@ class Observation:
     """All observations of one case."""
 
     layout: ParameterLayout
-    seen: Sequence[RankSeen]
+    seen: Sequence[RankObservation]
     fetch: Fetch
     first: int = 0
     """Index of the first step."""
@@ -143,7 +143,7 @@ class Observation:
         """Number of ranks."""
         return len(self.seen)
 
-    def steps(self, index: int) -> list[StepSeen]:
+    def steps(self, index: int) -> list[StepObservation]:
         """Return each rank's observation of step `index`."""
         return [seen.steps[index - self.first] for seen in self.seen]
 
@@ -329,7 +329,7 @@ def _wide(data: torch.Tensor) -> torch.Tensor:
     return vectors.copy(data, torch.float32) if narrow else data
 
 
-def _loss_scale(steps: Sequence[StepSeen], index: int) -> float:
+def _loss_scale(steps: Sequence[StepObservation], index: int) -> float:
     told = steps[index]
     scale = told.loss_scale
     if not told.reported and index:

@@ -18,9 +18,9 @@ from ..case.traits import cuts, estimated
 from ..contract.groups import learning_rates
 from ..contract.semantics import Semantics
 from ..devices import CPU
-from ..drive.observation import Point, RankSeen
 from ..models.blocks import DTYPES
 from ..models.network import build_model
+from ..protocol.observations import Point, RankObservation
 from . import buffers as buffers_
 from . import clip as clip_
 from . import gradient as gradient_
@@ -49,7 +49,12 @@ from .verdict import Judgement, Violation
 
 
 def judge(
-    case: Case, seen: Sequence[RankSeen], fetch: Fetch, *, digest: bool = False, brief: bool = False
+    case: Case,
+    seen: Sequence[RankObservation],
+    fetch: Fetch,
+    *,
+    digest: bool = False,
+    brief: bool = False,
 ) -> Judgement:
     """Judge what all ranks observed of a case.
 
@@ -65,7 +70,7 @@ class CaseJudge:
     """Judge over one case, or over one training segment of a resumed case."""
 
     def __init__(
-        self, case: Case, seen: Sequence[RankSeen], fetch: Fetch, *, brief: bool = False
+        self, case: Case, seen: Sequence[RankObservation], fetch: Fetch, *, brief: bool = False
     ) -> None:
         self.case, self.brief = case, brief
         self.first, self.end = case.training.first, end_of(case)

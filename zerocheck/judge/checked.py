@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ..case.schema import Case
-from ..drive.observation import Measured
+from ..protocol.measurements import Measured
 from .verdict import Violation
 
 

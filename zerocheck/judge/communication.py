@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from ..case.schema import Case
 from ..contract.layout import Call, Layout
-from ..drive.observation import Measured
+from ..protocol.measurements import Measured
 from .checked import Checked
 from .diagnose.communication import causes
 from .verdict import Violation, together

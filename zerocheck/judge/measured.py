@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import msgspec
 
 from ..case.schema import Case
-from ..drive.observation import Measured, RankSeen
+from ..protocol.measurements import Measured
+from ..protocol.observations import RankObservation
 from . import communication, peak, persistent, release
 from .checked import Check
 from .verdict import MEMORY, Judgement, Memory, Obligation, Status, Violation
@@ -23,7 +24,9 @@ CHECKS: dict[Memory, Check] = {
 """The file of each obligation."""
 
 
-def judge_measured(case: Case, seen: Sequence[RankSeen], *, digest: bool = False) -> Judgement:
+def judge_measured(
+    case: Case, seen: Sequence[RankObservation], *, digest: bool = False
+) -> Judgement:
     """Judge the measurements of a case's ranks. seen[r]: the reply of rank r.
 
     With `digest`, or if anything is violated, the hash of all that was measured is taken.

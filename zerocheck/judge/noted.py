@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from ..drive.observation import RankSeen
+from ..protocol.observations import RankObservation
 from .assemble import Observation
 from .digest import digest_of
 from .local import Passes
@@ -21,7 +21,7 @@ class Noted:
     tier: "state only" once a gradient was not shown; vacuity: what could have failed.
     """
 
-    def __init__(self, seen: Sequence[RankSeen], *, brief: bool = False) -> None:
+    def __init__(self, seen: Sequence[RankObservation], *, brief: bool = False) -> None:
         """Start without findings. seen: the observations; brief: a violation raises Refuted."""
         self._brief = brief
         self.exercised: set[Obligation] = set()

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 
 from ..case.hosts import Hosts
 from ..contract.shard import Role
-from ..drive.observation import Entry, Point
 from ..errors import did_you_mean
+from ..protocol.observations import Entry, Point
 from .assemble import Observation
 from .diagnose.ownership import Tiling, of_nothing, of_replicas, of_shapes, of_tiling, words
 from .verdict import Violation

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from ..case.schema import Case
 from ..contract.layout import Highest, Peak, Phase, Term
 from ..drive.measure import settled
-from ..drive.observation import Measured
+from ..protocol.measurements import Measured
 from .checked import Checked
 from .diagnose.peak import causes
 from .verdict import Violation

@@ -20,7 +20,7 @@ from ..case.shapes import learning, parameter_bytes
 from ..contract.layout import CATEGORIES, PHASES, Category, Line, Phase
 from ..drive.census import HARNESS, LOCAL
 from ..drive.ledger import UNEXPLAINED
-from ..drive.observation import Measured
+from ..protocol.measurements import Measured
 from .checked import Checked
 from .verdict import Violation, together
 

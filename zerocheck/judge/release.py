@@ -18,7 +18,7 @@ from ..case.schema import Case
 from ..case.shapes import sometimes_used
 from ..contract.layout import CATEGORIES, Category
 from ..drive.measure import settled
-from ..drive.observation import Measured
+from ..protocol.measurements import Measured
 from .checked import Checked
 from .persistent import At, Held, held_by, words
 from .verdict import Violation, together

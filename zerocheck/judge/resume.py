@@ -12,7 +12,7 @@ import torch
 
 from ..case.legs import legs_of, only_loads, samples_before
 from ..case.schema import Case
-from ..drive.observation import RankSeen
+from ..protocol.observations import RankObservation
 from .assemble import Fetch
 from .case import CaseJudge
 from .checkpoint import Checkpoint, compare_loaded, compare_saved
@@ -155,7 +155,7 @@ class _LegJudge(CaseJudge):
     def __init__(
         self,
         case: Case,
-        seen: Sequence[RankSeen],
+        seen: Sequence[RankObservation],
         fetch: Fetch,
         loaded: Checkpoint | None,
         *,

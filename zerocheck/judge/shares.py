@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Literal
 
 from ..case.schema import Case
-from ..drive.observation import Point
+from ..protocol.observations import Point
 from .assemble import Observation
 from .verdict import Violation
 

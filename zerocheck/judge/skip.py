@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from ..case.schema import Case
-from ..drive.observation import StepSeen
+from ..protocol.observations import StepObservation
 from .compare import different_bits
 from .layout import ParameterLayout
 from .ownership import MOMENTS
@@ -21,7 +21,7 @@ from .state import State
 from .verdict import Violation
 
 
-def check_reports(seen: Sequence[StepSeen], *, step: int) -> Violation | None:
+def check_reports(seen: Sequence[StepObservation], *, step: int) -> Violation | None:
     """Check that ranks agree on skipping and on the loss scale, a positive number."""
     scales = [rank.loss_scale for rank in seen]
     odd = tuple(r for r, scale in enumerate(scales) if not (scale > 0 and math.isfinite(scale)))
@@ -59,7 +59,7 @@ def check(
     after: State,
     layout: ParameterLayout,
     case: Case,
-    seen: Sequence[StepSeen],
+    seen: Sequence[StepObservation],
     *,
     finite: bool | None,
     step: int,

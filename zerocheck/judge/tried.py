@@ -8,8 +8,8 @@ from typing import NamedTuple
 import msgspec
 
 from ..case.schema import Case
-from ..drive.observation import RankSeen
 from ..models.network import build_model
+from ..protocol.observations import RankObservation
 from .assemble import Fetch, Observation
 from .checkpoint import Checkpoint, compare_loaded
 from .compare import different_bits
@@ -18,7 +18,7 @@ from .ownership import MOMENTS, Ownership
 from .state import State
 from .verdict import Gave, Resume, Violation, with_parts
 
-Seen = tuple[Sequence[RankSeen], Fetch]
+Seen = tuple[Sequence[RankObservation], Fetch]
 """What all ranks of one leg observed: see `judge.case.judge`."""
 
 

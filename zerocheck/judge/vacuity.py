@@ -13,7 +13,7 @@ from math import prod
 
 import torch
 
-from ..drive.observation import RankSeen
+from ..protocol.observations import RankObservation
 from .buffers import Buffers
 from .state import State
 from .verdict import Obligation
@@ -22,7 +22,7 @@ from .verdict import Obligation
 class Vacuity:
     """Collector, step by step, of the obligations that could have failed."""
 
-    def __init__(self, seen: Sequence[RankSeen]) -> None:
+    def __init__(self, seen: Sequence[RankObservation]) -> None:
         """Start without evidence. seen: the ranks' observations of the case."""
         self._world_size = len(seen)
         self._could_fail: set[Obligation] = set()
@@ -71,7 +71,7 @@ class Vacuity:
         return tuple(obligation for obligation in holding if obligation not in self._could_fail)
 
 
-def _cut(seen: Sequence[RankSeen]) -> bool:
+def _cut(seen: Sequence[RankObservation]) -> bool:
     """Return True if some rank lacks some tensor, or a part of one."""
     held = [
         {entry for manifest in rank.manifests for entry in manifest if entry.present}

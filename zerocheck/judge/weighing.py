@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..case.schema import Case
 from ..case.shapes import learning, parameter_bytes, parameter_elements
 from ..contract.layout import Category
-from ..drive.observation import Measured
+from ..protocol.measurements import Measured
 from .communication import volume
 from .verdict import Weighed
 

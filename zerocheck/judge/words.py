@@ -14,7 +14,7 @@ import msgspec
 
 from ..case.schema import Case
 from ..contract.semantics import Semantics
-from ..drive.observation import RankSeen
+from ..protocol.observations import RankObservation
 from .verdict import EQUIVALENCE, RESUME, Judgement, Violation
 
 BY_CAUSE: Mapping[str, str] = {"summed": "accumulated in ", "reduce": "reduced in "}
@@ -48,7 +48,7 @@ def with_words(
     return msgspec.structs.replace(judgement, words=tuple(found))
 
 
-def declared(seen: Sequence[RankSeen], field: str, word: str) -> list[RankSeen]:
+def declared(seen: Sequence[RankObservation], field: str, word: str) -> list[RankObservation]:
     """Return the ranks' observations, as if they had declared another word."""
     return [msgspec.structs.replace(one, semantics={**one.semantics, field: word}) for one in seen]
 

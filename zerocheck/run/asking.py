@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import msgspec
 
 from ..case.schema import Case, UserModel
-from ..drive.observation import Description, Job, Looked, Refusals
 from ..errors import UsageError
+from ..protocol.jobs import Job
+from ..protocol.replies import Description, ModelLook, Refusals
 from .trial import RankPool
 
 
@@ -24,7 +25,7 @@ def look(ranks: RankPool, name: str, *, world_size: int = 1) -> UserModel:
             raise UsageError(
                 f"a look at {name} ended the process that tried it: {result.summary(stacks=True)}"
             )
-        looked = msgspec.msgpack.decode(payload, type=Looked)
+        looked = msgspec.msgpack.decode(payload, type=ModelLook)
     finally:
         result.release()
     if looked.model is None:

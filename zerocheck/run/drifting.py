@@ -17,12 +17,12 @@ from msgspec.structs import replace
 from ..case.schema import Case, Disturbance, Precision
 from ..case.shapes import parameter_dtypes, parameter_elements, sometimes_used, uncalled
 from ..contract.semantics import Semantics
-from ..drive.observation import RankSeen
 from ..errors import Unsupported
 from ..judge.assemble import Fetch, Observation
 from ..judge.free import Trajectory, trajectory
 from ..judge.layout import ParameterLayout
 from ..models.network import build_model
+from ..protocol.observations import RankObservation
 from ..ranks.result import JobResult
 from .findings import Bug
 from .freely import copies, freely, mean_loss
@@ -149,7 +149,7 @@ def _compared(case: Case, result: JobResult) -> Drift:
 
 
 def _own(
-    case: Case, seen: Sequence[RankSeen], fetch: Fetch, reference: Trajectory
+    case: Case, seen: Sequence[RankObservation], fetch: Fetch, reference: Trajectory
 ) -> FreeRun | None:
     layout = ParameterLayout.of(build_model(case), case)
     observation = Observation(layout, seen, fetch)

@@ -13,7 +13,8 @@ import msgspec
 from ..case.legs import legs_of, only_loads, samples_before
 from ..case.schema import Case, Disturbance
 from ..drive.checkpoints import listing_of
-from ..drive.observation import Job, RankSeen
+from ..protocol.jobs import Job
+from ..protocol.observations import RankObservation
 from ..ranks.result import JobResult
 from .damaging import damage
 
@@ -76,7 +77,7 @@ class Legs:
             return None
         return msgspec.structs.replace(self.job(number), load=str(self._path / str(number - 1)))
 
-    def killed(self, number: int, saved: RankSeen) -> Job | None:
+    def killed(self, number: int, saved: RankObservation) -> Job | None:
         """Return the job of segment `number` again, if the next loads a killed writer's files.
 
         saved: the reply of the rank to be killed, from the run of the segment in which it was not.
@@ -143,9 +144,9 @@ def without_waiting(result: JobResult) -> JobResult:
     """
     if result.outcome != "hung":
         return result
-    replies = [msgspec.msgpack.decode(one, type=RankSeen) for one in result.payloads if one]
+    replies = [msgspec.msgpack.decode(one, type=RankObservation) for one in result.payloads if one]
     if not replies or not all(one.refused for one in replies):
         return result
-    waited = msgspec.msgpack.encode(RankSeen(waited=True))
+    waited = msgspec.msgpack.encode(RankObservation(waited=True))
     payloads = tuple(one or waited for one in result.payloads)
     return replace(result, outcome="finished", payloads=payloads)

@@ -11,9 +11,9 @@ from ..case.schema import Case, Model, UserModel
 from ..case.validity import check
 from ..catalogue import check_factory
 from ..devices import CPU
-from ..drive.observation import Description
 from ..errors import UsageError
 from ..judge.verdict import Obligation
+from ..protocol.replies import Description
 from .asking import look
 from .options import RunOptions
 from .trial import RankPool

@@ -12,7 +12,6 @@ import torch
 
 from ..case.schema import Case
 from ..drive.measure import unmeasured
-from ..drive.observation import RankSeen, Recorded, Timed
 from ..errors import HarnessError, Unsupported
 from ..judge.assemble import Fetch
 from ..judge.case import judge
@@ -21,6 +20,8 @@ from ..judge.resume import judge_legs
 from ..judge.tried import Seen
 from ..judge.verdict import MEMORY, Judgement, Obligation, Status
 from ..judge.words import declared, with_words
+from ..protocol.measurements import Timed
+from ..protocol.observations import RankObservation, Recorded
 from ..ranks.result import JobResult
 from ..ranks.slot import Slot
 from .pace import Pace
@@ -187,7 +188,7 @@ def _pace(case: Case, result: JobResult | None) -> Pace | None:
     return paced(case, [rank.timed or Timed() for rank in seen])
 
 
-def _peak(seen: Sequence[RankSeen]) -> int | None:
+def _peak(seen: Sequence[RankObservation]) -> int | None:
     """Return the most bytes that any rank held at any instant, or None if no step was measured."""
     peaks = (peak for rank in seen if rank.measured is not None for peak in rank.measured.peaks)
     return max((peak.total for peak in peaks), default=None)
@@ -198,9 +199,11 @@ def _longest(legs: Iterable[Sequence[float]]) -> tuple[float, ...]:
     return tuple(float(f"{max(leg):.{DIGITS}g}") for leg in legs if any(leg))
 
 
-def observed(result: JobResult) -> tuple[list[RankSeen], Fetch]:
+def observed(result: JobResult) -> tuple[list[RankObservation], Fetch]:
     """Return the reply of each rank of a finished case, and a function that reads its tensors."""
-    seen = [msgspec.msgpack.decode(p, type=RankSeen) for p in result.payloads if p is not None]
+    seen = [
+        msgspec.msgpack.decode(p, type=RankObservation) for p in result.payloads if p is not None
+    ]
 
     def fetch(rank: int, record: Recorded) -> torch.Tensor:
         arena = result.arenas[rank]

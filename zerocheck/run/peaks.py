@@ -14,8 +14,10 @@ from msgspec.structs import replace
 
 from ..case.schema import Block, Case, Data, Model, Sharding, Training
 from ..contract.layout import LASTING, Category, Line, Peak, Term
-from ..drive.observation import Job, Measured, RankSeen
 from ..errors import ZerocheckError
+from ..protocol.jobs import Job
+from ..protocol.measurements import Measured
+from ..protocol.observations import RankObservation
 from ..ranks.pool import Pool
 from .trial import TARGET
 
@@ -120,7 +122,11 @@ def measured(pool: Pool, implementation: str, case: Case) -> Measured:
     result = pool.wait(pool.submit(case.world_size, msgspec.msgpack.encode(job)))
     try:
         payload = result.payloads[0] if result.payloads else None
-        seen = msgspec.msgpack.decode(payload or b"", type=RankSeen) if payload else RankSeen()
+        seen = (
+            msgspec.msgpack.decode(payload or b"", type=RankObservation)
+            if payload
+            else RankObservation()
+        )
     finally:
         result.release()
     if seen.measured is None:

@@ -9,8 +9,9 @@ import msgspec
 
 from ..case.schema import Case
 from ..drive.measure import unmeasured
-from ..drive.observation import Job, RankSeen
 from ..judge.verdict import MEMORY, Obligation
+from ..protocol.jobs import Job
+from ..protocol.observations import RankObservation
 from ..ranks.result import JobResult
 from .legs import Legs, without_waiting
 from .outcome import Outcome, Results, judged
@@ -137,7 +138,7 @@ class Trial:
         """
         victim = self._legs.victim(number)
         for _ in range(KILLS):
-            seen = msgspec.msgpack.decode(result.payloads[victim] or b"", type=RankSeen)
+            seen = msgspec.msgpack.decode(result.payloads[victim] or b"", type=RankObservation)
             killed = self._legs.killed(number, seen)
             if killed is None:
                 break
@@ -163,4 +164,7 @@ def _ended(result: JobResult) -> bool:
     """Return True if no further training segment can follow: the ranks broke, or refused."""
     if result.outcome != "finished" or None in result.payloads:
         return True
-    return msgspec.msgpack.decode(result.payloads[0] or b"", type=RankSeen).unsupported is not None
+    return (
+        msgspec.msgpack.decode(result.payloads[0] or b"", type=RankObservation).unsupported
+        is not None
+    )

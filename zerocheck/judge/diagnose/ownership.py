@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from ...case.hosts import Hosts, places
-from ...drive.observation import Entry
+from ...protocol.observations import Entry
 
 Shape = tuple[int, ...]
 Held = Sequence[tuple[int, Entry]]

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from ...case.schema import Case
 from ...contract.layout import Call, Phase, Term
-from ...drive.observation import Measured
+from ...protocol.measurements import Measured
 from ..communication import predicted
 
 GATHERING = ("all_gather",)

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from ... import stopping
 from ...case.features import COMPILED, CUT, OF_PRECISION
-from ...drive.observation import Description
 from ...faults.catalogue import Fault
 from ...judge.local import as_on_a_rank
+from ...protocol.replies import Description
 from ..asking import describe, refusals
 from ..environment import environment
 from ..freely import STEPS

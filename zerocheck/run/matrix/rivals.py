@@ -28,13 +28,13 @@ from ...case.schema import Case
 from ...case.shapes import sometimes_used, uncalled
 from ...contract.semantics import Semantics
 from ...devices import CPU
-from ...drive.observation import RankSeen
 from ...errors import Unsupported
 from ...judge.assemble import Fetch, Observation
 from ...judge.case import judge
 from ...judge.free import Trajectory, trajectory
 from ...judge.layout import ParameterLayout
 from ...models.network import build_model
+from ...protocol.observations import RankObservation
 from ..findings import independent
 from ..freely import copies, fixes, mean_loss
 from ..outcome import Results, observed
@@ -89,7 +89,7 @@ class FreeRuns:
         finally:
             result.release()
 
-    def _readings(self, case: Case, seen: RankSeen) -> Iterator[Trajectory]:
+    def _readings(self, case: Case, seen: RankObservation) -> Iterator[Trajectory]:
         """Yield a free run of the reference for each reading that the semantics allow.
 
         Where no rank used a parameter, a gradient that may count as 0 need not exist either.
@@ -111,7 +111,9 @@ class FreeRuns:
         return self._reference[key]
 
 
-def compare(case: Case, seen: Sequence[RankSeen], fetch: Fetch, reference: Trajectory) -> Rivals:
+def compare(
+    case: Case, seen: Sequence[RankObservation], fetch: Fetch, reference: Trajectory
+) -> Rivals:
     """Return the results of the rivals, given the free run of the reference."""
     last = case.training.steps - 1
     off = [
