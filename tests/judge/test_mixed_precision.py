@@ -63,7 +63,7 @@ def test_fsdp1_on_one_rank_reduces_its_sum_again(observe: Callable) -> None:
     sharding = replace(CASE.sharding, sync="each")
     observed = observe("fsdp1", replace(CASE, mesh=(1,), precision=NARROW, sharding=sharding))
     assert observed.judge().violations == ()
-    assert observed.seen[0].semantics["accumulate"] == "reduce_again"
+    assert observed.seen[0].declaration.semantics["accumulate"] == "reduce_again"
     for one in observed.seen:
         one.semantics["accumulate"] = "reduce_each"
     assert observed.judge().statuses["gradient"] == "violated"

@@ -15,7 +15,7 @@ from zerocheck.judge import persistent, release
 from zerocheck.judge.measured import judge_measured, merged
 from zerocheck.judge.verdict import MEMORY, Judgement
 from zerocheck.protocol.measurements import Measured
-from zerocheck.protocol.observations import RankObservation
+from zerocheck.protocol.replies import MemoryReply
 
 CASE = Case(mesh=(2,), training=Training(steps=3))
 PHASES: tuple[Phase, ...] = ("forward", "backward", "step")
@@ -172,12 +172,12 @@ def test_nothing_may_survive_close() -> None:
 
 
 def test_both_are_one_judgement_and_merge_with_that_of_the_steps() -> None:
-    seen = [RankObservation(measured=one) for one in ranks(lines(), lines())]
+    seen = [MemoryReply(measured=one) for one in ranks(lines(), lines())]
     judgement = judge_measured(CASE, seen, digest=True)
     assert set(judgement.statuses) == set(MEMORY)
     assert judgement.statuses["persistent"] == judgement.statuses["release"] == "holds"
     alive = Line("closed", 2, "optimizer", 16, "registry")
-    wrong = judge_measured(CASE, [RankObservation(measured=ranks(lines(more=[alive]))[0])])
+    wrong = judge_measured(CASE, [MemoryReply(measured=ranks(lines(more=[alive]))[0])])
     assert wrong.statuses["release"] == "violated" and wrong.digest != judgement.digest
     both = merged([Judgement(statuses={"update": "holds"}, digest="ab"), wrong])
     assert both.statuses == {"update": "holds", **wrong.statuses}

@@ -21,12 +21,13 @@ from zerocheck.case.schema import (
 from zerocheck.catalogue import BUILT_IN
 from zerocheck.drive.ledger import UNEXPLAINED
 from zerocheck.judge.verdict import MEMORY, Weighed
-from zerocheck.protocol.observations import RankObservation
+from zerocheck.protocol.replies import MemoryReply
 from zerocheck.ranks.pool import Pool
 from zerocheck.report.weights import lines as weighed_lines
 from zerocheck.run.casefile import write
 from zerocheck.run.environment import environment
 from zerocheck.run.legs import Legs
+from zerocheck.run.rank_replies import received
 from zerocheck.run.records import CaseFile
 from zerocheck.run.replay import replay
 from zerocheck.run.tally import tally
@@ -107,13 +108,11 @@ def test_what_fsdp2_reduced_over_replicas_stays_until_the_backward_is_over(pool:
 def test_what_is_measured_closes_and_tells_every_phase(pool: Pool) -> None:
     result = Trial(pool, "ddp", CASES["plain"], obligations=ASKED).result()
     assert not result.legs and result.measured is not None
-    seen = [
-        msgspec.msgpack.decode(one or b"", type=RankObservation) for one in result.measured.payloads
-    ]
+    replies = received(result.measured, MemoryReply)
     result.measured.release()
-    for rank in seen:
-        assert rank.measured is not None and rank.measured.layout is not None
-        lines = rank.measured.lines
+    for reply in replies:
+        assert reply.measured.layout is not None
+        lines = reply.measured.lines
         assert not any(line.holder.startswith(UNEXPLAINED) for line in lines)
         assert {(line.step, line.phase) for line in lines} == {
             (-1, "built"),

@@ -14,11 +14,11 @@ from zerocheck.drive.timing import COUNTED
 from zerocheck.protocol.measurements import Timed
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.legs import Legs
-from zerocheck.run.outcome import observed
 from zerocheck.run.pace import Pace
 from zerocheck.run.pacing import paced
 from zerocheck.run.patterns import patterns
 from zerocheck.run.plan import Planned
+from zerocheck.run.rank_replies import observed
 from zerocheck.run.timed import EVERY, TimedCases
 from zerocheck.run.trial import Trial
 

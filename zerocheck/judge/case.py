@@ -78,7 +78,7 @@ class CaseJudge:
         self.layout = ParameterLayout.of(model, case)
         replica = case.shards if len(case.mesh) > 1 else 0
         self.observation = Observation(self.layout, seen, fetch, self.first, replica)
-        self.semantics = Semantics(**seen[0].semantics)  # type: ignore[arg-type]
+        self.semantics = Semantics(**seen[0].declaration.semantics)  # type: ignore[arg-type]
         self.start = StartState.of(
             case,
             model,
@@ -95,7 +95,7 @@ class CaseJudge:
         self.updates = UpdateJudge(self.layout, UpdateRecipe.of(case))
         self.noted = Noted(seen, brief=brief)
         self.states: HiddenStates | None = None
-        if "states" in seen[0].hides:
+        if "states" in seen[0].declaration.hides:
             self.states = HiddenStates(self.layout, self.updates.recipe, case, self.semantics)
             self.noted.tier = "parameters only"
         self.passes: Passes | None = None
@@ -107,7 +107,7 @@ class CaseJudge:
         if self._owned(self.first - 1, "state"):
             self._induction()
         if "ownership" not in self.noted.violations:
-            stage = self.observation.seen[0].stage
+            stage = self.observation.seen[0].declaration.stage
             self.noted.note("ownership", 0.0, shares.check(self.observation, self.case, stage))
         of = self.tolerance.obligations
         return self.noted.judgement(self.observation, estimated=of, digest=digest)
@@ -200,7 +200,7 @@ class CaseJudge:
         self._buffers(step, before, passes)
         held = self._reduced(step)
         if held is not None:
-            if "owners" in self.observation.seen[0].hides and not held.agree:
+            if "owners" in self.observation.seen[0].declaration.hides and not held.agree:
                 held = owners_copies(held, self._expected(step, passes).of, self.layout)
             self._gradient(
                 step, before, passes, held, lambda off: self._expected(step, passes, off)

@@ -70,7 +70,7 @@ class Checkpoint:
             step,
             states.pop(step),
             observation.buffers(step),
-            [seen.random.get("saved", b"") for seen in observation.seen],
+            [seen.checkpoint.random.get("saved", b"") for seen in observation.seen],
             samples,
             _next_scale(observation, step),
             states,
@@ -294,8 +294,8 @@ def _same_buffers(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Ten
 def _loader_and_rng(saved: Checkpoint, observation: Observation) -> Iterator[Violation]:
     """Check the data position, and the random states if the number of ranks is unchanged."""
     seen = observation.seen
-    if "data" in seen[0].keeps:
-        given = [rank.samples[0] for rank in seen]
+    if "data" in seen[0].declaration.keeps:
+        given = [rank.checkpoint.samples[0] for rank in seen]
         bad = tuple(rank for rank, samples in enumerate(given) if samples != saved.samples)
         if bad:
             samples = given[bad[0]]
@@ -314,8 +314,8 @@ def _loader_and_rng(saved: Checkpoint, observation: Observation) -> Iterator[Vio
                 f"{saved.samples}: {text}",
                 causes=names,
             )
-    if "rng" in seen[0].keeps and len(seen) == len(saved.random):
-        loaded = [rank.random["loaded"] for rank in seen]
+    if "rng" in seen[0].declaration.keeps and len(seen) == len(saved.random):
+        loaded = [rank.checkpoint.random["loaded"] for rank in seen]
         bad = tuple(r for r, state in enumerate(loaded) if state != saved.random[r])
         if bad:
             yield Violation(

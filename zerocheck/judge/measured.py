@@ -9,7 +9,7 @@ import msgspec
 
 from ..case.schema import Case
 from ..protocol.measurements import Measured
-from ..protocol.observations import RankObservation
+from ..protocol.replies import MemoryReply
 from . import communication, peak, persistent, release
 from .checked import Check
 from .verdict import MEMORY, Judgement, Memory, Obligation, Status, Violation
@@ -25,13 +25,13 @@ CHECKS: dict[Memory, Check] = {
 
 
 def judge_measured(
-    case: Case, seen: Sequence[RankObservation], *, digest: bool = False
+    case: Case, replies: Sequence[MemoryReply], *, digest: bool = False
 ) -> Judgement:
-    """Judge the measurements of a case's ranks. seen[r]: the reply of rank r.
+    """Judge the measurements of a case's ranks. replies[r]: that of rank r.
 
     With `digest`, or if anything is violated, the hash of all that was measured is taken.
     """
-    measured = [rank.measured or Measured() for rank in seen]
+    measured = [reply.measured for reply in replies]
     statuses: dict[Obligation, Status] = {}
     violations: list[Violation] = []
     vacuous: list[Obligation] = []
@@ -48,7 +48,7 @@ def judge_measured(
         statuses=statuses,
         violations=tuple(sorted(violations, key=lambda one: one.step)),
         digest=_digest(measured) if digest or violations else "",
-        semantics=seen[0].semantics,
+        semantics=replies[0].semantics,
         vacuous=tuple(vacuous),
         weighed=weighed(case, measured),
     )

@@ -77,9 +77,9 @@ class Noted:
             further=tuple(self.further),
             tier=self.tier,
             digest=digest_of(observation) if digest or self.violations else "",
-            semantics=observation.seen[0].semantics,
+            semantics=observation.seen[0].declaration.semantics,
             estimated=tuple(one for one in statuses if one in estimated),
             shares=shares(observation),
-            stage=observation.seen[0].stage,
+            stage=observation.seen[0].declaration.stage,
             vacuous=self.vacuity.among(o for o, status in statuses.items() if status == "holds"),
         )

@@ -178,7 +178,7 @@ class _LegJudge(CaseJudge):
             if self.observation.held(before, "saved", "parameter") is not None:  # the older one
                 self._check_saved(before)
             self._check_saved(self._at)
-            if self.observation.seen[0].exports:
+            if self.observation.seen[0].declaration.exports:
                 self._check(
                     "export", check_export(self.observation, self.layout, self._final(), self._at)
                 )

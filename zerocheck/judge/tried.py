@@ -33,11 +33,13 @@ class LoadAttempt(NamedTuple):
 def control(leg: Case, loaded: Seen, saved: Checkpoint) -> tuple[Resume, Violation | None]:
     """Judge a segment that only loads, without kill or damage: (roundtrip, violation or None)."""
     seen, _ = loaded
-    ranks = tuple(rank for rank, one in enumerate(seen) if one.refused)
+    ranks = tuple(rank for rank, one in enumerate(seen) if one.checkpoint.refused)
     if ranks:
-        text = f"the checkpoint is whole, and its load refused it: {seen[ranks[0]].refused}"
+        text = (
+            f"the checkpoint is whole, and its load refused it: {seen[ranks[0]].checkpoint.refused}"
+        )
         violation = _violation("roundtrip", saved.step, ranks, text, ("refused",))
-        error = _error(seen[ranks[0]].refused)
+        error = _error(seen[ranks[0]].checkpoint.refused)
         return "roundtrip", msgspec.structs.replace(violation, error=error)
     return "roundtrip", _compared(leg, loaded, saved)
 
@@ -61,14 +63,14 @@ def tried(
     seen, _ = loaded
     last = case.resume[-1]
     of: Resume = "durability" if last.killed is not None else "damage"
-    refused = [rank.refused for rank in seen]
+    refused = [rank.checkpoint.refused for rank in seen]
     step = saved.step
     if any(refused):
         if not all(refused):
             ranks = tuple(rank for rank, text in enumerate(refused) if not text)
             said = next(text for text in refused if text).splitlines()[0][:150]
             then = "loaded it"
-            if any(rank.waited for rank in seen):
+            if any(rank.checkpoint.waited for rank in seen):
                 then += ", or waited for them"
             text = f"some ranks refused the checkpoint ({said}) and others {then}"
             return LoadAttempt(of, "wrong", _violation(of, step, ranks, text, ("ranks disagree",)))

@@ -50,7 +50,16 @@ def with_words(
 
 def declared(seen: Sequence[RankObservation], field: str, word: str) -> list[RankObservation]:
     """Return the ranks' observations, as if they had declared another word."""
-    return [msgspec.structs.replace(one, semantics={**one.semantics, field: word}) for one in seen]
+    replace = msgspec.structs.replace
+    return [
+        replace(
+            one,
+            declaration=replace(
+                one.declaration, semantics={**one.declaration.semantics, field: word}
+            ),
+        )
+        for one in seen
+    ]
 
 
 def alternatives(

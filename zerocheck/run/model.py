@@ -14,8 +14,8 @@ from ..devices import CPU
 from ..errors import UsageError
 from ..judge.verdict import Obligation
 from ..protocol.replies import Description
-from .asking import look
 from .options import RunOptions
+from .rank_requests import look
 from .trial import RankPool
 
 

@@ -14,12 +14,12 @@ from ...case.features import COMPILED, CUT, OF_PRECISION
 from ...faults.catalogue import Fault
 from ...judge.local import as_on_a_rank
 from ...protocol.replies import Description
-from ..asking import describe, refusals
 from ..environment import environment
 from ..freely import STEPS
 from ..launch import with_ranks
 from ..outcome import Results, judged
 from ..plan import Plan, SharedDraws
+from ..rank_requests import describe, refusals
 from ..shrink import Limits, paths, shrink
 from ..tally import INTERRUPTED
 from ..trial import RankPool

@@ -37,7 +37,8 @@ from ...models.network import build_model
 from ...protocol.observations import RankObservation
 from ..findings import independent
 from ..freely import copies, fixes, mean_loss
-from ..outcome import Results, observed
+from ..outcome import Results
+from ..rank_replies import complete, observed
 from .records import Rivals
 
 LOSS_RTOL = 1e-4
@@ -72,13 +73,11 @@ class FreeRuns:
         """Return the results of the rivals on a finished case. Gives the ranks' arenas back."""
         (result,) = results.legs
         try:
-            if result.outcome != "finished" or None in result.payloads:
+            if not complete(result):
                 outcome = "hung" if result.outcome == "hung" else "crashed"
                 return Rivals(outcome=outcome, reason=result.summary(stacks=False))  # type: ignore[arg-type]
-            seen, fetch = observed(result)
-            if seen[0].unsupported is not None:
-                return Rivals(outcome="unsupported", reason=seen[0].unsupported)
             try:
+                seen, fetch = observed(result)
                 readings = self._readings(case, seen[0])
                 found = agreed([compare(case, seen, fetch, one) for one in readings])
                 violations = judge(case, seen, fetch).violations
@@ -94,7 +93,7 @@ class FreeRuns:
 
         Where no rank used a parameter, a gradient that may count as 0 need not exist either.
         """
-        semantics = Semantics(**seen.semantics)  # type: ignore[arg-type]
+        semantics = Semantics(**seen.declaration.semantics)  # type: ignore[arg-type]
         self._device = torch.device(seen.device)
         yield self._of(case, semantics, restored=seen.restored)
         unused = uncalled(case.model) or sometimes_used(case.model)
