@@ -7,12 +7,12 @@ import pytest
 
 from zerocheck.case.schema import Block, Case, Data, Model, Optimizer, Training
 from zerocheck.catalogue import BUILT_IN
-from zerocheck.drive.ledger import UNEXPLAINED
 from zerocheck.faults.catalogue import FAULTS
 from zerocheck.judge.measured import judge_measured
-from zerocheck.judge.verdict import Obligation
 from zerocheck.protocol.jobs import Measure
+from zerocheck.protocol.measurements import UNEXPLAINED
 from zerocheck.protocol.replies import MemoryReply
+from zerocheck.protocol.verdicts import Obligation
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.rank_replies import received
 from zerocheck.run.trial import Trial

@@ -13,8 +13,8 @@ from slices import WHOLE, sliced
 from zerocheck.case.schema import Case, Model, Optimizer, Precision, Sharding
 from zerocheck.catalogue import OF_EXTRAS
 from zerocheck.contract import loading
-from zerocheck.judge.verdict import MEMORY
 from zerocheck.models.network import build_model
+from zerocheck.protocol.verdicts import MEMORY
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.trial import Trial
 

@@ -9,8 +9,8 @@ import torch
 
 from zerocheck.case.schema import Case
 from zerocheck.judge.case import judge
-from zerocheck.judge.verdict import Judgement
 from zerocheck.protocol.observations import RankObservation, Recorded
+from zerocheck.protocol.verdicts import Judgement
 
 
 @dataclass

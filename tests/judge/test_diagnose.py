@@ -14,9 +14,9 @@ from zerocheck.judge.diagnose.loss import causes as causes_of_losses
 from zerocheck.judge.diagnose.ownership import Tiling, of_nothing, of_shapes, of_tiling
 from zerocheck.judge.flat import NOBODY, flat_buffers
 from zerocheck.judge.layout import ParameterLayout
-from zerocheck.judge.verdict import said
 from zerocheck.models.network import build_model
 from zerocheck.protocol.observations import Entry, Lie, RankObservation
+from zerocheck.protocol.verdicts import said
 
 USED_BY_SOME = msgspec.structs.replace(
     CASE,

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from slices import sliced
 
 from zerocheck.case.schema import Block, Case, Model, Precision, Sharding, Start, Training
-from zerocheck.judge.verdict import EQUIVALENCE
+from zerocheck.protocol.verdicts import EQUIVALENCE
 
 BLOCKS = (
     Block(kind="mlp", hidden=7),

@@ -8,8 +8,8 @@ from small import layout
 
 from zerocheck.judge.assemble import Observation
 from zerocheck.judge.ownership import Ownership, tiling_fault
-from zerocheck.judge.verdict import Violation
 from zerocheck.protocol.observations import Entry, RankObservation, Recorded
+from zerocheck.protocol.verdicts import Violation
 
 Range = tuple[int, int]
 

@@ -21,7 +21,7 @@ from zerocheck.judge.clip import (
     norm_relative,
     true_norm,
 )
-from zerocheck.judge.verdict import Violation
+from zerocheck.protocol.verdicts import Violation
 
 SECOND_ORDER = 1.000001
 GRADIENT = [1.0, -2.0, 4.0, -4.0, 2.0, 2.0, 2.0, 0.0]

@@ -12,8 +12,8 @@ from small import SIZE, layout, state
 from zerocheck.case.schema import Case, Training
 from zerocheck.contract.semantics import Semantics
 from zerocheck.judge import buffers, loss, skip
-from zerocheck.judge.verdict import Violation
 from zerocheck.protocol.observations import StepObservation
+from zerocheck.protocol.verdicts import Violation
 
 RIGHT = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
 

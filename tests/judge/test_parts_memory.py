@@ -9,13 +9,11 @@ import pytest
 
 from zerocheck.case.schema import Case, Model, Optimizer, Sharding, Training
 from zerocheck.contract.layout import Category, Layout, Line, Phase
-from zerocheck.drive.census import HARNESS, LOCAL
-from zerocheck.drive.ledger import UNEXPLAINED
 from zerocheck.judge import persistent, release
 from zerocheck.judge.measured import judge_measured, merged
-from zerocheck.judge.verdict import MEMORY, Judgement
-from zerocheck.protocol.measurements import Measured
+from zerocheck.protocol.measurements import HARNESS, LOCAL, UNEXPLAINED, Measured
 from zerocheck.protocol.replies import MemoryReply
+from zerocheck.protocol.verdicts import MEMORY, Judgement
 
 CASE = Case(mesh=(2,), training=Training(steps=3))
 PHASES: tuple[Phase, ...] = ("forward", "backward", "step")

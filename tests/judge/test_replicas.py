@@ -19,8 +19,8 @@ from zerocheck.judge.bounds import Enclosure
 from zerocheck.judge.clip import elements_of
 from zerocheck.judge.compare import compare
 from zerocheck.judge.ownership import Ownership
-from zerocheck.judge.verdict import Violation
 from zerocheck.protocol.observations import Entry, RankObservation, Recorded
+from zerocheck.protocol.verdicts import Violation
 
 Observe = Callable[[str, Case], Observed]
 

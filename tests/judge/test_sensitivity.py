@@ -13,7 +13,7 @@ from slices import sliced
 from zerocheck.case.drawing import draw
 from zerocheck.case.schema import Case
 from zerocheck.errors import Unsupported
-from zerocheck.judge.verdict import Obligation
+from zerocheck.protocol.verdicts import Obligation
 
 CASES = sliced(200, 40)
 FACTOR = sliced(2**0.25, 2**0.5)

@@ -12,7 +12,7 @@ from hand_made import VIOLATION, case
 from zerocheck.case.features import features
 from zerocheck.case.schema import Case, Leg, Training
 from zerocheck.errors import UsageError
-from zerocheck.judge.verdict import EQUIVALENCE, RESUME, Obligation, Violation
+from zerocheck.protocol.verdicts import EQUIVALENCE, RESUME, Obligation, Violation
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.casefile import read as read_case
 from zerocheck.run.engine import run

@@ -19,9 +19,9 @@ from zerocheck.case.schema import (
     Training,
 )
 from zerocheck.catalogue import BUILT_IN
-from zerocheck.drive.ledger import UNEXPLAINED
-from zerocheck.judge.verdict import MEMORY, Weighed
+from zerocheck.protocol.measurements import UNEXPLAINED
 from zerocheck.protocol.replies import MemoryReply
+from zerocheck.protocol.verdicts import MEMORY, Weighed
 from zerocheck.ranks.pool import Pool
 from zerocheck.report.weights import lines as weighed_lines
 from zerocheck.run.casefile import write

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from zerocheck.case.schema import Case
+from zerocheck.case.schema import Case, Leg, Training
 from zerocheck.errors import HarnessError, Unsupported
 from zerocheck.protocol.measurements import Measured, Timed
 from zerocheck.protocol.observations import RankObservation
@@ -69,11 +69,7 @@ class OneAnswer:
 
 def test_a_victim_that_refuses_is_not_killed() -> None:
     """Rank 0 may have been observed: then the job is judged, as unsupported."""
-    from zerocheck.case.schema import Resume, Training
-
-    case = Case(
-        mesh=(2,), seed=1, training=Training(steps=1), resume=(Resume(mesh=(2,), killed=0.5),)
-    )
+    case = Case(mesh=(2,), seed=1, training=Training(steps=1), resume=(Leg(mesh=(2,), killed=0.5),))
     ranks = OneAnswer(result(RankObservation(), CaseUnsupported("not on rank 1")))
     trial = Trial(ranks, "zero2", case)  # type: ignore[arg-type]
     outcome = trial.judged(trial.result())

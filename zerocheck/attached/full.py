@@ -15,8 +15,8 @@ import torch
 
 from ..contract.semantics import Semantics
 from ..errors import UsageError
-from ..judge.verdict import Violation
 from ..protocol.observations import Entry
+from ..protocol.verdicts import Violation
 from .ranks import AllRanks, place_of
 from .reduced import (
     Exhibit,

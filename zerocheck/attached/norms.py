@@ -11,7 +11,7 @@ import torch
 from ..judge import bounds
 from ..judge.bounds import Format
 from ..judge.diagnose.clip import SENTENCES, Norm, norm_causes
-from ..judge.verdict import Violation
+from ..protocol.verdicts import Violation
 from .seen import Clip, RankVerdict
 
 Holder = tuple[int, int]

@@ -28,7 +28,7 @@ from ..judge.diagnose.clip import clip_causes
 from ..judge.layout import ParameterLayout, ParameterPlace
 from ..judge.state import State
 from ..judge.update import Update, UpdateJudge, UpdateRecipe
-from ..judge.verdict import Violation
+from ..protocol.verdicts import Violation
 from .seen import MOMENTS, Clip, GroupOptions, Observed, RankVerdict, ShardPiece, element_of
 
 BATCH = 1 << 22

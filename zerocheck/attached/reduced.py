@@ -24,8 +24,8 @@ from ..judge.diagnose.gradient import causes
 from ..judge.layout import ParameterLayout, ParameterPlace
 from ..judge.local import Passes
 from ..judge.pieces import Enclosing
-from ..judge.verdict import Violation
 from ..protocol.observations import Entry
+from ..protocol.verdicts import Violation
 from .reference import Local
 from .seen import Observed, Seen, ShardPiece
 

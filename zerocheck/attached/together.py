@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from ..judge.compare import different_bits
 from ..judge.diagnose.publish import SENTENCES, causes
 from ..judge.ownership import tiling_fault
-from ..judge.verdict import Judgement, Obligation, Violation, statuses_of
+from ..protocol.verdicts import Judgement, Obligation, Violation, statuses_of
 from .holdings import UNWRAPPED
 from .norms import Holder, Norms
 from .own import merged

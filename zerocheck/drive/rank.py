@@ -6,16 +6,17 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from ..case.measuring import unmeasured
 from ..case.schema import Case, Sharding, Training
 from ..case.traits import cuts, lowered, two_axes
-from ..catalogue import INJECTED, apart
+from ..catalogue import INJECTED, PLANTING, apart
 from ..compat_memory import quiet_profiler
 from ..contract import loading
 from ..contract.implementation import EXTRAS, OF_TRAINING, Implementation
@@ -23,6 +24,7 @@ from ..contract.refusals import advise, refused_while_run
 from ..contract.semantics import Semantics
 from ..devices import CPU
 from ..errors import Unsupported, UsageError, unknown
+from ..execution.kernels import deterministic
 from ..importing import imported
 from ..models.looking import look
 from ..protocol.jobs import (
@@ -30,10 +32,11 @@ from ..protocol.jobs import (
     CaseJob,
     Describe,
     Job,
-    Load,
+    LoadCheckpoint,
     LookAtModel,
     Measure,
     Observe,
+    SegmentJob,
     Supports,
     TakeSteps,
     TimeSteps,
@@ -42,8 +45,6 @@ from ..protocol.replies import CaseReply, CaseUnsupported, Description, ModelLoo
 from .checkpoints import NO_CHECKPOINTS, Checkpoints, kept, resumes
 from .collectives import CollectiveTrace
 from .leaks.guard import LeakSink, StateGuard
-from .measure import unmeasured
-from .poison import deterministic
 from .recorder import Recorder, Store
 from .steps import Driver, restores
 
@@ -132,11 +133,15 @@ def load(name: str) -> type[Implementation]:
     if not fault:
         return loading.load(name)
     if name not in _injected:
-        from ..faults.injected.injection import planted
-
-        where, _, kind = INJECTED[fault].partition(":")
-        _injected[name] = planted(load(parent), fault, getattr(import_module(where), kind))
+        planted: Any = _named(PLANTING)
+        _injected[name] = planted(load(parent), fault, _named(INJECTED[fault]))
     return _injected[name]
+
+
+def _named(place: str) -> Any:
+    """Import "module:name"."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
 
 
 def _look(name: str, device: torch.device) -> ModelLook:
@@ -214,7 +219,7 @@ def _run_case(job: CaseJob, context: Context) -> CaseReply:
         progress=context.progress,
         checkpoints=Checkpoints(
             case,
-            job.checkpoints if isinstance(job, Observe | Load) else NO_CHECKPOINTS,
+            job.checkpoints if isinstance(job, SegmentJob) else NO_CHECKPOINTS,
             rank=context.rank,
             device=device,
         ),
@@ -222,7 +227,7 @@ def _run_case(job: CaseJob, context: Context) -> CaseReply:
     try:
         with ExitStack() as stack:
             stack.enter_context(driver.delays.everywhere())
-            if isinstance(job, Observe | Load | Measure) and job.trace:
+            if isinstance(job, Observe | LoadCheckpoint | Measure) and job.trace:
                 # Within the delays, so that a collective is recorded where it is called.
                 stack.enter_context(CollectiveTrace(context.progress.collective))
             match job:
@@ -232,7 +237,7 @@ def _run_case(job: CaseJob, context: Context) -> CaseReply:
                     return driver.bare()
                 case Observe():
                     return driver.observed(Recorder(context.arena))
-                case Load():
+                case LoadCheckpoint():
                     return driver.loaded(Recorder(context.arena))
                 case Measure():
                     return driver.measured()

@@ -28,6 +28,7 @@ from ..contract.implementation import (
 )
 from ..devices import CPU, processor
 from ..errors import UsageError, unknown
+from ..execution.graph import GraphNotes
 from ..models.batches import batch, loss_of, overflows, weight
 from ..models.network import build_model
 from ..models.start import initial_state
@@ -40,9 +41,8 @@ from ..protocol.observations import (
 from ..protocol.replies import MemoryReply, StepsTaken, TimeReply
 from .checkpoints import Checkpoints, exports, gist, kept
 from .delays import Delays
-from .fidelity import ForwardProbe
+from .forward_probe import ForwardProbe
 from .given_state import GivenState
-from .graph import GraphNotes
 from .measure import Measuring
 from .poison import poisoned
 from .randomness import ON_CPU, CarriedRandomness, RandomLeft

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from ..contract.semantics import Semantics
+from ..protocol.verdicts import Violation, said
 from .diagnose.buffers import SENTENCES, causes
-from .verdict import Violation, said
 
 Buffers = Mapping[str, torch.Tensor]
 

@@ -21,6 +21,7 @@ from ..devices import CPU
 from ..models.blocks import DTYPES
 from ..models.network import build_model
 from ..protocol.observations import Point, RankObservation
+from ..protocol.verdicts import Judgement, Violation
 from . import buffers as buffers_
 from . import clip as clip_
 from . import gradient as gradient_
@@ -45,7 +46,6 @@ from .replayed import StepReplay
 from .state import StartState, State
 from .tolerance import Tolerance
 from .update import Update, UpdateJudge, UpdateRecipe
-from .verdict import Judgement, Violation
 
 
 def judge(

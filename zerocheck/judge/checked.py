@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..case.schema import Case
 from ..protocol.measurements import Measured
-from .verdict import Violation
+from ..protocol.verdicts import Violation
 
 
 class Checked(NamedTuple):

@@ -10,6 +10,7 @@ import torch
 
 from ..case.legs import end_of
 from ..case.schema import Case
+from ..protocol.verdicts import Violation, said, together
 from .assemble import Observation
 from .compare import different_bits, same_bits
 from .diagnose.resume import (
@@ -26,7 +27,6 @@ from .diagnose.resume import (
 from .layout import ParameterLayout
 from .ownership import MOMENTS
 from .state import State
-from .verdict import Violation, said, together
 
 
 @dataclass(frozen=True)

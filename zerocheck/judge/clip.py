@@ -16,6 +16,7 @@ from zerocheck_reference import ClipRule, clip_coefficient
 
 from ..case.schema import Case
 from ..contract.semantics import Semantics
+from ..protocol.verdicts import Violation
 from . import bounds, vectors
 from .assemble import Observation, RoleState
 from .bounds import Enclosure, Format, U
@@ -24,7 +25,6 @@ from .diagnose.clip import SENTENCES, Norm, clip_causes, norm_causes
 from .layout import Elements, Formats, ParameterLayout
 from .noted import Noted
 from .pieces import Positions, split
-from .verdict import Violation
 
 
 def elements_of(gradient: RoleState, rank: int) -> torch.Tensor:

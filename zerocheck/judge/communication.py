@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from ..case.schema import Case
 from ..contract.layout import Call, Layout
 from ..protocol.measurements import Measured
+from ..protocol.verdicts import Violation, together
 from .checked import Checked
 from .diagnose.communication import causes
-from .verdict import Violation, together
 
 
 def check(case: Case, measured: Sequence[Measured]) -> Checked:

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import torch
 
+from ..protocol.verdicts import Violation, together
 from .assemble import Observation
 from .compare import different_bits
 from .diagnose.resume import export_causes
 from .layout import ParameterLayout, ParameterPlace
 from .ownership import MOMENTS
 from .state import State
-from .verdict import Violation, together
 
 
 def check_export(

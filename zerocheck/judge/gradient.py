@@ -11,6 +11,7 @@ import torch
 from ..case.schema import Case
 from ..case.shapes import unfrozen
 from ..contract.semantics import Semantics
+from ..protocol.verdicts import Violation, with_parts
 from . import bounds
 from .assemble import RoleState
 from .bounds import Enclosure, Format
@@ -24,7 +25,6 @@ from .layout import ParameterLayout
 from .local import Passes, Scale
 from .pieces import Enclosing, Positions, in_pieces
 from .precision import Path, declared, path_of
-from .verdict import Violation, with_parts
 
 
 class Expected(NamedTuple):

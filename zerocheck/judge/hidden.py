@@ -16,6 +16,7 @@ import torch
 from ..case.schema import Case
 from ..contract.groups import learning_rates
 from ..contract.semantics import Semantics
+from ..protocol.verdicts import Violation
 from . import bounds, vectors
 from .assemble import ManifestPlan, RoleState
 from .bounds import Enclosure, Format, U
@@ -24,7 +25,6 @@ from .compare import Misfit, compare_pieces, describe, exactly
 from .layout import Formats, ParameterLayout
 from .pieces import Enclosing, Positions, pieces, some, split
 from .state import State
-from .verdict import Violation
 
 
 class Recovered(NamedTuple):

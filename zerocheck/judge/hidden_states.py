@@ -17,6 +17,7 @@ import torch
 from ..case.schema import Case
 from ..contract.groups import learning_rates
 from ..contract.semantics import Semantics
+from ..protocol.verdicts import Violation
 from . import bounds
 from .assemble import RoleState
 from .bounds import Enclosure, Reading, Scalars
@@ -31,7 +32,6 @@ from .pieces import Enclosing, Positions, pieces
 from .state import State
 from .update import UpdateRecipe
 from .update_range import Box, moments_after, parameter_after, update_range
-from .verdict import Violation
 
 
 class HiddenUpdate(NamedTuple):

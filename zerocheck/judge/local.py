@@ -19,24 +19,15 @@ from ..case.schema import Case
 from ..case.shapes import unfrozen
 from ..compat import use_deterministic
 from ..devices import CPU, forked, seed_device, set_random_state
-from ..drive.fidelity import (
-    as_parameters,
-    as_views,
-    cast_inputs,
-    lies,
-    pass_detached,
-    pass_through,
-    place,
-    recomputing,
-)
-from ..drive.graph import GraphNotes
-from ..drive.kernels import kept
-from ..drive.poison import deterministic
+from ..execution.alignment import lies, place
+from ..execution.graph import GraphNotes
+from ..execution.kernels import deterministic, kept
 from ..models.batches import Batch, batch, loss_of, overflows, weight
 from ..models.user import call_with
 from ..protocol.observations import StepObservation
 from . import vectors
 from .layout import ParameterLayout
+from .mirrors import as_parameters, as_views, cast_inputs, pass_detached, pass_through, recomputing
 from .moving import rounding_otherwise
 from .operator_noise import CancellationNoise
 from .precision import OWN, Computing

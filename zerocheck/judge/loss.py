@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from msgspec.structs import replace
 
+from ..protocol.verdicts import Violation
 from .diagnose.loss import SENTENCES, Losses, Replay, causes, changed_parameters, equal, same
 from .flat import FlatBuffer
-from .verdict import Violation
 
 __all__ = ["check", "check_random", "same", "with_other_parameters"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from ..protocol.observations import RankObservation
+from ..protocol.verdicts import Judgement, Obligation, Tier, Violation, statuses_of
 from .assemble import Observation
 from .digest import digest_of
 from .local import Passes
 from .ran_on import check_repeats
 from .shares import shares
 from .vacuity import Vacuity
-from .verdict import Judgement, Obligation, Tier, Violation, statuses_of
 from .words import Refuted
 
 

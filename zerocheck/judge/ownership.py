@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ..case.hosts import Hosts
 from ..contract.shard import Role
 from ..errors import did_you_mean
+from ..hosts import Hosts
 from ..protocol.observations import Entry, Point
+from ..protocol.verdicts import Violation
 from .assemble import Observation
 from .diagnose.ownership import Tiling, of_nothing, of_replicas, of_shapes, of_tiling, words
-from .verdict import Violation
 
 MOMENTS: tuple[Role, ...] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 

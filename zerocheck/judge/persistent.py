@@ -18,11 +18,9 @@ from collections.abc import Iterator, Sequence
 from ..case.schema import Case
 from ..case.shapes import learning, parameter_bytes
 from ..contract.layout import CATEGORIES, PHASES, Category, Line, Phase
-from ..drive.census import HARNESS, LOCAL
-from ..drive.ledger import UNEXPLAINED
-from ..protocol.measurements import Measured
+from ..protocol.measurements import HARNESS, LOCAL, UNEXPLAINED, Measured
+from ..protocol.verdicts import Violation, together
 from .checked import Checked
-from .verdict import Violation, together
 
 COMPARED = tuple(one for one in CATEGORIES if one != "activation")
 """The categories that a layout tells of."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 
 from ..contract.shard import Role
+from ..protocol.verdicts import Violation, said
 from .assemble import Observation, RoleState
 from .compare import different_bits, same_bits
 from .diagnose.publish import SENTENCES, causes
@@ -18,7 +19,6 @@ from .layout import ParameterLayout
 from .ownership import MOMENTS
 from .pieces import split
 from .state import State
-from .verdict import Violation, said
 
 
 def check(

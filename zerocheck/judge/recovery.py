@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ..case.schema import Case
 from ..contract.semantics import Semantics
+from ..protocol.verdicts import Violation
 from . import hidden
 from .estimate import Off
 from .gradient import Expected
@@ -13,7 +14,6 @@ from .layout import ParameterLayout
 from .noted import Noted
 from .pieces import Enclosing
 from .tolerance import Tolerance
-from .verdict import Violation
 
 
 class Recovery:

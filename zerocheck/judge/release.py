@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from ..case.measuring import settled
 from ..case.schema import Case
 from ..case.shapes import sometimes_used
 from ..contract.layout import CATEGORIES, Category
-from ..drive.measure import settled
 from ..protocol.measurements import Measured
+from ..protocol.verdicts import Violation, together
 from .checked import Checked
 from .persistent import At, Held, held_by, words
-from .verdict import Violation, together
 
 BY_DATA: tuple[Category, ...] = ("gradient", "optimizer")
 """What depends on the batch, where parameters are used sometimes."""

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from ..case.schema import Case
 from ..contract.semantics import Semantics
+from ..protocol.verdicts import Violation
 from . import buffers as buffers_
 from . import gradient as gradient_
 from . import loss as loss_
@@ -22,7 +23,6 @@ from .local import LocalRunner, Passes, Scale
 from .moving import moved
 from .operator_noise import OperatorNoise
 from .state import State
-from .verdict import Violation
 
 
 class StepReplay:

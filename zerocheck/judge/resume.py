@@ -13,15 +13,7 @@ import torch
 from ..case.legs import legs_of, only_loads, samples_before
 from ..case.schema import Case
 from ..protocol.observations import RankObservation
-from .assemble import Fetch
-from .case import CaseJudge
-from .checkpoint import Checkpoint, compare_loaded, compare_saved
-from .export import check_export
-from .local import as_on_a_rank
-from .ran_on import ran_on
-from .state import State
-from .tried import Seen, control, tried
-from .verdict import (
+from ..protocol.verdicts import (
     EQUIVALENCE,
     RESUME,
     Gave,
@@ -32,6 +24,14 @@ from .verdict import (
     Status,
     Violation,
 )
+from .assemble import Fetch
+from .case import CaseJudge
+from .checkpoint import Checkpoint, compare_loaded, compare_saved
+from .export import check_export
+from .local import as_on_a_rank
+from .ran_on import ran_on
+from .state import State
+from .tried import Seen, control, tried
 
 
 def judge_legs(

@@ -12,8 +12,8 @@ from typing import Literal
 
 from ..case.schema import Case
 from ..protocol.observations import Point
+from ..protocol.verdicts import Violation
 from .assemble import Observation
-from .verdict import Violation
 
 Kind = Literal["parameters", "gradients", "optimizer states"]
 

@@ -14,11 +14,11 @@ import torch
 
 from ..case.schema import Case
 from ..protocol.observations import StepObservation
+from ..protocol.verdicts import Violation
 from .compare import different_bits
 from .layout import ParameterLayout
 from .ownership import MOMENTS
 from .state import State
-from .verdict import Violation
 
 
 def check_reports(seen: Sequence[StepObservation], *, step: int) -> Violation | None:

@@ -10,13 +10,13 @@ import msgspec
 from ..case.schema import Case
 from ..models.network import build_model
 from ..protocol.observations import RankObservation
+from ..protocol.verdicts import Gave, Resume, Violation, with_parts
 from .assemble import Fetch, Observation
 from .checkpoint import Checkpoint, compare_loaded
 from .compare import different_bits
 from .layout import ParameterLayout
 from .ownership import MOMENTS, Ownership
 from .state import State
-from .verdict import Gave, Resume, Violation, with_parts
 
 Seen = tuple[Sequence[RankObservation], Fetch]
 """What all ranks of one leg observed: see `judge.case.judge`."""

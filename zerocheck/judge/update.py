@@ -11,6 +11,7 @@ import torch
 from ..case.legs import end_of
 from ..case.schema import Case, Group
 from ..contract.groups import learning_rates
+from ..protocol.verdicts import Violation
 from . import bounds, vectors
 from .bounds import Enclosure, Format, Reading, Scalars
 from .compare import (
@@ -27,7 +28,6 @@ from .diagnose.update import Segment, causes, sentence
 from .layout import Elements, KernelRange, ParameterLayout, ParameterPlace
 from .pieces import Positions, in_pieces, pieces
 from .state import State
-from .verdict import Violation
 
 
 class Update(NamedTuple):

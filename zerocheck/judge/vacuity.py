@@ -1,7 +1,7 @@
 """Vacuous obligations of a case: those that hold where nothing could fail.
 
 An obligation is vacuous in a case if it holds, and would also hold for code that does not do the
-work at all: never shards, reduces, clips, updates, or communicates. VACUOUS in judge/verdict.py
+work at all: never shards, reduces, clips, updates, or communicates. VACUOUS in protocol/verdicts.py
 gives the conditions. Evidence is taken from all steps; one that could fail is enough.
 """
 
@@ -14,9 +14,9 @@ from math import prod
 import torch
 
 from ..protocol.observations import RankObservation
+from ..protocol.verdicts import Obligation
 from .buffers import Buffers
 from .state import State
-from .verdict import Obligation
 
 
 class Vacuity:

@@ -15,7 +15,7 @@ import msgspec
 from ..case.schema import Case
 from ..contract.semantics import Semantics
 from ..protocol.observations import RankObservation
-from .verdict import EQUIVALENCE, RESUME, Judgement, Violation
+from ..protocol.verdicts import EQUIVALENCE, RESUME, Judgement, Violation
 
 BY_CAUSE: Mapping[str, str] = {"summed": "accumulated in ", "reduce": "reduced in "}
 """Fields whose words widen the bound by much, with the beginning of the cause that suggests one.

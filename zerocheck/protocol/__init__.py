@@ -1,7 +1,8 @@
-"""Data that crosses the border of a rank process; nothing here computes.
+"""Data that crosses the border of a rank process, and verdicts on it; nothing here computes.
 
 - `jobs.py`: requests to a rank, one struct for each kind
-- `replies.py`: replies of a rank, to match
-- `observations.py`: what a rank observed of a case: tensors, steps, checkpoints
+- `replies.py`: replies of a rank, one struct for each kind
+- `observations.py`: tensors, steps and checkpoints that a rank observed
 - `measurements.py`: memory, collectives and times of a rank's steps
+- `verdicts.py`: obligations, violations, and the judgement of a case
 """

@@ -65,7 +65,7 @@ class Observe(msgspec.Struct, frozen=True, tag=True):
     """Record every collective, for hangs and crashes."""
 
 
-class Load(msgspec.Struct, frozen=True, tag=True):
+class LoadCheckpoint(msgspec.Struct, frozen=True, tag=True):
     """Request to load a checkpoint and to record the state or the refusal; no step is taken."""
 
     implementation: str
@@ -91,6 +91,8 @@ class TimeSteps(msgspec.Struct, frozen=True, tag=True):
     case: Case
 
 
-CaseJob = Build | TakeSteps | Observe | Load | Measure | TimeSteps
+SegmentJob = Observe | LoadCheckpoint
+"""Requests for one training segment of a case."""
+CaseJob = Build | TakeSteps | SegmentJob | Measure | TimeSteps
 """Requests that build an implementation for one case."""
 Job = Describe | LookAtModel | Supports | CaseJob

@@ -6,6 +6,13 @@ import msgspec
 
 from ..contract.layout import Call, Layout, Line, Peak, Phase
 
+LOCAL = "local variable"
+"""Beginning of the holder's name of memory that only a running function holds."""
+HARNESS = "batches of the harness"
+"""Holder of the samples, which are not the implementation's."""
+UNEXPLAINED = "unexplained"
+"""Holder of memory that nothing is known to hold."""
+
 
 class CudaPool(msgspec.Struct, frozen=True, array_like=True):
     """Report of a GPU's caching allocator at the end of a phase, in bytes.

@@ -57,39 +57,41 @@ class Lie(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepObservation(msgspec.Struct, frozen=True, array_like=True):
-    """Losses of one step, its report, and properties of the model's execution.
-
-    Losses per microbatch are fp32 values. misaligned: {parameter: its `lies`, of drive/fidelity}
-    where that is not 0; passed_through: modules whose inputs go through one more autograd node;
-    restrided: those of them where it changes strides of an input; strides: {parameter: its strides
-    in elements} where they are not the model's own; tracked: frozen parameters that autograd
-    tracks; random: where the case carries random numbers on, the number of the state at the entry
-    of each loss; viewed: modules whose parameters are recreated, as views, at each call; left: a
-    hash of the random state at the end of each forward, if the model has dropout; cast: modules
-    whose inputs are cast to another dtype; recomputed: modules whose forward runs without a graph,
-    and again in the backward (reentrant checkpointing); graphs: a fingerprint of the computation
-    behind each loss (see drive/graph.py), empty where none was taken.
-    """
+    """Losses of one step, its report, and the properties of its execution that decide bits."""
 
     losses: tuple[float, ...]
+    """Loss of each microbatch, an fp32 value."""
     grad_norm: float | None = None
     skipped: bool = False
     loss_scale: float = 1.0
     misaligned: dict[str, int] = {}
+    """Address of each parameter modulo its alignment, where that is not 0: see
+    execution/alignment.py."""
     passed_through: tuple[str, ...] = ()
+    """Modules whose inputs go through one more autograd node."""
     reported: bool = True
     """False for the last forward and backward, which the harness ends before its update."""
     strides: dict[str, tuple[int, ...]] = {}
+    """Strides of each parameter, in elements, where they are not the model's own."""
     tracked: tuple[str, ...] = ()
+    """Frozen parameters that autograd tracks."""
     random: tuple[int, ...] = ()
+    """Number of the random state at the entry of each loss, where the case carries it on."""
     viewed: tuple[str, ...] = ()
+    """Modules whose parameters are made again, as views, at each call."""
     left: tuple[str, ...] = ()
+    """Hash of the random state at the end of each forward, if the model has dropout."""
     cast: tuple[str, ...] = ()
+    """Modules whose inputs are cast to another dtype."""
     restrided: tuple[str, ...] = ()
+    """Modules in `passed_through` where that changes the strides of an input."""
     reduced: bool = True
-    """False if the gradient that was shown may be the rank's own: see StepReport.reduced."""
+    """False if the gradient that was exposed may be the rank's own: see StepReport.reduced."""
     recomputed: tuple[str, ...] = ()
+    """Modules whose forward runs without a graph, and again in the backward (reentrant
+    checkpointing)."""
     graphs: tuple[str, ...] = ()
+    """Fingerprint of the computation behind each loss (execution/graph.py); empty if not taken."""
 
 
 class Declaration(msgspec.Struct, frozen=True, kw_only=True):

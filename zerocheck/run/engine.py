@@ -17,7 +17,7 @@ from ..case.schema import Case
 from ..catalogue import is_built_in
 from ..errors import RanksLost, UsageError
 from ..judge.local import as_on_a_rank
-from ..judge.verdict import RESUME
+from ..protocol.verdicts import RESUME
 from ..ranks.limits import check_world_size
 from ..ranks.torchrun import TorchrunPool
 from .casefile import write

@@ -28,7 +28,7 @@ from ..case.validity import check
 from ..catalogue import check_spelling, family
 from ..devices import CPU, CUDA, kind_of
 from ..errors import UsageError, did_you_mean, unknown
-from ..judge.verdict import OBLIGATIONS, Obligation, Violation
+from ..protocol.verdicts import OBLIGATIONS, Obligation, Violation
 from .kinds import check_kinds, is_of, most_bytes, ranks_of
 from .records import CaseFinished, KnownReference
 

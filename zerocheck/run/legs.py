@@ -14,7 +14,14 @@ import msgspec
 from ..case.legs import legs_of, only_loads, samples_before
 from ..case.schema import Case, Disturbance
 from ..drive.checkpoints import listing_of
-from ..protocol.jobs import Load, Measure, Observe, SegmentCheckpoints, TimeSteps
+from ..protocol.jobs import (
+    LoadCheckpoint,
+    Measure,
+    Observe,
+    SegmentCheckpoints,
+    SegmentJob,
+    TimeSteps,
+)
 from ..protocol.observations import CheckpointObservation, RankObservation
 from ..ranks.result import JobResult
 from .damaging import damage
@@ -40,7 +47,7 @@ class Legs:
     def __len__(self) -> int:
         return len(self._cases)
 
-    def job(self, number: int) -> Observe | Load:
+    def job(self, number: int) -> SegmentJob:
         """Return the job for the ranks of a segment; segment k loads what segment k - 1 saved."""
         leg = self._cases[number]
         into = self.case.resume[number - 1].into if number else ""
@@ -54,7 +61,7 @@ class Legs:
             load=str(self._loaded(number)) if number else "",
             samples=samples_before(self.case, number),
         )
-        kind = Load if number and only_loads(self.case, number) else Observe
+        kind = LoadCheckpoint if number and only_loads(self.case, number) else Observe
         return kind(name, leg, checkpoints, trace=self._trace)
 
     def measuring(self) -> Measure:
@@ -70,7 +77,7 @@ class Legs:
         """Return the job in which the steps are timed, without any checkpoint or delay."""
         return TimeSteps(self._implementation, self.measuring().case)
 
-    def control(self, number: int) -> Observe | Load | None:
+    def control(self, number: int) -> SegmentJob | None:
         """Return the job of segment `number` with the undamaged checkpoint, if it only loads.
 
         Without it a load that is wrong anyway would pass for damage.
@@ -79,7 +86,7 @@ class Legs:
             return None
         return _with_checkpoints(self.job(number), load=str(self._path / str(number - 1)))
 
-    def killed(self, number: int, saved: CheckpointObservation) -> Observe | Load | None:
+    def killed(self, number: int, saved: CheckpointObservation) -> SegmentJob | None:
         """Return the job of segment `number` again, if the next loads a killed writer's files.
 
         saved: of the rank to be killed, from the run of the segment in which it was not.
@@ -156,6 +163,6 @@ def without_waiting(result: JobResult) -> JobResult:
     return replace(result, outcome="finished", payloads=payloads)
 
 
-def _with_checkpoints(job: Observe | Load, **changes: Any) -> Observe | Load:
+def _with_checkpoints(job: SegmentJob, **changes: Any) -> SegmentJob:
     checkpoints = msgspec.structs.replace(job.checkpoints, **changes)
     return msgspec.structs.replace(job, checkpoints=checkpoints)

@@ -12,8 +12,8 @@ from ..case.validity import check
 from ..catalogue import check_factory
 from ..devices import CPU
 from ..errors import UsageError
-from ..judge.verdict import Obligation
 from ..protocol.replies import Description
+from ..protocol.verdicts import Obligation
 from .options import RunOptions
 from .rank_requests import look
 from .trial import RankPool

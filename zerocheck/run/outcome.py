@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 import msgspec
 
+from ..case.measuring import unmeasured
 from ..case.schema import Case
-from ..drive.measure import unmeasured
 from ..errors import HarnessError, Unsupported
 from ..judge.case import judge
 from ..judge.measured import judge_measured, merged
 from ..judge.resume import judge_legs
 from ..judge.tried import Seen
-from ..judge.verdict import MEMORY, Judgement, Obligation, Status
 from ..judge.words import declared, with_words
 from ..protocol.replies import MemoryReply, TimeReply
+from ..protocol.verdicts import MEMORY, Judgement, Obligation, Status
 from ..ranks.result import JobResult
 from .pace import Pace
 from .pacing import DIGITS, paced

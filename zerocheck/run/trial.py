@@ -7,12 +7,12 @@ from typing import Any, Protocol
 
 import msgspec
 
+from ..case.measuring import unmeasured
 from ..case.schema import Case
-from ..drive.measure import unmeasured
-from ..judge.verdict import MEMORY, Obligation
-from ..protocol.jobs import CaseJob, Load
+from ..protocol.jobs import CaseJob, LoadCheckpoint
 from ..protocol.observations import RankObservation
 from ..protocol.replies import CaseUnsupported
+from ..protocol.verdicts import MEMORY, Obligation
 from ..ranks.result import JobResult
 from .legs import Legs, without_waiting
 from .outcome import Outcome, Results, judged
@@ -115,7 +115,9 @@ class Trial:
                 job = self._legs.job(number)
                 self._pending = self._submit(job)
                 result = self._ranks.wait(self._pending)
-                results.append(without_waiting(result) if isinstance(job, Load) else result)
+                results.append(
+                    without_waiting(result) if isinstance(job, LoadCheckpoint) else result
+                )
             if self._measures is not None and not _ended(results[-1]):
                 self._pending = self._submit(self._measures)
                 measured = self._ranks.wait(self._pending)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from operator import itemgetter
 
-from ...case.hosts import places
+from ...hosts import places
 from .evidence import Candidate, Evidence, summed, times
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...case.hosts import Hosts, places
+from ...hosts import Hosts, places
 from ...protocol.observations import Entry
 
 Shape = tuple[int, ...]

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from ...case.schema import Case
 from ...case.tensor_parallel import cut_dim, plan_of
+from ...protocol.verdicts import Violation
 from ..compare import same_bits
 from ..layout import ParameterLayout
-from ..verdict import Violation
 from .evidence import Candidate, Evidence, times
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from ...judge.paper import STAGES, ideal
+from ...run.paper import STAGES, ideal
 from ...run.tally import Tally
 
 WIDTH, HEIGHT = 640, 240
