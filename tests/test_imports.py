@@ -21,6 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "foreign_text": set(),
     "shortage": set(),
+    "stopping": set(),
     "host": {"errors"},
     "devices": {"errors"},
     "launched": {"errors"},
@@ -40,14 +41,16 @@ ALLOWED: dict[str, set[str]] = {
         "faults", "contract", "models", "case", "catalogue", "compat", "compat_memory", "devices",
         "errors", "importing",
     },
-    "ranks": {"drive", "contract", "case", "compat", "launched", "devices", "host", "errors"},
+    "ranks": {
+        "drive", "contract", "case", "compat", "launched", "stopping", "devices", "host", "errors",
+    },
     "judge": {
         "drive", "contract", "models", "case", "compat", "devices", "host", "errors",
         "zerocheck_reference",
     },
     "run": {
         "judge", "ranks", "drive", "contract", "models", "case", "catalogue", "compat", "errors",
-        "foreign_text", "faults", "launched", "zerocheck", "devices", "host",
+        "foreign_text", "faults", "launched", "zerocheck", "devices", "host", "stopping",
     },
     "report": {"run", "foreign_text", "judge", "contract", "case", "catalogue", "errors"},
     "script": {
@@ -70,7 +73,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli": {
         "attached", "checkpoint", "memory", "report", "script", "run", "judge", "faults", "case",
         "catalogue", "ds_config", "foreign_text", "importing", "launched", "devices", "errors",
-        "shortage", "zerocheck",
+        "shortage", "stopping", "zerocheck",
     },
     "__main__": {"cli"},
 }  # fmt: skip
