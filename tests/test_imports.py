@@ -21,7 +21,9 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "foreign_text": set(),
     "shortage": set(),
-    "host": {"errors"},
+    "warning_filters": set(),
+    "control_groups": set(),
+    "host": {"control_groups", "errors"},
     "devices": {"errors"},
     "launched": {"errors"},
     "compat": {"errors"},
@@ -40,7 +42,9 @@ ALLOWED: dict[str, set[str]] = {
         "faults", "contract", "models", "case", "catalogue", "compat", "compat_memory", "devices",
         "errors", "importing",
     },
-    "ranks": {"drive", "contract", "case", "compat", "launched", "devices", "host", "errors"},
+    "ranks": {"drive", "contract", "case", "compat", "launched", "devices", "host", "errors",
+        "warning_filters",
+    },
     "judge": {
         "drive", "contract", "models", "case", "compat", "devices", "host", "errors",
         "zerocheck_reference",
@@ -48,6 +52,7 @@ ALLOWED: dict[str, set[str]] = {
     "run": {
         "judge", "ranks", "drive", "contract", "models", "case", "catalogue", "compat", "errors",
         "foreign_text", "faults", "launched", "zerocheck", "devices", "host",
+        "control_groups",
     },
     "report": {"run", "foreign_text", "judge", "contract", "case", "catalogue", "errors"},
     "script": {
@@ -70,7 +75,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli": {
         "attached", "checkpoint", "memory", "report", "script", "run", "judge", "faults", "case",
         "catalogue", "ds_config", "foreign_text", "importing", "launched", "devices", "errors",
-        "shortage", "zerocheck",
+        "shortage", "warning_filters", "zerocheck",
     },
     "__main__": {"cli"},
 }  # fmt: skip
