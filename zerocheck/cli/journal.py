@@ -281,6 +281,8 @@ def note(text: str) -> None:
 
 def start_faults(options: MatrixOptions) -> int:
     """Hunt the planted faults and write the kill matrix; the exit code."""
+    world_sizes = options.run(options.faults[0]).world_sizes
+    _check_machine(world_sizes)
     from ..report.faults_progress import FaultsProgress
     from ..run.matrix import engine
 
@@ -288,8 +290,6 @@ def start_faults(options: MatrixOptions) -> int:
         note_untested()
         return engine.run(options, handlers)
 
-    world_sizes = options.run(options.faults[0]).world_sizes
-    _check_machine(world_sizes)
     _note_sharing(options.device, world_sizes)
     return _recorded(options.report_dir / "faults.ndjson", FaultsProgress(), start, _write_faults)
 
