@@ -55,10 +55,10 @@ SHELLS: dict[str, tuple[str, tuple[int, ...], str]] = {
         REFUSED, "Read-only",
     ),
     "stdout /dev/full": (f"{RUN} >/dev/full", REFUSED, "no room is left"),
-    "stdout closed": (f"{RUN} >&-", EITHER, ""),
+    "stdout closed": (f"{RUN} >&-", WORKS, ""),
     "stdin closed": (f"{RUN} <&-", WORKS, ""),
     "stderr closed": (f"{RUN} 2>&-", WORKS, ""),
-    "all closed": (f"{RUN} <&- >&- 2>&-", EITHER, ""),
+    "all closed": (f"{RUN} <&- >&- 2>&-", WORKS, ""),
     "20 descriptors": (f"ulimit -n 20; {RUN}", REFUSED, "ulimit -n"),
     "39 descriptors": (f"ulimit -n 39; {RUN}", REFUSED, "ulimit -n"),
     "64 descriptors": (f"ulimit -n 64; {RUN}", WORKS, ""),
@@ -93,7 +93,7 @@ SHELLS: dict[str, tuple[str, tuple[int, ...], str]] = {
     ),
     "TMPDIR full": (
         f"mkdir t; unshare -rm sh -c 'mount -t tmpfs -o size=4k none t; TMPDIR=$PWD/t {RUN}'",
-        EITHER, "",
+        REFUSED, "no room is left",
     ),
     "shared memory full": (
         f"unshare -rm sh -c 'mount -t tmpfs -o size=64k none /dev/shm; {RUN}'", WORKS, "",
@@ -153,7 +153,7 @@ SHELLS: dict[str, tuple[str, tuple[int, ...], str]] = {
     "report, stdout closed": (f"{REPORT} >&-", WORKS, ""),
     "report, directory removed": (f"{REMOVED}; {REPORT}", REFUSED, "change to one that exists"),
     "report of what cannot be read": (f"{PROGRAM} report /proc/self/mem", REFUSED, "Input/output"),
-    "report, 7 descriptors": (f"ulimit -n 7; {REPORT}", EITHER, ""),
+    "report, 7 descriptors": (f"ulimit -n 7; {REPORT}", WORKS, ""),
     "checkpoint into /dev/full": (f"{CHECKPOINT} --json /dev/full", REFUSED, "No space left"),
     "checkpoint, stdout /dev/full": (f"{CHECKPOINT} >/dev/full", REFUSED, "no room is left"),
     "checkpoint, stdout closed": (f"{CHECKPOINT} >&-", WORKS, ""),
@@ -163,7 +163,11 @@ SHELLS: dict[str, tuple[str, tuple[int, ...], str]] = {
     "checkpoint that cannot be read": (
         f"ln -s /proc/self/mem saved.pt; {PROGRAM} checkpoint saved.pt", FOUND, "Input/output",
     ),
-    "checkpoint, 7 descriptors": (f"ulimit -n 7; {CHECKPOINT}", EITHER, ""),
+    "checkpoint, 7 descriptors": (f"ulimit -n 7; {CHECKPOINT}", WORKS, ""),
+    "checkpoint, address space of 500 MiB": (
+        f"ulimit -v 512000; {CHECKPOINT}", REFUSED, "ulimit -v",
+    ),
+    "checkpoint, warnings are errors": (f"PYTHONWARNINGS=error {CHECKPOINT}", WORKS, ""),
 }  # fmt: skip
 
 OFTEN = (
