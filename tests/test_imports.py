@@ -22,7 +22,9 @@ ALLOWED: dict[str, set[str]] = {
     "foreign_text": set(),
     "shortage": set(),
     "stopping": set(),
-    "host": {"errors"},
+    "warning_filters": set(),
+    "control_groups": set(),
+    "host": {"control_groups", "errors"},
     "devices": {"errors"},
     "launched": {"errors"},
     "compat": {"errors"},
@@ -43,6 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "ranks": {
         "drive", "contract", "case", "compat", "launched", "stopping", "devices", "host", "errors",
+        "warning_filters",
     },
     "judge": {
         "drive", "contract", "models", "case", "compat", "devices", "host", "errors",
@@ -51,6 +54,7 @@ ALLOWED: dict[str, set[str]] = {
     "run": {
         "judge", "ranks", "drive", "contract", "models", "case", "catalogue", "compat", "errors",
         "foreign_text", "faults", "launched", "zerocheck", "devices", "host", "stopping",
+        "control_groups",
     },
     "report": {"run", "foreign_text", "judge", "contract", "case", "catalogue", "errors"},
     "script": {
@@ -73,7 +77,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli": {
         "attached", "checkpoint", "memory", "report", "script", "run", "judge", "faults", "case",
         "catalogue", "ds_config", "foreign_text", "importing", "launched", "devices", "errors",
-        "shortage", "stopping", "zerocheck",
+        "shortage", "stopping", "warning_filters", "zerocheck",
     },
     "__main__": {"cli"},
 }  # fmt: skip

@@ -17,6 +17,7 @@ from ..contract.layout import LASTING, Category, Line, Peak, Term
 from ..drive.observation import Job, Measured, RankSeen
 from ..errors import ZerocheckError
 from ..ranks.pool import Pool
+from .machine import check_machine
 from .trial import TARGET
 
 BLOCKS = 4
@@ -130,6 +131,7 @@ def measured(pool: Pool, implementation: str, case: Case) -> Measured:
 
 def pool() -> Pool:
     """Start rank processes on this machine."""
+    check_machine(CASE.world_size)
     return Pool(TARGET)
 
 
