@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 collect_ignore = ["example_project"]  # it has tests of its own
 
 GPU_TESTS = Path(__file__).parent / "gpu"
+LONG_FILES = (
+    "test_example_project.py", "faults/test_faults.py", "run/test_plan.py", "run/test_shrink.py",
+    "judge/test_other_graph.py", "implementations/test_steps.py", "run/test_engine.py",
+    "ranks/test_two_hosts.py", "implementations/test_devices.py", "cli/test_cli_torchrun.py",
+)  # fmt: skip
+"""Those of more than a minute."""
 
 
 def has_gpu() -> bool:
@@ -36,13 +42,17 @@ def gpu_line() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without a GPU its tests are deselected, which the header says."""
-    if has_gpu():
-        return
-    out = [item for item in items if item.get_closest_marker("gpu")]
+    """Deselect tests of a GPU where there is none, and long ones; run files that take long first.
+
+    The header says what is not run. A worker that begins a long file last keeps the others waiting.
+    """
+    without = [] if has_gpu() else ["gpu"]
+    without += [] if WHOLE else ["long"]
+    out = [item for item in items if any(map(item.get_closest_marker, without))]
     if out:
         config.hook.pytest_deselected(items=out)
-        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+    chosen = [item for item in items if not any(map(item.get_closest_marker, without))]
+    items[:] = sorted(chosen, key=lambda item: not any(map(item.path.match, LONG_FILES)))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -114,6 +114,7 @@ def test_it_passes_in_an_environment_of_its_own(python: Path, project: Path) -> 
     assert (project / "junit.xml").is_file()
 
 
+@pytest.mark.long
 def test_a_planted_bug_is_named_and_pytest_says_what_the_command_says(
     python: Path, project: Path
 ) -> None:

@@ -23,7 +23,9 @@ ALLOWED: dict[str, set[str]] = {
     "shortage": set(),
     "stopping": set(),
     "hosts": set(),
-    "host": {"errors"},
+    "warning_filters": set(),
+    "control_groups": set(),
+    "host": {"control_groups", "errors"},
     "devices": {"errors"},
     "launched": {"errors"},
     "compat": {"errors"},
@@ -46,7 +48,10 @@ ALLOWED: dict[str, set[str]] = {
         "protocol", "execution", "contract", "models", "case", "catalogue", "compat",
         "compat_memory", "devices", "errors", "importing",
     },
-    "ranks": {"execution", "compat", "hosts", "launched", "stopping", "devices", "host", "errors"},
+    "ranks": {
+        "execution", "compat", "hosts", "launched", "stopping", "devices", "host", "errors",
+        "warning_filters",
+    },
     "judge": {
         "protocol", "execution", "contract", "models", "case", "compat", "devices", "host",
         "hosts", "errors", "zerocheck_reference",
@@ -54,7 +59,7 @@ ALLOWED: dict[str, set[str]] = {
     "run": {
         "judge", "ranks", "drive", "protocol", "contract", "models", "case", "catalogue", "compat",
         "errors", "foreign_text", "faults", "launched", "zerocheck", "devices", "host", "hosts",
-        "stopping",
+        "stopping", "control_groups",
     },
     "report": {"run", "foreign_text", "protocol", "contract", "case", "catalogue", "errors"},
     "script": {
@@ -78,7 +83,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli": {
         "attached", "checkpoint", "memory", "report", "script", "run", "protocol", "faults", "case",
         "catalogue", "ds_config", "foreign_text", "importing", "launched", "devices", "errors",
-        "shortage", "stopping", "zerocheck",
+        "shortage", "stopping", "warning_filters", "zerocheck",
     },
     "__main__": {"cli"},
 }  # fmt: skip

@@ -6,18 +6,28 @@ import contextlib
 import errno
 import os
 
+from .control_groups import memory_limits
+
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What says that a file system has no room."""
 _MEMINFO = "/proc/meminfo"
-_GROUP = "/sys/fs/cgroup/memory"
 
 
 def total_bytes() -> int | None:
     """Return the smaller of the machine's memory and the control group's limit, None if unknown."""
-    found = _meminfo("MemTotal:")
-    with contextlib.suppress(OSError, ValueError), open(f"{_GROUP}.max") as most:
-        found.append(int(most.read()))
+    found = _meminfo("MemTotal:") + [group.limit for group in memory_limits()]
     return min(found) if found else None
+
+
+def available_bytes() -> int | None:
+    """Return the smaller of the free memory of machine and control group, None if unknown."""
+    found = _meminfo("MemAvailable:") + [group.left for group in memory_limits()]
+    return min(found) if found else None
+
+
+def free_swap_bytes() -> int:
+    """Return the free swap space of the machine, 0 where there is none."""
+    return sum(_meminfo("SwapFree:"))
 
 
 def _meminfo(field: str) -> list[int]:
@@ -26,25 +36,6 @@ def _meminfo(field: str) -> list[int]:
             if line.startswith(field):
                 return [int(line.split()[1]) << 10]
     return []
-
-
-def available_bytes() -> int | None:
-    """Return the smaller of the free memory of machine and control group, None if unknown."""
-    found = _meminfo("MemAvailable:")
-    with (
-        contextlib.suppress(OSError, ValueError),
-        open(f"{_GROUP}.max") as most,
-        open(f"{_GROUP}.current") as current,
-        open(f"{_GROUP}.stat") as details,
-    ):
-        # Cached files count as used there, but make way when memory is short.
-        cached = sum(
-            int(line.split()[1])
-            for line in details
-            if line.startswith(("active_file ", "inactive_file "))
-        )
-        found.append(max(0, int(most.read()) - int(current.read()) + cached))
-    return min(found) if found else None
 
 
 def leaves_half(more: int) -> bool:

@@ -5,11 +5,19 @@ from __future__ import annotations
 
 import errno
 import re
+import resource
 
 _ROOM = "make room there, or give another --report-dir or another TMPDIR"
 _MEMORY = "there is not enough memory; allow more (ulimit -v, ulimit -d, or the control group)"
 _FILES = "too many files are open; allow more (ulimit -n)"
-_PROCESSES = "no further process or thread may be started; allow more (ulimit -u)"
+_PROCESSES = (
+    "no further process or thread may be started; allow more (ulimit -u, or the pids limit of the "
+    "control group)"
+)
+_THREADS = (
+    "a rank could not start a thread; allow more processes (ulimit -u, or the pids limit of the "
+    "control group) or more memory (ulimit -v, ulimit -d)"
+)
 _BY_NUMBER = {
     errno.ENOSPC: f"no room is left on the file system; {_ROOM}",
     errno.EDQUOT: f"the quota of the file system is used up; {_ROOM}",
@@ -23,6 +31,8 @@ _BY_NUMBER = {
 }
 _BY_TEXT = {
     r"can't start new thread|Resource temporarily unavailable|pthread_create": _PROCESSES,
+    # libstdc++, where the constructor of gloo's threads fails.
+    r"terminate called without an active exception": _THREADS,
     r"Too many open files": _FILES,
     r"Cannot allocate memory|MemoryError|failed to map segment|bad_alloc|can't allocate": _MEMORY,
     r"No space left on device": _BY_NUMBER[errno.ENOSPC],
@@ -39,6 +49,8 @@ def shortage(error: BaseException) -> str | None:
     """
     if isinstance(error, MemoryError):
         return _MEMORY
+    if isinstance(error, SystemError) and _memory_is_limited():
+        return _MEMORY  # C code that returned NULL for want of memory, and set no exception
     if isinstance(error, OSError) and error.errno in _BY_NUMBER:
         where = f"{error.filename}: " if error.filename else ""
         return where + _BY_NUMBER[error.errno]
@@ -46,3 +58,8 @@ def shortage(error: BaseException) -> str | None:
         if re.search(pattern, str(error)):
             return words
     return None
+
+
+def _memory_is_limited() -> bool:
+    limits = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
+    return any(resource.getrlimit(one)[0] != resource.RLIM_INFINITY for one in limits)

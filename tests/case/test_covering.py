@@ -46,6 +46,7 @@ def test_the_array_has_every_pair_of_the_candidates(pool: dict[Case, int]) -> No
     assert sum(case.world_size > 8 for case in chosen) <= 15
 
 
+@pytest.mark.long
 def test_the_candidates_have_every_pair_that_drawing_gives(pool: dict[Case, int]) -> None:
     """They were drawn until nothing new came; thousands of others bring nothing either."""
     known = set().union(*map(by_hand, pool))

@@ -47,6 +47,7 @@ def test_a_model_that_needs_all_of_its_blocks_says_so() -> None:
     assert report.simulated == () and report.reason == "block 9 differs from block 0 in up.bias"
 
 
+@pytest.mark.long
 def test_blocks_with_equal_parameters_that_keep_different_activations() -> None:
     model = source("small_models:uneven")
     found = block_list(model.build())

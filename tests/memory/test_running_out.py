@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 from slices import WHOLE, sliced
 
@@ -21,6 +22,7 @@ GIB = 2**30
 PAGE = Path(__file__).parents[2] / "reports" / "memory" / "13b-on-8-ranks-of-40-gib.md"
 
 
+@pytest.mark.long
 def test_13b_on_8_ranks_of_40_gib() -> None:
     """Llama 13B, FSDP2 (stage 3), 4 x 2048 positions: what the page suggests fits, as it says."""
     run_out, fits = published()

@@ -40,6 +40,7 @@ def test_fsdp2_between_steps(ranks: int) -> None:
     assert found.counts == 4 * 15
 
 
+@pytest.mark.long
 def test_llama_70b_on_1024_ranks() -> None:
     """Processor time, since machines have other work too."""
     begun = time.process_time()

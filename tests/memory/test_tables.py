@@ -58,6 +58,7 @@ def test_simulated_and_measured() -> None:
         assert simulated == measured and row in published
 
 
+@pytest.mark.long
 def test_a_simulated_row() -> None:
     model, ranks = sliced(("zero-7.5b", 1024), ("llama-70b", 64))
     again = rows(tables.simulated_shards(model, (ranks,)))[2]

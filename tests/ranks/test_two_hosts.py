@@ -100,6 +100,7 @@ def test_ranks_on_two_hosts_and_a_slow_link(two: TwoHosts, tmp_path: Path) -> No
     assert "reproduced bit for bit: violated again" in replayed.stdout
 
 
+@pytest.mark.long
 def test_a_host_dies_in_the_middle(two: TwoHosts, tmp_path: Path) -> None:
     """It ends soon with what was judged until then, and the implementation is not blamed."""
     here, _ = start(two, tmp_path, 1, "run", "fsdp2", "--seed", "3", "--no-shrink")

@@ -90,6 +90,7 @@ def test_max_cases_leave_pairs_out_and_fail_the_run(run_subject: Run) -> None:
     assert {one.status for one in records.of(CaseFinished)} <= {"holds", "unsupported"}
 
 
+@pytest.mark.long
 def test_what_is_refused_when_built_is_sought_elsewhere_and_then_given_up(
     run_subject: Run,
 ) -> None:

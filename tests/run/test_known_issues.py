@@ -490,6 +490,7 @@ def test_cases_of_a_known_hang_are_left_out_but_for_its_own(run_listed: Run) -> 
     assert all(r.case.training.microbatches == 1 for r in cases[:-1])
 
 
+@pytest.mark.long
 def test_known_hangs_do_not_use_up_the_budget(run_listed: Run) -> None:
     # Without the features of the entry, four known hangs, and the run goes on.
     text = entry("SUBJECT / hung", features=["world-2"], case="{ mesh = [2] }")

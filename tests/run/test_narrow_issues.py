@@ -75,6 +75,7 @@ def test_a_wrong_gradient_on_a_shard_axis_of_one_rank_is_found(tmp_path: Path, p
     assert sum(one.cases for one in found) >= 3 and not known
 
 
+@pytest.mark.long
 def test_a_save_that_deletes_the_older_checkpoint_is_found(tmp_path: Path, pool: Pool) -> None:
     """That dcp writes over it file by file is known."""
     found, _ = planted(
@@ -92,6 +93,7 @@ def test_a_save_that_deletes_the_older_checkpoint_is_found(tmp_path: Path, pool:
 
 
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs deepspeed")
+@pytest.mark.long
 def test_ranks_that_can_load_no_universal_checkpoint_are_found(
     tmp_path: Path, deepspeed_pool: Pool
 ) -> None:

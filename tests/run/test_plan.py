@@ -178,6 +178,7 @@ def elsewhere(
     return {pair for pair in lost if any(set(pair) <= names for names in kept)}
 
 
+@pytest.mark.long
 def test_other_cases_stand_in_for_one_that_is_refused_when_built() -> None:
     """The cases that go first bring the most, and these are refused for no reason at all."""
     planned = plan(profile="ci")
@@ -191,7 +192,7 @@ def test_other_cases_stand_in_for_one_that_is_refused_when_built() -> None:
 
 @pytest.mark.parametrize(
     "names",
-    [("tied",), ("block-conv", "frozen"), *sliced([("unused", "clip-inf"), ("dropout",)], [])],
+    [("tied",), *sliced([("block-conv", "frozen"), ("unused", "clip-inf"), ("dropout",)], [])],
 )
 def test_what_is_always_refused_when_built_is_given_up_and_nothing_else(
     names: tuple[str, ...],
@@ -267,6 +268,7 @@ def test_durability_and_damage_alone_have_no_other_cases() -> None:
     assert any(case.resume[-1].killed is None for case in whole)
 
 
+@pytest.mark.long
 def test_benchmarks_have_cases_of_every_implementation(pool: Pool) -> None:
     """Those of known issues are left out there, and must not be most of them."""
     options = RunOptions(profile="quick", max_cases=8)

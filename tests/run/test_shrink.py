@@ -116,6 +116,7 @@ def test_a_fault_of_what_ranks_do_not_divide_is_not_one_of_three_ranks(smallest:
     assert shrunk.groups == ("world",)
 
 
+@pytest.mark.long
 def test_a_fault_that_needs_a_module_used_twice(smallest: Smallest) -> None:
     shrunk = smallest("not_averaged_if_used_twice")
     assert shrunk.finished.case == default(model=Model(blocks=(Block(kind="mlp"),), calls=(0, 0)))

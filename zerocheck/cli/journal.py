@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 def start_run(options: RunOptions) -> int:
     """Run, judge, and write the reports; return the exit code. Under torchrun rank 0 writes."""
     if options.ranks != "torchrun":
+        _check_machine(options.world_sizes)
         _note_sharing(options.device, options.world_sizes)
         return _run_recorded(options, None)
     from ..run.launch import with_ranks
@@ -69,6 +70,8 @@ def show_replay(
     backend: str | None = None,
 ) -> int:
     """Replay a case file, on these ranks or on new ones, print the result; return the exit code."""
+    if ranks is None:
+        _check_machine((1,))
     from rich.text import Text
 
     from ..report.console import new_console
@@ -148,6 +151,13 @@ def note_configs(names: Sequence[str]) -> None:
     for config in configs if launched.is_rank_0() else ():
         for text in read(config).notes:
             note(text)
+
+
+def _check_machine(world_sizes: Sequence[int]) -> None:
+    """Check the machine before torch is imported, which fails in many ways for want of memory."""
+    from ..run.machine import check_machine
+
+    check_machine(max(world_sizes))
 
 
 def _note_sharing(device: str, world_sizes: Sequence[int]) -> None:
@@ -245,6 +255,8 @@ def note(text: str) -> None:
 
 def start_faults(options: MatrixOptions) -> int:
     """Hunt the planted faults and write the kill matrix; the exit code."""
+    world_sizes = options.run(options.faults[0]).world_sizes
+    _check_machine(world_sizes)
     from ..report.faults_progress import FaultsProgress
     from ..run.matrix import engine
 
@@ -252,7 +264,7 @@ def start_faults(options: MatrixOptions) -> int:
         note_untested()
         return engine.run(options, handlers)
 
-    _note_sharing(options.device, options.run(options.faults[0]).world_sizes)
+    _note_sharing(options.device, world_sizes)
     return _recorded(options.report_dir / "faults.ndjson", FaultsProgress(), start, _write_faults)
 
 

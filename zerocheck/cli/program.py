@@ -17,6 +17,7 @@ from .. import __version__, launched, stopping
 from ..errors import HarnessError, RanksLost, UsageError, unknown
 from ..foreign_text import printable
 from ..shortage import shortage
+from ..warning_filters import relax_warnings
 from .output import remark, say
 
 USAGE, HARNESS, INTERRUPTED = 2, 3, 130
@@ -52,6 +53,7 @@ class Program(click.Group):
     def _main(self, args: Sequence[str] | None, prog_name: str | None, **extra: Any) -> NoReturn:
         extra["standalone_mode"] = False
         given = list(sys.argv[1:] if args is None else args)
+        relax_warnings()
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="replace")  # a terminal may lack a character

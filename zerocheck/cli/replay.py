@@ -53,6 +53,9 @@ def replay(
 
     Exits with 0 if the case holds now, 1 if it fails again, 2 for wrong usage.
     """
+    from ..run.machine import check_process_memory
+
+    check_process_memory()  # before torch is imported
     from ..catalogue import check_factory, check_spelling
     from ..devices import check_device
     from ..run.options import check_backend, check_timeout, choose_ranks

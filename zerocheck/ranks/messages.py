@@ -81,6 +81,14 @@ class Spawned(Message, frozen=True):
     pids: list[int]
 
 
+class NotSpawned(Message, frozen=True):
+    """Zygote to parent: a rank could not be forked, and those before it were ended."""
+
+    ticket: int
+    number: int
+    text: str
+
+
 class Exit(Message, frozen=True):
     """End of a rank: `code` is negative for a signal; `at` is time.monotonic() when seen."""
 
@@ -153,7 +161,7 @@ class Reply(Message, frozen=True):
 
 
 Request = Hello | Spawn | Reap
-Answer = Ready | Failed | Spawned | Reaped
+Answer = Ready | Failed | Spawned | NotSpawned | Reaped
 
 
 def frame(message: Message) -> bytes:

@@ -21,6 +21,7 @@ from zerocheck.ranks.messages import (
     Exit,
     Failed,
     Hello,
+    NotSpawned,
     Ready,
     Reap,
     Reaped,
@@ -52,7 +53,7 @@ class Nursery:
         """
         self._log = log
         self._tickets = itertools.count(1)
-        self._answers: dict[int, Spawned | Reaped] = {}
+        self._answers: dict[int, Spawned | NotSpawned | Reaped] = {}
         self._decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
         self._ready: Ready | None = None
         self._why_dead = ""
@@ -121,8 +122,14 @@ class Nursery:
         return ticket
 
     def spawned(self, ticket: int) -> list[int]:
-        """The pids, in rank order. Waits for the fork. Raises HarnessError."""
+        """The pids, in rank order. Waits for the fork.
+
+        Raises OSError if a rank could not be forked, each time that it is called, and HarnessError.
+        """
         answer = self._answer(ticket)
+        if isinstance(answer, NotSpawned):
+            self._answers[ticket] = answer
+            raise OSError(answer.number, f"a rank could not be started: {answer.text}")
         assert isinstance(answer, Spawned)
         return answer.pids
 
@@ -154,7 +161,7 @@ class Nursery:
             while True:
                 self._read(_CALL_TIMEOUT_S)
 
-    def _answer(self, ticket: int) -> Spawned | Reaped:
+    def _answer(self, ticket: int) -> Spawned | NotSpawned | Reaped:
         while ticket not in self._answers:
             self._read(_CALL_TIMEOUT_S if self._ready else START_TIMEOUT_S)
         return self._answers.pop(ticket)
@@ -177,7 +184,7 @@ class Nursery:
             self._give_up(f"its imports failed\n{answer.text}")
         if isinstance(answer, Ready):
             self._ready = answer
-        elif isinstance(answer, (Spawned, Reaped)):
+        elif isinstance(answer, (Spawned, NotSpawned, Reaped)):
             self._answers[answer.ticket] = answer
 
     def _await(self, timeout_s: float) -> None:

@@ -31,6 +31,8 @@ from zerocheck.ranks.messages import (
     Exit,
     Failed,
     Hello,
+    Message,
+    NotSpawned,
     Ready,
     Reap,
     Reaped,
@@ -40,6 +42,7 @@ from zerocheck.ranks.messages import (
     frame,
     receive,
 )
+from zerocheck.warning_filters import relax_warnings
 
 _PARENT_POLL_MS = 1000
 _LAST_WAIT_S = 2.0
@@ -112,6 +115,7 @@ def _prepare(hello: Hello) -> Target:
         os.chdir(hello.directory)
     # Where something asks whether there is a GPU, while it is imported: by NVML, not by the driver.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    relax_warnings()
     target = load_target(hello.target)
     import torch
 
@@ -192,17 +196,28 @@ class _Zygote:
             sockets += [socket.socket(fileno=descriptor) for descriptor in descriptors]
         for sock in sockets:  # a program that a rank starts would keep it open when that is dead
             sock.set_inheritable(False)
+        pids: list[int] = []
+        answer: Message = Spawned(request.ticket, pids)
+        try:
+            self._fork(request, sockets, pids)
+        except OSError as error:  # no memory, or no further process may be started
+            self._end(pids)
+            words = error.strerror or str(error)
+            answer = NotSpawned(request.ticket, error.errno or 0, words)
+        finally:
+            for sock in sockets:
+                sock.close()
+        self._control.sendall(frame(answer))
+
+    def _fork(self, request: Spawn, sockets: Sequence[socket.socket], pids: list[int]) -> None:
+        """Fork the ranks, and note each in `pids`. Raises OSError."""
         zygote = os.getpid()
-        pids = []
         for rank, own in enumerate(sockets):
             pid = os.fork()
             if pid == 0:
                 self._become_rank(request, rank, own, sockets, zygote)
             self._ends[pid] = 0.0
             pids.append(pid)
-        for sock in sockets:
-            sock.close()
-        self._control.sendall(frame(Spawned(request.ticket, pids)))
 
     def _become_rank(
         self,
@@ -242,6 +257,12 @@ class _Zygote:
         deadline = time.monotonic() + request.patience_s
         while time.monotonic() < deadline and not all(_ended(pid) for pid in pids):
             time.sleep(0.002)
+        exits = self._end(pids)
+        self._end_orphans()
+        self._control.sendall(frame(Reaped(request.ticket, exits)))
+
+    def _end(self, pids: Sequence[int]) -> list[Exit]:
+        """End ranks and reap them."""
         self._note_ends()
         self._kill(pids)
         exits = []
@@ -249,8 +270,7 @@ class _Zygote:
             _, status = os.waitpid(pid, 0)
             at = self._ends.pop(pid) or time.monotonic()
             exits.append(Exit(pid, os.waitstatus_to_exitcode(status), at))
-        self._end_orphans()
-        self._control.sendall(frame(Reaped(request.ticket, exits)))
+        return exits
 
     def _end_orphans(self) -> None:
         """End what ranks that are gone left running, the descendants of that as well.

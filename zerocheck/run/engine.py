@@ -23,7 +23,7 @@ from ..ranks.torchrun import TorchrunPool
 from .casefile import write
 from .confirmation import TRIES, confirm
 from .drifting import Drifting
-from .environment import check_machine, environment
+from .environment import environment
 from .events import Bus, Handler
 from .findings import Bug, Findings
 from .launch import with_ranks
@@ -57,11 +57,10 @@ def run(options: RunOptions, handlers: Sequence[Handler], *, ranks: RankPool | N
     is finished first; then it is raised again.
     """
     if ranks is None:
-        if options.ranks == "processes":
-            check_machine(max(options.world_sizes))
         return with_ranks(
             options.ranks,
             lambda opened: run(options, handlers, ranks=opened),
+            most_ranks=max(options.world_sizes),
             device=options.device,
             backend=options.backend,
             timeout_s=options.timeout,

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import platform
-import resource
-import socket
-import sys
-import tempfile
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,12 +13,8 @@ import torch
 from .. import __version__
 from ..catalogue import OF_EXTRAS, extra_of
 from ..devices import CPU, kind_of, placed, processor
-from ..errors import UsageError
 from .records import Environment
 
-DESCRIPTORS, DESCRIPTORS_PER_RANK = 32, 4
-"""Files and sockets that a process of a run has open at once, at most. The parent and a rank of 2
-had 15 each; user code opens some too."""
 TESTED = ("2.13.0",)
 """torch versions that the test suite runs."""
 
@@ -56,49 +47,6 @@ def environment(device: str = CPU) -> Environment:
         cuda=cuda,
         libraries=_libraries(),
     )
-
-
-def check_machine(world_size: int) -> None:
-    """Raise UsageError, with what to do, where ranks cannot be started or cannot meet here."""
-    _check_names()
-    _check_loopback()
-    _check_descriptors(DESCRIPTORS + DESCRIPTORS_PER_RANK * world_size)
-
-
-def _check_names() -> None:
-    for name in (os.getcwd(), tempfile.gettempdir(), *sys.path):
-        try:
-            name.encode()
-        except UnicodeEncodeError as error:
-            raise UsageError(
-                f"{name!a} is a directory whose name is not UTF-8, and messages to ranks are; run "
-                "this elsewhere"
-            ) from error
-
-
-def _check_loopback() -> None:
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            socket.create_connection(server.getsockname(), timeout=5).close()
-    except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            raise
-        raise UsageError(
-            f"ranks meet on 127.0.0.1, which cannot be reached ({error.strerror}); bring the "
-            "loopback interface up: ip link set lo up"
-        ) from error
-
-
-def _check_descriptors(needed: int) -> None:
-    """Raise this process's limit of descriptors, if it is too low and may be raised."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        raise UsageError(
-            f"{hard} files may be open at once, and ranks need {needed}; allow more (ulimit -n)"
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _libraries() -> str:

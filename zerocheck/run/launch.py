@@ -12,6 +12,7 @@ from ..ranks.device import check_there, shares
 from ..ranks.pool import Pool
 from ..ranks.torchrun import TIMEOUT_S, TorchrunPool
 from ..stopping import Stopping
+from .machine import check_machine
 from .trial import TARGET, RankPool
 
 PATIENCE_S = 5.0
@@ -25,6 +26,7 @@ def with_ranks(
     kind: str,
     do: Callable[[RankPool], int],
     *,
+    most_ranks: int = 1,
     device: str = CPU,
     backend: str | None = None,
     timeout_s: float = TIMEOUT_S,
@@ -32,14 +34,15 @@ def with_ranks(
 ) -> int:
     """Call `do` with rank processes of this kind; return its exit code.
 
-    implementations: that will run, so that their libraries are imported once for all ranks.
+    most_ranks: the largest world size, where they are started here; implementations: that will
+    run, so that their libraries are imported once for all ranks.
 
     On ranks of a launcher other than 0 the same code is returned, and `do` is not called: they
     serve until rank 0 is through with it. Raises what `do` raises, RanksLost, and UsageError for a
     device that is not there.
     """
     if kind == "processes":
-        with started(device, backend, implementations) as pool:
+        with started(device, backend, implementations, most_ranks=most_ranks) as pool:
             return do(pool)
     launched.check_environment()
     if launched.is_rank_0():
@@ -54,9 +57,18 @@ def with_ranks(
 
 
 def started(
-    device: str = CPU, backend: str | None = None, implementations: Iterable[str] = ()
+    device: str = CPU,
+    backend: str | None = None,
+    implementations: Iterable[str] = (),
+    *,
+    most_ranks: int = 1,
 ) -> Pool:
-    """Start rank processes on this machine. Raises UsageError for a missing device."""
+    """Start rank processes on this machine.
+
+    most_ranks: the largest world size. Raises UsageError for a missing device, and for a machine on
+    which so many ranks cannot start.
+    """
+    check_machine(most_ranks)
     check_there(device)
     return Pool(
         TARGET,

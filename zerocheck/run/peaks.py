@@ -19,6 +19,7 @@ from ..protocol.jobs import Measure
 from ..protocol.measurements import Measured
 from ..protocol.replies import MemoryReply
 from ..ranks.pool import Pool
+from .machine import check_machine
 from .rank_replies import expect
 from .trial import TARGET
 
@@ -134,6 +135,7 @@ def measured(pool: Pool, implementation: str, case: Case) -> Measured:
 
 def pool() -> Pool:
     """Start rank processes on this machine."""
+    check_machine(CASE.world_size)
     return Pool(TARGET)
 
 

@@ -61,7 +61,8 @@ def replay(
         raise UsageError(f"--model: the model of {path} is zerocheck's own; leave --model out")
     if ranks is not None:
         return _replayed(case_file, name, model, ranks)
-    with started(device or device_for(case_file.environment.device), backend) as pool:
+    device = device or device_for(case_file.environment.device)
+    with started(device, backend, most_ranks=case_file.case.world_size) as pool:
         return _replayed(case_file, name, model, pool)
 
 

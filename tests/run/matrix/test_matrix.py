@@ -115,6 +115,7 @@ def test_the_control_is_the_parent_on_the_same_case(few: tuple[int, Collect]) ->
         assert control.loss_deviation < 1e-3 and control.deviation < 1.0
 
 
+@pytest.mark.long
 def test_the_rivals_are_not_asked_of_a_fault_of_memory(pool: Pool) -> None:
     """Its free run is as it should be: to be quiet there is no failing of theirs, nor of ours."""
     _, found = matrix(

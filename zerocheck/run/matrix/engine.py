@@ -52,6 +52,7 @@ def run(
     return with_ranks(
         "processes",
         lambda opened: _Matrix(options, handlers, opened).run(),
+        most_ranks=max(options.run(options.faults[0]).world_sizes),
         device=options.device,
         backend=options.backend,
     )
