@@ -326,6 +326,11 @@ CLIPPING = [
         "norm of nothing", features=("clip-tight",),
     ),
     fault(
+        "clipping:NormWithoutHead", "zero1", "clip",
+        "the norm leaves out the parameters of one module", "DeepSpeed, seen here",
+        "norm without some parameters", world=3, features=("clip-tight",), without=("tied",),
+    ),
+    fault(
         "clipping:StaleNorm", "zero1", "clip",
         "the norm of the first step is kept", "CA #5002", "norm of another step",
         features=("clip-tight", "several-steps"),

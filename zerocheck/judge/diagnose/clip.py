@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -36,6 +38,8 @@ class Norm(NamedTuple):
     by_dtype: Mapping[str, torch.Tensor]
     loss_scale: float = 1.0
     replicas: int = 1
+    by_tensor: Mapping[str, float] = MappingProxyType({})
+    """Norm of the gradient of each parameter."""
 
     @property
     def world_size(self) -> int:
@@ -43,11 +47,73 @@ class Norm(NamedTuple):
         return len(self.own)
 
 
-def norm_causes(norm: Norm, kind: str) -> tuple[str, ...]:
-    """Find causes whose norm, within the same bound, is the reported one. kind: "2" or "inf"."""
+def norm_causes(norms: Sequence[Norm], kind: str) -> tuple[str, ...]:
+    """Find causes whose norm, within the same bound, is the reported one on every wrong rank.
+
+    kind: "2" or "inf". Parameters that are left out are asked for where nothing else explains it,
+    since the norm of one shard may be that of all parameters but some.
+    """
+    found = [_causes_of(norm, kind) for norm in norms]
+    common = tuple(cause for cause in found[0] if all(cause in causes for causes in found))
+    if not common and all(left_out(norm, kind) for norm in norms):
+        return (WITHOUT_SOME,)
+    return common
+
+
+def _causes_of(norm: Norm, kind: str) -> tuple[str, ...]:
     if math.isnan(norm.reported):
         return ("uninitialised memory",)
     return tuple(name for name, value in _norms(norm, kind) if _near(norm, value))
+
+
+WITHOUT_SOME = "norm without some parameters"
+
+
+def left_out(norm: Norm, kind: str) -> tuple[str, ...]:
+    """Return the parameter or modules without which the norm is the reported one, or nothing.
+
+    Tried: each parameter, each module, and several modules of one list, such as experts.
+    """
+    if math.isnan(norm.reported):
+        return ()
+    for names in _candidates(norm.by_tensor):
+        rest = [
+            value
+            for name, value in norm.by_tensor.items()
+            if not any(name == one or name.startswith(f"{one}.") for one in names)
+        ]
+        value = max(rest, default=0.0) if kind == "inf" else math.sqrt(sum(x * x for x in rest))
+        if rest and _near(norm, value):
+            return names
+    return ()
+
+
+AT_ONCE = 8
+"""Modules of a list of which several are tried at once: up to 2^8 sets of them."""
+
+
+def _candidates(names: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    """Iterate over sets of parameters and modules that may be left out, single ones first."""
+    names = tuple(names)
+    parts = [name.split(".") for name in names]
+    modules = dict.fromkeys(".".join(p[:n]) for p in parts for n in range(1, len(p)))
+    yield from ((name,) for name in (*names, *modules))
+    lists: dict[str, list[str]] = {}
+    for module in modules:
+        above, _, last = module.rpartition(".")
+        if last.isdigit():
+            lists.setdefault(above, []).append(module)
+    for members in lists.values():
+        if len(members) <= AT_ONCE:
+            for count in range(2, len(members)):
+                yield from combinations(members, count)
+
+
+def sentence_of(cause: str, norm: Norm, kind: str) -> str:
+    """Return a cause of this norm in words, to follow a semicolon; an empty text if it has none."""
+    if cause == WITHOUT_SOME:
+        return f"; it is the norm without those of {', '.join(left_out(norm, kind))}"
+    return f"; {SENTENCES[cause]}" if cause in SENTENCES else ""
 
 
 def _norms(norm: Norm, kind: str) -> Iterator[tuple[str, float]]:
