@@ -29,25 +29,26 @@ ALLOWED: dict[str, set[str]] = {
     "catalogue": {"ds_config", "errors"},
     "ds_config": {"errors"},
     "importing": {"ds_config", "errors"},
+    "causes": {"errors"},
     "case": {"catalogue", "errors"},
     "models": {"case", "catalogue", "importing", "devices", "errors"},
     "contract": {"models", "case", "catalogue", "compat", "importing", "devices", "errors"},
     "implementations": {
         "compat_memory", "contract", "ds_config", "models", "case", "compat", "devices", "errors",
     },
-    "faults": {"implementations", "contract", "models", "case", "compat", "errors"},
+    "faults": {"implementations", "contract", "models", "case", "causes", "compat", "errors"},
     "drive": {
         "faults", "contract", "models", "case", "catalogue", "compat", "compat_memory", "devices",
         "errors", "importing",
     },
     "ranks": {"drive", "contract", "case", "compat", "launched", "devices", "host", "errors"},
     "judge": {
-        "drive", "contract", "models", "case", "compat", "devices", "host", "errors",
+        "drive", "contract", "models", "case", "causes", "compat", "devices", "host", "errors",
         "zerocheck_reference",
     },
     "run": {
-        "judge", "ranks", "drive", "contract", "models", "case", "catalogue", "compat", "errors",
-        "foreign_text", "faults", "launched", "zerocheck", "devices", "host",
+        "judge", "ranks", "drive", "contract", "models", "case", "catalogue", "causes", "compat",
+        "errors", "foreign_text", "faults", "launched", "zerocheck", "devices", "host",
     },
     "report": {"run", "foreign_text", "judge", "contract", "case", "catalogue", "errors"},
     "script": {
@@ -59,7 +60,7 @@ ALLOWED: dict[str, set[str]] = {
         "importing", "errors",
     },
     "attached": {
-        "report", "run", "judge", "drive", "contract", "checkpoint", "case", "compat",
+        "report", "run", "judge", "drive", "contract", "checkpoint", "case", "causes", "compat",
         "foreign_text", "importing", "errors", "zerocheck_reference", "devices", "ranks",
     },
     "shared_run": {"report", "run", "errors"},

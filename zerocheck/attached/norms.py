@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .. import causes as bugs
 from ..judge import bounds
 from ..judge.bounds import Format
 from ..judge.diagnose.clip import Norm, norm_causes, sentence_of
@@ -35,7 +36,7 @@ class Norms:
                 tensors=(),
                 ranks=(),
                 explanation="ranks clip different numbers of times",
-                causes=("ranks disagree",),
+                causes=(bugs.RANKS_DISAGREE,),
             )
         share = 0.0
         for call in range(calls):

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from ... import causes as bugs
 from .. import bounds
 from ..bounds import Enclosure, Format, U
 from ..compare import compare
@@ -56,17 +57,14 @@ def norm_causes(norms: Sequence[Norm], kind: str) -> tuple[str, ...]:
     found = [_causes_of(norm, kind) for norm in norms]
     common = tuple(cause for cause in found[0] if all(cause in causes for causes in found))
     if not common and all(left_out(norm, kind) for norm in norms):
-        return (WITHOUT_SOME,)
+        return (bugs.NORM_WITHOUT_SOME_PARAMETERS,)
     return common
 
 
 def _causes_of(norm: Norm, kind: str) -> tuple[str, ...]:
     if math.isnan(norm.reported):
-        return ("uninitialised memory",)
+        return (bugs.UNINITIALISED_MEMORY,)
     return tuple(name for name, value in _norms(norm, kind) if _near(norm, value))
-
-
-WITHOUT_SOME = "norm without some parameters"
 
 
 def left_out(norm: Norm, kind: str) -> tuple[str, ...]:
@@ -111,7 +109,7 @@ def _candidates(names: Iterable[str]) -> Iterator[tuple[str, ...]]:
 
 def sentence_of(cause: str, norm: Norm, kind: str) -> str:
     """Return a cause of this norm in words, to follow a semicolon; an empty text if it has none."""
-    if cause == WITHOUT_SOME:
+    if cause == bugs.NORM_WITHOUT_SOME_PARAMETERS:
         return f"; it is the norm without those of {', '.join(left_out(norm, kind))}"
     return f"; {SENTENCES[cause]}" if cause in SENTENCES else ""
 
@@ -119,27 +117,27 @@ def sentence_of(cause: str, norm: Norm, kind: str) -> str:
 def _norms(norm: Norm, kind: str) -> Iterator[tuple[str, float]]:
     root = math.sqrt(norm.world_size)
     if norm.replicas > 1:
-        yield "norm x sqrt(R)", norm.exact * math.sqrt(norm.replicas)
+        yield bugs.NORM_TIMES_ROOT_R, norm.exact * math.sqrt(norm.replicas)
     if norm.world_size > 1:
-        yield "norm x sqrt(W)", norm.exact * root
-        yield "norm / sqrt(W)", norm.exact / root
-        yield "norm x W", norm.exact * norm.world_size
+        yield bugs.NORM_TIMES_ROOT_W, norm.exact * root
+        yield bugs.NORM_OVER_ROOT_W, norm.exact / root
+        yield bugs.NORM_TIMES_W, norm.exact * norm.world_size
         if not norm.complete:
             local = [_norm_of(own, kind) for own in norm.own]
-            yield "local norm", local[norm.rank]
-            yield "sum of local norms", sum(local)
-            yield "mean of local norms", sum(local) / norm.world_size
-            yield "largest local norm", max(local)
-    yield "another norm", _norm_of(norm.whole, "2" if kind == "inf" else "inf")
-    yield "norm without root", norm.exact**2
-    yield "norm of nothing", 0.0
+            yield bugs.LOCAL_NORM, local[norm.rank]
+            yield bugs.SUM_OF_LOCAL_NORMS, sum(local)
+            yield bugs.MEAN_OF_LOCAL_NORMS, sum(local) / norm.world_size
+            yield bugs.LARGEST_LOCAL_NORM, max(local)
+    yield bugs.ANOTHER_NORM, _norm_of(norm.whole, "2" if kind == "inf" else "inf")
+    yield bugs.NORM_WITHOUT_ROOT, norm.exact**2
+    yield bugs.NORM_OF_NOTHING, 0.0
     if len(norm.by_dtype) > 1:
         for elements in norm.by_dtype.values():
-            yield "norm of one dtype", _norm_of(elements, kind)
+            yield bugs.NORM_OF_ONE_DTYPE, _norm_of(elements, kind)
     if norm.loss_scale != 1.0:
-        yield "norm before unscaling", norm.exact * norm.loss_scale
+        yield bugs.NORM_BEFORE_UNSCALING, norm.exact * norm.loss_scale
     if norm.previous is not None:
-        yield "norm of another step", norm.previous
+        yield bugs.NORM_OF_ANOTHER_STEP, norm.previous
 
 
 def _near(norm: Norm, value: float) -> bool:
@@ -157,19 +155,22 @@ def _norm_of(elements: torch.Tensor, kind: str) -> float:
 
 
 SENTENCES = {
-    "local norm": "it is the norm of this rank's own shard alone",
-    "sum of local norms": "it is the sum of the norms of the ranks' shards, not the root of the "
+    bugs.LOCAL_NORM: "it is the norm of this rank's own shard alone",
+    bugs.SUM_OF_LOCAL_NORMS: "it is the sum of the norms of the ranks' shards, not the root of the "
     "sum of their squares",
-    "mean of local norms": "it is the mean of the norms of the ranks' shards",
-    "largest local norm": "it is the largest of the norms of the ranks' shards",
-    "norm of another step": "it is the norm of the step before",
-    "another norm": "it is the norm for another p",
-    "norm before unscaling": "it is that of the gradient before it was divided by the loss scale",
-    "norm of nothing": "no gradient was read",
-    "norm of one dtype": "it is the norm of the gradients of one dtype, the others are left out",
-    "norm x sqrt(W)": "it is sqrt(W) times too large: ranks that hold the same were counted twice",
-    "norm x sqrt(R)": "it is sqrt(R) times too large: each of the R replicas was counted",
-    "uninitialised memory": "memory that was never written was read (zerocheck fills it with NaN)",
+    bugs.MEAN_OF_LOCAL_NORMS: "it is the mean of the norms of the ranks' shards",
+    bugs.LARGEST_LOCAL_NORM: "it is the largest of the norms of the ranks' shards",
+    bugs.NORM_OF_ANOTHER_STEP: "it is the norm of the step before",
+    bugs.ANOTHER_NORM: "it is the norm for another p",
+    bugs.NORM_BEFORE_UNSCALING: "it is that of the gradient before it was divided by the loss "
+    "scale",
+    bugs.NORM_OF_NOTHING: "no gradient was read",
+    bugs.NORM_OF_ONE_DTYPE: "it is the norm of the gradients of one dtype, the others are left out",
+    bugs.NORM_TIMES_ROOT_W: "it is sqrt(W) times too large: ranks that hold the same were "
+    "counted twice",
+    bugs.NORM_TIMES_ROOT_R: "it is sqrt(R) times too large: each of the R replicas was counted",
+    bugs.UNINITIALISED_MEMORY: "memory that was never written was read (zerocheck fills it with "
+    "NaN)",
 }
 
 
@@ -190,7 +191,7 @@ def clip_causes(
     far that norm can be off, relative. Tensors of a dtype in which nothing is wrong say nothing.
     """
     if bool(part.isnan().any()):
-        return "the clipped gradient holds NaN", ("uninitialised memory",)
+        return "the clipped gradient holds NaN", (bugs.UNINITIALISED_MEMORY,)
     words_of_dtype = ""
     if len(formats.parts) > 1:
         wrong = [(format, e) for format, e in formats.parts if bool(outside[e].any())]
@@ -201,11 +202,11 @@ def clip_causes(
             words_of_dtype = f", where it is {str(format.dtype).removeprefix('torch.')}"
     raw = max_norm / (norm + 1e-6)
     candidates = {
-        "not clipped": (1.0, "the gradient was not clipped"),
-        "coefficient above 1": (raw, f"the gradient was scaled up, by {raw:.6g}"),
-        "clipped twice": (factor**2, "the gradient was multiplied by the coefficient twice"),
-        "coefficient inverted": (1 / raw, f"the gradient was multiplied by 1 / {raw:.6g}"),
-        "gradient zero": (0.0, "the gradient is zero"),
+        bugs.NOT_CLIPPED: (1.0, "the gradient was not clipped"),
+        bugs.COEFFICIENT_ABOVE_1: (raw, f"the gradient was scaled up, by {raw:.6g}"),
+        bugs.CLIPPED_TWICE: (factor**2, "the gradient was multiplied by the coefficient twice"),
+        bugs.COEFFICIENT_INVERTED: (1 / raw, f"the gradient was multiplied by 1 / {raw:.6g}"),
+        bugs.GRADIENT_ZERO: (0.0, "the gradient is zero"),
     }
     found = {
         name: words
@@ -213,7 +214,7 @@ def clip_causes(
         if value != factor and math.isfinite(value) and _is(part, before, value, formats)
     }
     if own is not None and _is(part, before, own[0], formats, own[1]):
-        found["clipped by the local norm"] = (
+        found[bugs.CLIPPED_BY_THE_LOCAL_NORM] = (
             f"the gradient was multiplied by {own[0]:.6g}, the coefficient of the norm of this "
             "rank's own shard"
         )
