@@ -33,6 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "catalogue": {"ds_config", "errors"},
     "ds_config": {"errors"},
     "importing": {"ds_config", "errors"},
+    "causes": {"errors"},
     "case": {"catalogue", "hosts", "errors"},
     "models": {"case", "catalogue", "importing", "devices", "errors"},
     "contract": {"models", "case", "catalogue", "compat", "importing", "devices", "errors"},
@@ -42,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
         "compat_memory", "contract", "ds_config", "models", "case", "compat", "devices", "errors",
     },
     "faults": {
-        "implementations", "protocol", "contract", "models", "case", "compat", "errors",
+        "implementations", "protocol", "contract", "models", "case", "causes", "compat", "errors",
     },
     "drive": {
         "protocol", "execution", "contract", "models", "case", "catalogue", "compat",
@@ -53,12 +54,12 @@ ALLOWED: dict[str, set[str]] = {
         "warning_filters",
     },
     "judge": {
-        "protocol", "execution", "contract", "models", "case", "compat", "devices", "host",
-        "hosts", "errors", "zerocheck_reference",
+        "protocol", "execution", "contract", "models", "case", "causes", "compat", "devices",
+        "host", "hosts", "errors", "zerocheck_reference",
     },
     "run": {
-        "judge", "ranks", "drive", "protocol", "contract", "models", "case", "catalogue", "compat",
-        "errors", "foreign_text", "faults", "launched", "zerocheck", "devices", "host", "hosts",
+        "judge", "ranks", "drive", "protocol", "contract", "models", "case", "catalogue", "causes",
+        "compat", "errors", "foreign_text", "faults", "launched", "zerocheck", "devices", "host", "hosts",
         "stopping", "control_groups",
     },
     "report": {"run", "foreign_text", "protocol", "contract", "case", "catalogue", "errors"},
@@ -72,8 +73,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "attached": {
         "report", "run", "judge", "protocol", "execution", "drive", "contract", "checkpoint",
-        "case", "compat", "foreign_text", "importing", "errors", "zerocheck_reference", "devices",
-        "ranks",
+        "case", "causes", "compat", "foreign_text", "importing", "errors", "zerocheck_reference",
+        "devices", "ranks",
     },
     "shared_run": {"report", "run", "errors"},
     "pytest_plugin": {"foreign_text", "shared_run", "report", "run", "errors"},

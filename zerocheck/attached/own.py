@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from zerocheck_reference import clip_coefficient
 
+from .. import causes as bugs
 from ..case.schema import Group
 from ..judge import bounds
 from ..judge.bounds import Format, Reading
@@ -192,8 +193,8 @@ class _Own:
 
     def _still_causes(self) -> tuple[str, ...]:
         if self.observed.seen.skipped:
-            return ("skipped step changed the state",)
-        return ("untouched parameter changed",)
+            return (bugs.SKIPPED_STEP_CHANGED_THE_STATE,)
+        return (bugs.UNTOUCHED_PARAMETER_CHANGED,)
 
     def _updates(self, still: set[int]) -> Iterator[tuple[float, Violation | None]]:
         """Yield (share, violation) of the parameters of which this rank holds the state."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
+from .. import causes as bugs
 from ..case.schema import Case, Training
 from ..contract.semantics import Semantics
 from ..judge import bounds
@@ -242,12 +243,12 @@ def violation(
     found, exhibits: of each rank.
     """
     for role, text, cause in (
-        ("missing", "has no gradient though the model used it", "gradient missing"),
+        ("missing", "has no gradient though the model used it", bugs.GRADIENT_MISSING),
         (
             "needless",
             "has a gradient though no rank used it; the declared semantics (unused='skip') leave "
             "it alone",
-            "none became zero",
+            bugs.NONE_BECAME_ZERO,
         ),
     ):
         names = [name for one in found for name in getattr(one, role)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
+from .. import causes as bugs
 from ..case.legs import end_of
 from ..case.schema import Case
 from ..protocol.verdicts import Violation, said, together
@@ -127,15 +128,12 @@ def compare_saved(observation: Observation, step: int) -> Violation | None:
                         tensors=tuple(names),
                         ranks=(rank,),
                         explanation=f"saving, or exporting, changed the {role} that training has",
-                        causes=("changed by saving", STEPPED)
+                        causes=(bugs.CHANGED_BY_SAVING, bugs.FIRST_STEP_COUNTED_BY_SAVING)
                         if stepped
-                        else ("changed by saving",),
+                        else (bugs.CHANGED_BY_SAVING,),
                     )
                 )
     return together(found)
-
-
-STEPPED = "first step counted by saving"
 
 
 def _compared(
@@ -254,7 +252,7 @@ def _buffers(saved: Checkpoint, observation: Observation, at: int) -> Violation 
             tensors=tuple(names or held),
             ranks=(rank,),
             explanation="after the load, the buffers are those of no rank that saved them",
-            causes=("buffers not loaded",) if names else ("buffers of several ranks",),
+            causes=(bugs.BUFFERS_NOT_LOADED,) if names else (bugs.BUFFERS_OF_SEVERAL_RANKS,),
         )
     return None
 
@@ -283,7 +281,7 @@ def _loss_scale(saved: Checkpoint, observation: Observation, case: Case) -> Viol
         observed=scales[bad[0]],
         expected=saved.scale,
         explanation=f"after the load, the loss scale is {scales[bad[0]]:g}, not {saved.scale:g}",
-        causes=("loss scale begins anew",) if scales[bad[0]] == first else (),
+        causes=(bugs.LOSS_SCALE_BEGINS_ANEW,) if scales[bad[0]] == first else (),
     )
 
 

@@ -21,7 +21,7 @@ from . import bounds, vectors
 from .assemble import Observation, RoleState
 from .bounds import Enclosure, Format, U
 from .compare import compare, compare_pieces, describe, exactly
-from .diagnose.clip import SENTENCES, Norm, clip_causes, norm_causes
+from .diagnose.clip import Norm, clip_causes, norm_causes, sentence_of
 from .layout import Elements, Formats, ParameterLayout
 from .noted import Noted
 from .pieces import Positions, split
@@ -181,21 +181,19 @@ def check_norm(
             bad[rank] = norm, exact, bound
     if not bad:
         return share, None
-    causes: tuple[str, ...] | None = None
+    wrong: list[Norm] = []
     for rank, (norm, exact, _) in bad.items():
         elements = elements_of(gradient, rank)
         part = gradient.parts[rank]
-        found = norm_causes(
+        wrong.append(
             Norm(
                 norm, exact, elements, gradient.parts, rank, len(part) == len(elements), previous,
                 *_norm_bound(elements, formats, case),
                 {str(format.dtype): _of(elements, e) for format, e in formats.parts}, loss_scale,
-                case.replicas,
-            ),
-            case.training.norm,
+                case.replicas, _by_tensor(gradient, rank, layout, case),
+            )
         )  # fmt: skip
-        causes = found if causes is None else tuple(c for c in causes if c in found)
-    assert causes is not None
+    causes = norm_causes(wrong, case.training.norm)
     rank, (norm, exact, bound) = next(iter(bad.items()))
     elements = elements_of(gradient, rank)
     relative = _norm_bound(elements, formats, case)[0]
@@ -207,7 +205,7 @@ def check_norm(
 
     mild = clipped_by(exact)
     words = f"the reported norm is {norm:.9g}, the norm of the gradient is {exact:.9g}"
-    words += "".join(f"; {SENTENCES[cause]}" for cause in causes[:1] if cause in SENTENCES)
+    words += "".join(sentence_of(cause, wrong[0], case.training.norm) for cause in causes[:1])
     if mild:
         same = norm >= 0 and clipped_by(norm)
         words += (
@@ -229,6 +227,20 @@ def check_norm(
         causes=causes,
         mild=mild,
     )
+
+
+def _by_tensor(
+    gradient: RoleState, rank: int, layout: ParameterLayout, case: Case
+) -> dict[str, float]:
+    """Return the norm of the gradient of each parameter that has one."""
+    whole, covered = gradient.as_of(rank), gradient.covered()
+    norms = {}
+    for place in layout.places:
+        part = whole[place.start : place.stop]
+        part = part if covered is None else part[covered[place.start : place.stop]]
+        if part.numel():
+            norms[place.name] = true_norm(part, case)
+    return norms
 
 
 def _norm_bound(elements: torch.Tensor, formats: Formats, case: Case) -> tuple[float, float]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .. import causes as bugs
 from ..case.schema import Case
 from ..contract.layout import Call, Layout
 from ..protocol.measurements import Measured
@@ -79,7 +80,7 @@ def _apart(seen: Sequence[Sequence[Call]], step: int) -> Violation | None:
             ),
             wrong=len(calls),
             total=len(first),
-            causes=("ranks call other collectives",),
+            causes=(bugs.RANKS_CALL_OTHER_COLLECTIVES,),
         )
     return None
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from .. import causes as bugs
 from ..case.schema import Case
 from ..case.shapes import unfrozen
 from ..contract.semantics import Semantics
@@ -259,7 +260,7 @@ def _existence(
                 place.name,
                 there,
                 "a gradient exists though the parameter is frozen: an optimizer would move it",
-                "gradient of a frozen parameter",
+                bugs.GRADIENT_OF_A_FROZEN_PARAMETER,
             )
         nowhere = place.name in later and not there
         if used and (not there or lacking) and place.stop > place.start:
@@ -269,7 +270,7 @@ def _existence(
                 lacking,
                 "a gradient is missing (None) though the parameter was used"
                 + (", and unfrozen" if nowhere else ""),
-                "not unfrozen" if nowhere else "gradient missing",
+                bugs.NOT_UNFROZEN if nowhere else bugs.GRADIENT_MISSING,
             )
         zeroed = bool(kept) and kept[position]
         if not used and there and not zeroed and semantics.unused == "skip":
@@ -279,7 +280,7 @@ def _existence(
                 there,
                 "a gradient exists though no rank used the parameter; the declared semantics "
                 "(unused='skip') leave it alone, an optimizer would move it",
-                "none became zero",
+                bugs.NONE_BECAME_ZERO,
             )
     return None
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from .. import causes as bugs
 from ..case.schema import Case
 from ..contract.groups import learning_rates
 from ..contract.semantics import Semantics
@@ -201,5 +202,5 @@ def check_clip(
         explanation="the gradient was not clipped: exp_avg took it in as it was"
         if unclipped
         else "exp_avg took in another gradient than the clipped one",
-        causes=("not clipped",) if unclipped else (),
+        causes=(bugs.NOT_CLIPPED,) if unclipped else (),
     )

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+from .. import causes as bugs
 from ..case.schema import Case
 from ..contract.groups import learning_rates
 from ..contract.semantics import Semantics
@@ -60,10 +61,10 @@ def wrong_gradients(
     local = passes.gradients.double().sum(1) / divisor
     total = local.sum(0)
     if semantics.average == "mean":
-        yield "gradient x W", total
-        yield "gradient / W", total / world**2
+        yield bugs.GRADIENT_TIMES_W, total
+        yield bugs.GRADIENT_OVER_W, total / world**2
     for rank in range(world):
-        yield "local gradient only", local[rank]
+        yield bugs.LOCAL_GRADIENT_ONLY, local[rank]
 
 
 class HiddenStates:
@@ -259,11 +260,11 @@ class HiddenStates:
         outside = misfit.outside
         if bool(misfit.observed.isnan().any()):
             return "parameter holds NaN: memory that was never written was read", (
-                "uninitialised memory",
+                bugs.UNINITIALISED_MEMORY,
             )
         names = self._causes(part, update, after, misfit)
         if torch.equal(misfit.observed[outside], before[outside]):
-            return "parameter was not updated", ("never updated", *names)
+            return "parameter was not updated", (bugs.NEVER_UPDATED, *names)
         if names:
             return sentence("parameter", names), names
         return (

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from msgspec.structs import replace
 
+from .. import causes as bugs
 from ..protocol.verdicts import Violation
 from .diagnose.loss import SENTENCES, Losses, Replay, causes, changed_parameters, equal, same
 from .flat import FlatBuffer
@@ -41,7 +42,9 @@ def check(
                 step,
                 (rank,),
                 f"rank {rank} computed {len(seen)} losses for {len(wanted)} microbatches",
-                ("microbatch dropped",) if len(seen) < len(wanted) else ("microbatch doubled",),
+                (bugs.MICROBATCH_DROPPED,)
+                if len(seen) < len(wanted)
+                else (bugs.MICROBATCH_DOUBLED,),
             )
         for number, (a, b) in enumerate(zip(seen, wanted, strict=True)):
             if not equal(a, b, off):
@@ -55,7 +58,7 @@ def check(
     text += "same parameters and samples"
     if nan:
         text += "; it is NaN: memory that was never written was read (zerocheck fills it with NaN)"
-        return _violation(step, tuple(bad), text, ("uninitialised memory",), a, b)
+        return _violation(step, tuple(bad), text, (bugs.UNINITIALISED_MEMORY,), a, b)
     names = causes(
         observed, expected, None if evaluated is None else evaluated(), left, left_elsewhere
     )
@@ -97,7 +100,7 @@ def check_random(
                 (first, rank),
                 f"ranks {first} and {rank} cut the same layers and read the same samples, and "
                 "enter the loss in other random states, so their dropout masks differ",
-                ("tensor-parallel ranks seeded apart",),
+                (bugs.TENSOR_PARALLEL_RANKS_SEEDED_APART,),
             )
     holders: dict[bytes, set[int]] = {}
     for rank, entered in enumerate(states):
@@ -112,7 +115,7 @@ def check_random(
         ranks,
         "ranks enter the loss in the same random state, so their random numbers (dropout masks) "
         "are equal: they were seeded alike",
-        ("seed for all",),
+        (bugs.SEED_FOR_ALL,),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from .. import causes as bugs
 from ..contract.shard import Role
 from ..errors import did_you_mean
 from ..hosts import Hosts
@@ -107,13 +108,13 @@ class Ownership:
         """Return (explanation, causes) for a name that no shard of this role may have."""
         if role != "buffer" and name in self._layout.by_name:
             problem = f"shards() gives a {role} of {name!r}, which is frozen and must have none"
-            return problem, ("state of a frozen parameter",)
+            return problem, (bugs.STATE_OF_A_FROZEN_PARAMETER,)
         other = self._layout.aliases.get(name)
         if role != "buffer" and other is not None:
             problem = f"shards() names {role} {name!r}, which is {other!r} by another name"
-            return problem, ("untied",)
+            return problem, (bugs.UNTIED,)
         problem = f"shards() names {role} {name!r}, which the model does not have"
-        return problem + did_you_mean(name, known), ("unknown name",)
+        return problem + did_you_mean(name, known), (bugs.UNKNOWN_NAME,)
 
     def _shapes(self, role: Role) -> dict[str, tuple[int, ...]]:
         if role == "buffer":

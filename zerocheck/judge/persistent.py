@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from .. import causes as bugs
 from ..case.schema import Case
 from ..case.shapes import learning, parameter_bytes
 from ..contract.layout import CATEGORIES, PHASES, Category, Line, Phase
@@ -84,7 +85,7 @@ def _unexplained(held: Sequence[Held]) -> Violation | None:
                     f"the allocator counts {counts[first]:,} bytes on rank {first} {words(at)} "
                     "that nobody holds"
                 ),
-                causes=("the ledger does not close",),
+                causes=(bugs.THE_LEDGER_DOES_NOT_CLOSE,),
             )
     return None
 
@@ -110,7 +111,7 @@ def _not_closed(measured: Sequence[Measured]) -> Violation | None:
                     f"{words((pool.step, pool.phase))}; what was asked for is {pool.asked:,}, and "
                     f"{pool.rounding:,} were added to round it up"
                 ),
-                causes=("the ledger does not close",),
+                causes=(bugs.THE_LEDGER_DOES_NOT_CLOSE,),
             )
     return None
 
@@ -212,20 +213,20 @@ def _causes(
         # Optimizer states are there from the end of the first step on, in every phase.
         frozen = [layout.at((unfreeze - 1, phase)) for phase in (at[1], "step")]
         if any(one is not None and one[category] == observed for one in frozen):
-            yield "not unfrozen"
+            yield bugs.NOT_UNFROZEN
             return
     sizes = parameter_bytes(case.model)
     learns = sum(sizes[name] for name in learning(case))
     surplus = observed - expected
     if surplus < 0:
-        yield "held by nobody"
+        yield bugs.HELD_BY_NOBODY
         return
     moments = 2 + case.optimizer.amsgrad
     if category == "optimizer" and expected < moments * learns <= observed:
-        yield "optimizer state replicated"
+        yield bugs.OPTIMIZER_STATE_REPLICATED
     if category == "gradient" and surplus >= learns > 0:
-        yield "whole gradients kept"
+        yield bugs.WHOLE_GRADIENTS_KEPT
     if category in ("parameter", "gathered") and 0 < surplus <= sum(sizes.values()) * 2:
-        yield "gathered parameters kept"
+        yield bugs.GATHERED_PARAMETERS_KEPT
     if observed == 2 * expected > 0:
-        yield "held twice"
+        yield bugs.HELD_TWICE

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import torch
 
+from .. import causes as bugs
 from ..contract.shard import Role
 from ..protocol.verdicts import Violation, said
 from .assemble import Observation, RoleState
@@ -78,7 +79,7 @@ def _copies(
     observed, expected, position = sample
     place, index = layout.at(position)
     tensors = layout.names_of(changed, changed.to(torch.float64))
-    names = names or ("copies differ",)
+    names = names or (bugs.COPIES_DIFFER,)
     words = said(names, SENTENCES)
     if mastered:
         text = "parameters are not their fp32 masters, rounded; they must be, bit for bit"
@@ -126,7 +127,7 @@ def check_start(
                 expected=expected,
                 explanation="before the first step, the optimizer's step count is not the "
                 "restored one",
-                causes=("initial state",),
+                causes=(bugs.INITIAL_STATE,),
             )
     if state.mastered is not None and not bool(state.mastered.all()):
         # What is frozen has no master: it is rounded as what is published is.
@@ -161,7 +162,7 @@ def check_start(
             total=layout.size,
             explanation=f"before the first step, {place.name} has another {role} than the model "
             "or the state that was restored",
-            causes=("initial state",),
+            causes=(bugs.INITIAL_STATE,),
         )
     return None
 
@@ -178,5 +179,5 @@ def stale(step: int, loss: Violation) -> Violation:
         "they were gathered before the update, or not gathered again after it",
         observed=loss.observed,
         expected=loss.expected,
-        causes=("parameters of the previous step",),
+        causes=(bugs.PARAMETERS_OF_THE_PREVIOUS_STEP,),
     )

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from .. import causes as bugs
 from ..case.measuring import settled
 from ..case.schema import Case
 from ..case.shapes import sometimes_used
@@ -75,7 +76,7 @@ def _left(held: Sequence[Held]) -> Violation | None:
                 text = f"after close() rank {rank} still holds {count:,} bytes of {category}"
                 names = sum((held[r][at].get(category, Counter()) for r in alive), Counter())
                 found.append(
-                    _violation(at, category, alive, count, 0, text, "alive after close", names)
+                    _violation(at, category, alive, count, 0, text, bugs.ALIVE_AFTER_CLOSE, names)
                 )
     return together(found)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
+from .. import causes as bugs
 from ..case.schema import Case
 from ..contract.semantics import Semantics
 from ..protocol.verdicts import Violation
@@ -145,7 +146,7 @@ class StepReplay:
             return violation
         return replace(
             violation,
-            causes=("bias of each tensor-parallel rank",),
+            causes=(bugs.BIAS_OF_EACH_TENSOR_PARALLEL_RANK,),
             explanation=violation.explanation
             + f"; the bias of row-wise layers is in it {count} times: each of the ranks that cut a "
             "layer adds it",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from .. import causes as bugs
 from ..case.schema import Case
 from ..protocol.observations import Point
 from ..protocol.verdicts import Violation
@@ -51,7 +52,7 @@ def check(observation: Observation, case: Case, stage: int | None) -> Violation 
                 ranks=tuple(range(observation.world_size)),
                 explanation=f"every rank holds all {kind}: nothing of them is sharded, though the "
                 f"implementation declares stage {stage}",
-                causes=("not sharded",),
+                causes=(bugs.NOT_SHARDED,),
             )
     return None
 

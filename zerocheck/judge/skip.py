@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
+from .. import causes as bugs
 from ..case.schema import Case
 from ..protocol.observations import StepObservation
 from ..protocol.verdicts import Violation
@@ -40,7 +41,7 @@ def check_reports(seen: Sequence[StepObservation], *, step: int) -> Violation | 
             step,
             f"only some ranks skipped the step (ranks {words} of {len(seen)}): they must agree on "
             "whether there was an overflow",
-            "ranks disagree",
+            bugs.RANKS_DISAGREE,
             ranks=skipped,
         )
     if len(set(scales)) > 1:
@@ -48,7 +49,7 @@ def check_reports(seen: Sequence[StepObservation], *, step: int) -> Violation | 
         return _violation(
             step,
             f"ranks have different loss scales ({words}): they must agree on it",
-            "ranks disagree",
+            bugs.RANKS_DISAGREE,
             role="loss_scale",
         )
     return None
@@ -84,13 +85,13 @@ def _decision(*, skipped: bool, finite: bool, scaling: bool, step: int) -> Viola
         return _violation(
             step,
             "the step was skipped though every element of the reduced gradient is finite",
-            "step skipped",
+            bugs.STEP_SKIPPED,
         )
     if scaling and not (skipped or finite):
         return _violation(
             step,
             "the step was not skipped though the reduced gradient is not finite",
-            "step not skipped",
+            bugs.STEP_NOT_SKIPPED,
         )
     return None
 
@@ -120,14 +121,14 @@ def _untouched(
                 wrong=int(torch.count_nonzero(changed)),
                 total=layout.size,
                 explanation=f"the step is reported as skipped, but it changed {role}",
-                causes=("skipped step changed the state",),
+                causes=(bugs.SKIPPED_STEP_CHANGED_THE_STATE,),
             )
     for place, old_count, new_count in zip(layout.places, before.steps, after.steps, strict=True):
         if place.trainable and old_count != new_count:
             return _violation(
                 step,
                 f"the step is reported as skipped, but it is counted for {place.name}",
-                "skipped step changed the state",
+                bugs.SKIPPED_STEP_CHANGED_THE_STATE,
                 role="step",
                 tensors=(place.name,),
             )

@@ -12,13 +12,18 @@ from typing import get_args, get_type_hints
 
 import msgspec
 
+from .. import causes as bugs
 from ..case.schema import Case
+from ..causes.registry import CauseFamily
 from ..contract.semantics import Semantics
 from ..protocol.observations import RankObservation
 from ..protocol.verdicts import EQUIVALENCE, RESUME, Judgement, Violation
 
-BY_CAUSE: Mapping[str, str] = {"summed": "accumulated in ", "reduce": "reduced in "}
-"""Fields whose words widen the bound by much, with the beginning of the cause that suggests one.
+BY_CAUSE: Mapping[str, CauseFamily] = {
+    "summed": bugs.ACCUMULATED_IN,
+    "reduce": bugs.REDUCED_IN,
+}
+"""Fields whose words widen the bound by much, with the cause that suggests one.
 Without that cause, a wide bound would excuse what has nothing to do with it."""
 
 
@@ -73,8 +78,8 @@ def alternatives(
                 continue
             if word == "reduce_shards" and len(case.mesh) < 2:
                 continue
-            cause = BY_CAUSE.get(field, "") + word
-            if field not in BY_CAUSE or any(cause in one.causes for one in violations):
+            family = BY_CAUSE.get(field)
+            if family is None or any(family(format=word) in one.causes for one in violations):
                 yield field, word
 
 

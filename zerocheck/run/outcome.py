@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from .. import causes as bugs
 from ..case.measuring import unmeasured
 from ..case.schema import Case
 from ..errors import HarnessError, Unsupported
@@ -222,9 +223,6 @@ def _broken(case: Case, result: JobResult, begun: int) -> Outcome:
     )
 
 
-DIFFERENT = "different collectives"
-
-
 def _causes(result: JobResult) -> tuple[str, ...]:
     """Return the cause if ranks called different collectives.
 
@@ -236,15 +234,15 @@ def _causes(result: JobResult) -> tuple[str, ...]:
     for one in stood:
         called.setdefault(one.collective_sequence, set()).add(one.collective)
     if any(len(names) > 1 for names in called.values()):
-        return (DIFFERENT,)
+        return (bugs.DIFFERENT_COLLECTIVES,)
     waiting = {one.collective_sequence for one in stood if one.state == "waiting"}
-    return (DIFFERENT,) if result.outcome == "hung" and len(waiting) > 1 else ()
+    return (bugs.DIFFERENT_COLLECTIVES,) if result.outcome == "hung" and len(waiting) > 1 else ()
 
 
 def _title(status: Status, error: str, result: JobResult) -> str:
     """Return the title of a crash or hang. Collectives are known where they were traced."""
     if status == "hung" and _causes(result):
-        return f"the ranks hung: they called {DIFFERENT}"
+        return f"the ranks hung: they called {bugs.DIFFERENT_COLLECTIVES}"
     if result.first_failed is None:
         return f"the ranks {status}" + (f": {error}" if error else "")
     text = result.stood[result.first_failed].text.strip().splitlines()[:1]
