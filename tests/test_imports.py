@@ -59,8 +59,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "run": {
         "judge", "ranks", "drive", "protocol", "contract", "models", "case", "catalogue", "causes",
-        "compat", "errors", "foreign_text", "faults", "launched", "zerocheck", "devices", "host", "hosts",
-        "stopping", "control_groups",
+        "compat", "errors", "foreign_text", "faults", "launched", "zerocheck", "devices", "host",
+        "hosts", "stopping", "control_groups",
     },
     "report": {"run", "foreign_text", "protocol", "contract", "case", "catalogue", "errors"},
     "script": {
