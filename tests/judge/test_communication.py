@@ -9,7 +9,7 @@ import pytest
 
 from zerocheck.case.schema import Block, Case, Model, Training
 from zerocheck.contract.layout import Call, Layout
-from zerocheck.judge.communication import check, predicted, volume
+from zerocheck.judge.obligations.communication import check, predicted, volume
 from zerocheck.judge.weighing import trained_bytes
 from zerocheck.protocol.measurements import Measured
 from zerocheck.protocol.verdicts import Violation

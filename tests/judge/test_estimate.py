@@ -11,11 +11,11 @@ import torch
 
 from zerocheck.case.schema import Block, Case, Data, Model
 from zerocheck.contract.semantics import Semantics
-from zerocheck.judge import buffers, gradient, loss
 from zerocheck.judge.estimate import MARGIN, TWINS, Off, off
 from zerocheck.judge.layout import ParameterLayout
 from zerocheck.judge.local import LocalRunner, Passes
 from zerocheck.judge.moving import moved, rounding_otherwise
+from zerocheck.judge.obligations import buffers, gradient, loss
 from zerocheck.judge.operator_noise import CancellationNoise, OperatorNoise
 from zerocheck.models.network import build_model
 from zerocheck.protocol.observations import StepObservation

@@ -9,8 +9,8 @@ import pytest
 
 from zerocheck.case.schema import Case, Model, Optimizer, Sharding, Training
 from zerocheck.contract.layout import Category, Layout, Line, Phase
-from zerocheck.judge import persistent, release
 from zerocheck.judge.measured import judge_measured, merged
+from zerocheck.judge.obligations import persistent, release
 from zerocheck.protocol.measurements import HARNESS, LOCAL, UNEXPLAINED, Measured
 from zerocheck.protocol.replies import MemoryReply
 from zerocheck.protocol.verdicts import MEMORY, Judgement

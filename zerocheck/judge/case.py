@@ -22,11 +22,7 @@ from ..models.blocks import DTYPES
 from ..models.network import build_model
 from ..protocol.observations import Point, RankObservation
 from ..protocol.verdicts import Judgement, Violation
-from . import buffers as buffers_
-from . import clip as clip_
-from . import gradient as gradient_
-from . import hidden, publish, shares, skip, vectors
-from . import loss as loss_
+from . import hidden, shares, vectors
 from .assemble import Fetch, Observation, RoleState
 from .compare import all_finite
 from .diagnose.tensor_parallel import order_of_pieces
@@ -35,9 +31,14 @@ from .flat import flat_buffers
 from .hidden_states import HiddenStates
 from .layout import ParameterLayout
 from .local import LocalRunner, Passes, as_on_a_rank
-from .noted import Noted
+from .obligations import buffers as buffers_
+from .obligations import clip as clip_
+from .obligations import gradient as gradient_
+from .obligations import loss as loss_
+from .obligations import publish, skip
+from .obligations.ownership import Ownership
+from .obligations.update import Update, UpdateJudge, UpdateRecipe
 from .owners import owners_copies
-from .ownership import Ownership
 from .pieces import in_pieces
 from .precision import Computing, begun_in
 from .ran_on import own_states, ran_on
@@ -45,7 +46,7 @@ from .recovery import Recovery
 from .replayed import StepReplay
 from .state import StartState, State
 from .tolerance import Tolerance
-from .update import Update, UpdateJudge, UpdateRecipe
+from .verdicts import Verdicts
 
 
 def judge(
@@ -93,11 +94,11 @@ class CaseJudge:
         masters = self.semantics.master != "none"
         self.ownership = Ownership(self.observation, case.hosts, masters=masters)
         self.updates = UpdateJudge(self.layout, UpdateRecipe.of(case))
-        self.noted = Noted(seen, brief=brief)
+        self.verdicts = Verdicts(seen, brief=brief)
         self.states: HiddenStates | None = None
         if "states" in seen[0].declaration.hides:
             self.states = HiddenStates(self.layout, self.updates.recipe, case, self.semantics)
-            self.noted.tier = "parameters only"
+            self.verdicts.tier = "parameters only"
         self.passes: Passes | None = None
         self.tolerance = Tolerance(self.replayed, kernels_differ=estimated(case))
         self.used_before = [False] * len(self.layout.places)
@@ -106,17 +107,17 @@ class CaseJudge:
         """Return the verdict on every obligation of a step."""
         if self._owned(self.first - 1, "state"):
             self._induction()
-        if "ownership" not in self.noted.violations:
+        if "ownership" not in self.verdicts.violations:
             stage = self.observation.seen[0].declaration.stage
-            self.noted.note("ownership", 0.0, shares.check(self.observation, self.case, stage))
+            self.verdicts.note("ownership", 0.0, shares.check(self.observation, self.case, stage))
         of = self.tolerance.obligations
-        return self.noted.judgement(self.observation, estimated=of, digest=digest)
+        return self.verdicts.judgement(self.observation, estimated=of, digest=digest)
 
     def _induction(self) -> None:
         before = State.observed(self.observation, self.first - 1)
         self._base(before)
         del self.start  # as large as the state
-        self.noted.note(
+        self.verdicts.note(
             "publish", 0.0, publish.check(self.observation, before, step=self.first - 1)
         )
         earlier: list[torch.Tensor] | None = None
@@ -126,9 +127,9 @@ class CaseJudge:
             if step == self.end or not (self._agreed(step) and self._owned(step, "state")):
                 return
             after = State.observed(self.observation, step)
-            self.noted.vacuity.moved(before, after)
+            self.verdicts.vacuity.moved(before, after)
             after = self._update(step, before, after, gradient)
-            self.noted.note(
+            self.verdicts.note(
                 "publish", 0.0, publish.check(self.observation, after, step=step, before=before)
             )
             if self.passes is not None:
@@ -149,7 +150,7 @@ class CaseJudge:
         if cuts(self.case):
             seen, wanted = before.parameter, self.start[0]
             violation = order_of_pieces(violation, seen, wanted, self.layout, self.case)
-        self.noted.note("publish", 0.0, violation)
+        self.verdicts.note("publish", 0.0, violation)
 
     def _forward(
         self, step: int, before: State, earlier: Sequence[torch.Tensor] | None
@@ -162,10 +163,10 @@ class CaseJudge:
         self.passes = None
         random = own_states(self.observation.random_states(step), self.device)
         apart = self.case.sharding.tensor_parallel
-        self.noted.note("loss", 0.0, loss_.check_random(random, step=step, together=apart))
+        self.verdicts.note("loss", 0.0, loss_.check_random(random, step=step, together=apart))
         passes = self.replayed.passes(step, before)
         if self.device.type != CPU:
-            self.noted.taken(passes, lambda: self.replayed.passes(step, before))
+            self.verdicts.taken(passes, lambda: self.replayed.passes(step, before))
         self.tolerance.enter(step, before, passes)
 
         def check(off: Off) -> tuple[float, Violation | None]:
@@ -183,20 +184,20 @@ class CaseJudge:
         if violation is not None and earlier is not None:
             stale = self.replayed.passes(step, before, own=earlier)
             if loss_.same(losses, stale.losses, self.tolerance.widest.loss):
-                self.noted.note("publish", 0.0, publish.stale(step, violation))
+                self.verdicts.note("publish", 0.0, publish.stale(step, violation))
                 return self._reduced(step)
-        if violation and not (violation.causes or self.brief or "loss" in self.noted.violations):
+        if violation and not (violation.causes or self.brief or "loss" in self.verdicts.violations):
             buffers = flat_buffers(self.observation.seen, self.layout)
             violation = self.replayed.of_other_parameters(step, before, violation, buffers)
             if cuts(self.case):
                 off = self.tolerance.off
                 violation = self.replayed.of_repeated_biases(step, before, violation, off.loss)
-        self.noted.note("loss", 0.0, violation)
+        self.verdicts.note("loss", 0.0, violation)
         if violation is not None:
             # The forward was another one, so its gradient is too: one bug, one finding.
             return self._reduced(step)
         self.passes = passes
-        self.noted.vacuity.losses(passes.losses)
+        self.verdicts.vacuity.losses(passes.losses)
         self._buffers(step, before, passes)
         held = self._reduced(step)
         if held is not None:
@@ -220,17 +221,17 @@ class CaseJudge:
 
         What the optimizer was given is recovered from exp_avg. shown: the reduced gradient.
         """
-        if "exp_avg" not in after.present or "ownership" in self.noted.violations:
+        if "exp_avg" not in after.present or "ownership" in self.verdicts.violations:
             return
         recovered = hidden.recover(before, after, self.layout, self.case, step=step)
         recovery = Recovery(recovered, self.layout, self.case, self.semantics, self.tolerance)
         if shown is not None:
-            recovery.clip(lambda _: hidden.as_shown(shown), self.noted, step=step, seen=True)
+            recovery.clip(lambda _: hidden.as_shown(shown), self.verdicts, step=step, seen=True)
         elif self.passes is not None:
             expected = partial(self._expected, step, self.passes)
             if self.case.training.clip is not None:
-                recovery.clip(lambda off: expected(off).of, self.noted, step=step, seen=False)
-            if "clip" not in self.noted.violations:
+                recovery.clip(lambda off: expected(off).of, self.verdicts, step=step, seen=False)
+            if "clip" not in self.verdicts.violations:
                 wanted = recovery.expected(expected)
                 self._gradient(step, before, self.passes, recovered.held, wanted)
         self._applied(step, before, after, recovered.held, error=recovered.error)
@@ -244,8 +245,8 @@ class CaseJudge:
         expected: Callable[[Off], gradient_.Expected],
     ) -> None:
         """Judge a reduced gradient. expected: what it must be, for a given tolerance."""
-        self.noted.vacuity.gradient(expected(self.tolerance.off).of.exact())
-        if "gradient" in self.noted.violations and in_pieces(None, self.layout.size):
+        self.verdicts.vacuity.gradient(expected(self.tolerance.off).of.exact())
+        if "gradient" in self.verdicts.violations and in_pieces(None, self.layout.size):
             return  # the diagnosis of a large model takes time
 
         def check(off: Off) -> tuple[float, Violation | None]:
@@ -269,7 +270,7 @@ class CaseJudge:
                 diagnose=not self.brief,
             )
 
-        self.noted.note("gradient", *self.tolerance.judged("gradient", check))
+        self.verdicts.note("gradient", *self.tolerance.judged("gradient", check))
 
     def _previous(self, step: int, point: Point) -> torch.Tensor | None:
         """Return the gradient of the step before, with 0 for missing elements, or None."""
@@ -286,13 +287,13 @@ class CaseJudge:
         if held is not None and self.observation.own_gradients(step) and not held.agree:
             held = None
         if held is None:
-            self.noted.hidden_gradient()
+            self.verdicts.hidden_gradient()
         return held
 
     def _buffers(self, step: int, before: State, passes: Passes) -> None:
         if not self.layout.buffers or step == self.end:
             return
-        self.noted.vacuity.buffers(self.observation.buffers(step - 1), passes.buffers)
+        self.verdicts.vacuity.buffers(self.observation.buffers(step - 1), passes.buffers)
 
         def check(off: Off) -> tuple[float, Violation | None]:
             return 0.0, buffers_.check(
@@ -307,7 +308,7 @@ class CaseJudge:
                 off=off.buffers,
             )
 
-        self.noted.note("buffers", *self.tolerance.judged("buffers", check))
+        self.verdicts.note("buffers", *self.tolerance.judged("buffers", check))
 
     def _update(self, step: int, before: State, after: State, gradient: RoleState | None) -> State:
         """Judge the update; returns the state after it, with the right one of unequal copies."""
@@ -322,7 +323,7 @@ class CaseJudge:
                 applied,
                 self._expected(step, self.passes) if known and self.passes is not None else None,
                 self.passes,
-                self.noted,
+                self.verdicts,
                 step=step,
             )
         if applied is None:
@@ -335,7 +336,7 @@ class CaseJudge:
         """Return True if all ranks took the same step; else there is no single state after it."""
         violation = skip.check_reports(self.observation.steps(step), step=step)
         if violation is not None:
-            self.noted.note("update", 0.0, violation)
+            self.verdicts.note("update", 0.0, violation)
         return violation is None
 
     def _skipped(self, step: int, before: State, after: State, gradient: RoleState | None) -> bool:
@@ -346,7 +347,7 @@ class CaseJudge:
             before, after, self.layout, self.case, seen, finite=finite, step=step
         )
         if over:
-            self.noted.note("update", 0.0, violation)
+            self.verdicts.note("update", 0.0, violation)
         return over
 
     def _finite(self, step: int, gradient: RoleState | None) -> bool | None:
@@ -382,7 +383,7 @@ class CaseJudge:
             ),
             step=step,
         )
-        self.noted.note("update", share, violation)
+        self.verdicts.note("update", share, violation)
 
     def _clip(self, step: int, gradient: RoleState) -> RoleState | None:
         """Judge norm and clipping; return the gradient that the optimizer used."""
@@ -392,21 +393,21 @@ class CaseJudge:
             return None
         clipped = self.observation.held(step, "clipped", "gradient")
         if clipped is None:
-            self.noted.hidden_gradient()
+            self.verdicts.hidden_gradient()
         clip_.check_step(
             gradient,
             clipped,
             self.observation,
             self.case,
             self.semantics,
-            self.noted,
+            self.verdicts,
             step=step,
         )
         return clipped
 
     def _owned(self, step: int, point: str) -> bool:
         """Return True if the shards tile their tensors here; otherwise none can be assembled."""
-        if "ownership" in self.noted.violations:
+        if "ownership" in self.verdicts.violations:
             return False
-        self.noted.note("ownership", 0.0, self.ownership.check(step, point))  # type: ignore[arg-type]
-        return "ownership" not in self.noted.violations
+        self.verdicts.note("ownership", 0.0, self.ownership.check(step, point))  # type: ignore[arg-type]
+        return "ownership" not in self.verdicts.violations

@@ -24,15 +24,15 @@ from .assemble import RoleState
 from .bounds import Enclosure, Reading, Scalars
 from .compare import Misfit, compare, describe
 from .diagnose.update import Segment, causes, sentence
-from .gradient import Expected
 from .hidden import as_shown
 from .layout import KernelRange, ParameterLayout
 from .local import Passes
-from .noted import Noted
+from .obligations.gradient import Expected
+from .obligations.update import UpdateRecipe
 from .pieces import Enclosing, Positions, pieces
 from .state import State
-from .update import UpdateRecipe
 from .update_range import Box, moments_after, parameter_after, update_range
+from .verdicts import Verdicts
 
 
 class HiddenUpdate(NamedTuple):
@@ -91,7 +91,7 @@ class HiddenStates:
         applied: RoleState | None,
         expected: Expected | None,
         passes: Passes | None,
-        noted: Noted,
+        noted: Verdicts,
         *,
         step: int,
     ) -> State:

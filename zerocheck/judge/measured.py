@@ -11,8 +11,8 @@ from ..case.schema import Case
 from ..protocol.measurements import Measured
 from ..protocol.replies import MemoryReply
 from ..protocol.verdicts import MEMORY, Judgement, Memory, Obligation, Status, Violation
-from . import communication, peak, persistent, release
 from .checked import Check
+from .obligations import communication, peak, persistent, release
 from .weighing import weighed
 
 CHECKS: dict[Memory, Check] = {

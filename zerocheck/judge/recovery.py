@@ -9,11 +9,11 @@ from ..contract.semantics import Semantics
 from ..protocol.verdicts import Violation
 from . import hidden
 from .estimate import Off
-from .gradient import Expected
 from .layout import ParameterLayout
-from .noted import Noted
+from .obligations.gradient import Expected
 from .pieces import Enclosing
 from .tolerance import Tolerance
+from .verdicts import Verdicts
 
 
 class Recovery:
@@ -45,7 +45,7 @@ class Recovery:
         return wanted
 
     def clip(
-        self, gradient: Callable[[Off], Enclosing], noted: Noted, *, step: int, seen: bool
+        self, gradient: Callable[[Off], Enclosing], noted: Verdicts, *, step: int, seen: bool
     ) -> None:
         """Judge clipping. gradient: the reduced one; seen: it was exposed."""
 

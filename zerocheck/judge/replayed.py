@@ -13,15 +13,15 @@ from .. import causes as bugs
 from ..case.schema import Case
 from ..contract.semantics import Semantics
 from ..protocol.verdicts import Violation
-from . import buffers as buffers_
-from . import gradient as gradient_
-from . import loss as loss_
 from .assemble import Observation
 from .diagnose.tensor_parallel import with_repeated_biases
 from .estimate import TWINS, TWINS_EACH, Off, off, off_each
 from .flat import FlatBuffer
 from .local import LocalRunner, Passes, Scale
 from .moving import moved
+from .obligations import buffers as buffers_
+from .obligations import gradient as gradient_
+from .obligations import loss as loss_
 from .operator_noise import OperatorNoise
 from .state import State
 

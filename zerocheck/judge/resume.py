@@ -27,8 +27,8 @@ from ..protocol.verdicts import (
 from .assemble import Fetch
 from .case import CaseJudge
 from .checkpoint import Checkpoint, compare_loaded, compare_saved
-from .export import check_export
 from .local import as_on_a_rank
+from .obligations.export import check_export
 from .ran_on import ran_on
 from .state import State
 from .tried import Seen, control, tried
@@ -101,7 +101,7 @@ def judge_legs(
                 moved |= {"continuation"} if number else {"export", "roundtrip"}
             if not leg.resume:
                 break
-            if "ownership" in judge.noted.violations:
+            if "ownership" in judge.verdicts.violations:
                 break
             checkpoint = judge.saved(samples_before(case, number), samples_before(case, number + 1))
         estimated = tuple(dict.fromkeys(o for one in judgements for o in one.estimated))
@@ -170,10 +170,10 @@ class _LegJudge(CaseJudge):
 
     def judgement(self, *, digest: bool) -> Judgement:
         judgement = super().judgement(digest=digest)
-        if self.loaded is not None and "ownership" in self.noted.violations:
+        if self.loaded is not None and "ownership" in self.verdicts.violations:
             # Nothing can be put together, so nothing is compared: the load left it so.
             self.exercised_here.add("roundtrip")
-        if self.case.resume and "ownership" not in self.noted.violations:
+        if self.case.resume and "ownership" not in self.verdicts.violations:
             before = self.case.training.first - 1
             if self.observation.held(before, "saved", "parameter") is not None:  # the older one
                 self._check_saved(before)

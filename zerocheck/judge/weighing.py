@@ -9,7 +9,7 @@ from ..case.shapes import learning, parameter_bytes, parameter_elements
 from ..contract.layout import Category
 from ..protocol.measurements import Measured
 from ..protocol.verdicts import Weighed
-from .communication import volume
+from .obligations.communication import volume
 
 BETWEEN: tuple[Category, ...] = ("parameter", "gradient", "optimizer", "bucket", "gathered")
 """What a rank holds of training between steps."""

@@ -11,7 +11,7 @@ from ... import causes as bugs
 from ...case.schema import Case
 from ...contract.layout import Call, Phase, Term
 from ...protocol.measurements import Measured
-from ..communication import predicted
+from ..obligations.communication import predicted
 
 GATHERING = ("all_gather",)
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")

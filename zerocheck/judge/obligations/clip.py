@@ -14,17 +14,17 @@ import torch
 
 from zerocheck_reference import ClipRule, clip_coefficient
 
-from ..case.schema import Case
-from ..contract.semantics import Semantics
-from ..protocol.verdicts import Violation
-from . import bounds, vectors
-from .assemble import Observation, RoleState
-from .bounds import Enclosure, Format, U
-from .compare import compare, compare_pieces, describe, exactly
-from .diagnose.clip import Norm, clip_causes, norm_causes, sentence_of
-from .layout import Elements, Formats, ParameterLayout
-from .noted import Noted
-from .pieces import Positions, split
+from ...case.schema import Case
+from ...contract.semantics import Semantics
+from ...protocol.verdicts import Violation
+from .. import bounds, vectors
+from ..assemble import Observation, RoleState
+from ..bounds import Enclosure, Format, U
+from ..compare import compare, compare_pieces, describe, exactly
+from ..diagnose.clip import Norm, clip_causes, norm_causes, sentence_of
+from ..layout import Elements, Formats, ParameterLayout
+from ..pieces import Positions, split
+from ..verdicts import Verdicts
 
 
 def elements_of(gradient: RoleState, rank: int) -> torch.Tensor:
@@ -119,7 +119,7 @@ def check_step(
     observation: Observation,
     case: Case,
     semantics: Semantics,
-    noted: Noted,
+    noted: Verdicts,
     *,
     step: int,
 ) -> None:

@@ -15,7 +15,7 @@ from .vacuity import Vacuity
 from .words import Refuted
 
 
-class Noted:
+class Verdicts:
     """Obligations that were exercised, the first violation of each, and its share of the bound.
 
     tier: "state only" once a gradient was not shown; vacuity: what could have failed.

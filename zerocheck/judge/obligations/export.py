@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import torch
 
-from .. import causes as bugs
-from ..protocol.verdicts import Violation, together
-from .assemble import Observation
-from .compare import different_bits
-from .diagnose.resume import export_causes
-from .layout import ParameterLayout, ParameterPlace
+from ... import causes as bugs
+from ...protocol.verdicts import Violation, together
+from ..assemble import Observation
+from ..compare import different_bits
+from ..diagnose.resume import export_causes
+from ..layout import ParameterLayout, ParameterPlace
+from ..state import State
 from .ownership import MOMENTS
-from .state import State
 
 
 def check_export(

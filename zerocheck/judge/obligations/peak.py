@@ -18,13 +18,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ..case.measuring import settled
-from ..case.schema import Case
-from ..contract.layout import Highest, Peak, Phase, Term
-from ..protocol.measurements import Measured
-from ..protocol.verdicts import Violation
-from .checked import Checked
-from .diagnose.peak import causes
+from ...case.measuring import settled
+from ...case.schema import Case
+from ...contract.layout import Highest, Peak, Phase, Term
+from ...protocol.measurements import Measured
+from ...protocol.verdicts import Violation
+from ..checked import Checked
+from ..diagnose.peak import causes
 
 ORDER: tuple[Term, ...] = ("gathered", "bucket", "reducing", "gathering", "working")
 """What is blamed first: the last ones are sums of all."""

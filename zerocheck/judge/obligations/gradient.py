@@ -8,24 +8,24 @@ from typing import NamedTuple
 
 import torch
 
-from .. import causes as bugs
-from ..case.schema import Case
-from ..case.shapes import unfrozen
-from ..contract.semantics import Semantics
-from ..protocol.verdicts import Violation, with_parts
-from . import bounds
-from .assemble import RoleState
-from .bounds import Enclosure, Format
-from .compare import all_finite, compare_pieces, describe
-from .diagnose.by_tensor import causes_by_tensor
-from .diagnose.evidence import Evidence
-from .diagnose.gradient import UNEXPLAINED, causes
-from .diagnose.loss import seeded_alike
-from .flat import FlatBuffer
-from .layout import ParameterLayout
-from .local import Passes, Scale
-from .pieces import Enclosing, Positions, in_pieces
-from .precision import Path, declared, path_of
+from ... import causes as bugs
+from ...case.schema import Case
+from ...case.shapes import unfrozen
+from ...contract.semantics import Semantics
+from ...protocol.verdicts import Violation, with_parts
+from .. import bounds
+from ..assemble import RoleState
+from ..bounds import Enclosure, Format
+from ..compare import all_finite, compare_pieces, describe
+from ..diagnose.by_tensor import causes_by_tensor
+from ..diagnose.evidence import Evidence
+from ..diagnose.gradient import UNEXPLAINED, causes
+from ..diagnose.loss import seeded_alike
+from ..flat import FlatBuffer
+from ..layout import ParameterLayout
+from ..local import Passes, Scale
+from ..pieces import Enclosing, Positions, in_pieces
+from ..precision import Path, declared, path_of
 
 
 class Expected(NamedTuple):

@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from msgspec.structs import replace
 
-from .. import causes as bugs
-from ..protocol.verdicts import Violation
-from .diagnose.loss import SENTENCES, Losses, Replay, causes, changed_parameters, equal, same
-from .flat import FlatBuffer
+from ... import causes as bugs
+from ...protocol.verdicts import Violation
+from ..diagnose.loss import SENTENCES, Losses, Replay, causes, changed_parameters, equal, same
+from ..flat import FlatBuffer
 
 __all__ = ["check", "check_random", "same", "with_other_parameters"]
 

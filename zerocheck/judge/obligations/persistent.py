@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from .. import causes as bugs
-from ..case.schema import Case
-from ..case.shapes import learning, parameter_bytes
-from ..contract.layout import CATEGORIES, PHASES, Category, Line, Phase
-from ..protocol.measurements import HARNESS, LOCAL, UNEXPLAINED, Measured
-from ..protocol.verdicts import Violation, together
-from .checked import Checked
+from ... import causes as bugs
+from ...case.schema import Case
+from ...case.shapes import learning, parameter_bytes
+from ...contract.layout import CATEGORIES, PHASES, Category, Line, Phase
+from ...protocol.measurements import HARNESS, LOCAL, UNEXPLAINED, Measured
+from ...protocol.verdicts import Violation, together
+from ..checked import Checked
 
 COMPARED = tuple(one for one in CATEGORIES if one != "activation")
 """The categories that a layout tells of."""

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from ..contract.semantics import Semantics
-from ..protocol.verdicts import Violation, said
-from .diagnose.buffers import SENTENCES, causes
+from ...contract.semantics import Semantics
+from ...protocol.verdicts import Violation, said
+from ..diagnose.buffers import SENTENCES, causes
 
 Buffers = Mapping[str, torch.Tensor]
 

@@ -10,16 +10,16 @@ from collections.abc import Mapping
 
 import torch
 
-from .. import causes as bugs
-from ..contract.shard import Role
-from ..protocol.verdicts import Violation, said
-from .assemble import Observation, RoleState
-from .compare import different_bits, same_bits
-from .diagnose.publish import SENTENCES, causes
-from .layout import ParameterLayout
+from ... import causes as bugs
+from ...contract.shard import Role
+from ...protocol.verdicts import Violation, said
+from ..assemble import Observation, RoleState
+from ..compare import different_bits, same_bits
+from ..diagnose.publish import SENTENCES, causes
+from ..layout import ParameterLayout
+from ..pieces import split
+from ..state import State
 from .ownership import MOMENTS
-from .pieces import split
-from .state import State
 
 
 def check(

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .. import causes as bugs
-from ..case.schema import Case
-from ..contract.layout import Call, Layout
-from ..protocol.measurements import Measured
-from ..protocol.verdicts import Violation, together
-from .checked import Checked
-from .diagnose.communication import causes
+from ... import causes as bugs
+from ...case.schema import Case
+from ...contract.layout import Call, Layout
+from ...protocol.measurements import Measured
+from ...protocol.verdicts import Violation, together
+from ..checked import Checked
+from ..diagnose.communication import causes
 
 
 def check(case: Case, measured: Sequence[Measured]) -> Checked:

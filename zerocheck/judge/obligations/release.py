@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from .. import causes as bugs
-from ..case.measuring import settled
-from ..case.schema import Case
-from ..case.shapes import sometimes_used
-from ..contract.layout import CATEGORIES, Category
-from ..protocol.measurements import Measured
-from ..protocol.verdicts import Violation, together
-from .checked import Checked
+from ... import causes as bugs
+from ...case.measuring import settled
+from ...case.schema import Case
+from ...case.shapes import sometimes_used
+from ...contract.layout import CATEGORIES, Category
+from ...protocol.measurements import Measured
+from ...protocol.verdicts import Violation, together
+from ..checked import Checked
 from .persistent import At, Held, held_by, words
 
 BY_DATA: tuple[Category, ...] = ("gradient", "optimizer")

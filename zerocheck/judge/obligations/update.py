@@ -8,14 +8,14 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from .. import causes as bugs
-from ..case.legs import end_of
-from ..case.schema import Case, Group
-from ..contract.groups import learning_rates
-from ..protocol.verdicts import Violation
-from . import bounds, vectors
-from .bounds import Enclosure, Format, Reading, Scalars
-from .compare import (
+from ... import causes as bugs
+from ...case.legs import end_of
+from ...case.schema import Case, Group
+from ...contract.groups import learning_rates
+from ...protocol.verdicts import Violation
+from .. import bounds, vectors
+from ..bounds import Enclosure, Format, Reading, Scalars
+from ..compare import (
     Misfit,
     compare,
     compare_pieces,
@@ -24,11 +24,11 @@ from .compare import (
     exactly,
     first_outside,
 )
-from .diagnose.memory_order import orders_of
-from .diagnose.update import Segment, causes, sentence
-from .layout import Elements, KernelRange, ParameterLayout, ParameterPlace
-from .pieces import Positions, in_pieces, pieces
-from .state import State
+from ..diagnose.memory_order import orders_of
+from ..diagnose.update import Segment, causes, sentence
+from ..layout import Elements, KernelRange, ParameterLayout, ParameterPlace
+from ..pieces import Positions, in_pieces, pieces
+from ..state import State
 
 
 class Update(NamedTuple):
