@@ -16,9 +16,9 @@ from typing import Any
 from unittest import mock
 
 from zerocheck.drive import poison, rank, recorder, steps
-from zerocheck.judge import assemble, local, state
+from zerocheck.judge import assemble, local, ownership, state, update
 from zerocheck.judge import case as judge_case
-from zerocheck.judge.obligations import gradient, loss, ownership, publish, update
+from zerocheck.judge.obligations import gradient, loss, publish
 from zerocheck.ranks.context import RankContext
 
 TIMES = b"times"

@@ -7,7 +7,7 @@ import torch
 from small import layout
 
 from zerocheck.judge.assemble import Observation
-from zerocheck.judge.obligations.ownership import Ownership, tiling_fault
+from zerocheck.judge.ownership import Ownership, tiling_fault
 from zerocheck.protocol.observations import Entry, RankObservation, Recorded
 from zerocheck.protocol.verdicts import Violation
 

@@ -11,10 +11,7 @@ from small import SIZE, held, layout
 from zerocheck.case.schema import Case, Training
 from zerocheck.contract.semantics import Semantics
 from zerocheck.judge.bounds import BF16, ETA, U, narrow_norm_relative
-from zerocheck.judge.diagnose.clip import Norm, norm_causes, sentence_of
-from zerocheck.judge.obligations.clip import (
-    check_clipped,
-    check_norm,
+from zerocheck.judge.clipping import (
     coefficient,
     elements_of,
     formats_of,
@@ -22,6 +19,8 @@ from zerocheck.judge.obligations.clip import (
     norm_relative,
     true_norm,
 )
+from zerocheck.judge.diagnose.clip import Norm, norm_causes, sentence_of
+from zerocheck.judge.obligations.clip import check_clipped, check_norm
 from zerocheck.protocol.verdicts import Violation
 
 SECOND_ORDER = 1.000001

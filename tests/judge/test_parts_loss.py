@@ -11,7 +11,8 @@ from small import SIZE, layout, state
 
 from zerocheck.case.schema import Case, Training
 from zerocheck.contract.semantics import Semantics
-from zerocheck.judge.obligations import buffers, loss, skip
+from zerocheck.judge import skip
+from zerocheck.judge.obligations import buffers, loss
 from zerocheck.protocol.observations import StepObservation
 from zerocheck.protocol.verdicts import Violation
 

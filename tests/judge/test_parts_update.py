@@ -13,8 +13,8 @@ from small import SIZE, layout, state
 
 from zerocheck.case.schema import Case, Group, Optimizer
 from zerocheck.judge import bounds
-from zerocheck.judge.obligations.update import Update, UpdateJudge, UpdateRecipe
 from zerocheck.judge.state import State
+from zerocheck.judge.update import Update, UpdateJudge, UpdateRecipe
 from zerocheck.protocol.verdicts import Violation
 
 GROUP = Group(lr=0.01, beta1=0.9, beta2=0.99, eps=1e-3, weight_decay=0.1)

@@ -16,9 +16,9 @@ from zerocheck.case.schema import Block, Case, Model, Sharding, Training
 from zerocheck.judge import bounds
 from zerocheck.judge.assemble import Observation, RoleState
 from zerocheck.judge.bounds import Enclosure
+from zerocheck.judge.clipping import elements_of
 from zerocheck.judge.compare import compare
-from zerocheck.judge.obligations.clip import elements_of
-from zerocheck.judge.obligations.ownership import Ownership
+from zerocheck.judge.ownership import Ownership
 from zerocheck.protocol.observations import Entry, RankObservation, Recorded
 from zerocheck.protocol.verdicts import Violation
 

@@ -23,12 +23,12 @@ from .. import causes as bugs
 from ..case.schema import Group
 from ..judge import bounds
 from ..judge.bounds import Format, Reading
+from ..judge.clipping import clipped_enclosure
 from ..judge.compare import compare, describe, different_bits
 from ..judge.diagnose.clip import clip_causes
 from ..judge.layout import ParameterLayout, ParameterPlace
-from ..judge.obligations.clip import clipped_enclosure
-from ..judge.obligations.update import Update, UpdateJudge, UpdateRecipe
 from ..judge.state import State
+from ..judge.update import Update, UpdateJudge, UpdateRecipe
 from ..protocol.verdicts import Violation
 from .seen import MOMENTS, Clip, GroupOptions, Observed, RankVerdict, ShardPiece, element_of
 

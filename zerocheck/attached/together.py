@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from .. import causes as bugs
 from ..judge.compare import different_bits
 from ..judge.diagnose.publish import SENTENCES, causes
-from ..judge.obligations.ownership import tiling_fault
+from ..judge.ownership import tiling_fault
 from ..protocol.verdicts import Judgement, Obligation, Violation, statuses_of
 from .holdings import UNWRAPPED
 from .norms import Holder, Norms

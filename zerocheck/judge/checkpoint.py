@@ -26,7 +26,7 @@ from .diagnose.resume import (
     random_causes,
 )
 from .layout import ParameterLayout
-from .obligations.ownership import MOMENTS
+from .ownership import MOMENTS
 from .state import State
 
 

@@ -21,9 +21,9 @@ from ..protocol.verdicts import Violation
 from . import bounds, vectors
 from .assemble import ManifestPlan, RoleState
 from .bounds import Enclosure, Format, U
+from .clipping import Squares, coefficient, narrow_only, relative_of
 from .compare import Misfit, compare_pieces, describe, exactly
 from .layout import Formats, ParameterLayout
-from .obligations.clip import Squares, coefficient, narrow_only, relative_of
 from .pieces import Enclosing, Positions, pieces, some, split
 from .state import State
 

@@ -24,15 +24,14 @@ from .assemble import RoleState
 from .bounds import Enclosure, Reading, Scalars
 from .compare import Misfit, compare, describe
 from .diagnose.update import Segment, causes, sentence
+from .expected import Expected
 from .hidden import as_shown
 from .layout import KernelRange, ParameterLayout
 from .local import Passes
-from .obligations.gradient import Expected
-from .obligations.update import UpdateRecipe
 from .pieces import Enclosing, Positions, pieces
 from .state import State
+from .update import UpdateRecipe
 from .update_range import Box, moments_after, parameter_after, update_range
-from .verdicts import Verdicts
 
 
 class HiddenUpdate(NamedTuple):
@@ -91,11 +90,10 @@ class HiddenStates:
         applied: RoleState | None,
         expected: Expected | None,
         passes: Passes | None,
-        noted: Verdicts,
         *,
         step: int,
-    ) -> State:
-        """Judge the update of a step and record it; return the state after, as `check` does.
+    ) -> tuple[float, Violation | None, State] | None:
+        """Judge the update of a step, as `check` does; None if it cannot be judged.
 
         applied: the gradient that the optimizer was given, None if it was not shown; expected: what
         that must be, None if it is not known. Without both, the moments are lost for good.
@@ -109,13 +107,11 @@ class HiddenStates:
         else:
             self._lost = True
         if self._lost:
-            return after
+            return None
         rates = learning_rates(self._case, step)
         wrong = partial(wrong_gradients, passes, self._semantics)
         update = HiddenUpdate(before, after, gradient, has, rates, wrong)
-        share, violation, after = self.check(update, step=step)
-        noted.note("update", share, violation)
-        return after
+        return self.check(update, step=step)
 
     def check(self, update: HiddenUpdate, *, step: int) -> tuple[float, Violation | None, State]:
         """Check an update: (share of the bound, violation or None, the state after).

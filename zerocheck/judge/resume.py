@@ -196,9 +196,10 @@ class _LegJudge(CaseJudge):
         """Return the state that this segment saved; samples read before it and at the save."""
         return Checkpoint.of(self.observation, self.case, before=before, samples=samples)
 
-    def _base(self, before: State) -> None:
+    def judge_start(self, before: State) -> None:
+        """Judge the state before the first step: that of the checkpoint, if one was loaded."""
         if self.loaded is None:
-            super()._base(before)
+            super().judge_start(before)
             return
         self.exercised_here |= {"roundtrip", "continuation"}
         self._check(

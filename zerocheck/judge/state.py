@@ -16,7 +16,7 @@ from ..protocol.observations import Point
 from . import vectors
 from .assemble import Observation, RoleState
 from .layout import ParameterLayout
-from .obligations.ownership import MOMENTS
+from .ownership import MOMENTS
 from .pieces import in_pieces, split
 
 

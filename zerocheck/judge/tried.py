@@ -16,7 +16,7 @@ from .assemble import Fetch, Observation
 from .checkpoint import Checkpoint, compare_loaded
 from .compare import different_bits
 from .layout import ParameterLayout
-from .obligations.ownership import MOMENTS, Ownership
+from .ownership import MOMENTS, Ownership
 from .state import State
 
 Seen = tuple[Sequence[RankObservation], Fetch]

@@ -15,7 +15,7 @@ import torch
 
 from ..protocol.observations import RankObservation
 from ..protocol.verdicts import Obligation
-from .obligations.buffers import Buffers
+from .assemble import Buffers
 from .state import State
 
 

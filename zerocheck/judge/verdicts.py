@@ -1,4 +1,4 @@
-"""Findings of the judge on a case, obligation by obligation, and their verdict."""
+"""Verdicts on the obligations of a case, as they are judged one after the other."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from ..protocol.verdicts import Judgement, Obligation, Tier, Violation, statuses
 from .assemble import Observation
 from .digest import digest_of
 from .local import Passes
+from .obligation import Checked
 from .ran_on import check_repeats
 from .shares import shares
 from .vacuity import Vacuity
@@ -60,6 +61,13 @@ class Verdicts:
                 self.further.append(violation)
         else:
             self.shares[obligation] = max(self.shares.get(obligation, 0.0), share)
+
+    def add(self, obligation: Obligation, checked: Checked) -> None:
+        """Record a result of an obligation's check; a violation names its own obligation."""
+        violation = checked.violation
+        self.note(
+            obligation if violation is None else violation.obligation, checked.share, violation
+        )
 
     def judgement(
         self, observation: Observation, *, estimated: Collection[Obligation], digest: bool

@@ -18,7 +18,7 @@ from ...models.network import build_model
 from ...models.scramble import scramble
 from ..compare import different_bits
 from ..layout import ParameterLayout, ParameterPlace
-from ..obligations.ownership import MOMENTS
+from ..ownership import MOMENTS
 from ..state import State
 
 SENTENCES = {

@@ -12,8 +12,8 @@ from ..assemble import Observation
 from ..compare import different_bits
 from ..diagnose.resume import export_causes
 from ..layout import ParameterLayout, ParameterPlace
+from ..ownership import MOMENTS
 from ..state import State
-from .ownership import MOMENTS
 
 
 def check_export(

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
-
-import torch
-from msgspec.structs import replace
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from ... import causes as bugs
 from ...protocol.verdicts import Violation
-from ..diagnose.loss import SENTENCES, Losses, Replay, causes, changed_parameters, equal, same
-from ..flat import FlatBuffer
-
-__all__ = ["check", "check_random", "same", "with_other_parameters"]
+from ..context import StepContext
+from ..diagnose.loss import SENTENCES, Losses, causes, equal, same
+from ..estimate import Off
+from ..obligation import Checked, ObligationCheck
+from . import publish
 
 
 def check(
@@ -64,21 +62,6 @@ def check(
     )
     text += "".join(SENTENCES[name] for name in names[:1])
     return _violation(step, tuple(bad), text, names, a, b, off)
-
-
-def with_other_parameters(
-    violation: Violation,
-    observed: Losses,
-    parameters: torch.Tensor,
-    buffers: Sequence[FlatBuffer],
-    replay: Replay,
-) -> Violation:
-    """Return the violation, with its causes if ranks computed with parameters changed in transit.
-
-    parameters: the flat vector; buffers: the sharded ones; replay: see diagnose/loss.py.
-    """
-    names, words = changed_parameters(observed, parameters, buffers, replay)
-    return replace(violation, causes=names, explanation=violation.explanation + words)
 
 
 def check_random(
@@ -140,3 +123,44 @@ def _violation(
         bound=off,
         causes=causes,
     )
+
+
+def _check_step(step: StepContext) -> Iterator[Checked]:
+    """Judge the losses of a step; once they hold, its passes are right."""
+    together = step.case.sharding.tensor_parallel
+    yield Checked(violation=check_random(step.random, step=step.index, together=together))
+    passes = step.passes
+
+    def within(off: Off) -> tuple[float, Violation | None]:
+        return 0.0, check(
+            step.losses,
+            passes.losses,
+            off=off.loss,
+            step=step.index,
+            evaluated=step.evaluated,
+            left=step.left,
+            left_elsewhere=step.observation.left_elsewhere(step.index),
+        )
+
+    _, violation = step.tolerance.judged("loss", within)
+    if violation is None:
+        step.forward_holds = True
+        step.verdicts.vacuity.losses(passes.losses)
+    elif _is_stale(step):
+        # The forward was that of other parameters, so the loss itself was not exercised.
+        yield Checked(violation=publish.stale(step.index, violation))
+        return
+    elif not (violation.causes or step.judged.brief or "loss" in step.verdicts.violations):
+        violation = step.with_causes_of_parameters(violation)
+    yield Checked(violation=violation)
+
+
+def _is_stale(step: StepContext) -> bool:
+    """Return True if all ranks computed with the parameters of the step before."""
+    if step.earlier is None:
+        return False
+    stale = step.replay(own=step.earlier)
+    return same(step.losses, stale.losses, step.tolerance.widest.loss)
+
+
+LOSS = ObligationCheck("loss", _check_step)

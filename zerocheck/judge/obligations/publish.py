@@ -6,7 +6,7 @@ judge/case.py, which asks whether a wrong loss is the one of the previous step's
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -15,11 +15,13 @@ from ...contract.shard import Role
 from ...protocol.verdicts import Violation, said
 from ..assemble import Observation, RoleState
 from ..compare import different_bits, same_bits
+from ..context import StepContext
 from ..diagnose.publish import SENTENCES, causes
 from ..layout import ParameterLayout
+from ..obligation import Checked, ObligationCheck
+from ..ownership import MOMENTS
 from ..pieces import split
 from ..state import State
-from .ownership import MOMENTS
 
 
 def check(
@@ -181,3 +183,11 @@ def stale(step: int, loss: Violation) -> Violation:
         expected=loss.expected,
         causes=(bugs.PARAMETERS_OF_THE_PREVIOUS_STEP,),
     )
+
+
+def _check_step(step: StepContext) -> Iterator[Checked]:
+    violation = check(step.observation, step.settled, step=step.index, before=step.before)
+    yield Checked(violation=violation)
+
+
+PUBLISH = ObligationCheck("publish", _check_step, frozenset({"state"}))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ... import causes as bugs
-from ...contract.shard import Role
-from ...errors import did_you_mean
-from ...hosts import Hosts
-from ...protocol.observations import Entry, Point
-from ...protocol.verdicts import Violation
-from ..assemble import Observation
-from ..diagnose.ownership import Tiling, of_nothing, of_replicas, of_shapes, of_tiling, words
+from .. import causes as bugs
+from ..contract.shard import Role
+from ..errors import did_you_mean
+from ..hosts import Hosts
+from ..protocol.observations import Entry, Point
+from ..protocol.verdicts import Violation
+from .assemble import Observation
+from .diagnose.ownership import Tiling, of_nothing, of_replicas, of_shapes, of_tiling, words
 
 MOMENTS: tuple[Role, ...] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 

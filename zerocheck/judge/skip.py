@@ -12,14 +12,14 @@ from collections.abc import Sequence
 
 import torch
 
-from ... import causes as bugs
-from ...case.schema import Case
-from ...protocol.observations import StepObservation
-from ...protocol.verdicts import Violation
-from ..compare import different_bits
-from ..layout import ParameterLayout
-from ..state import State
+from .. import causes as bugs
+from ..case.schema import Case
+from ..protocol.observations import StepObservation
+from ..protocol.verdicts import Violation
+from .compare import different_bits
+from .layout import ParameterLayout
 from .ownership import MOMENTS
+from .state import State
 
 
 def check_reports(seen: Sequence[StepObservation], *, step: int) -> Violation | None:

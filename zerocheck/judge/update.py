@@ -1,0 +1,400 @@
+"""Obligation: given state and observed gradient, AdamW's next state lies in its enclosure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from .. import causes as bugs
+from ..case.legs import end_of
+from ..case.schema import Case, Group
+from ..contract.groups import learning_rates
+from ..protocol.verdicts import Violation
+from . import bounds, vectors
+from .bounds import Enclosure, Format, Reading, Scalars
+from .compare import (
+    Misfit,
+    compare,
+    compare_pieces,
+    describe,
+    different_bits,
+    exactly,
+    first_outside,
+)
+from .diagnose.memory_order import orders_of
+from .diagnose.update import Segment, causes, sentence
+from .layout import Elements, KernelRange, ParameterLayout, ParameterPlace
+from .pieces import Positions, in_pieces, pieces
+from .state import State
+
+
+class Update(NamedTuple):
+    """One update to judge.
+
+    gradient: the vector the optimizer was given (clipped, if the case clips); error: what is not
+    known of it, 0 where it was seen; lr: per group; has: per parameter, whether it has a gradient;
+    for the diagnosis only: unclipped, the gradient before clipping; previous, asked for what the
+    optimizer was to be given in the step before.
+    """
+
+    before: State
+    after: State
+    gradient: torch.Tensor
+    error: torch.Tensor | float
+    lr: Sequence[float]
+    has: Sequence[bool]
+    unclipped: torch.Tensor | None = None
+    previous: Callable[[], torch.Tensor | None] = lambda: None
+
+
+class UpdateRecipe(NamedTuple):
+    """Options of the optimizer, of each group and of all; rates: of all steps, for diagnosis."""
+
+    groups: Sequence[Group]
+    amsgrad: bool
+    maximize: bool
+    rates: Sequence[Sequence[float]]
+    microbatches: int = 1
+
+    @classmethod
+    def of(cls, case: Case) -> UpdateRecipe:
+        """Return the options of a case."""
+        told = case.optimizer
+        steps = [learning_rates(case, index) for index in range(end_of(case))]
+        rates = [[step[number] for step in steps] for number in range(len(told.groups))]
+        return cls(told.groups, told.amsgrad, told.maximize, rates, case.training.microbatches)
+
+
+_ROLES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "parameter")
+"""In this order: what a wrong one leads to is judged by itself."""
+
+
+class _Wrong(NamedTuple):
+    role: str
+    misfit: Misfit
+    elements: Elements
+    group: int
+    steps: int
+    format: Format
+
+
+class UpdateJudge:
+    """Judge of the updates that one optimizer makes.
+
+    Which of the two readings of the hyperparameters holds is one answer for the whole run, not
+    per element: a reading that failed once is out.
+    """
+
+    def __init__(self, layout: ParameterLayout, recipe: UpdateRecipe) -> None:
+        self.layout = layout
+        self.recipe = recipe
+        self.readings: list[Reading] = list(bounds.READINGS)
+
+    def check(self, update: Update, *, step: int) -> tuple[float, Violation | None]:
+        """Check an update: (share of the bound, violation or None)."""
+        violation = self._steps(update, step) or self._untouched(update, step)
+        if violation is not None:
+            return 0.0, violation
+        keys = self._keys(update)
+        failed: list[_Wrong] = []
+        best = 0.0
+        kept: list[Reading] = []
+        for reading in self.readings:
+            share, wrong = self._under(reading, update, keys)
+            if not wrong:
+                best = share if not kept else min(best, share)
+                kept.append(reading)
+                # The other reading is only asked for when this one fails.
+                break
+            failed = failed or wrong
+        if kept:
+            self.readings = self.readings[self.readings.index(kept[0]) :]
+            return best, None
+        violation, *others = (self._violation(one, update, step) for one in failed)
+        if others:
+            violation = msgspec.structs.replace(violation, parts=(violation, *others))
+        return float(failed[0].misfit.ratio.max()), violation
+
+    def _violation(self, wrong: _Wrong, update: Update, step: int) -> Violation:
+        text, names = self._words(wrong, update, step)
+        return describe(
+            wrong.misfit,
+            self.layout,
+            obligation="update",
+            step=step,
+            role=wrong.role,
+            ranks=(),
+            elements=wrong.elements,
+            explanation=text,
+            causes=names,
+        )
+
+    def _keys(self, update: Update) -> list[int | None]:
+        keys: list[int | None] = []
+        for place, has, count in zip(
+            self.layout.places, update.has, update.after.steps, strict=True
+        ):
+            updated = has and place.trainable and place.stop > place.start
+            keys.append(int(count or 0) if updated else None)
+        return keys
+
+    def _steps(self, update: Update, step: int) -> Violation | None:
+        """Check that the step count goes up by exactly one where there was a gradient."""
+        for position, place in enumerate(self.layout.places):
+            if not place.trainable or place.start == place.stop:
+                continue
+            before, after = update.before.steps[position], update.after.steps[position]
+            wanted = None if before is None else before + update.has[position]
+            if after is not None and after == before and self._same(update, place):
+                return self._never(place, step)
+            if after is None or after != wanted:
+                found = "different on different ranks" if after is None else f"{after:g}"
+                return Violation(
+                    obligation="update",
+                    step=step,
+                    role="step",
+                    tensors=(place.name,),
+                    ranks=(),
+                    explanation=f"the optimizer's step count is {found}, it must be {wanted:g}"
+                    if wanted is not None
+                    else "the optimizer's step count differs between ranks",
+                    observed=after,
+                    expected=wanted,
+                    causes=(bugs.STEP_COUNT,),
+                )
+        return None
+
+    def _same(self, update: Update, place: ParameterPlace) -> bool:
+        """Return True if nothing of this parameter changed, though it has a gradient."""
+        part = slice(place.start, place.stop)
+        pairs = [(update.before.parameter, update.after.parameter)]
+        pairs += [(update.before.moment(r), update.after.moment(r)) for r in update.after.moments]
+        has = update.has[self.layout.places.index(place)]
+        return has and all(torch.equal(old[part], new[part]) for old, new in pairs)
+
+    def _never(self, place: ParameterPlace, step: int) -> Violation:
+        return Violation(
+            obligation="update",
+            step=step,
+            role="parameter",
+            tensors=(place.name,),
+            ranks=(),
+            explanation=f"{place.name} was not updated: no optimizer has it",
+            causes=(bugs.NEVER_UPDATED,),
+        )
+
+    def _untouched(self, update: Update, step: int) -> Violation | None:
+        """Check that parameters that are frozen or have no gradient keep every bit, moments too."""
+        still = [
+            not (place.trainable and has)
+            for place, has in zip(self.layout.places, update.has, strict=True)
+        ]
+        if not any(still):
+            return None
+        mask = self.layout.spread(still)
+        roles = [("parameter", update.before.parameter, update.after.parameter)]
+        roles += [
+            (role, update.before.moment(role), update.after.moment(role))
+            for role in ("exp_avg", "exp_avg_sq")
+            if role in update.after.moments
+        ]
+        for role, before, after in roles:
+            changed = mask & different_bits(before, after)
+            if role != "parameter":
+                changed &= self.layout.trainable
+            if bool(changed.any()):
+                place, index = self.layout.at(int(changed.nonzero()[0]))
+                kind = "without a gradient" if place.trainable else "that is frozen"
+                position = int(changed.nonzero()[0])
+                return Violation(
+                    obligation="update",
+                    step=step,
+                    role=role,
+                    tensors=self.layout.names_of(changed, changed.to(torch.float64)),
+                    ranks=(),
+                    element=index,
+                    observed=float(after[position]),
+                    expected=float(before[position]),
+                    bound=0.0,
+                    wrong=int(torch.count_nonzero(changed)),
+                    total=int(torch.count_nonzero(mask)),
+                    explanation=f"the {role} of a parameter {kind} changed",
+                    causes=(bugs.UNTOUCHED_PARAMETER_CHANGED,),
+                )
+        return None
+
+    def _under(
+        self, reading: Reading, update: Update, keys: Sequence[int | None]
+    ) -> tuple[float, list[_Wrong]]:
+        """Compare under one reading of the options: (share of the bound, misfit of each part)."""
+        share = 0.0
+        found: list[_Wrong] = []
+        for part in self.layout.segments(keys):
+            if in_pieces(part.elements, self.layout.size):
+                used, role, misfit = self._by_pieces(reading, update, part)
+            else:
+                used, role, misfit = first_outside(
+                    self._enclosures(reading, update, part, part.elements)
+                )
+            if misfit is not None:
+                found.append(_Wrong(role, misfit, part.elements, part.group, part.key, part.format))
+            share = max(share, used)
+        return share, found
+
+    def _by_pieces(
+        self, reading: Reading, update: Update, part: KernelRange
+    ) -> tuple[float, str, Misfit | None]:
+        """Compare like `first_outside`, for elements that have several pieces."""
+        share = 0.0
+        outside: list[str] = []
+        for _, there in pieces(part.elements, self.layout.size):
+            for role, observed, enclosure in self._enclosures(reading, update, part, there):
+                used, misfit = compare(observed, enclosure)
+                share = max(share, used)
+                if misfit is not None:
+                    outside.append(role)
+                    break
+        if not outside:
+            return share, "", None
+        role = next(role for role in _ROLES if role in outside)
+
+        def at(_: slice, there: Positions) -> tuple[torch.Tensor, Enclosure]:
+            made = self._enclosures(reading, update, part, there)
+            return next(one[1:] for one in made if one[0] == role)
+
+        share, misfit = compare_pieces(at, part.elements, self.layout.size)
+        return share, role, misfit
+
+    def _enclosures(
+        self, reading: Reading, update: Update, part: KernelRange, elements: Positions | None
+    ) -> list[tuple[str, torch.Tensor, Enclosure]]:
+        """Return (role, observed, enclosure) of these elements, in the order of _ROLES."""
+        format = part.format
+
+        def of(vector: torch.Tensor) -> torch.Tensor:
+            return (vector if elements is None else vector[elements]).to(torch.float64)
+
+        s = self._scalars(update, part.group, part.key, reading)
+        before, after = update.before, update.after
+        g = of(update.gradient)
+        if self.recipe.maximize:
+            g = -g
+        error = update.error
+        if isinstance(error, torch.Tensor):
+            error = of(error)
+        m, v = of(after.moment("exp_avg")), of(after.moment("exp_avg_sq"))
+        result = [
+            ("exp_avg", m, bounds.exp_avg(of(before.moment("exp_avg")), g, s, error, format)),
+            (
+                "exp_avg_sq",
+                v,
+                bounds.exp_avg_sq(of(before.moment("exp_avg_sq")), g, s, error, format),
+            ),
+        ]
+        if self.recipe.amsgrad:
+            largest = of(after.moment("max_exp_avg_sq"))
+            wanted = torch.maximum(of(before.moment("max_exp_avg_sq")), v)
+            result.append(("max_exp_avg_sq", largest, exactly(wanted)))
+            v = largest
+        result.append(
+            (
+                "parameter",
+                of(after.parameter),
+                bounds.parameter(of(before.parameter), m, v, s, format),
+            )
+        )
+        return result
+
+    def _words(self, wrong: _Wrong, update: Update, step: int) -> tuple[str, tuple[str, ...]]:
+        observed = wrong.misfit.observed
+        if bool(observed.isnan().any()):
+            return (
+                f"{wrong.role} holds NaN: memory that was never written was read "
+                "(zerocheck fills such memory with NaN)",
+                (bugs.UNINITIALISED_MEMORY,),
+            )
+        before = (
+            update.before.parameter
+            if wrong.role == "parameter"
+            else update.before.moment(wrong.role)
+        )
+        if wrong.elements is not None:
+            before = before[wrong.elements]
+        outside = wrong.misfit.outside
+        names = causes(self._segments(wrong, update, step))
+        if torch.equal(observed[outside], before[outside].to(torch.float64)):
+            # Moments that are 0 still, or a rate of 0, leave it as it was too.
+            return f"{wrong.role} was not updated", (bugs.NEVER_UPDATED, *names)
+        if names:
+            return sentence(wrong.role, names), names
+        return f"{wrong.role} is not what AdamW gives from the state before and the gradient", ()
+
+    def _segments(self, wrong: _Wrong, update: Update, step: int) -> Iterator[Segment]:
+        """Return the wrong tensors of the group, piece by piece."""
+        mask = torch.zeros(self.layout.size, dtype=torch.bool)
+        asked = torch.zeros(self.layout.size, dtype=torch.bool)
+        for here, there in pieces(wrong.elements, self.layout.size):
+            mask[there], asked[there] = wrong.misfit.outside[here], True
+        asked &= self.layout.spread(
+            [bool(mask[place.start : place.stop].any()) for place in self.layout.places]
+        )
+        elements = vectors.positions(asked)
+        previous = update.previous()
+        for _, there in pieces(elements, self.layout.size):
+            yield self._segment(wrong, update, step, there, previous)
+
+    def _segment(
+        self,
+        wrong: _Wrong,
+        update: Update,
+        step: int,
+        elements: Positions,
+        previous: torch.Tensor | None,
+    ) -> Segment:
+        def of(vector: torch.Tensor) -> torch.Tensor:
+            return vector[elements].to(torch.float64)
+
+        before, after = update.before, update.after
+        sign = -1.0 if self.recipe.maximize else 1.0
+        largest = "max_exp_avg_sq" if self.recipe.amsgrad else "exp_avg_sq"
+        observed = after.parameter if wrong.role == "parameter" else after.moment(wrong.role)
+        groups = self.recipe.groups
+        return Segment(
+            role=wrong.role,
+            observed=of(observed),
+            p=of(before.parameter),
+            g=sign * of(update.gradient),
+            unclipped=None if update.unclipped is None else sign * of(update.unclipped),
+            previous=None if previous is None else sign * of(previous),
+            in_memory=[sign * of(update.gradient[order]) for order in orders_of(self.layout)],
+            old_m=of(before.moment("exp_avg")),
+            old_v=of(before.moment("exp_avg_sq")),
+            m=of(after.moment("exp_avg")),
+            v=of(after.moment(largest)),
+            format=wrong.format,
+            since=step + 1,
+            microbatches=self.recipe.microbatches,
+            scalars=self._scalars(update, wrong.group, wrong.steps, self.readings[0]),
+            step=wrong.steps,
+            rates=self.recipe.rates[wrong.group],
+            others=[
+                (group, update.lr[number])
+                for number, group in enumerate(groups)
+                if number != wrong.group
+            ],
+        )
+
+    def _scalars(self, update: Update, group: int, count: int, reading: Reading) -> Scalars:
+        options = self.recipe.groups[group]
+        return bounds.scalars(
+            lr=update.lr[group],
+            beta1=options.beta1,
+            beta2=options.beta2,
+            eps=options.eps,
+            weight_decay=options.weight_decay,
+            step=count,
+            reading=reading,
+        )
