@@ -105,6 +105,17 @@ def test_what_fsdp2_reduced_over_replicas_stays_until_the_backward_is_over(pool:
     assert outcome.judgement.statuses == {"peak": "holds"}, outcome.judgement.violations
 
 
+@pytest.mark.parametrize("name", ["zero1", "zero2", "zero3"])
+def test_looking_for_an_overflow_takes_no_memory(pool: Pool, name: str) -> None:
+    """Masks of the largest parameter were more than the backward of so few samples needs."""
+    model = Model(inputs=17, width=3, outputs=4, blocks=(), unused=True)
+    training = Training(steps=3, loss_scale=2.0)
+    case = Case(mesh=(3,), model=model, data=Data(batch=4, length=1), training=training)
+    outcome = Trial(pool, name, case, obligations=("peak",)).outcome()
+    assert outcome.judgement is not None
+    assert outcome.judgement.statuses == {"peak": "holds"}, outcome.judgement.violations
+
+
 def test_what_is_measured_closes_and_tells_every_phase(pool: Pool) -> None:
     result = Trial(pool, "ddp", CASES["plain"], obligations=ASKED).result()
     assert not result.legs and result.measured is not None
