@@ -65,7 +65,7 @@ def test_fsdp1_on_one_rank_reduces_its_sum_again(observe: Callable) -> None:
     assert observed.judge().violations == ()
     assert observed.seen[0].declaration.semantics["accumulate"] == "reduce_again"
     for one in observed.seen:
-        one.semantics["accumulate"] = "reduce_each"
+        one.declaration.semantics["accumulate"] = "reduce_each"
     assert observed.judge().statuses["gradient"] == "violated"
 
 
@@ -118,7 +118,7 @@ def test_masters_that_are_not_shown_are_missed(observe: Callable) -> None:
 def test_what_is_computed_in_another_dtype_than_declared_is_a_wrong_loss(observe: Callable) -> None:
     observed = observe("fsdp2", replace(CASE, precision=WIDE))
     for one in observed.seen:
-        one.semantics["compute"] = "own"
+        one.declaration.semantics["compute"] = "own"
     assert observed.judge().statuses["loss"] == "violated"
 
 

@@ -19,6 +19,7 @@ from zerocheck.case.schema import (
     Training,
 )
 from zerocheck.catalogue import BUILT_IN
+from zerocheck.protocol.jobs import Measure
 from zerocheck.protocol.measurements import UNEXPLAINED
 from zerocheck.protocol.replies import MemoryReply
 from zerocheck.protocol.verdicts import MEMORY, Weighed
@@ -167,7 +168,7 @@ def test_nothing_is_delayed_where_ranks_are_measured() -> None:
     """A collective that begins on another thread lets go of its memory there, unseen."""
     case = msgspec.structs.replace(CASES["plain"], disturbance=Disturbance(delay=2.0))
     job = Legs("zero-redundancy", case, trace=False).measuring()
-    assert job.measure and job.case == CASES["plain"]
+    assert job == Measure("zero-redundancy", CASES["plain"])
 
 
 def test_an_own_sharder_without_a_layout_gets_the_ratio_alone(pool: Pool) -> None:

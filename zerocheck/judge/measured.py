@@ -10,18 +10,10 @@ import msgspec
 from ..case.schema import Case
 from ..protocol.measurements import Measured
 from ..protocol.replies import MemoryReply
-from ..protocol.verdicts import MEMORY, Judgement, Memory, Obligation, Status, Violation
-from .checked import Check
-from .obligations import communication, peak, persistent, release
+from ..protocol.verdicts import Judgement, Obligation, Status, Violation
+from .obligation import Measurements
+from .obligations import OF_A_MEASUREMENT
 from .weighing import weighed
-
-CHECKS: dict[Memory, Check] = {
-    "persistent": persistent.check,
-    "peak": peak.check,
-    "release": release.check,
-    "communication": communication.check,
-}
-"""The file of each obligation."""
 
 
 def judge_measured(
@@ -35,8 +27,9 @@ def judge_measured(
     statuses: dict[Obligation, Status] = {}
     violations: list[Violation] = []
     vacuous: list[Obligation] = []
-    for obligation in MEMORY:
-        checked = CHECKS[obligation](case, measured)
+    for one in OF_A_MEASUREMENT:
+        obligation = one.name
+        (checked,) = one.check(Measurements(case, measured))
         statuses[obligation] = (
             "violated" if checked.violation else "holds" if checked.exercised else "not exercised"
         )

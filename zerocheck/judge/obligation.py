@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
+from ..case.schema import Case
+from ..protocol.measurements import Measured
 from ..protocol.observations import Point
 from ..protocol.verdicts import TITLES, Obligation, Violation
 
@@ -24,9 +26,16 @@ class Checked(NamedTuple):
     """True if it holds since nothing could fail."""
 
 
+class Measurements(NamedTuple):
+    """Context of the obligations of memory: what each rank measured in a case."""
+
+    case: Case
+    ranks: Sequence[Measured]
+
+
 @dataclass(frozen=True)
 class ObligationCheck(Generic[C]):
-    """Obligation and its check. C: the context that it is judged in, such as StepContext."""
+    """Obligation and its check. C: its context, StepContext or Measurements."""
 
     name: Obligation
     check: Callable[[C], Iterable[Checked]]

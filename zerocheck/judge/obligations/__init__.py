@@ -12,16 +12,24 @@ from typing import TYPE_CHECKING
 
 from .buffers import BUFFERS
 from .clip import CLIP
+from .communication import COMMUNICATION
 from .gradient import GRADIENT
 from .loss import LOSS
+from .peak import PEAK
+from .persistent import PERSISTENT
 from .publish import PUBLISH
+from .release import RELEASE
 from .update import UPDATE
 
 if TYPE_CHECKING:
     from ..context import StepContext
-    from ..obligation import ObligationCheck
+    from ..obligation import Measurements, ObligationCheck
 
 OF_A_STEP: tuple[ObligationCheck[StepContext], ...] = (
     LOSS, BUFFERS, GRADIENT, CLIP, UPDATE, PUBLISH,
 )  # fmt: skip
 """Obligations of every step, in order: where several are violated, the first is named first."""
+OF_A_MEASUREMENT: tuple[ObligationCheck[Measurements], ...] = (
+    PERSISTENT, PEAK, RELEASE, COMMUNICATION,
+)  # fmt: skip
+"""Obligations of memory and communication, judged once for a case."""

@@ -21,7 +21,7 @@ from ...case.shapes import learning, parameter_bytes
 from ...contract.layout import CATEGORIES, PHASES, Category, Line, Phase
 from ...protocol.measurements import HARNESS, LOCAL, UNEXPLAINED, Measured
 from ...protocol.verdicts import Violation, together
-from ..checked import Checked
+from ..obligation import Checked, Measurements, ObligationCheck
 
 COMPARED = tuple(one for one in CATEGORIES if one != "activation")
 """The categories that a layout tells of."""
@@ -55,7 +55,9 @@ def check(case: Case, measured: Sequence[Measured]) -> Checked:
         or _first(case, held, [_Expected(one) for one in measured])
     )
     told = any(one.layout is not None and one.layout.lines for one in measured)
-    return Checked(any(held), violation, vacuous=case.world_size == 1 or not told)
+    return Checked(
+        violation=violation, exercised=any(held), vacuous=case.world_size == 1 or not told
+    )
 
 
 def _unexplained(held: Sequence[Held]) -> Violation | None:
@@ -230,3 +232,10 @@ def _causes(
         yield bugs.GATHERED_PARAMETERS_KEPT
     if observed == 2 * expected > 0:
         yield bugs.HELD_TWICE
+
+
+def _check_case(measurements: Measurements) -> Iterator[Checked]:
+    yield check(measurements.case, measurements.ranks)
+
+
+PERSISTENT = ObligationCheck("persistent", _check_case)

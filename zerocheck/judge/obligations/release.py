@@ -12,7 +12,7 @@ since routing is by the data.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ... import causes as bugs
 from ...case.measuring import settled
@@ -21,7 +21,7 @@ from ...case.shapes import sometimes_used
 from ...contract.layout import CATEGORIES, Category
 from ...protocol.measurements import Measured
 from ...protocol.verdicts import Violation, together
-from ..checked import Checked
+from ..obligation import Checked, Measurements, ObligationCheck
 from .persistent import At, Held, held_by, words
 
 BY_DATA: tuple[Category, ...] = ("gradient", "optimizer")
@@ -32,7 +32,9 @@ def check(case: Case, measured: Sequence[Measured]) -> Checked:
     """Find the first growth, or the bytes left in the end."""
     held = [held_by(one.lines) for one in measured]
     found = (_growth(case, held), _left(held))
-    return Checked(any(held), together([one for one in found if one is not None]))
+    return Checked(
+        violation=together([one for one in found if one is not None]), exercised=any(held)
+    )
 
 
 def _growth(case: Case, held: Sequence[Held]) -> Violation | None:
@@ -107,3 +109,10 @@ def _violation(
         explanation=text,
         causes=(cause,),
     )
+
+
+def _check_case(measurements: Measurements) -> Iterator[Checked]:
+    yield check(measurements.case, measurements.ranks)
+
+
+RELEASE = ObligationCheck("release", _check_case)
