@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from zerocheck.case.schema import Case, Leg
-from zerocheck.judge.verdict import (
+from zerocheck.protocol.verdicts import (
     EQUIVALENCE,
     RESUME,
     Judgement,

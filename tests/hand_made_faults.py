@@ -7,7 +7,7 @@ from typing import Any
 from hand_made import ENVIRONMENT
 
 from zerocheck.case.schema import Case
-from zerocheck.judge.verdict import EQUIVALENCE
+from zerocheck.protocol.verdicts import EQUIVALENCE
 from zerocheck.run.matrix.records import FaultsFinished, FaultsStarted, FaultTried, Rivals
 
 QUIET = Rivals(outcome="finished", loss_deviation=1e-7)

@@ -22,6 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "foreign_text": set(),
     "shortage": set(),
     "stopping": set(),
+    "hosts": set(),
     "warning_filters": set(),
     "control_groups": set(),
     "host": {"control_groups", "errors"},
@@ -32,50 +33,56 @@ ALLOWED: dict[str, set[str]] = {
     "catalogue": {"ds_config", "errors"},
     "ds_config": {"errors"},
     "importing": {"ds_config", "errors"},
-    "case": {"catalogue", "errors"},
+    "causes": {"errors"},
+    "case": {"catalogue", "hosts", "errors"},
     "models": {"case", "catalogue", "importing", "devices", "errors"},
     "contract": {"models", "case", "catalogue", "compat", "importing", "devices", "errors"},
+    "protocol": {"contract", "case"},
+    "execution": {"compat", "errors"},
     "implementations": {
         "compat_memory", "contract", "ds_config", "models", "case", "compat", "devices", "errors",
     },
-    "faults": {"implementations", "contract", "models", "case", "compat", "errors"},
+    "faults": {
+        "implementations", "protocol", "contract", "models", "case", "causes", "compat", "errors",
+    },
     "drive": {
-        "faults", "contract", "models", "case", "catalogue", "compat", "compat_memory", "devices",
-        "errors", "importing",
+        "protocol", "execution", "contract", "models", "case", "catalogue", "compat",
+        "compat_memory", "devices", "errors", "importing",
     },
     "ranks": {
-        "drive", "contract", "case", "compat", "launched", "stopping", "devices", "host", "errors",
+        "execution", "compat", "hosts", "launched", "stopping", "devices", "host", "errors",
         "warning_filters",
     },
     "judge": {
-        "drive", "contract", "models", "case", "compat", "devices", "host", "errors",
-        "zerocheck_reference",
+        "protocol", "execution", "contract", "models", "case", "causes", "compat", "devices",
+        "host", "hosts", "errors", "zerocheck_reference",
     },
     "run": {
-        "judge", "ranks", "drive", "contract", "models", "case", "catalogue", "compat", "errors",
-        "foreign_text", "faults", "launched", "zerocheck", "devices", "host", "stopping",
-        "control_groups",
+        "judge", "ranks", "drive", "protocol", "contract", "models", "case", "catalogue", "causes",
+        "compat", "errors", "foreign_text", "faults", "launched", "zerocheck", "devices", "host",
+        "hosts", "stopping", "control_groups",
     },
-    "report": {"run", "foreign_text", "judge", "contract", "case", "catalogue", "errors"},
+    "report": {"run", "foreign_text", "protocol", "contract", "case", "catalogue", "errors"},
     "script": {
-        "run", "judge", "implementations", "contract", "case", "catalogue", "errors",
+        "run", "protocol", "implementations", "contract", "case", "catalogue", "errors", "hosts",
     },
     "checkpoint": {"contract", "foreign_text", "compat", "errors"},
     "memory": {
         "implementations", "contract", "models", "case", "catalogue", "compat", "compat_memory",
-        "importing", "errors",
+        "importing", "errors", "hosts",
     },
     "attached": {
-        "report", "run", "judge", "drive", "contract", "checkpoint", "case", "compat",
-        "foreign_text", "importing", "errors", "zerocheck_reference", "devices", "ranks",
+        "report", "run", "judge", "protocol", "execution", "drive", "contract", "checkpoint",
+        "case", "causes", "compat", "foreign_text", "importing", "errors", "zerocheck_reference",
+        "devices", "ranks",
     },
     "shared_run": {"report", "run", "errors"},
     "pytest_plugin": {"foreign_text", "shared_run", "report", "run", "errors"},
     "testing": {
-        "pytest_plugin", "shared_run", "report", "run", "judge", "catalogue", "errors",
+        "pytest_plugin", "shared_run", "report", "run", "protocol", "catalogue", "errors",
     },
     "cli": {
-        "attached", "checkpoint", "memory", "report", "script", "run", "judge", "faults", "case",
+        "attached", "checkpoint", "memory", "report", "script", "run", "protocol", "faults", "case",
         "catalogue", "ds_config", "foreign_text", "importing", "launched", "devices", "errors",
         "shortage", "stopping", "warning_filters", "zerocheck",
     },
@@ -141,6 +148,19 @@ def test_what_is_allowed_has_no_cycle() -> None:
     for part in ALLOWED:
         if part != "__init__":  # it imports on use only
             visit(part, ())
+
+
+PEERS = ("drive", "ranks", "judge")
+"""Rooms that know one another by the data of `protocol` alone."""
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_peers_never_import_one_another(peer: str) -> None:
+    assert not ALLOWED[peer] & {*PEERS, "faults", "run", "report"}
+
+
+def test_reports_and_faults_import_no_judge() -> None:
+    assert "judge" not in ALLOWED["report"] | ALLOWED["faults"] | ALLOWED["cli"]
 
 
 @pytest.mark.parametrize("path", sorted(REFERENCE.rglob("*.py")), ids=lambda path: path.name)

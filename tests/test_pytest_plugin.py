@@ -12,7 +12,7 @@ import pytest
 
 import zerocheck
 from zerocheck.errors import UsageError
-from zerocheck.judge.verdict import EQUIVALENCE
+from zerocheck.protocol.verdicts import EQUIVALENCE
 from zerocheck.report.checks import groups_of
 from zerocheck.testing import importable_name, parametrize_with_checks
 

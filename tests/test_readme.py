@@ -15,7 +15,7 @@ from torch.distributed.run import config_from_args, parse_args
 
 import zerocheck
 from zerocheck.cli import main as program
-from zerocheck.judge.verdict import OBLIGATIONS
+from zerocheck.protocol.verdicts import OBLIGATIONS
 from zerocheck.run.known_issues import read
 
 ROOT = Path(__file__).parent.parent

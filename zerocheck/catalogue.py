@@ -64,6 +64,8 @@ def _spelled(kind: str) -> str:
     return "".join(f"-{c.lower()}" if c.isupper() else c for c in kind).lstrip("-")
 
 
+PLANTING = "zerocheck.faults.injected.injection:planted"
+"""Function that makes an implementation with an injected fault."""
 INJECTED: dict[str, str] = {
     _spelled(kind): f"zerocheck.faults.injected.{module}:{kind}"
     for module, kinds in _INJECTED.items()

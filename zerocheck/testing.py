@@ -14,7 +14,7 @@ import pytest
 from . import pytest_plugin
 from .catalogue import is_config
 from .errors import UsageError
-from .judge.verdict import Obligation
+from .protocol.verdicts import Obligation
 from .report.checks import TestOutcome, groups_of, told, told_of_coverage
 from .run.settings import as_options
 from .run.tally import Tally

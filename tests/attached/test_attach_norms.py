@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from zerocheck.attached.norms import Norms
 from zerocheck.attached.seen import Clip, RankVerdict, Seen, ShardPiece
-from zerocheck.drive.observation import Entry
+from zerocheck.protocol.observations import Entry
 
 
 def told(rank: int, norms: list[float], *, low: int, high: int, square: float) -> RankVerdict:
@@ -64,6 +65,23 @@ def test_a_wrong_norm(ranks: list[RankVerdict], wrong: tuple[int, ...], cause: s
     violation = Norms(ranks).check()[1]
     assert violation is not None and violation.obligation == "clip"
     assert violation.ranks == wrong and cause in violation.causes
+
+
+def named(rank: int, norm: float, name: str, square: float) -> RankVerdict:
+    """A rank that holds the whole of one parameter."""
+    one = told(rank, [norm], low=0, high=4, square=square)
+    piece = ShardPiece(Entry(name, (4,), 0, 4), (4,), "torch.float32", 0)
+    seen = msgspec.structs.replace(one.seen, pieces=(piece,))
+    return msgspec.structs.replace(one, seen=seen)
+
+
+def test_a_norm_without_one_parameter() -> None:
+    squares = {"a": 4.0, "b": 16.0, "c": 25.0}
+    reported = 29.0**0.5
+    ranks = [named(r, reported, *one) for r, one in enumerate(squares.items())]
+    violation = Norms(ranks).check()[1]
+    assert violation is not None and violation.causes == ("norm without some parameters",)
+    assert violation.explanation.endswith("it is the norm without those of b")
 
 
 def test_ranks_that_clip_differently() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zerocheck.attached.text import holds_line, violated_text
-from zerocheck.judge.verdict import Judgement, Obligation, Violation
+from zerocheck.protocol.verdicts import Judgement, Obligation, Violation
 
 
 def violation(obligation: Obligation) -> Violation:

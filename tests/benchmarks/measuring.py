@@ -13,14 +13,14 @@ import msgspec
 import torch
 from tabulate import tabulate
 
-from zerocheck.drive.observation import Job
+from zerocheck.protocol.jobs import TakeSteps
 from zerocheck.ranks.cores import Cores
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.asking import describe, refusals
 from zerocheck.run.ledger import KnownIssueMatcher
 from zerocheck.run.options import RunOptions
 from zerocheck.run.outcome import Outcome, judged
 from zerocheck.run.plan import Plan, Planned
+from zerocheck.run.rank_requests import describe, refusals
 from zerocheck.run.trial import TARGET, Trial
 
 
@@ -78,7 +78,7 @@ def statuses_of(pool: Pool, items: Sequence[Planned]) -> Iterator[str]:
 
 def bare(pool: Pool, item: Planned) -> tuple[float, float]:
     """Seconds that the same steps take as a user's loop takes them: in all, and in the ranks."""
-    job = Job(implementation=item.implementation, case=item.case, observe=False)
+    job = TakeSteps(item.implementation, item.case)
     started = time.perf_counter()
     result = pool.wait(pool.submit(item.case.world_size, msgspec.msgpack.encode(job)))
     took = time.perf_counter() - started

@@ -16,8 +16,9 @@ from typing import Any
 from unittest import mock
 
 from zerocheck.drive import poison, rank, recorder, steps
-from zerocheck.judge import assemble, gradient, local, loss, ownership, publish, state, update
+from zerocheck.judge import assemble, local, ownership, state, update
 from zerocheck.judge import case as judge_case
+from zerocheck.judge.obligations import gradient, loss, publish
 from zerocheck.ranks.context import RankContext
 
 TIMES = b"times"

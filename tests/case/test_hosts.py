@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from zerocheck.case.codec import decode, encode
 from zerocheck.case.drawing import draw
 from zerocheck.case.features import features
-from zerocheck.case.hosts import Hosts, RankPlace, counts, drawn, places, spelled
 from zerocheck.case.reductions import left, simpler
 from zerocheck.case.schema import Case, Training
 from zerocheck.errors import UsageError
+from zerocheck.hosts import Hosts, RankPlace, counts, drawn, places, spelled
 from zerocheck.run.extent import extent, size
 
 

@@ -15,7 +15,7 @@ from hand_made import VIOLATION, case, failed, held, started
 from zerocheck import __version__
 from zerocheck.cli import main
 from zerocheck.errors import HarnessError, UsageError
-from zerocheck.judge.verdict import MEMORY, Status
+from zerocheck.protocol.verdicts import MEMORY, Status
 from zerocheck.run.events import Handler
 from zerocheck.run.journal import Journal
 from zerocheck.run.known_issues import ours

@@ -14,10 +14,12 @@ from torch import nn
 
 from zerocheck.contract import Shard
 from zerocheck.drive.collectives import CollectiveTrace
-from zerocheck.drive.fidelity import ALIGNMENT, ForwardProbe, pass_detached, pass_through, place
-from zerocheck.drive.observation import Lie
+from zerocheck.drive.forward_probe import ForwardProbe
 from zerocheck.drive.poison import poisoned
 from zerocheck.drive.recorder import GRADIENT_ROLES, STATE_ROLES, Recorder
+from zerocheck.execution.alignment import ALIGNMENT, place
+from zerocheck.judge.mirrors import pass_detached, pass_through
+from zerocheck.protocol.observations import Lie
 
 
 @dataclass

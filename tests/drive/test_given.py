@@ -14,8 +14,8 @@ from torch import nn
 from zerocheck.case.schema import Block, Case, Data, Model, Optimizer, Start, Training
 from zerocheck.contract import Implementation, Step, StepReport
 from zerocheck.drive.checkpoints import Checkpoints
-from zerocheck.drive.fidelity import ALIGNMENT, GPU_ALIGNMENT, alignment, lies, place
 from zerocheck.drive.steps import Driver
+from zerocheck.execution.alignment import ALIGNMENT, GPU_ALIGNMENT, alignment, lies, place
 from zerocheck.models.network import build_model
 
 META = torch.device("meta")

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from zerocheck.drive.fidelity import ForwardProbe, pass_detached, pass_through
-from zerocheck.drive.graph import fingerprint
+from zerocheck.drive.forward_probe import ForwardProbe
+from zerocheck.execution.graph import fingerprint
+from zerocheck.judge.mirrors import pass_detached, pass_through
 
 
 class _Twice(nn.Module):

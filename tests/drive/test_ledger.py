@@ -17,13 +17,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor import Shard as ShardOfDim
 
+from zerocheck.case.measuring import settled
 from zerocheck.case.schema import Case, Model, Training
 from zerocheck.compat_memory import Allocation, AllocatorLog
 from zerocheck.contract import Shard
 from zerocheck.contract.layout import Line
-from zerocheck.drive.census import HARNESS, LOCAL, Claim, address, fresh_objects, held, shown
-from zerocheck.drive.ledger import GONE, MARK, UNEXPLAINED, AllocationLedger, PhaseEnd
-from zerocheck.drive.measure import has_a_holder, measured_end, settled
+from zerocheck.drive.census import Claim, address, fresh_objects, held, shown
+from zerocheck.drive.ledger import GONE, MARK, AllocationLedger, PhaseEnd
+from zerocheck.drive.measure import has_a_holder, measured_end
+from zerocheck.protocol.measurements import HARNESS, LOCAL, UNEXPLAINED
 
 BUILT, FORWARD, STEP = PhaseEnd(-1, "built"), PhaseEnd(0, "forward"), PhaseEnd(0, "step")
 

@@ -16,10 +16,10 @@ from zerocheck.compat_memory import Allocation, LastOfNccl, Snapshot
 from zerocheck.contract.layout import Layout, Line
 from zerocheck.drive import on_gpu
 from zerocheck.drive.census import Claim, Claims
-from zerocheck.drive.ledger import MARK, UNEXPLAINED, AllocationLedger, PhaseEnd
-from zerocheck.drive.observation import CudaPool, Measured
+from zerocheck.drive.ledger import MARK, AllocationLedger, PhaseEnd
 from zerocheck.drive.on_gpu import DeviceLog, changes, events_of, pool_of
-from zerocheck.judge import peak, persistent
+from zerocheck.judge.obligations import peak, persistent
+from zerocheck.protocol.measurements import UNEXPLAINED, CudaPool, Measured
 
 BUILT, FORWARD, BACKWARD = PhaseEnd(-1, "built"), PhaseEnd(0, "forward"), PhaseEnd(0, "backward")
 

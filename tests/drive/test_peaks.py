@@ -6,9 +6,10 @@ from collections import Counter
 
 from zerocheck.compat_memory import Allocation
 from zerocheck.contract.layout import NUMBER_BYTES, Peak
-from zerocheck.drive.census import HARNESS, LOCAL, Claim, Claims
+from zerocheck.drive.census import Claim, Claims
 from zerocheck.drive.ledger import GONE, LOOKED, LOOKING, USED, AllocationLedger, PhaseEnd
 from zerocheck.drive.peaks import peaks
+from zerocheck.protocol.measurements import HARNESS, LOCAL
 
 BUILT, FORWARD, BACKWARD = PhaseEnd(-1, "built"), PhaseEnd(0, "forward"), PhaseEnd(0, "backward")
 STEP, CLOSED = PhaseEnd(0, "step"), PhaseEnd(0, "closed")

@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from zerocheck.case.schema import Case, Training
 from zerocheck.compat import work_from_future
-from zerocheck.drive.observation import CollectiveTimes
 from zerocheck.drive.timing import COUNTED, _Trace, counted
+from zerocheck.protocol.measurements import CollectiveTimes
 
 PAUSE = 0.02
 """Seconds."""

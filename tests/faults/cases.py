@@ -16,7 +16,7 @@ from zerocheck.case.resuming import draw_resumed
 from zerocheck.case.schema import Case
 from zerocheck.catalogue import family
 from zerocheck.faults.catalogue import Fault
-from zerocheck.judge.verdict import RESUME
+from zerocheck.protocol.verdicts import RESUME
 from zerocheck.run.known_issues import ours
 
 MOST = 12

@@ -12,7 +12,7 @@ from borrowing import borrowed
 from zerocheck.case.schema import Block, Case, Data, Leg, Model, Precision, Start, Training
 from zerocheck.faults.catalogue.deepspeed import DEEPSPEED
 from zerocheck.faults.catalogue.fault import Fault
-from zerocheck.judge.verdict import EQUIVALENCE, RESUME
+from zerocheck.protocol.verdicts import EQUIVALENCE, RESUME
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.findings import independent
 from zerocheck.run.trial import Trial

@@ -23,7 +23,7 @@ from slices import sliced
 from zerocheck.case.features import FEATURES
 from zerocheck.case.schema import Case
 from zerocheck.faults.catalogue import FAULTS, Fault
-from zerocheck.judge.verdict import MEMORY, OBLIGATIONS, Violation
+from zerocheck.protocol.verdicts import MEMORY, OBLIGATIONS, Violation
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.findings import independent
 from zerocheck.run.outcome import Outcome

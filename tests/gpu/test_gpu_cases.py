@@ -21,7 +21,7 @@ from zerocheck.case.schema import (
     Training,
 )
 from zerocheck.catalogue import BUILT_IN
-from zerocheck.judge.verdict import EQUIVALENCE
+from zerocheck.protocol.verdicts import EQUIVALENCE
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.casefile import read
 from zerocheck.run.outcome import Outcome

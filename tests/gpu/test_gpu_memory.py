@@ -7,12 +7,14 @@ import pytest
 
 from zerocheck.case.schema import Block, Case, Data, Model, Optimizer, Training
 from zerocheck.catalogue import BUILT_IN
-from zerocheck.drive.ledger import UNEXPLAINED
-from zerocheck.drive.observation import Job, RankSeen
 from zerocheck.faults.catalogue import FAULTS
 from zerocheck.judge.measured import judge_measured
-from zerocheck.judge.verdict import Obligation
+from zerocheck.protocol.jobs import Measure
+from zerocheck.protocol.measurements import UNEXPLAINED
+from zerocheck.protocol.replies import MemoryReply
+from zerocheck.protocol.verdicts import Obligation
 from zerocheck.ranks.pool import Pool
+from zerocheck.run.rank_replies import received
 from zerocheck.run.trial import Trial
 
 
@@ -30,14 +32,14 @@ def case(world_size: int, **optimizer: object) -> Case:
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_byte_has_a_holder(pool: Pool, name: str, world_size: int) -> None:
     asked = case(world_size)
-    job = msgspec.msgpack.encode(Job(implementation=name, case=asked, measure=True))
+    job = msgspec.msgpack.encode(Measure(name, asked))
     result = pool.wait(pool.submit(world_size, job))
     assert result.outcome == "finished", result.summary()
-    seen = [msgspec.msgpack.decode(p or b"", type=RankSeen) for p in result.payloads]
+    replies = received(result, MemoryReply)
     result.release()
-    for rank in seen:
-        assert rank.device == "cuda:0" and rank.measured is not None
-        measured = rank.measured
+    for reply in replies:
+        assert reply.device == "cuda:0"
+        measured = reply.measured
         assert measured.pools and not measured.peaks
         assert {(pool.step, pool.phase) for pool in measured.pools} >= {
             (line.step, line.phase) for line in measured.lines
@@ -47,7 +49,7 @@ def test_every_byte_has_a_holder(pool: Pool, name: str, world_size: int) -> None
             assert one.rounding >= 0 and one.allocated <= one.reserved and one.inactive >= 0
         assert not [line for line in measured.lines if line.holder.startswith(UNEXPLAINED)]
         assert any(one.rounding > 0 for one in measured.pools)
-    judgement = judge_measured(asked, seen)
+    judgement = judge_measured(asked, replies)
     assert judgement.statuses["persistent"] == "holds", judgement.violations
     assert judgement.statuses["release"] == "holds", judgement.violations
     assert judgement.statuses["communication"] == "holds", judgement.violations

@@ -11,7 +11,7 @@ from borrowing import borrowed
 from slices import sliced
 
 from zerocheck.case.schema import Case, Training
-from zerocheck.judge.verdict import MEMORY
+from zerocheck.protocol.verdicts import MEMORY
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.trial import Trial
 

@@ -11,7 +11,7 @@ from zerocheck.case.schema import Case
 from zerocheck.contract import grouped
 from zerocheck.contract.groups import learning_rates
 from zerocheck.contract.semantics import Semantics
-from zerocheck.drive.fidelity import place
+from zerocheck.execution.alignment import place
 from zerocheck.models.network import build_model
 from zerocheck.models.start import initial_state
 

@@ -11,15 +11,15 @@ from msgspec.structs import replace
 from slices import sliced
 from torch.distributed.device_mesh import DeviceMesh
 
+from zerocheck.case.measuring import UNMEASURED
 from zerocheck.case.schema import Block, Case, Data, Disturbance, Model, Sharding, Training
 from zerocheck.contract import Implementation
-from zerocheck.drive.measure import UNMEASURED
 from zerocheck.implementations.ddp import Ddp
 from zerocheck.implementations.fsdp1 import Fsdp1
 from zerocheck.implementations.fsdp2 import Fsdp2
-from zerocheck.judge.verdict import ESTIMATED
 from zerocheck.models.batches import batch
 from zerocheck.models.network import build_model
+from zerocheck.protocol.verdicts import ESTIMATED
 from zerocheck.ranks.pool import Pool
 from zerocheck.report.text import failures_of, finding_text
 from zerocheck.run.trial import Trial

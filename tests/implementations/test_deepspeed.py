@@ -33,8 +33,8 @@ from zerocheck.case.schema import (
 from zerocheck.catalogue import OF_EXTRAS
 from zerocheck.contract import Implementation, Semantics, loading
 from zerocheck.errors import Unsupported, UsageError
-from zerocheck.judge.verdict import EQUIVALENCE
 from zerocheck.models.network import build_model
+from zerocheck.protocol.verdicts import EQUIVALENCE
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.trial import Trial
 

@@ -13,8 +13,8 @@ from slices import WHOLE, sliced
 from zerocheck.case.schema import Case, Model, Optimizer, Precision, Sharding
 from zerocheck.catalogue import OF_EXTRAS
 from zerocheck.contract import loading
-from zerocheck.judge.verdict import MEMORY
 from zerocheck.models.network import build_model
+from zerocheck.protocol.verdicts import MEMORY
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.trial import Trial
 
@@ -112,3 +112,16 @@ def test_the_ledger_agrees(pool: Pool, name: str, key: str, precision: Precision
     outcome = Trial(pool, name, case, obligations=MEMORY).outcome()
     assert outcome.status == "holds", outcome.reason or outcome.judgement
     assert outcome.judgement is not None and "persistent" not in outcome.judgement.vacuous
+
+
+@pytest.mark.parametrize("threshold", [0, 16, 1000])
+def test_one_parameter_that_stays_gathered_on_one_rank(pool: Pool, threshold: int) -> None:
+    """DeepSpeed copies one, and not several: 16 elements are those of the bias alone."""
+    case = Case(
+        mesh=(1,),
+        model=Model(stem="embedding", inputs=11, width=4, outputs=8, blocks=()),
+        sharding=Sharding(persistence_threshold=threshold),
+    )
+    outcome = Trial(pool, "deepspeed3", case, obligations=("persistent",)).outcome()
+    assert outcome.judgement is not None
+    assert outcome.judgement.statuses == {"persistent": "holds"}, outcome.judgement.violations

@@ -19,8 +19,8 @@ from zerocheck.catalogue import OF_EXTRAS
 from zerocheck.contract import Implementation, loading
 from zerocheck.drive.checkpoints import Position
 from zerocheck.errors import CheckpointError
-from zerocheck.judge.verdict import Obligation
 from zerocheck.models.network import build_model
+from zerocheck.protocol.verdicts import Obligation
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.trial import Trial
 

@@ -18,7 +18,7 @@ from zerocheck.catalogue import family
 from zerocheck.contract import loading
 from zerocheck.ds_config import read
 from zerocheck.errors import UsageError
-from zerocheck.judge.verdict import EQUIVALENCE
+from zerocheck.protocol.verdicts import EQUIVALENCE
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.known_issues import matching, ours
 from zerocheck.run.outcome import Outcome

@@ -9,6 +9,7 @@ from borrowing import borrowed
 from msgspec.structs import replace
 from slices import sliced
 
+from zerocheck.case.measuring import UNTOLD
 from zerocheck.case.schema import (
     Block,
     Case,
@@ -19,7 +20,6 @@ from zerocheck.case.schema import (
     Sharding,
     Training,
 )
-from zerocheck.drive.measure import UNTOLD
 from zerocheck.implementations.ddp import Ddp
 from zerocheck.implementations.fsdp2 import Fsdp2
 from zerocheck.ranks.pool import Pool

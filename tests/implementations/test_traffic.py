@@ -19,10 +19,10 @@ from zerocheck.contract.layout import Call
 from zerocheck.contract.loading import load
 from zerocheck.implementations.traffic.passage import passage
 from zerocheck.implementations.units import unit_modules
-from zerocheck.judge.communication import predicted, volume
-from zerocheck.judge.paper import in_psi
+from zerocheck.judge.obligations.communication import predicted, volume
 from zerocheck.judge.weighing import trained_bytes
 from zerocheck.models.network import build_model
+from zerocheck.run.paper import in_psi
 
 AFTER_THE_UNIT = Model(
     inputs=4,

@@ -17,8 +17,8 @@ from zerocheck.implementations.fsdp2 import Fsdp2
 from zerocheck.implementations.textbook.zero1 import Zero1
 from zerocheck.implementations.textbook.zero2 import Zero2
 from zerocheck.implementations.textbook.zero3 import Zero3
-from zerocheck.judge.verdict import EQUIVALENCE, MEMORY, RESUME
 from zerocheck.models.network import build_model
+from zerocheck.protocol.verdicts import EQUIVALENCE, MEMORY, RESUME
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.trial import Trial
 

@@ -17,8 +17,8 @@ from zerocheck.contract import Implementation
 from zerocheck.contract.implementation import Moment, Step
 from zerocheck.contract.layout import Call, Phase
 from zerocheck.drive.calls import CallTrace
-from zerocheck.drive.poison import deterministic
 from zerocheck.errors import Unsupported
+from zerocheck.execution.kernels import deterministic
 from zerocheck.models.network import build_model
 from zerocheck.models.start import initial_state
 

@@ -14,9 +14,11 @@ import torch
 from observing import Observed
 
 from zerocheck.case.schema import Case
-from zerocheck.drive.observation import Job, RankSeen
+from zerocheck.protocol.jobs import Observe
+from zerocheck.protocol.observations import RankObservation
 from zerocheck.ranks.pool import Pool
 from zerocheck.ranks.slot import Slot
+from zerocheck.run.rank_replies import received
 
 
 @pytest.fixture(scope="session")
@@ -50,10 +52,10 @@ def observe(
 
 
 def _run(pool: Pool, implementation: str, case: Case) -> Observed:
-    job = msgspec.msgpack.encode(Job(implementation=implementation, case=case))
+    job = msgspec.msgpack.encode(Observe(implementation, case))
     result = pool.wait(pool.submit(case.world_size, job))
     assert result.outcome == "finished", result.summary()
-    seen = [msgspec.msgpack.decode(p, type=RankSeen) for p in result.payloads if p is not None]
+    seen = received(result, RankObservation)
     tensors = {}
     for rank, one in enumerate(seen):
         for record in one.records:

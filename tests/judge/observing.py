@@ -8,9 +8,9 @@ import msgspec
 import torch
 
 from zerocheck.case.schema import Case
-from zerocheck.drive.observation import RankSeen, Recorded
 from zerocheck.judge.case import judge
-from zerocheck.judge.verdict import Judgement
+from zerocheck.protocol.observations import RankObservation, Recorded
+from zerocheck.protocol.verdicts import Judgement
 
 
 @dataclass
@@ -18,7 +18,7 @@ class Observed:
     """What was observed of one case, copied out of the arenas, free to be tampered with."""
 
     case: Case
-    seen: list[RankSeen]
+    seen: list[RankObservation]
     tensors: dict[tuple[int, Recorded], torch.Tensor]
 
     def judge(self) -> Judgement:

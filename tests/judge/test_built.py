@@ -10,8 +10,8 @@ import pytest
 from observing import Observed
 
 from zerocheck.case.schema import Block, Case, Data, Group, Model, Optimizer, Start, Training
-from zerocheck.judge.verdict import Judgement
 from zerocheck.models.looking import look
+from zerocheck.protocol.verdicts import Judgement
 
 BLOCKS = (Block(kind="mlp", residual=True), Block(kind="layer_norm"))
 CASE = Case(

@@ -11,7 +11,7 @@ import torch
 from slices import sliced
 
 from zerocheck.case.schema import Block, Case, Data, Model, Start, Training
-from zerocheck.judge.verdict import EQUIVALENCE
+from zerocheck.protocol.verdicts import EQUIVALENCE
 
 CASE = Case(
     mesh=(3,),

@@ -9,11 +9,11 @@ import pytest
 
 from zerocheck.case.schema import Block, Case, Model, Training
 from zerocheck.contract.layout import Call, Layout
-from zerocheck.drive.observation import Measured
-from zerocheck.judge.communication import check, predicted, volume
-from zerocheck.judge.paper import in_psi
-from zerocheck.judge.verdict import Violation
+from zerocheck.judge.obligations.communication import check, predicted, volume
 from zerocheck.judge.weighing import trained_bytes
+from zerocheck.protocol.measurements import Measured
+from zerocheck.protocol.verdicts import Violation
+from zerocheck.run.paper import in_psi
 
 CASE = Case(
     mesh=(2,),

@@ -10,13 +10,13 @@ import torch
 from test_case import CASE
 
 from zerocheck.case.schema import Block, Case, Data, Model, Sharding, Training
-from zerocheck.drive.observation import Entry, Lie, RankSeen
 from zerocheck.judge.diagnose.loss import causes as causes_of_losses
 from zerocheck.judge.diagnose.ownership import Tiling, of_nothing, of_shapes, of_tiling
 from zerocheck.judge.flat import NOBODY, flat_buffers
 from zerocheck.judge.layout import ParameterLayout
-from zerocheck.judge.verdict import said
 from zerocheck.models.network import build_model
+from zerocheck.protocol.observations import Entry, Lie, RankObservation
+from zerocheck.protocol.verdicts import said
 
 USED_BY_SOME = msgspec.structs.replace(
     CASE,
@@ -194,7 +194,7 @@ def test_causes_of_another_shape() -> None:
 
 
 def _buffers(*memory: tuple[Lie, ...]) -> list:
-    return flat_buffers([RankSeen(memory=one) for one in memory], LAYOUT)
+    return flat_buffers([RankObservation(memory=one) for one in memory], LAYOUT)
 
 
 SMALL = msgspec.structs.replace(CASE, model=Model(inputs=2, width=2, outputs=1))

@@ -11,14 +11,14 @@ import torch
 
 from zerocheck.case.schema import Block, Case, Data, Model
 from zerocheck.contract.semantics import Semantics
-from zerocheck.drive.observation import StepSeen
-from zerocheck.judge import buffers, gradient, loss
 from zerocheck.judge.estimate import MARGIN, TWINS, Off, off
 from zerocheck.judge.layout import ParameterLayout
 from zerocheck.judge.local import LocalRunner, Passes
 from zerocheck.judge.moving import moved, rounding_otherwise
+from zerocheck.judge.obligations import buffers, gradient, loss
 from zerocheck.judge.operator_noise import CancellationNoise, OperatorNoise
 from zerocheck.models.network import build_model
+from zerocheck.protocol.observations import StepObservation
 
 U = 2.0**-24
 CASE = Case(
@@ -45,7 +45,7 @@ class Ran:
         self.off: Off = off(self.passes, twins, self.layout)
 
     def run(self, flat: torch.Tensor) -> Passes:
-        seen = [StepSeen(())] * 2
+        seen = [StepObservation(())] * 2
         return self.runner.run(0, [flat] * 2, self.buffers, seen, loss_divisor=1.0)
 
 

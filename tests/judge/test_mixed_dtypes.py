@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from zerocheck.case.schema import Block, Case, Model, Start, Training
-from zerocheck.judge.verdict import EQUIVALENCE
+from zerocheck.protocol.verdicts import EQUIVALENCE
 
 BLOCKS = (
     Block(kind="mlp", hidden=7, dtype="bf16"),

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from slices import sliced
 
 from zerocheck.case.schema import Block, Case, Model, Precision, Sharding, Start, Training
-from zerocheck.judge.verdict import EQUIVALENCE
+from zerocheck.protocol.verdicts import EQUIVALENCE
 
 BLOCKS = (
     Block(kind="mlp", hidden=7),
@@ -63,9 +63,9 @@ def test_fsdp1_on_one_rank_reduces_its_sum_again(observe: Callable) -> None:
     sharding = replace(CASE.sharding, sync="each")
     observed = observe("fsdp1", replace(CASE, mesh=(1,), precision=NARROW, sharding=sharding))
     assert observed.judge().violations == ()
-    assert observed.seen[0].semantics["accumulate"] == "reduce_again"
+    assert observed.seen[0].declaration.semantics["accumulate"] == "reduce_again"
     for one in observed.seen:
-        one.semantics["accumulate"] = "reduce_each"
+        one.declaration.semantics["accumulate"] = "reduce_each"
     assert observed.judge().statuses["gradient"] == "violated"
 
 
@@ -118,7 +118,7 @@ def test_masters_that_are_not_shown_are_missed(observe: Callable) -> None:
 def test_what_is_computed_in_another_dtype_than_declared_is_a_wrong_loss(observe: Callable) -> None:
     observed = observe("fsdp2", replace(CASE, precision=WIDE))
     for one in observed.seen:
-        one.semantics["compute"] = "own"
+        one.declaration.semantics["compute"] = "own"
     assert observed.judge().statuses["loss"] == "violated"
 
 

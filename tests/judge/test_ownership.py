@@ -6,10 +6,10 @@ import pytest
 import torch
 from small import layout
 
-from zerocheck.drive.observation import Entry, RankSeen, Recorded
 from zerocheck.judge.assemble import Observation
 from zerocheck.judge.ownership import Ownership, tiling_fault
-from zerocheck.judge.verdict import Violation
+from zerocheck.protocol.observations import Entry, RankObservation, Recorded
+from zerocheck.protocol.verdicts import Violation
 
 Range = tuple[int, int]
 
@@ -119,7 +119,7 @@ def _owned(
         records = [Recorded(0, point, role, 0, 0, 0, "float32")]
         if role != "parameter":
             records.append(Recorded(0, "state", "parameter", 1, 0, 0, "float32"))
-        seen.append(RankSeen(manifests=(tuple(held), WHOLE), records=tuple(records)))
+        seen.append(RankObservation(manifests=(tuple(held), WHOLE), records=tuple(records)))
     observation = Observation(layout(frozen=frozen), seen, lambda rank, record: torch.empty(0))
     judge = Ownership(observation)
     first = judge.check(0, point)  # type: ignore[arg-type]

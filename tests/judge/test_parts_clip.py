@@ -11,9 +11,7 @@ from small import SIZE, held, layout
 from zerocheck.case.schema import Case, Training
 from zerocheck.contract.semantics import Semantics
 from zerocheck.judge.bounds import BF16, ETA, U, narrow_norm_relative
-from zerocheck.judge.clip import (
-    check_clipped,
-    check_norm,
+from zerocheck.judge.clipping import (
     coefficient,
     elements_of,
     formats_of,
@@ -21,7 +19,9 @@ from zerocheck.judge.clip import (
     norm_relative,
     true_norm,
 )
-from zerocheck.judge.verdict import Violation
+from zerocheck.judge.diagnose.clip import Norm, norm_causes, sentence_of
+from zerocheck.judge.obligations.clip import check_clipped, check_norm
+from zerocheck.protocol.verdicts import Violation
 
 SECOND_ORDER = 1.000001
 GRADIENT = [1.0, -2.0, 4.0, -4.0, 2.0, 2.0, 2.0, 0.0]
@@ -118,6 +118,87 @@ def test_causes_explain_all_ranks() -> None:
     assert violation is not None and violation.causes
     _, other = _norm(4.0, math.nan)
     assert other is not None and other.causes == () and other.ranks == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("reported", "causes"),
+    [
+        (math.sqrt(44.0), True),  # without a
+        (3.0, True),  # without b
+        (math.sqrt(45.0), True),  # without c
+        (math.sqrt(48.0), False),  # without one element of a
+        (2.0, False),  # without a and b
+    ],
+)
+def test_the_norm_without_one_parameter(reported: float, causes: bool) -> None:
+    _, violation = _norm(reported, reported)
+    assert violation is not None
+    assert violation.causes == (("norm without some parameters",) if causes else ())
+    inside = reported * (1 + RELATIVE * 0.9)
+    _, violation = _norm(inside, inside)
+    assert violation is not None and bool(violation.causes) is causes
+    outside = reported * (1 + RELATIVE + 8 * U)
+    _, violation = _norm(outside, outside)
+    assert violation is not None and not violation.causes
+
+
+def _without(reported: float, kind: str = "2", **tensors: float) -> tuple[Norm, tuple[str, ...]]:
+    """A norm on one rank, and its causes. tensors: norms; "__" in place of a dot."""
+    norms = {name.replace("__", "."): value for name, value in tensors.items()}
+    whole = torch.tensor(list(norms.values()), dtype=torch.float64)
+    exact = max(norms.values()) if kind == "inf" else math.hypot(*norms.values())
+    norm = Norm(
+        reported, exact, whole, [whole], 0, True, None, 8 * U, 0.0, {}, by_tensor=norms
+    )  # fmt: skip
+    return norm, norm_causes([norm], kind)
+
+
+EXPERTS = {
+    "stem__weight": 5.0,
+    "blocks__0__experts__0__up": 3.0, "blocks__0__experts__0__down": 1.25,
+    "blocks__0__experts__1__up": 7.0, "blocks__0__experts__2__up": 11.0,
+    "side__weight": 2.5, "side__bias": 0.5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [
+        (("side__weight", "side__bias"), "side"),
+        (("side__bias",), "side.bias"),
+        (("blocks__0__experts__0__up", "blocks__0__experts__0__down"), "blocks.0.experts.0"),
+        (
+            ("blocks__0__experts__0__up", "blocks__0__experts__0__down",
+             "blocks__0__experts__2__up"),
+            "blocks.0.experts.0, blocks.0.experts.2",
+        ),
+        (("blocks__0__experts__0__up", "side__bias"), ""),
+    ],
+)  # fmt: skip
+def test_the_norm_without_one_module_or_several_of_a_list(
+    missing: tuple[str, ...], words: str
+) -> None:
+    reported = math.hypot(*(norm for name, norm in EXPERTS.items() if name not in missing))
+    norm, causes = _without(reported, **EXPERTS)
+    assert causes == (("norm without some parameters",) if words else ())
+    if words:
+        assert sentence_of(causes[0], norm, "2") == f"; it is the norm without those of {words}"
+
+
+def test_the_largest_element_without_one_module() -> None:
+    assert _without(7.0, "inf", **EXPERTS)[1] == ("norm without some parameters",)
+    assert _without(6.0, "inf", **EXPERTS)[1] == ()
+
+
+def test_what_is_left_out_is_asked_for_last() -> None:
+    """The norm of one shard may be that of all parameters but some."""
+    assert _without(0.0, a=3.0, b=4.0)[1] == ("norm of nothing",)
+    norm, _ = _without(3.0, a=3.0, b=4.0)
+    shards = [torch.tensor([3.0]), torch.tensor([4.0])]
+    first = norm._replace(own=shards, complete=False)
+    assert norm_causes([first], "2") == ("local norm",)
+    # The other rank, whose shard is not that, reports the same.
+    assert norm_causes([first, first._replace(rank=1)], "2") == ("norm without some parameters",)
 
 
 def test_elements_that_somebody_holds() -> None:

@@ -12,8 +12,9 @@ from zerocheck.case.schema import Case, Model, Training
 from zerocheck.contract.semantics import Semantics
 from zerocheck.judge.bounds import ETA, U
 from zerocheck.judge.compare import compare
-from zerocheck.judge.gradient import Expected, check, expected, loss_divisor
+from zerocheck.judge.expected import Expected, expected, loss_divisor
 from zerocheck.judge.local import Passes
+from zerocheck.judge.obligations.gradient import check
 
 SECOND_ORDER = 1.000001
 CASE = Case(mesh=(3,), training=Training(microbatches=2))

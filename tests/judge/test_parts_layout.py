@@ -11,13 +11,13 @@ import torch
 from small import NAMES, SIZE, held, layout, state
 
 from zerocheck.case.schema import Block, Case, Group, Model, Optimizer
-from zerocheck.drive.observation import Entry, RankSeen, Recorded, StepSeen
-from zerocheck.judge import publish
 from zerocheck.judge.assemble import ManifestPlan, Observation
 from zerocheck.judge.bounds import BF16, FP32
 from zerocheck.judge.layout import Formats, ParameterLayout, ParameterPlace
+from zerocheck.judge.obligations import publish
 from zerocheck.judge.state import State
 from zerocheck.models.network import build_model
+from zerocheck.protocol.observations import Entry, RankObservation, Recorded, StepObservation
 
 
 def test_the_layout_of_a_model() -> None:
@@ -122,7 +122,7 @@ def test_formats_of_nothing_and_of_one() -> None:
 
 
 def _seen(
-    *ranks: Sequence[Entry], steps: Sequence[StepSeen] = (), dtype: str = "float32"
+    *ranks: Sequence[Entry], steps: Sequence[StepObservation] = (), dtype: str = "float32"
 ) -> Observation:
     """What ranks hold: element i of the whole holds 10 i, plus the rank."""
     tensors: dict[tuple[int, str], torch.Tensor] = {}
@@ -142,7 +142,9 @@ def _seen(
             data.append(positions * 10.0 + rank)
         tensors[rank, "parameter"] = torch.cat(data)
         record = Recorded(0, "state", "parameter", 0, 0, len(tensors[rank, "parameter"]), dtype)
-        seen.append(RankSeen(manifests=(tuple(entries),), records=(record,), steps=tuple(steps)))
+        seen.append(
+            RankObservation(manifests=(tuple(entries),), records=(record,), steps=tuple(steps))
+        )
     return Observation(layout(), seen, lambda rank, record: tensors[rank, record.role])
 
 
@@ -227,14 +229,14 @@ def test_names_without_a_gradient() -> None:
     assert _seen([A]).held(1, "state", "parameter") is None
 
 
-def _scales(*told: StepSeen) -> list[float]:
+def _scales(*told: StepObservation) -> list[float]:
     one = _seen([A], steps=told)
     return [one.loss_scales(index)[0] for index in range(len(told))]
 
 
 def test_loss_scales() -> None:
-    def told(scale: float, *, skipped: bool = False, reported: bool = True) -> StepSeen:
-        return StepSeen(losses=(), loss_scale=scale, skipped=skipped, reported=reported)
+    def told(scale: float, *, skipped: bool = False, reported: bool = True) -> StepObservation:
+        return StepObservation(losses=(), loss_scale=scale, skipped=skipped, reported=reported)
 
     last = told(1.0, reported=False)
     assert _scales(told(8.0), told(4.0), last) == [8.0, 4.0, 4.0]

@@ -7,11 +7,11 @@ import torch
 from small import held
 
 from zerocheck.case.schema import Block, Case, Model, Training
-from zerocheck.drive.observation import StepSeen
 from zerocheck.judge.layout import ParameterLayout
 from zerocheck.judge.local import LocalRunner, as_on_a_rank
 from zerocheck.judge.state import _by_owner, _own
 from zerocheck.models.network import build_model
+from zerocheck.protocol.observations import StepObservation
 
 
 def test_one_thread_and_deterministic_kernels() -> None:
@@ -41,16 +41,20 @@ def test_parameters_are_put_where_they_were() -> None:
     runner, module = _runner()
     weight, bias = module.get_parameter("head.weight"), module.get_parameter("head.bias")
     values = weight.detach().clone()
-    seen = StepSeen(losses=(), misaligned={"head.weight": 20}, strides={"head.weight": (1, 2)})
+    seen = StepObservation(
+        losses=(), misaligned={"head.weight": 20}, strides={"head.weight": (1, 2)}
+    )
     runner._place(seen)
     assert weight.data_ptr() % 64 == 20 and weight.stride() == (1, 2)
     assert torch.equal(weight, values) and bias.data_ptr() % 64 == 0
     where = weight.data_ptr()
-    more = StepSeen(losses=(), misaligned={"head.weight": 20, "head.bias": 4}, strides=seen.strides)
+    more = StepObservation(
+        losses=(), misaligned={"head.weight": 20, "head.bias": 4}, strides=seen.strides
+    )
     runner._place(more)
     assert weight.data_ptr() == where, "it stays"
     assert bias.data_ptr() % 64 == 4
-    runner._place(StepSeen(losses=()))
+    runner._place(StepObservation(losses=()))
     assert weight.data_ptr() % 64 == bias.data_ptr() % 64 == 0
     assert weight.is_contiguous() and torch.equal(weight, values)
 
@@ -72,7 +76,7 @@ def _normed() -> tuple[LocalRunner, list[torch.Tensor], list[dict[str, torch.Ten
 @pytest.mark.parametrize(("sent", "counts"), [(False, [2, 12]), (True, [2, 2])])
 def test_buffers_that_are_sent_before_every_forward(sent: bool, counts: list[int]) -> None:
     runner, parameters, buffers = _normed()
-    seen = [StepSeen(losses=())] * 2
+    seen = [StepObservation(losses=())] * 2
     passes = runner.run(0, parameters, buffers, seen, loss_divisor=2.0, sent_each=sent)
     name = "blocks.0.norm.num_batches_tracked"
     assert [int(rank[name]) for rank in passes.buffers] == counts
@@ -81,7 +85,7 @@ def test_buffers_that_are_sent_before_every_forward(sent: bool, counts: list[int
 
 def test_gradients_of_scaled_losses_are_divided_in_float64() -> None:
     runner, parameters, buffers = _normed()
-    seen = [StepSeen(losses=())] * 2
+    seen = [StepObservation(losses=())] * 2
     plain = runner.run(0, parameters, buffers, seen, loss_divisor=2.0).gradients
     assert plain.dtype == torch.float32 and bool(plain.any())
     scaled = runner.run(
@@ -94,7 +98,7 @@ def test_gradients_of_scaled_losses_are_divided_in_float64() -> None:
 
 def test_gradients_of_divided_losses_are_multiplied_in_float64() -> None:
     runner, parameters, buffers = _normed()
-    seen = [StepSeen(losses=())] * 2
+    seen = [StepObservation(losses=())] * 2
     divided = runner.run(0, parameters, buffers, seen, loss_divisor=6.0).gradients
     assert divided.dtype == torch.float32 and bool(divided.any())
     whole = runner.run(0, parameters, buffers, seen, loss_divisor=6.0, ranks=3).gradients

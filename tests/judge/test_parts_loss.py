@@ -11,9 +11,10 @@ from small import SIZE, layout, state
 
 from zerocheck.case.schema import Case, Training
 from zerocheck.contract.semantics import Semantics
-from zerocheck.drive.observation import StepSeen
-from zerocheck.judge import buffers, loss, skip
-from zerocheck.judge.verdict import Violation
+from zerocheck.judge import skip
+from zerocheck.judge.obligations import buffers, loss
+from zerocheck.protocol.observations import StepObservation
+from zerocheck.protocol.verdicts import Violation
 
 RIGHT = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
 
@@ -106,8 +107,11 @@ def test_whose_buffers_enter_a_step() -> None:
         assert len(entered) == 2 and all(one is own[0] for one in entered)
 
 
-def _told(*ranks: tuple[bool, float]) -> list[StepSeen]:
-    return [StepSeen(losses=(1.0,), skipped=skipped, loss_scale=scale) for skipped, scale in ranks]
+def _told(*ranks: tuple[bool, float]) -> list[StepObservation]:
+    return [
+        StepObservation(losses=(1.0,), skipped=skipped, loss_scale=scale)
+        for skipped, scale in ranks
+    ]
 
 
 @pytest.mark.parametrize(

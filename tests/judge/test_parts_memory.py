@@ -9,12 +9,11 @@ import pytest
 
 from zerocheck.case.schema import Case, Model, Optimizer, Sharding, Training
 from zerocheck.contract.layout import Category, Layout, Line, Phase
-from zerocheck.drive.census import HARNESS, LOCAL
-from zerocheck.drive.ledger import UNEXPLAINED
-from zerocheck.drive.observation import Measured, RankSeen
-from zerocheck.judge import persistent, release
 from zerocheck.judge.measured import judge_measured, merged
-from zerocheck.judge.verdict import MEMORY, Judgement
+from zerocheck.judge.obligations import persistent, release
+from zerocheck.protocol.measurements import HARNESS, LOCAL, UNEXPLAINED, Measured
+from zerocheck.protocol.replies import MemoryReply
+from zerocheck.protocol.verdicts import MEMORY, Judgement
 
 CASE = Case(mesh=(2,), training=Training(steps=3))
 PHASES: tuple[Phase, ...] = ("forward", "backward", "step")
@@ -171,12 +170,12 @@ def test_nothing_may_survive_close() -> None:
 
 
 def test_both_are_one_judgement_and_merge_with_that_of_the_steps() -> None:
-    seen = [RankSeen(measured=one) for one in ranks(lines(), lines())]
+    seen = [MemoryReply(measured=one) for one in ranks(lines(), lines())]
     judgement = judge_measured(CASE, seen, digest=True)
     assert set(judgement.statuses) == set(MEMORY)
     assert judgement.statuses["persistent"] == judgement.statuses["release"] == "holds"
     alive = Line("closed", 2, "optimizer", 16, "registry")
-    wrong = judge_measured(CASE, [RankSeen(measured=ranks(lines(more=[alive]))[0])])
+    wrong = judge_measured(CASE, [MemoryReply(measured=ranks(lines(more=[alive]))[0])])
     assert wrong.statuses["release"] == "violated" and wrong.digest != judgement.digest
     both = merged([Judgement(statuses={"update": "holds"}, digest="ab"), wrong])
     assert both.statuses == {"update": "holds", **wrong.statuses}

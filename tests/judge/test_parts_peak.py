@@ -8,9 +8,9 @@ import pytest
 
 from zerocheck.case.schema import Case, Training
 from zerocheck.contract.layout import Call, Highest, Layout, Peak, Phase, Term
-from zerocheck.drive.observation import Measured
-from zerocheck.judge import peak
-from zerocheck.judge.verdict import Violation
+from zerocheck.judge.obligations import peak
+from zerocheck.protocol.measurements import Measured
+from zerocheck.protocol.verdicts import Violation
 
 CASE = Case(mesh=(2,), training=Training(steps=3))
 """Steps 1 and 2 are alike."""

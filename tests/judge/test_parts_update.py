@@ -15,7 +15,7 @@ from zerocheck.case.schema import Case, Group, Optimizer
 from zerocheck.judge import bounds
 from zerocheck.judge.state import State
 from zerocheck.judge.update import Update, UpdateJudge, UpdateRecipe
-from zerocheck.judge.verdict import Violation
+from zerocheck.protocol.verdicts import Violation
 
 GROUP = Group(lr=0.01, beta1=0.9, beta2=0.99, eps=1e-3, weight_decay=0.1)
 P = [1.0, -1.0, 0.5, 2.0, 0.0, -0.25, 3.0, 1.5]

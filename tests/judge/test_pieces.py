@@ -15,7 +15,7 @@ from zerocheck.judge import pieces, vectors
 from zerocheck.judge.bounds import Enclosure
 from zerocheck.judge.compare import Misfit, compare, compare_pieces
 from zerocheck.judge.pieces import Enclosing, Positions, split
-from zerocheck.judge.verdict import Judgement, Violation
+from zerocheck.protocol.verdicts import Judgement, Violation
 from zerocheck.run.room import need
 
 CASE = Case(

@@ -14,7 +14,7 @@ from zerocheck.errors import UsageError
 from zerocheck.judge import bounds
 from zerocheck.judge.bounds import BF16, FP32, Enclosure, Format
 from zerocheck.judge.compare import compare
-from zerocheck.judge.gradient import expected
+from zerocheck.judge.expected import expected
 from zerocheck.judge.layout import Formats
 from zerocheck.judge.local import Passes
 from zerocheck.judge.precision import Computing, Path, path_of

@@ -11,11 +11,11 @@ import torch
 from msgspec.structs import replace
 
 from zerocheck.case.schema import Block, Case, Data, Model, Training
-from zerocheck.drive.observation import RankSeen
 from zerocheck.errors import Unsupported
 from zerocheck.judge import case as judging
 from zerocheck.judge import local, ran_on
 from zerocheck.judge.local import Passes
+from zerocheck.protocol.observations import RankObservation
 
 Observe = Callable[[str, Case], Any]
 
@@ -109,8 +109,8 @@ def test_passes_that_repeat_are_let_through() -> None:
         ran_on.check_repeats(nan, again)
 
 
-def seen_on(*processors: str) -> Sequence[RankSeen]:
-    return [RankSeen(device="cuda:0", processor=one) for one in processors]
+def seen_on(*processors: str) -> Sequence[RankObservation]:
+    return [RankObservation(device="cuda:0", processor=one) for one in processors]
 
 
 def test_one_kind_of_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_one_kind_of_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for others in (("A (9.0, 132 multiprocessors)", "A (9.0, 114 multiprocessors)"), ("B", "B")):
         with pytest.raises(Unsupported, match="different GPUs"):
             ran_on.ran_on(seen_on(*others))
-    assert ran_on.ran_on([RankSeen(), RankSeen()]) == torch.device("cpu")
+    assert ran_on.ran_on([RankObservation(), RankObservation()]) == torch.device("cpu")
 
 
 def test_only_the_gpus_own_state_tells_ranks_apart(observe: Observe) -> None:
@@ -127,4 +127,4 @@ def test_only_the_gpus_own_state_tells_ranks_apart(observe: Observe) -> None:
     states = [[b"ab" + bytes(cpu)], [b"ab" + b"\1" * cpu]]
     assert ran_on.own_states(states, torch.device("cuda", 0)) == [[b"ab"], [b"ab"]]
     assert ran_on.own_states(states, torch.device("cpu")) == states
-    assert replace(RankSeen(), device="cuda:0") != RankSeen()
+    assert replace(RankObservation(), device="cuda:0") != RankObservation()

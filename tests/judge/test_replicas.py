@@ -13,14 +13,14 @@ from observing import Observed
 from small import held, layout, state
 
 from zerocheck.case.schema import Block, Case, Model, Sharding, Training
-from zerocheck.drive.observation import Entry, RankSeen, Recorded
 from zerocheck.judge import bounds
 from zerocheck.judge.assemble import Observation, RoleState
 from zerocheck.judge.bounds import Enclosure
-from zerocheck.judge.clip import elements_of
+from zerocheck.judge.clipping import elements_of
 from zerocheck.judge.compare import compare
 from zerocheck.judge.ownership import Ownership
-from zerocheck.judge.verdict import Violation
+from zerocheck.protocol.observations import Entry, RankObservation, Recorded
+from zerocheck.protocol.verdicts import Violation
 
 Observe = Callable[[str, Case], Observed]
 
@@ -40,7 +40,7 @@ def _all(*ranges: tuple[int, int]) -> Violation | None:
         entries = [entry for entry in entries if entry.name != "b"]
         manifest = (*entries, Entry("b", (2, 2), start, stop))
         record = Recorded(0, "state", "parameter", 0, 0, 0, "float32")
-        seen.append(RankSeen(manifests=(manifest,), records=(record,)))
+        seen.append(RankObservation(manifests=(manifest,), records=(record,)))
     observation = Observation(layout(), seen, lambda rank, record: torch.empty(0), replica=2)
     return Ownership(observation).check(0, "state")
 

@@ -12,7 +12,8 @@ from slices import sliced
 
 from zerocheck.case.drawing import draw
 from zerocheck.case.schema import Case
-from zerocheck.judge.verdict import Obligation
+from zerocheck.errors import Unsupported
+from zerocheck.protocol.verdicts import Obligation
 
 CASES = sliced(200, 40)
 FACTOR = sliced(2**0.25, 2**0.5)
@@ -93,8 +94,9 @@ def smallest(observe: Callable) -> dict[str, list[float]]:
     choose = random.Random(3)
     found: dict[str, list[float]] = {"gradient": [], "exp_avg": [], "exp_avg_sq": []}
     for number, case in enumerate(_cases()):
-        observed = observe(IMPLEMENTATIONS[number % len(IMPLEMENTATIONS)], case)
-        if observed.seen[0].unsupported is not None:
+        try:
+            observed = observe(IMPLEMENTATIONS[number % len(IMPLEMENTATIONS)], case)
+        except Unsupported:
             continue
         copies = _element(observed, "gradient", "reduced", choose)
         if copies is not None:

@@ -7,11 +7,11 @@ from msgspec.structs import replace
 
 from zerocheck.case.schema import Block, Case, Model, Sharding
 from zerocheck.compat import local_index
-from zerocheck.judge import loss
 from zerocheck.judge.diagnose.tensor_parallel import order_of_pieces, with_repeated_biases
 from zerocheck.judge.layout import ParameterLayout
-from zerocheck.judge.verdict import Violation
+from zerocheck.judge.obligations import loss
 from zerocheck.models.network import build_model
+from zerocheck.protocol.verdicts import Violation
 
 CASE = Case(
     mesh=(6,),

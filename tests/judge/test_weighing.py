@@ -8,12 +8,12 @@ from zerocheck.case.schema import Block, Case, Model, Optimizer
 from zerocheck.catalogue import BUILT_IN
 from zerocheck.contract.layout import Call, Layout, Line
 from zerocheck.contract.loading import load
-from zerocheck.drive.observation import Measured
-from zerocheck.judge.paper import ideal, in_psi, nearest
-from zerocheck.judge.verdict import Weighed
 from zerocheck.judge.weighing import copy_bytes, weighed
 from zerocheck.memory.formulas import STAGES, recipe, total
 from zerocheck.memory.setup import STAGE
+from zerocheck.protocol.measurements import Measured
+from zerocheck.protocol.verdicts import Weighed
+from zerocheck.run.paper import ideal, in_psi, nearest
 
 MODEL = Model(inputs=3, width=2, outputs=5)  # 8 + 15 elements
 COPY = (92, 92, 184)

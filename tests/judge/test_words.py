@@ -17,8 +17,8 @@ from zerocheck.case.schema import Block, Case, Data, Model, Training
 from zerocheck.contract import Built, BuiltImplementation, Semantics, groups
 from zerocheck.contract.implementation import Step, StepReport
 from zerocheck.judge.case import judge
-from zerocheck.judge.verdict import Judgement, Violation
 from zerocheck.judge.words import alternatives, declared, with_words
+from zerocheck.protocol.verdicts import Judgement, Violation
 
 CASE = Case(
     mesh=(3,),

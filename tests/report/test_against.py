@@ -13,7 +13,7 @@ from hand_made import ENVIRONMENT, KNOWN, case, failed, finding, finished, held,
 from rich.console import Console
 
 from zerocheck.errors import UsageError
-from zerocheck.judge.verdict import Weighed
+from zerocheck.protocol.verdicts import Weighed
 from zerocheck.report import against_text
 from zerocheck.report.against import Changes, compare, read_report, report_of
 from zerocheck.report.write import AGAINST_FORMATS, write_changes, write_reports

@@ -11,7 +11,7 @@ from hand_made import KNOWN, case, failed, finding, finished, held, known, stale
 
 from zerocheck.case.features import BASIC, GROUPS, groups
 from zerocheck.case.schema import Block, Case, Leg, Model, Sharding
-from zerocheck.judge.verdict import EQUIVALENCE, MEMORY, OBLIGATIONS, RESUME, Obligation
+from zerocheck.protocol.verdicts import EQUIVALENCE, MEMORY, OBLIGATIONS, RESUME, Obligation
 from zerocheck.report.checks import groups_of, told, told_of_coverage
 from zerocheck.run.records import CaseFinished, Finding, Record
 from zerocheck.run.tally import exit_code, tally

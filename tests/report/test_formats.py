@@ -24,7 +24,7 @@ from hand_made import (
 )
 
 from zerocheck.errors import UsageError
-from zerocheck.judge.verdict import EQUIVALENCE
+from zerocheck.protocol.verdicts import EQUIVALENCE
 from zerocheck.report import json_report, junit, markdown
 from zerocheck.report.markdown import escape, fenced
 from zerocheck.report.write import FORMATS, write_reports

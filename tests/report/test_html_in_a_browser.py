@@ -20,7 +20,7 @@ from hand_made import KNOWN, case, drift, finding, finished, started
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from zerocheck.judge.verdict import Weighed
+from zerocheck.protocol.verdicts import Weighed
 from zerocheck.report import html
 from zerocheck.run.journal import read
 from zerocheck.run.records import CaseFinished, Record

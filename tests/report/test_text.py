@@ -7,7 +7,7 @@ import pytest
 from hand_made import HOSTILE, KNOWN, VIOLATION, finding, hostile_finding
 
 from zerocheck.foreign_text import printable
-from zerocheck.judge.verdict import Status
+from zerocheck.protocol.verdicts import Status
 from zerocheck.report.text import cell_text, finding_text, replay_line
 from zerocheck.run.tally import Cell
 

@@ -9,7 +9,7 @@ import msgspec
 from hand_made import case, finished, started
 from rich.console import Console
 
-from zerocheck.judge.verdict import Weighed
+from zerocheck.protocol.verdicts import Weighed
 from zerocheck.report import json_report, markdown
 from zerocheck.report.progress import ProgressDisplay
 from zerocheck.run.journal import encode

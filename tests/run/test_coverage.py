@@ -8,7 +8,7 @@ from hand_made import case, finished, started
 from zerocheck.case.covering import Pairs
 from zerocheck.case.features import OF_STEPS
 from zerocheck.case.schema import Case, Model
-from zerocheck.judge.verdict import Judgement
+from zerocheck.protocol.verdicts import Judgement
 from zerocheck.report.coverage import coverage_lines
 from zerocheck.report.markdown import render as markdown
 from zerocheck.run.journal import encode

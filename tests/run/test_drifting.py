@@ -23,7 +23,7 @@ from zerocheck.case.schema import (
 )
 from zerocheck.contract.semantics import Semantics
 from zerocheck.judge.free import trajectory
-from zerocheck.judge.verdict import EQUIVALENCE, Judgement
+from zerocheck.protocol.verdicts import EQUIVALENCE, Judgement
 from zerocheck.ranks.pool import Pool
 from zerocheck.run import drifting
 from zerocheck.run.drifting import CASES, Drifting, comparable, drift

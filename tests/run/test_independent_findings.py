@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zerocheck.case.schema import Case
-from zerocheck.judge.verdict import Judgement, Obligation, Violation
+from zerocheck.protocol.verdicts import Judgement, Obligation, Violation
 from zerocheck.report.text import finding_title
 from zerocheck.run.findings import Findings, independent
 from zerocheck.run.records import CaseFinished

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
@@ -11,12 +12,14 @@ from hand_made import VIOLATION, case
 
 from zerocheck.case.features import features
 from zerocheck.case.schema import Case, Leg, Training
+from zerocheck.contract.layout import Term
+from zerocheck.contract.shard import Role
 from zerocheck.errors import UsageError
-from zerocheck.judge.verdict import EQUIVALENCE, RESUME, Obligation, Violation
+from zerocheck.protocol.verdicts import EQUIVALENCE, RESUME, Obligation, Violation
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.casefile import read as read_case
 from zerocheck.run.engine import run
-from zerocheck.run.known_issues import OURS, KnownIssue, load, ours, read
+from zerocheck.run.known_issues import OURS, ROLES, KnownIssue, load, ours, read
 from zerocheck.run.ledger import KnownIssueMatcher
 from zerocheck.run.options import RunOptions
 from zerocheck.run.records import CaseFinished, Finding, RunFinished, RunStarted, StaleIssue
@@ -57,7 +60,11 @@ def test_every_field_is_read(tmp_path: Path) -> None:
     assert issues_of(tmp_path, "# nothing\n") == ()
 
 
-GOOD = entry("zero2 / gradient / x W")
+def test_roles_of_shards_and_memory_are_known() -> None:
+    assert {*get_args(Role), *get_args(Term)} <= ROLES
+
+
+GOOD = entry("zero2 / gradient / gradient x W")
 
 
 @pytest.mark.parametrize(
@@ -68,6 +75,12 @@ GOOD = entry("zero2 / gradient / x W")
             r"entry 2 \(line 4\): unknown implementation 'fsdp'; did",
         ),
         (entry("fsdp2"), r"names an implementation only; a finding prints its fingerprint"),
+        (
+            entry("fsdp2 / gradient / gradeint x W"),
+            r"'gradeint x W'; did you mean 'gradient x W'\?",
+        ),
+        (entry("fsdp2 / clip / norm / locl norm"), r"'locl norm'; did you mean 'local norm'\?"),
+        (entry("fsdp2 / clip / nrm"), r"unknown cause 'nrm'"),
         (entry("fsdp2 / gradeint"), r"fingerprint 'gradeint'; did you mean 'gradient'\?"),
         (entry("my.py / gradient"), r"'my.py' names a file; name the class"),
         (entry("fsdp2 / clip", features=["cliping"]), r"feature 'cliping'; did you mean 'clip'\?"),
@@ -157,18 +170,22 @@ def violated(*causes: str, mesh: tuple[int, ...] = (2,)) -> tuple[CaseFinished, 
 @pytest.mark.parametrize(
     ("fingerprint", "causes", "same"),
     [
-        ("zero2 / gradient / x W", ("x W",), True),
-        ("zero2 / gradient / x W", ("doubled", "x W"), True),
-        ("zero2 / gradient / x W", ("doubled",), False),
-        ("zero2 / gradient / x W", (), False),
-        ("zero2 / gradient / doubled+x W", ("doubled", "x W", "x GA"), True),
-        ("zero2 / gradient / doubled+x W", ("x W",), False),
+        ("zero2 / gradient / gradient x W", ("gradient x W",), True),
+        ("zero2 / gradient / gradient x W", ("gradient doubled", "gradient x W"), True),
+        ("zero2 / gradient / gradient x W", ("gradient doubled",), False),
+        ("zero2 / gradient / gradient x W", (), False),
+        (
+            "zero2 / gradient / gradient doubled+gradient x W",
+            ("gradient doubled", "gradient x W", "gradient x GA"),
+            True,
+        ),
+        ("zero2 / gradient / gradient doubled+gradient x W", ("gradient x W",), False),
         ("zero2 / gradient / gradient / W", ("gradient / W",), True),
         ("zero2 / gradient", (), True),
-        ("zero2 / gradient", ("x W",), False),
-        ("zero3 / gradient / x W", ("x W",), False),
-        ("zero2 / update / gradient / x W", ("x W",), False),
-        ("zero2 / gradient / exp_avg / x W", ("x W",), False),
+        ("zero2 / gradient", ("gradient x W",), False),
+        ("zero3 / gradient / gradient x W", ("gradient x W",), False),
+        ("zero2 / update / gradient / gradient x W", ("gradient x W",), False),
+        ("zero2 / gradient / exp_avg / gradient x W", ("gradient x W",), False),
     ],
 )
 def test_a_violation_matches_by_its_fingerprint(
@@ -231,13 +248,15 @@ def test_what_is_wrong_in_a_step_is_known_after_a_load_too(
 def test_an_issue_of_a_step_is_known_where_only_steps_after_loads_are_asked_for(
     tmp_path: Path, obligations: tuple[Obligation, ...], known: bool
 ) -> None:
-    (tmp_path / "known.toml").write_text(entry("zero2 / gradient / x W", case="{ mesh = [2] }"))
+    (tmp_path / "known.toml").write_text(
+        entry("zero2 / gradient / gradient x W", case="{ mesh = [2] }")
+    )
     files = ("none", str(tmp_path / "known.toml"))
     options = RunOptions(implementations=("zero2",), obligations=obligations, known_issues=files)
     ledger = KnownIssueMatcher(options, "2.13.0")
     planned, _ = ledger.arrange([])
     assert len(planned) == ("gradient" in obligations)
-    finished, violation = violated("x W")
+    finished, violation = violated("gradient x W")
     after = msgspec.structs.replace(violation, obligation="continuation", in_step="gradient")
     assert ledger.listed(finished, after) is known
     assert not ledger.unseen()
@@ -271,9 +290,9 @@ def test_a_case_with_a_checkpoint_is_tried_where_checkpoints_are_asked_for(
 
 
 def test_features_and_words_narrow_an_entry(tmp_path: Path) -> None:
-    (issue,) = issues_of(tmp_path, entry("zero2 / gradient / x W", features=["world-3"]))
-    assert issue.matches(*violated("x W", mesh=(3,)))
-    assert not issue.matches(*violated("x W", mesh=(2,)))
+    (issue,) = issues_of(tmp_path, entry("zero2 / gradient / gradient x W", features=["world-3"]))
+    assert issue.matches(*violated("gradient x W", mesh=(3,)))
+    assert not issue.matches(*violated("gradient x W", mesh=(2,)))
     crash = case(status="crashed", reason="rank 1 raised RuntimeError: an empty tensor")
     crash = msgspec.structs.replace(crash, error="RuntimeError")
     text = "".join(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hand_made import loaded, resumed
 
-from zerocheck.judge.verdict import EQUIVALENCE, RESUME, Load
+from zerocheck.protocol.verdicts import EQUIVALENCE, RESUME, Load
 from zerocheck.run.loads import Loads, together
 from zerocheck.run.tally import tally
 

@@ -19,14 +19,16 @@ from zerocheck.case.schema import (
     Training,
 )
 from zerocheck.catalogue import BUILT_IN
-from zerocheck.drive.ledger import UNEXPLAINED
-from zerocheck.drive.observation import RankSeen
-from zerocheck.judge.verdict import MEMORY, Weighed
+from zerocheck.protocol.jobs import Measure
+from zerocheck.protocol.measurements import UNEXPLAINED
+from zerocheck.protocol.replies import MemoryReply
+from zerocheck.protocol.verdicts import MEMORY, Weighed
 from zerocheck.ranks.pool import Pool
 from zerocheck.report.weights import lines as weighed_lines
 from zerocheck.run.casefile import write
 from zerocheck.run.environment import environment
 from zerocheck.run.legs import Legs
+from zerocheck.run.rank_replies import received
 from zerocheck.run.records import CaseFile
 from zerocheck.run.replay import replay
 from zerocheck.run.tally import tally
@@ -104,14 +106,25 @@ def test_what_fsdp2_reduced_over_replicas_stays_until_the_backward_is_over(pool:
     assert outcome.judgement.statuses == {"peak": "holds"}, outcome.judgement.violations
 
 
+@pytest.mark.parametrize("name", ["zero1", "zero2", "zero3"])
+def test_looking_for_an_overflow_takes_no_memory(pool: Pool, name: str) -> None:
+    """Masks of the largest parameter were more than the backward of so few samples needs."""
+    model = Model(inputs=17, width=3, outputs=4, blocks=(), unused=True)
+    training = Training(steps=3, loss_scale=2.0)
+    case = Case(mesh=(3,), model=model, data=Data(batch=4, length=1), training=training)
+    outcome = Trial(pool, name, case, obligations=("peak",)).outcome()
+    assert outcome.judgement is not None
+    assert outcome.judgement.statuses == {"peak": "holds"}, outcome.judgement.violations
+
+
 def test_what_is_measured_closes_and_tells_every_phase(pool: Pool) -> None:
     result = Trial(pool, "ddp", CASES["plain"], obligations=ASKED).result()
     assert not result.legs and result.measured is not None
-    seen = [msgspec.msgpack.decode(one or b"", type=RankSeen) for one in result.measured.payloads]
+    replies = received(result.measured, MemoryReply)
     result.measured.release()
-    for rank in seen:
-        assert rank.measured is not None and rank.measured.layout is not None
-        lines = rank.measured.lines
+    for reply in replies:
+        assert reply.measured.layout is not None
+        lines = reply.measured.lines
         assert not any(line.holder.startswith(UNEXPLAINED) for line in lines)
         assert {(line.step, line.phase) for line in lines} == {
             (-1, "built"),
@@ -155,7 +168,7 @@ def test_nothing_is_delayed_where_ranks_are_measured() -> None:
     """A collective that begins on another thread lets go of its memory there, unseen."""
     case = msgspec.structs.replace(CASES["plain"], disturbance=Disturbance(delay=2.0))
     job = Legs("zero-redundancy", case, trace=False).measuring()
-    assert job.measure and job.case == CASES["plain"]
+    assert job == Measure("zero-redundancy", CASES["plain"])
 
 
 def test_an_own_sharder_without_a_layout_gets_the_ratio_alone(pool: Pool) -> None:

@@ -15,7 +15,7 @@ from hand_made import VIOLATION, case
 
 from zerocheck.case.schema import Case, Leg
 from zerocheck.case.shapes import parameter_shapes
-from zerocheck.judge.verdict import Violation
+from zerocheck.protocol.verdicts import Violation
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.engine import run
 from zerocheck.run.kinds import is_of, most_bytes, ranks_of

@@ -8,7 +8,7 @@ import pytest
 
 from zerocheck.catalogue import BUILT_IN
 from zerocheck.errors import UsageError
-from zerocheck.judge.verdict import EQUIVALENCE
+from zerocheck.protocol.verdicts import EQUIVALENCE
 from zerocheck.run.options import RunOptions, parse_obligations, parse_world_sizes
 from zerocheck.run.profiles import PROFILES
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from timed_by_hand import call, rank, step
 
 from zerocheck.case.schema import Block, Case, Data, Model, Training, UserModel, UserParameter
-from zerocheck.drive.observation import Timed
+from zerocheck.protocol.measurements import Timed
 from zerocheck.run.pace import Pace
 from zerocheck.run.pacing import alone, paced
 

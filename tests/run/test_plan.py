@@ -15,9 +15,9 @@ from zerocheck.case import covering
 from zerocheck.case.covering import ALONE, Pairs
 from zerocheck.case.features import OF_STEPS, features
 from zerocheck.case.schema import Case
-from zerocheck.drive.observation import Description
 from zerocheck.errors import UsageError
-from zerocheck.judge.verdict import RESUME
+from zerocheck.protocol.replies import Description
+from zerocheck.protocol.verdicts import RESUME
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.options import RunOptions
 from zerocheck.run.plan import Plan, SharedDraws

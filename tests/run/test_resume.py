@@ -9,7 +9,7 @@ from collected import Collect
 
 from zerocheck.case.resuming import draw_resumed
 from zerocheck.case.schema import Block, Case, Leg, Model, Training
-from zerocheck.judge.verdict import RESUME, Load, Obligation, Violation
+from zerocheck.protocol.verdicts import RESUME, Load, Obligation, Violation
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.engine import run
 from zerocheck.run.findings import independent

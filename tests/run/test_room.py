@@ -11,8 +11,8 @@ import pytest
 from collected import Collect
 
 from zerocheck.case.schema import Case, Model, Optimizer, Start, Training, UserModel, UserParameter
-from zerocheck.drive.observation import Job
 from zerocheck.errors import UsageError
+from zerocheck.protocol.jobs import Job
 from zerocheck.ranks.pool import Pool
 from zerocheck.run import engine, room
 from zerocheck.run.options import RunOptions

@@ -14,7 +14,7 @@ from zerocheck.case.drawing import draw
 from zerocheck.case.features import features
 from zerocheck.case.reductions import value_at
 from zerocheck.case.schema import Block, Case, Data, Group, Model, Optimizer, Sharding, Training
-from zerocheck.judge.verdict import EQUIVALENCE
+from zerocheck.protocol.verdicts import EQUIVALENCE
 from zerocheck.ranks.pool import Pool
 from zerocheck.report.text import finding_text
 from zerocheck.run import engine

@@ -7,7 +7,7 @@ import math
 import pytest
 from hand_made import case, failed, finding, finished, held, known, stale, started
 
-from zerocheck.judge.verdict import EQUIVALENCE
+from zerocheck.protocol.verdicts import EQUIVALENCE
 from zerocheck.run.records import Record, RunFinished
 from zerocheck.run.tally import exit_code, run_exit_code, tally, unchecked, why
 

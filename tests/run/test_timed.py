@@ -10,15 +10,16 @@ from msgspec.structs import replace
 
 from zerocheck.case.schema import Block, Case, Data, Disturbance, Leg, Model, Sharding
 from zerocheck.catalogue import BUILT_IN
-from zerocheck.drive.observation import Timed
 from zerocheck.drive.timing import COUNTED
+from zerocheck.protocol.jobs import TimeSteps
+from zerocheck.protocol.replies import TimeReply
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.legs import Legs
-from zerocheck.run.outcome import observed
 from zerocheck.run.pace import Pace
 from zerocheck.run.pacing import paced
 from zerocheck.run.patterns import patterns
 from zerocheck.run.plan import Planned
+from zerocheck.run.rank_replies import received
 from zerocheck.run.timed import EVERY, TimedCases
 from zerocheck.run.trial import Trial
 
@@ -64,9 +65,9 @@ def test_what_a_sharder_does_wrong_is_said(pool: Pool, name: str, begins: str) -
 def test_a_slow_rank_leaves_the_others_idle(pool: Pool) -> None:
     job = Legs(f"{SUBJECTS}:SlowRank", CASE).timing()
     result = pool.wait(pool.submit(2, msgspec.msgpack.encode(job)))
-    seen, _ = observed(result)
+    replies = received(result, TimeReply)
     result.release()
-    pace = paced(CASE, [rank.timed or Timed() for rank in seen])
+    pace = paced(CASE, [reply.timed for reply in replies])
     # It sleeps once the other one has come, and nothing else takes time.
     assert pace is not None and pace.idle[0] > 0.5 > pace.idle[1]
     assert pace.overlap is not None and pace.overlap < 0.5
@@ -91,7 +92,7 @@ def test_saves_and_loads_have_their_times(pool: Pool) -> None:
 def test_nothing_is_delayed_or_saved_where_steps_are_timed() -> None:
     case = replace(CASE, disturbance=Disturbance(delay=2.0))
     job = Legs("zero2", case, trace=True).timing()
-    assert job.time and not job.measure and not job.trace and job.case == CASE
+    assert job == TimeSteps("zero2", CASE)
 
 
 def test_few_cases_are_timed_and_world_sizes_take_turns() -> None:

@@ -13,7 +13,7 @@ from slices import sliced
 from zerocheck.case.schema import Case, Model, UserModel, UserParameter
 from zerocheck.catalogue import BUILT_IN
 from zerocheck.errors import UsageError
-from zerocheck.judge.verdict import MEMORY
+from zerocheck.protocol.verdicts import MEMORY
 from zerocheck.ranks.pool import Pool
 from zerocheck.run import engine
 from zerocheck.run.casefile import read, write

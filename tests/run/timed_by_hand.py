@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerocheck.drive.observation import CollectiveTimes, StepTimes, Timed
+from zerocheck.protocol.measurements import CollectiveTimes, StepTimes, Timed
 
 CLOCK = "a clock"
 

@@ -6,7 +6,7 @@ from hand_made import ENVIRONMENT
 
 from zerocheck.case.codec import merged
 from zerocheck.case.schema import Case, Precision
-from zerocheck.judge.verdict import MEMORY, Judgement, Obligation, Violation
+from zerocheck.protocol.verdicts import MEMORY, Judgement, Obligation, Violation
 from zerocheck.run.known_issues import KnownIssue, ours
 from zerocheck.run.records import CaseFile
 from zerocheck.script import script_of

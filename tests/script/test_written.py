@@ -21,7 +21,7 @@ from zerocheck.catalogue import INJECTED
 from zerocheck.cli import main
 from zerocheck.contract.loading import load
 from zerocheck.errors import UsageError
-from zerocheck.judge.verdict import MEMORY, Judgement
+from zerocheck.protocol.verdicts import MEMORY, Judgement
 from zerocheck.run.journal import encode
 from zerocheck.run.known_issues import ours
 from zerocheck.run.records import CaseFile

@@ -25,7 +25,7 @@ from ..checkpoint.source import Stored
 from ..contract.semantics import Semantics
 from ..devices import CPU
 from ..errors import UsageError
-from ..judge.verdict import Judgement
+from ..protocol.verdicts import Judgement
 from ..run.environment import environment
 from ..run.journal import encode
 from ..run.records import Environment

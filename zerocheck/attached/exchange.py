@@ -8,7 +8,7 @@ import msgspec
 import torch
 
 from ..contract.semantics import Semantics
-from ..judge.verdict import Judgement, Status
+from ..protocol.verdicts import Judgement, Status
 from .full import Full, judge_gradient
 from .own import judge_own
 from .ranks import AllRanks

@@ -14,9 +14,9 @@ import msgspec
 import torch
 
 from ..contract.semantics import Semantics
-from ..drive.observation import Entry
 from ..errors import UsageError
-from ..judge.verdict import Violation
+from ..protocol.observations import Entry
+from ..protocol.verdicts import Violation
 from .ranks import AllRanks, place_of
 from .reduced import (
     Exhibit,

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
+from .. import causes as bugs
 from ..judge import bounds
 from ..judge.bounds import Format
-from ..judge.diagnose.clip import SENTENCES, Norm, norm_causes
-from ..judge.verdict import Violation
+from ..judge.diagnose.clip import Norm, norm_causes, sentence_of
+from ..protocol.verdicts import Violation
 from .seen import Clip, RankVerdict
 
 Holder = tuple[int, int]
@@ -35,7 +36,7 @@ class Norms:
                 tensors=(),
                 ranks=(),
                 explanation="ranks clip different numbers of times",
-                causes=("ranks disagree",),
+                causes=(bugs.RANKS_DISAGREE,),
             )
         share = 0.0
         for call in range(calls):
@@ -62,9 +63,10 @@ class Norms:
             used = max(abs(clip.norm - exact) for clip in clips)
             return used / bound if bound else 0.0, None
         clip = clips[bad[0]]
-        known = self._norm_causes(clips, bad[0], exact, len(once), relative, floor, once)
+        norm = self._diagnosed(clips, bad[0], exact, len(once), relative, floor, once)
+        known = norm_causes([norm], clip.kind)
         text = f"the reported norm is {clip.norm:.9g}, the norm of the gradient is {exact:.9g}"
-        text += "".join(f"; {SENTENCES[one]}" for one in known[:1] if one in SENTENCES)
+        text += "".join(sentence_of(one, norm, clip.kind) for one in known[:1])
         finite = bound and math.isfinite(clip.norm)
         return 0.0, Violation(
             obligation="clip",
@@ -101,7 +103,7 @@ class Norms:
     def _peak(self, holder: Holder) -> float:
         return self.told[holder[0]].peaks[holder[1]]
 
-    def _norm_causes(
+    def _diagnosed(
         self,
         clips: Sequence[Clip],
         rank: int,
@@ -110,8 +112,8 @@ class Norms:
         relative: float,
         floor: float,
         once: dict[tuple[object, ...], Holder],
-    ) -> tuple[str, ...]:
-        """Return the causes of a wrong norm.
+    ) -> Norm:
+        """Return a wrong norm with what its causes are derived from.
 
         A vector of one element has the norm of a whole one; so the reported sums are enough.
         """
@@ -119,7 +121,11 @@ class Norms:
         held = [[(r, number) for number in one.pieces] for r, one in enumerate(clips)]
         own = [self._true(clip.kind, pieces)[0] for pieces in held]
         other, *_ = self._true("2" if clip.kind == "inf" else "inf", [*once.values()])
-        norm = Norm(
+        holders: dict[str, list[Holder]] = {}
+        for r, number in once.values():
+            name = self.told[r].seen.pieces[number].name
+            holders.setdefault(name, []).append((r, number))
+        return Norm(
             reported=clip.norm,
             exact=exact,
             whole=torch.tensor([other], dtype=torch.float64),
@@ -131,5 +137,5 @@ class Norms:
             floor=floor,
             by_dtype={},
             loss_scale=told.seen.loss_scale,
+            by_tensor={name: self._true(clip.kind, of)[0] for name, of in holders.items()},
         )
-        return norm_causes(norm, clip.kind)

@@ -19,16 +19,17 @@ from msgspec.structs import replace
 
 from zerocheck_reference import clip_coefficient
 
+from .. import causes as bugs
 from ..case.schema import Group
 from ..judge import bounds
 from ..judge.bounds import Format, Reading
-from ..judge.clip import clipped_enclosure
+from ..judge.clipping import clipped_enclosure
 from ..judge.compare import compare, describe, different_bits
 from ..judge.diagnose.clip import clip_causes
 from ..judge.layout import ParameterLayout, ParameterPlace
 from ..judge.state import State
 from ..judge.update import Update, UpdateJudge, UpdateRecipe
-from ..judge.verdict import Violation
+from ..protocol.verdicts import Violation
 from .seen import MOMENTS, Clip, GroupOptions, Observed, RankVerdict, ShardPiece, element_of
 
 BATCH = 1 << 22
@@ -192,8 +193,8 @@ class _Own:
 
     def _still_causes(self) -> tuple[str, ...]:
         if self.observed.seen.skipped:
-            return ("skipped step changed the state",)
-        return ("untouched parameter changed",)
+            return (bugs.SKIPPED_STEP_CHANGED_THE_STATE,)
+        return (bugs.UNTOUCHED_PARAMETER_CHANGED,)
 
     def _updates(self, still: set[int]) -> Iterator[tuple[float, Violation | None]]:
         """Yield (share, violation) of the parameters of which this rank holds the state."""

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import msgspec
 import torch
 
+from .. import causes as bugs
 from ..case.schema import Case, Training
 from ..contract.semantics import Semantics
-from ..drive.observation import Entry
 from ..judge import bounds
 from ..judge.assemble import RoleState, plan_of
 from ..judge.bounds import Enclosure, Format
@@ -25,7 +25,8 @@ from ..judge.diagnose.gradient import causes
 from ..judge.layout import ParameterLayout, ParameterPlace
 from ..judge.local import Passes
 from ..judge.pieces import Enclosing
-from ..judge.verdict import Violation
+from ..protocol.observations import Entry
+from ..protocol.verdicts import Violation
 from .reference import Local
 from .seen import Observed, Seen, ShardPiece
 
@@ -242,12 +243,12 @@ def violation(
     found, exhibits: of each rank.
     """
     for role, text, cause in (
-        ("missing", "has no gradient though the model used it", "gradient missing"),
+        ("missing", "has no gradient though the model used it", bugs.GRADIENT_MISSING),
         (
             "needless",
             "has a gradient though no rank used it; the declared semantics (unused='skip') leave "
             "it alone",
-            "none became zero",
+            bugs.NONE_BECAME_ZERO,
         ),
     ):
         names = [name for one in found for name in getattr(one, role)]

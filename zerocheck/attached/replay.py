@@ -13,7 +13,7 @@ from ..contract.semantics import Semantics
 from ..devices import CPU, kind_of, placed
 from ..errors import UsageError
 from ..importing import imported
-from ..judge.verdict import Judgement, Violation
+from ..protocol.verdicts import Judgement, Violation
 from ..ranks.device import check_there
 from .bundle import Bundle, read
 from .exchange import with_gradient

@@ -9,8 +9,8 @@ import msgspec
 import torch
 from torch.distributed.tensor import DTensor
 
-from ..drive.observation import Entry
-from ..judge.verdict import Violation
+from ..protocol.observations import Entry
+from ..protocol.verdicts import Violation
 from .forwards import Forward
 
 BEFORE, AFTER = "before", "after"

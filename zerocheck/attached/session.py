@@ -17,7 +17,7 @@ from torch import nn
 from ..contract.semantics import Semantics
 from ..errors import UsageError, Violated, unknown
 from ..foreign_text import copyable, one_line, printable
-from ..judge.verdict import Judgement
+from ..protocol.verdicts import Judgement
 from . import bundle as bundles
 from .arrivals import Arrivals
 from .exchange import Verdict, judge_step, with_norms

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..foreign_text import one_line
-from ..judge.verdict import Judgement, Violation
+from ..protocol.verdicts import Judgement, Violation
 from ..report.text import finding_text
 from ..run.findings import independent
 from ..run.known_issues import joined

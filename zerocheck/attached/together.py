@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 import torch
 from msgspec.structs import replace
 
+from .. import causes as bugs
 from ..judge.compare import different_bits
 from ..judge.diagnose.publish import SENTENCES, causes
 from ..judge.ownership import tiling_fault
-from ..judge.verdict import Judgement, Obligation, Violation, statuses_of
+from ..protocol.verdicts import Judgement, Obligation, Violation, statuses_of
 from .holdings import UNWRAPPED
 from .norms import Holder, Norms
 from .own import merged
@@ -91,7 +92,7 @@ class _JointJudge:
                     if shape != piece.entry.shape:
                         text = f"{piece.name} has the shape {list(shape)} on one rank and "
                         text += f"{list(piece.entry.shape)} on another"
-                        found = self._violation("ownership", role, text, "shapes differ")
+                        found = self._violation("ownership", role, text, bugs.SHAPES_DIFFER)
                         return replace(found, tensors=(piece.name,), ranks=(rank,))
                     held.setdefault(piece.name, []).append((rank, piece.entry))
             for name, shards in held.items():
@@ -113,12 +114,12 @@ class _JointJudge:
             some = tuple(rank for rank, value in enumerate(values) if value)
             if 0 < len(some) < len(values):
                 text = f"only some ranks {what} (ranks {', '.join(map(str, some))} of {len(seen)})"
-                found = self._violation("update", "step", text, "ranks disagree")
+                found = self._violation("update", "step", text, bugs.RANKS_DISAGREE)
                 return replace(found, ranks=some)
         scales = {one.loss_scale for one in seen}
         if len(scales) > 1:
             text = f"ranks have different loss scales ({', '.join(f'{s:g}' for s in scales)})"
-            return self._violation("update", "loss_scale", text, "ranks disagree")
+            return self._violation("update", "loss_scale", text, bugs.RANKS_DISAGREE)
         return self._decision() or self._options() or self._counts()
 
     def _decision(self) -> Violation | None:
@@ -129,9 +130,9 @@ class _JointJudge:
         finite, skipped = all(one.finite for one in seen), seen[0].skipped
         if skipped == (not finite):
             return None
-        words = ("skipped though the gradient is finite", "step skipped")
+        words = ("skipped though the gradient is finite", bugs.STEP_SKIPPED)
         if not skipped:
-            words = ("not skipped though the gradient is not finite", "step not skipped")
+            words = ("not skipped though the gradient is not finite", bugs.STEP_NOT_SKIPPED)
         return self._violation("update", "step", f"the step was {words[0]}", words[1])
 
     def _options(self) -> Violation | None:
@@ -145,7 +146,7 @@ class _JointJudge:
                     if here != there:
                         text = f"parameter group {number} has {name} {there:g} on rank 0 and "
                         text += f"{here:g} on rank {rank}"
-                        found = self._violation("update", "step", text, "ranks disagree")
+                        found = self._violation("update", "step", text, bugs.RANKS_DISAGREE)
                         return replace(found, ranks=(rank,), observed=here, expected=there)
         return None
 
@@ -160,7 +161,7 @@ class _JointJudge:
                 if count != other:
                     text = f"the optimizer's step count of {piece.name} is {other:g} on rank "
                     text += f"{first} and {count:g} on rank {rank}"
-                    found = self._violation("update", "step", text, "step count")
+                    found = self._violation("update", "step", text, bugs.STEP_COUNT)
                     return replace(
                         found, tensors=(piece.name,), ranks=(rank,), observed=count, expected=other
                     )
@@ -223,7 +224,7 @@ class _JointJudge:
                 if piece.group >= 0 and "gradient" in hashes and piece.local != (0,):
                     text = f"{piece.name} has a gradient, and no rank has a state of it: it was "
                     text += "not updated"
-                    found = self._violation("update", "parameter", text, "never updated")
+                    found = self._violation("update", "parameter", text, bugs.NEVER_UPDATED)
                     return replace(found, tensors=(piece.name,), ranks=(rank,))
         return None
 
@@ -279,7 +280,7 @@ class _JointJudge:
             known: tuple[str, ...] = ("copies of the gradient differ",)
         else:
             text = f"copies of {role} differ between ranks; they must agree bit for bit"
-            known = ("copies differ",)
+            known = (bugs.COPIES_DIFFER,)
         if what.startswith(BEFORE):
             text = f"before the step, {text}: they parted in a step that was not checked"
         if not what.startswith(AFTER) and self.told[0].seen.what.startswith(UNWRAPPED):
@@ -338,7 +339,7 @@ class _JointJudge:
         if what.startswith(AFTER):
             earlier = self.fetch(wrong[0], what.replace(AFTER, BEFORE, 1), wrong[1])
         found = causes(theirs[where], ours[where], None if earlier is None else earlier[where])
-        if found != ("copies differ",):
+        if found != (bugs.COPIES_DIFFER,):
             return found, text + "".join(f"; {SENTENCES[o]}" for o in found if o in SENTENCES)
         own = [one for one in self.told[wrong[0]].violations if one.obligation == "update"]
         if own and own[0].causes:

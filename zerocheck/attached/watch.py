@@ -21,9 +21,9 @@ from torch.distributed.tensor import DTensor
 from ..compat import casts, clip_functions
 from ..contract.names import unwrapped
 from ..contract.shard import Shard
-from ..drive.observation import Entry
 from ..drive.recorder import entry_of
 from ..errors import UsageError
+from ..protocol.observations import Entry
 from .forwards import Forward, Forwards
 from .guard import ErrorGuard
 from .holdings import (

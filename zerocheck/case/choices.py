@@ -15,8 +15,8 @@ from typing import Any, cast
 
 import msgspec
 
+from ..hosts import drawn as drawn_hosts
 from .engine_options import drawn as drawn_engine_options
-from .hosts import drawn as drawn_hosts
 from .picking import Picking, section
 from .precision import drawn as drawn_precision
 from .schema import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from .hosts import counts, spelled
+from ..hosts import counts, spelled
 from .schema import Block, BlockKind, Case, Model, Optimizer
 from .shapes import matching, parameter_shapes, trainable
 from .tensor_parallel import fitted

@@ -37,7 +37,7 @@ def list_() -> None:
     """
     from ..case.features import FEATURES
     from ..catalogue import BUILT_IN, OF_EXTRAS, extra_of
-    from ..judge.verdict import TITLES
+    from ..protocol.verdicts import TITLES
     from ..report.known import listed_lines
     from ..run.known_issues import ours
     from ..run.profiles import PROFILES

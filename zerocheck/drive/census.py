@@ -21,11 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..compat_memory import gathered_by_fsdp1, reducer_bytes
 from ..contract.implementation import Implementation
 from ..contract.layout import OF_ROLE, Category
-
-LOCAL = "local variable"
-"""How the holder of what only a running function holds begins."""
-HARNESS = "batches of the harness"
-"""Who holds the samples, which are not the implementation's."""
+from ..protocol.measurements import HARNESS, LOCAL
 
 
 class Claim(NamedTuple):

@@ -17,11 +17,13 @@ from ..contract.shard import Shard
 from ..devices import drawn_from, random_state
 from ..errors import UsageError, unknown
 from ..models.scramble import scramble
-from .observation import Job
+from ..protocol.jobs import SegmentCheckpoints
+from ..protocol.observations import CheckpointObservation
 from .randomness import ON_CPU
 from .recorder import STATE_ROLES, Recorder
 
 EXPORTED_ROLES = STATE_ROLES - {"master"}
+NO_CHECKPOINTS = SegmentCheckpoints()
 
 
 def resumes(implementation: type[Implementation]) -> bool:
@@ -66,38 +68,43 @@ class Position:
 
 
 class Checkpoints:
-    """Checkpoints that one rank reads and writes in one training segment, by its job.
-
-    samples, random: what was seen of the data position and the random state; seconds: what saving
-    took, until all was written; written_seconds: the same without what the harness copied
-    meanwhile, 0 if training went on meanwhile; load_seconds: what loading took.
-    """
+    """Checkpoints that one rank reads and writes in one training segment, by its job."""
 
     def __init__(
         self,
         case: Case,
-        job: Job | None = None,
+        segment: SegmentCheckpoints = NO_CHECKPOINTS,
         *,
         rank: int = 0,
         device: torch.device = ON_CPU,
     ) -> None:
         self.case = case
-        self.job = job or Job(implementation="")
+        self.segment = segment
         self.rank = rank
         self._device = device
-        self.samples: list[int] = []
-        self.random: dict[str, bytes] = {}
-        self.seconds = 0.0
-        self.written_seconds = 0.0
-        self.load_seconds = 0.0
+        self._samples: list[int] = []
+        self._random: dict[str, bytes] = {}
+        self._seconds = 0.0
+        self._written_seconds = 0.0
+        self._load_seconds = 0.0
         self._loader = Position()
         self._saving: Saving | None = None
         self._began = 0.0
 
+    def observation(self) -> CheckpointObservation:
+        """Return what was observed of the segment's checkpoints."""
+        return CheckpointObservation(
+            samples=tuple(self._samples),
+            random=self._random,
+            save_seconds=self._seconds,
+            written_seconds=self._written_seconds,
+            load_seconds=self._load_seconds,
+        )
+
     @property
     def loads(self) -> bool:
         """True if the segment begins with a load."""
-        return bool(self.job.load)
+        return bool(self.segment.load)
 
     def scramble(self, model: nn.Module) -> None:
         """Overwrite the model's weights and buffers, so that a load that omits some is detected."""
@@ -107,18 +114,18 @@ class Checkpoints:
     def load(self, subject: Implementation) -> None:
         """Load into an implementation that was just built."""
         began = time.monotonic()
-        subject.load(self.job.load, self._loader)
-        self.load_seconds = time.monotonic() - began
-        self.samples.append(self._loader.samples)
-        self.random["loaded"] = self._random_state()
+        subject.load(self.segment.load, self._loader)
+        self._load_seconds = time.monotonic() - began
+        self._samples.append(self._loader.samples)
+        self._random["loaded"] = self._random_state()
 
     def save_older(self, subject: Implementation, recorder: Recorder) -> None:
         """Write the checkpoint that the next one is to replace, if the case has one.
 
         It is the only one that may be saved before the first step.
         """
-        directory = self.job.older or (
-            self.job.save if self.case.resume and self.case.resume[0].over else ""
+        directory = self.segment.older or (
+            self.segment.save if self.case.resume and self.case.resume[0].over else ""
         )
         if directory:
             self._at(self.case.training.first)
@@ -126,7 +133,7 @@ class Checkpoints:
             if saving is not None:
                 saving.result()
             recorder.take(self.case.training.first - 1, "saved", subject.shards(), STATE_ROLES)
-            if self.job.kill is not None:
+            if self.segment.kill is not None:
                 self._list(Path(directory))
 
     def _list(self, directory: Path) -> None:
@@ -138,23 +145,23 @@ class Checkpoints:
 
     def save(self, subject: Implementation, recorder: Recorder) -> None:
         """Write the segment's checkpoint, or begin to; record state that saving must not change."""
-        if not self.job.save:
+        if not self.segment.save:
             return
         last = self.case.training.steps
         if exports(type(subject)):
             recorder.take(last - 1, "export", _whole(subject.export()), EXPORTED_ROLES)
         self._at(last)
-        self.random["saved"] = self._random_state()
-        self.samples.append(self._loader.samples)
+        self._random["saved"] = self._random_state()
+        self._samples.append(self._loader.samples)
         self._began = time.monotonic()
         self._arm()
-        self._saving = subject.save(self.job.save, self._loader)
+        self._saving = subject.save(self.segment.save, self._loader)
         called = time.monotonic()
         recorder.take(last - 1, "saved", subject.shards(), STATE_ROLES)
         copied = time.monotonic() - called
         if not in_background(self.case):
             self.finish()
-            self.written_seconds = self.seconds - copied
+            self._written_seconds = self._seconds - copied
 
     def finish(self) -> None:
         """Wait until the checkpoint is written."""
@@ -162,15 +169,15 @@ class Checkpoints:
             self._saving.result()
             self._saving = None
         if self._began:
-            self.seconds, self._began = time.monotonic() - self._began, 0.0
-            if self.job.kill is not None:
+            self._seconds, self._began = time.monotonic() - self._began, 0.0
+            if self.segment.kill is not None:
                 signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _arm(self) -> None:
         """Arrange for the system to kill this rank after a delay: no code of ours runs then."""
-        if self.job.kill is not None and self.job.kill[0] == self.rank:
+        if self.segment.kill is not None and self.segment.kill[0] == self.rank:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.setitimer(signal.ITIMER_REAL, max(1e-6, self.job.kill[1]))
+            signal.setitimer(signal.ITIMER_REAL, max(1e-6, self.segment.kill[1]))
 
     def _random_state(self) -> bytes:
         """Return the state of the generator from which forwards draw."""
@@ -179,7 +186,7 @@ class Checkpoints:
     def _at(self, step: int) -> None:
         """Set the loader to its position before a step."""
         read = samples_read(self.case, step - self.case.training.first)
-        self._loader.samples = self.job.samples + read
+        self._loader.samples = self.segment.samples + read
 
 
 def listing_of(directory: Path) -> Path:

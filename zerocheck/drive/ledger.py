@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from ..compat_memory import Allocation
 from ..contract.layout import Category, Line, Phase
+from ..protocol.measurements import UNEXPLAINED
 from .census import Claim, Claims
 
 MARK = "zerocheck: "
@@ -35,8 +36,6 @@ USED = f"{MARK}used "
 """Before the use and the address of what a collective gathers into or reduces from."""
 LOOKING, LOOKED = f"{MARK}looking", f"{MARK}looked"
 """Between them, what is allocated is the harness's own."""
-UNEXPLAINED = "unexplained"
-"""Holder of what nobody holds."""
 
 
 MAKING_BUCKETS = (

@@ -10,54 +10,24 @@ from types import FrameType
 
 import torch
 
+from ..case.measuring import settled
 from ..case.schema import Case
-from ..case.traits import cuts
 from ..compat_memory import Allocation, AllocatorLog
 from ..contract.implementation import Implementation, Moment, Step
 from ..contract.layout import Call, Layout, Phase
 from ..devices import CPU
 from ..models.network import build_model
+from ..protocol.measurements import Measured
 from .calls import CallTrace
 from .census import Claims, fresh_objects, held, reducers, shown
 from .in_flight import InFlight
 from .ledger import GONE, LOOKED, LOOKING, MARK, USED, AllocationLedger, PhaseEnd
-from .observation import Measured
 from .on_gpu import DeviceLog
 from .peaks import peaks
 from .touched import Touched
 
-UNMEASURED = (
-    "torch compiles nothing under a dispatch mode, by which memory and collectives are followed "
-    "(training.compile)"
-)
-"""Why the memory of a compiled model is not judged."""
-
-UNTOLD = (
-    "what DTensors hold and call within cut layers is not predicted yet (sharding.tensor_parallel)"
-)
-"""Why memory and collectives of tensor parallelism are not judged."""
-
-
-def unmeasured(case: Case) -> str | None:
-    """Return the reason why memory obligations are not judged for the case, or None."""
-    if case.training.compile != "none":
-        return UNMEASURED
-    return UNTOLD if cuts(case) else None
-
-
 ALIKE = 2
 """Steps, at least, that must not grow, after the first that ends with all there is to have."""
-
-
-def settled(case: Case) -> int:
-    """Return the index of the first step after which no new kind of state is allocated.
-
-    The first step makes the optimizer's state, and so does the one that unfreezes parameters; not
-    if it overflows, which puts it off.
-    """
-    training = case.training
-    first = training.first if training.unfreeze is None else max(training.first, training.unfreeze)
-    return first + (training.overflow == first)
 
 
 def measured_end(case: Case) -> int:

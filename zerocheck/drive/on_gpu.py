@@ -22,10 +22,10 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ..compat_memory import Allocation, AllocatorHistory, LastOfNccl, Snapshot, map_bytes
+from ..protocol.measurements import CudaPool
 from .census import Claim, Claims, address
 from .in_flight import PATIENCE_S
 from .ledger import MARK, UNTOLD, PhaseEnd
-from .observation import CudaPool
 
 
 class DeviceLog:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ..contract.layout import ALLOCATED, Category, Peak, Phase, Term, works
-from .census import HARNESS, LOCAL
+from ..protocol.measurements import HARNESS, LOCAL
 from .ledger import AllocationChange, AllocationLedger, PhaseEnd, TrackedAllocation
 
 STEP_PHASES: tuple[Phase, ...] = ("forward", "backward", "step")

@@ -9,9 +9,6 @@ from typing import Any
 
 import torch
 
-from ..compat import use_deterministic
-from .kernels import set_exact
-
 _original: Callable[..., Any] = torch.UntypedStorage.resize_
 
 
@@ -30,19 +27,6 @@ def poisoned() -> Iterator[None]:
     finally:
         torch.UntypedStorage.resize_ = _original  # type: ignore[method-assign]
         torch.utils.deterministic.fill_uninitialized_memory = before  # type: ignore[attr-defined]
-
-
-def deterministic(device: torch.device | None = None, *, compiles: bool = True) -> None:
-    """Ask for deterministic kernels, in ranks and judge alike: the bits of both must agree.
-
-    Memory is not filled outside `poisoned`. device: on which they run; None for the CPU. compiles:
-    whether torch.compile may follow, as in ranks.
-    """
-    ask = torch.use_deterministic_algorithms if compiles else use_deterministic
-    ask(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    if device is not None:
-        set_exact(device)
 
 
 def _resize_and_fill(storage: torch.UntypedStorage, size: int) -> Any:

@@ -6,16 +6,17 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from ..case.measuring import unmeasured
 from ..case.schema import Case, Sharding, Training
 from ..case.traits import cuts, lowered, two_axes
-from ..catalogue import INJECTED, apart
+from ..catalogue import INJECTED, PLANTING, apart
 from ..compat_memory import quiet_profiler
 from ..contract import loading
 from ..contract.implementation import EXTRAS, OF_TRAINING, Implementation
@@ -23,14 +24,27 @@ from ..contract.refusals import advise, refused_while_run
 from ..contract.semantics import Semantics
 from ..devices import CPU
 from ..errors import Unsupported, UsageError, unknown
+from ..execution.kernels import deterministic
 from ..importing import imported
 from ..models.looking import look
-from .checkpoints import Checkpoints, kept, resumes
+from ..protocol.jobs import (
+    Build,
+    CaseJob,
+    Describe,
+    Job,
+    LoadCheckpoint,
+    LookAtModel,
+    Measure,
+    Observe,
+    SegmentJob,
+    Supports,
+    TakeSteps,
+    TimeSteps,
+)
+from ..protocol.replies import CaseReply, CaseUnsupported, Description, ModelLook, Refusals, Reply
+from .checkpoints import NO_CHECKPOINTS, Checkpoints, kept, resumes
 from .collectives import CollectiveTrace
 from .leaks.guard import LeakSink, StateGuard
-from .measure import unmeasured
-from .observation import Description, Job, Looked, RankSeen, Refusals
-from .poison import deterministic
 from .recorder import Recorder, Store
 from .steps import Driver, restores
 
@@ -70,41 +84,44 @@ class Context(Protocol):
 
 
 def run(payload: bytes, context: Context) -> bytes:
-    """Do one job (msgpack of Job), return msgpack of RankSeen, Described, Looked or Refusals.
+    """Do one job (msgpack of Job); return msgpack of its reply (Reply).
 
     Raises whatever the implementation raises; the pool reports it. Global state that the job
     changed is put back; the context says what that was.
     """
-    job = msgspec.msgpack.decode(payload, type=Job)
+    job: Job = msgspec.msgpack.decode(payload, type=Job)
     if not _guards:
         deterministic(torch.device(context.device))
         quiet_profiler()  # an environment variable, which is no leak of a job
         _guards.append(StateGuard())
     with _guards[0].around(_imports(job), context.condition):
-        return _done(job, context)
+        return msgspec.msgpack.encode(_reply(job, context))
 
 
 def _imports(job: Job) -> list[tuple[str, Callable[[], object]]]:
     """Return the names of the user's code that a job imports, with the function to import each."""
-    names: list[tuple[str, Callable[[], object]]] = []
-    if job.implementation:
-        names.append((job.implementation, partial(load, job.implementation)))
-    user = None if job.case is None else job.case.model.user
-    factory = job.look or (user.factory if user is not None else "")
-    if factory:
-        names.append((factory, partial(imported, factory)))
+    if isinstance(job, LookAtModel):
+        return [(job.factory, partial(imported, job.factory))]
+    names: list[tuple[str, Callable[[], object]]] = [
+        (job.implementation, partial(load, job.implementation))
+    ]
+    user = None if isinstance(job, Describe | Supports) else job.case.model.user
+    if user is not None and user.factory:
+        names.append((user.factory, partial(imported, user.factory)))
     return names
 
 
-def _done(job: Job, context: Context) -> bytes:
-    if job.look:
-        device = torch.device(context.device)
-        looked = _look(job.look, device) if context.rank == 0 else Looked()
-        return msgspec.msgpack.encode(looked)
-    if job.candidates:
-        return msgspec.msgpack.encode(_refusals(job))
-    reply = _describe(job) if job.case is None else _run_case(job, context)
-    return msgspec.msgpack.encode(reply)
+def _reply(job: Job, context: Context) -> Reply:
+    match job:
+        case Describe():
+            return _describe(job.implementation)
+        case LookAtModel():
+            device = torch.device(context.device)
+            return _look(job.factory, device) if context.rank == 0 else ModelLook()
+        case Supports():
+            return _refusals(job)
+        case _:
+            return _run_case(job, context)
 
 
 def load(name: str) -> type[Implementation]:
@@ -116,34 +133,38 @@ def load(name: str) -> type[Implementation]:
     if not fault:
         return loading.load(name)
     if name not in _injected:
-        from ..faults.injected.injection import planted
-
-        where, _, kind = INJECTED[fault].partition(":")
-        _injected[name] = planted(load(parent), fault, getattr(import_module(where), kind))
+        planted: Any = _named(PLANTING)
+        _injected[name] = planted(load(parent), fault, _named(INJECTED[fault]))
     return _injected[name]
 
 
-def _look(name: str, device: torch.device) -> Looked:
+def _named(place: str) -> Any:
+    """Import "module:name"."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
+
+
+def _look(name: str, device: torch.device) -> ModelLook:
     deterministic(device)
     try:
-        return Looked(model=look(name, device))
+        return ModelLook(model=look(name, device))
     except UsageError as error:
-        return Looked(error=str(error))
+        return ModelLook(error=str(error))
 
 
-def _describe(job: Job) -> Description:
+def _describe(name: str) -> Description:
     try:
-        implementation = load(job.implementation)
-        _check_declared(job.implementation, implementation)
-        _check_handles(job.implementation, implementation.handles)
-        kept(job.implementation, implementation)
+        implementation = load(name)
+        _check_declared(name, implementation)
+        _check_handles(name, implementation.handles)
+        kept(name, implementation)
         # Only plain data can be merged into a case.
         msgspec.json.encode(dict(implementation.fixed))
-        options = _options(job.implementation, implementation)
+        options = _options(name, implementation)
     except UsageError as error:
         return Description(error=str(error))
     except TypeError as error:
-        return Description(error=f"{job.implementation}: `fixed` must be plain data: {error}")
+        return Description(error=f"{name}: `fixed` must be plain data: {error}")
     return Description(
         semantics=_semantics(implementation),
         fixed=dict(implementation.fixed),
@@ -179,17 +200,16 @@ def _semantics(implementation: type[Implementation]) -> dict[str, str]:
     return {name: str(getattr(declared, name)) for name in declared.__dataclass_fields__}
 
 
-def _run_case(job: Job, context: Context) -> RankSeen:
-    assert job.case is not None
+def _run_case(job: CaseJob, context: Context) -> CaseReply:
     case = job.case
     device = torch.device(context.device)
     deterministic(device)
     implementation = load(job.implementation)
     reason = _refusal(implementation, case)
-    if reason is None and job.measure:
+    if reason is None and isinstance(job, Measure):
         reason = unmeasured(case)
     if reason is not None:
-        return RankSeen(unsupported=reason)
+        return CaseUnsupported(reason)
     driver = Driver(
         implementation,
         case,
@@ -197,32 +217,40 @@ def _run_case(job: Job, context: Context) -> RankSeen:
         device=device,
         rank=context.rank,
         progress=context.progress,
-        checkpoints=Checkpoints(case, job, rank=context.rank, device=device),
+        checkpoints=Checkpoints(
+            case,
+            job.checkpoints if isinstance(job, SegmentJob) else NO_CHECKPOINTS,
+            rank=context.rank,
+            device=device,
+        ),
     )
     try:
         with ExitStack() as stack:
             stack.enter_context(driver.delays.everywhere())
-            if job.trace:  # within the delays, so that it notes a collective where it is called
+            if isinstance(job, Observe | LoadCheckpoint | Measure) and job.trace:
+                # Within the delays, so that a collective is recorded where it is called.
                 stack.enter_context(CollectiveTrace(context.progress.collective))
-            if job.build:
-                return driver.built()
-            if job.time:
-                return driver.timed()
-            if job.measure:
-                return driver.measured()
-            if job.only_load:
-                return driver.loaded(Recorder(context.arena))
-            if job.observe:
-                return driver.observed(Recorder(context.arena))
-            return driver.bare()
+            match job:
+                case Build():
+                    return driver.built()
+                case TakeSteps():
+                    return driver.bare()
+                case Observe():
+                    return driver.observed(Recorder(context.arena))
+                case LoadCheckpoint():
+                    return driver.loaded(Recorder(context.arena))
+                case Measure():
+                    return driver.measured()
+                case TimeSteps():
+                    return driver.timed()
     except Unsupported as refusal:
-        return RankSeen(unsupported=str(refusal))
+        return CaseUnsupported(str(refusal))
     except Exception as error:
         reason = refused_while_run(device, error, case)
         if reason is None:
             advise(error)
             raise
-        return RankSeen(unsupported=reason)
+        return CaseUnsupported(reason)
 
 
 def _check_declared(name: str, implementation: type[Implementation]) -> None:
@@ -283,7 +311,7 @@ def _refusal(implementation: type[Implementation], case: Case) -> str | None:
     return reason or _unhandled(implementation, case)
 
 
-def _refusals(job: Job) -> Refusals:
+def _refusals(job: Supports) -> Refusals:
     """Return the reasons of `supports` to reject candidates. Where it raises, the case is run."""
     implementation = load(job.implementation)
     numbers: dict[str, int] = {}

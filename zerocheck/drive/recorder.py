@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from ..contract.shard import Shard
-from .observation import Entry, Lie, Point, Recorded
+from ..protocol.observations import Entry, Lie, Point, Recorded
 
 STATE_ROLES = frozenset(
     ("parameter", "master", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step", "buffer")

@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Protocol
 
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import DeviceMesh
@@ -28,16 +29,22 @@ from ..contract.implementation import (
 )
 from ..devices import CPU, processor
 from ..errors import UsageError, unknown
+from ..execution.graph import GraphNotes
 from ..models.batches import batch, loss_of, overflows, weight
 from ..models.network import build_model
 from ..models.start import initial_state
+from ..protocol.observations import (
+    CheckpointObservation,
+    Declaration,
+    RankObservation,
+    StepObservation,
+)
+from ..protocol.replies import MemoryReply, StepsTaken, TimeReply
 from .checkpoints import Checkpoints, exports, gist, kept
 from .delays import Delays
-from .fidelity import ForwardProbe
+from .forward_probe import ForwardProbe
 from .given_state import GivenState
-from .graph import GraphNotes
 from .measure import Measuring
-from .observation import RankSeen, StepSeen
 from .poison import poisoned
 from .randomness import ON_CPU, CarriedRandomness, RandomLeft
 from .recorder import GRADIENT_ROLES, STATE_ROLES, Recorder
@@ -88,20 +95,20 @@ class Driver:
         self._notes = True
         self._loss_of = loss_of(case)
 
-    def bare(self) -> RankSeen:
+    def bare(self) -> StepsTaken:
         """Take the steps like a user's loop: nothing observed, nothing poisoned."""
         subject, _ = self._built()
         for index in range(self.case.training.first, end_of(self.case)):
             subject.train_step(self._step(index, seen=None, reached=lambda _: None))
         subject.close()
-        return RankSeen()
+        return StepsTaken()
 
-    def built(self) -> RankSeen:
+    def built(self) -> StepsTaken:
         """Build the implementation and close it again."""
         self._built()[0].close()
-        return RankSeen()
+        return StepsTaken()
 
-    def observed(self, recorder: Recorder) -> RankSeen:
+    def observed(self, recorder: Recorder) -> RankObservation:
         """Take all steps, then a forward and backward without update, and record everything."""
         with ExitStack() as stack:
             stack.enter_context(poisoned())
@@ -114,7 +121,7 @@ class Driver:
             recorder.take(first - 1, "state", subject.shards(), STATE_ROLES)
             recorder.lay(subject.shards())
             self.checkpoints.save_older(subject, recorder)
-            steps: list[StepSeen] = []
+            steps: list[StepObservation] = []
             for index in range(first, end + 1):
                 if index == self.case.training.steps:
                     self.progress.at("save()")
@@ -124,31 +131,22 @@ class Driver:
                 )
             self.checkpoints.finish()
             self.progress.at("close()")
-            semantics = self._semantics(subject)
-            hides, stage = tuple(subject.hides), subject.stage
+            declaration = self._declaration(subject)
             subject.close()
-        return RankSeen(
-            semantics=semantics,
-            hides=hides,
-            stage=stage,
+        return RankObservation(
+            declaration=declaration,
             manifests=recorder.manifests,
             records=tuple(recorder.records),
             steps=tuple(steps),
             restored=self._restored,
             random_states=self._random.states,
             memory=recorder.memory,
-            keeps=kept(self.implementation.__name__, self.implementation),
-            exports=exports(self.implementation),
-            samples=tuple(self.checkpoints.samples),
-            save_seconds=self.checkpoints.seconds,
-            written_seconds=self.checkpoints.written_seconds,
-            load_seconds=self.checkpoints.load_seconds,
-            random=self.checkpoints.random,
+            checkpoint=self.checkpoints.observation(),
             device=str(self.device),
             processor=processor(self.device),
         )
 
-    def loaded(self, recorder: Recorder) -> RankSeen:
+    def loaded(self, recorder: Recorder) -> RankObservation:
         """Load a checkpoint that was killed or damaged; return its state or the error."""
         with ExitStack() as stack:
             stack.enter_context(poisoned())
@@ -157,19 +155,29 @@ class Driver:
             try:
                 self.checkpoints.load(subject)
             except (Exception, CheckpointException) as error:  # that of dcp is no Exception
-                return RankSeen(refused=gist(error))
+                refused = CheckpointObservation(refused=gist(error))
+                return RankObservation(checkpoint=refused)
             first = self.case.training.first
             recorder.take(first - 1, "state", subject.shards(), STATE_ROLES)
+            declaration = self._declaration(subject)
             subject.close()
-        return RankSeen(
-            semantics=self._semantics(subject),
+        return RankObservation(
+            declaration=declaration,
             manifests=recorder.manifests,
             records=tuple(recorder.records),
-            keeps=kept(self.implementation.__name__, self.implementation),
-            samples=tuple(self.checkpoints.samples),
-            random=self.checkpoints.random,
+            # What a load of damage takes is no figure of loads.
+            checkpoint=replace(self.checkpoints.observation(), load_seconds=0.0),
             device=str(self.device),
             processor=processor(self.device),
+        )
+
+    def _declaration(self, subject: Implementation) -> Declaration:
+        return Declaration(
+            semantics=self._semantics(subject),
+            stage=subject.stage,
+            hides=tuple(subject.hides),
+            keeps=kept(self.implementation.__name__, self.implementation),
+            exports=exports(self.implementation),
         )
 
     @staticmethod
@@ -226,7 +234,7 @@ class Driver:
         index: int,
         *,
         last: bool,
-    ) -> StepSeen:
+    ) -> StepObservation:
         losses: list[torch.Tensor] = []
         probe.forget()
 
@@ -249,7 +257,7 @@ class Driver:
             self.progress.at(f"step {index}, after the update")
             recorder.take(index, "state", subject.shards(), STATE_ROLES)
         shown = StepReport() if report is None or last else report
-        return StepSeen(
+        return StepObservation(
             tuple(float(loss) for loss in losses),
             None if shown.grad_norm is None else float(shown.grad_norm),
             bool(shown.skipped),
@@ -274,7 +282,7 @@ class Driver:
         noted = () if self._graphs is None else self._graphs.taken()
         return () if probe.hooked else noted
 
-    def measured(self) -> RankSeen:
+    def measured(self) -> MemoryReply:
         """Take the steps like `bare`, and measure memory and collectives."""
         self._notes = False  # what it allocates would count
         measuring_ = Measuring(self.implementation, self.case, self.rank, self.device)
@@ -297,9 +305,11 @@ class Driver:
             subject.close()
             del subject
             measuring.closed()
-        return RankSeen(semantics=semantics, measured=measuring.measured(), device=str(self.device))
+        return MemoryReply(
+            semantics=semantics, measured=measuring.measured(), device=str(self.device)
+        )
 
-    def timed(self) -> RankSeen:
+    def timed(self) -> TimeReply:
         """Take the steps like `bare`, and measure times."""
         timing = Timing(self.implementation, self.case)
         subject = self._built()[0]
@@ -313,7 +323,7 @@ class Driver:
                 timing.taken()
         self.progress.at("close()")
         subject.close()
-        return RankSeen(timed=timing.timed())
+        return TimeReply(timing.timed())
 
     def _step(
         self,

@@ -31,13 +31,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..case.measuring import settled
 from ..case.schema import Case
 from ..compat import Operators, when_over
 from ..contract.implementation import Implementation, Moment
+from ..protocol.measurements import CollectiveTimes, StepTimes, Timed
 from .calls import call_of
 from .collectives import is_collective, name_of
-from .measure import settled
-from .observation import CollectiveTimes, StepTimes, Timed
 
 COUNTED = 3
 """Steps that count."""

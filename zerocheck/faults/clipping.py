@@ -183,6 +183,26 @@ class NormOfNothing(WithOptimizer):
     kind = _Nothing
 
 
+class _WithoutHead(ClipsInParts):
+    def local(self, p: float) -> torch.Tensor:
+        every = self.owned
+        self.owned = [one for one in every if not one.piece.name.startswith("head.")]
+        try:
+            return super().local(p)
+        finally:
+            self.owned = every
+
+
+class NormWithoutHead(WithOptimizer):
+    """The norm leaves out one module, which is clipped all the same.
+
+    DeepSpeed does so with parameters that a step does not use and an offloaded optimizer.
+    Flagged: norm without some parameters.
+    """
+
+    kind = _WithoutHead
+
+
 class _Stale(ClipsInParts):
     cached: torch.Tensor | None = None
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 import torch
 
-from ..drive.observation import Entry, Point, RankSeen, Recorded, StepSeen
+from ..protocol.observations import Entry, Point, RankObservation, Recorded, StepObservation
 from . import vectors
 from .compare import same_bits
 from .layout import ParameterLayout
@@ -17,6 +17,9 @@ from .pieces import in_pieces
 
 Fetch = Callable[[int, Recorded], torch.Tensor]
 """fetch(rank, record) -> the flat tensor that the record points to; a view is enough."""
+
+
+Buffers = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ class Observation:
     """All observations of one case."""
 
     layout: ParameterLayout
-    seen: Sequence[RankSeen]
+    seen: Sequence[RankObservation]
     fetch: Fetch
     first: int = 0
     """Index of the first step."""
@@ -143,7 +146,7 @@ class Observation:
         """Number of ranks."""
         return len(self.seen)
 
-    def steps(self, index: int) -> list[StepSeen]:
+    def steps(self, index: int) -> list[StepObservation]:
         """Return each rank's observation of step `index`."""
         return [seen.steps[index - self.first] for seen in self.seen]
 
@@ -329,7 +332,7 @@ def _wide(data: torch.Tensor) -> torch.Tensor:
     return vectors.copy(data, torch.float32) if narrow else data
 
 
-def _loss_scale(steps: Sequence[StepSeen], index: int) -> float:
+def _loss_scale(steps: Sequence[StepObservation], index: int) -> float:
     told = steps[index]
     scale = told.loss_scale
     if not told.reported and index:

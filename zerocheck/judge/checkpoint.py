@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
+from .. import causes as bugs
 from ..case.legs import end_of
 from ..case.schema import Case
+from ..protocol.verdicts import Violation, said, together
 from .assemble import Observation
 from .compare import different_bits, same_bits
 from .diagnose.resume import (
@@ -26,7 +28,6 @@ from .diagnose.resume import (
 from .layout import ParameterLayout
 from .ownership import MOMENTS
 from .state import State
-from .verdict import Violation, said, together
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Checkpoint:
             step,
             states.pop(step),
             observation.buffers(step),
-            [seen.random.get("saved", b"") for seen in observation.seen],
+            [seen.checkpoint.random.get("saved", b"") for seen in observation.seen],
             samples,
             _next_scale(observation, step),
             states,
@@ -127,15 +128,12 @@ def compare_saved(observation: Observation, step: int) -> Violation | None:
                         tensors=tuple(names),
                         ranks=(rank,),
                         explanation=f"saving, or exporting, changed the {role} that training has",
-                        causes=("changed by saving", STEPPED)
+                        causes=(bugs.CHANGED_BY_SAVING, bugs.FIRST_STEP_COUNTED_BY_SAVING)
                         if stepped
-                        else ("changed by saving",),
+                        else (bugs.CHANGED_BY_SAVING,),
                     )
                 )
     return together(found)
-
-
-STEPPED = "first step counted by saving"
 
 
 def _compared(
@@ -254,7 +252,7 @@ def _buffers(saved: Checkpoint, observation: Observation, at: int) -> Violation 
             tensors=tuple(names or held),
             ranks=(rank,),
             explanation="after the load, the buffers are those of no rank that saved them",
-            causes=("buffers not loaded",) if names else ("buffers of several ranks",),
+            causes=(bugs.BUFFERS_NOT_LOADED,) if names else (bugs.BUFFERS_OF_SEVERAL_RANKS,),
         )
     return None
 
@@ -283,7 +281,7 @@ def _loss_scale(saved: Checkpoint, observation: Observation, case: Case) -> Viol
         observed=scales[bad[0]],
         expected=saved.scale,
         explanation=f"after the load, the loss scale is {scales[bad[0]]:g}, not {saved.scale:g}",
-        causes=("loss scale begins anew",) if scales[bad[0]] == first else (),
+        causes=(bugs.LOSS_SCALE_BEGINS_ANEW,) if scales[bad[0]] == first else (),
     )
 
 
@@ -294,8 +292,8 @@ def _same_buffers(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Ten
 def _loader_and_rng(saved: Checkpoint, observation: Observation) -> Iterator[Violation]:
     """Check the data position, and the random states if the number of ranks is unchanged."""
     seen = observation.seen
-    if "data" in seen[0].keeps:
-        given = [rank.samples[0] for rank in seen]
+    if "data" in seen[0].declaration.keeps:
+        given = [rank.checkpoint.samples[0] for rank in seen]
         bad = tuple(rank for rank, samples in enumerate(given) if samples != saved.samples)
         if bad:
             samples = given[bad[0]]
@@ -314,8 +312,8 @@ def _loader_and_rng(saved: Checkpoint, observation: Observation) -> Iterator[Vio
                 f"{saved.samples}: {text}",
                 causes=names,
             )
-    if "rng" in seen[0].keeps and len(seen) == len(saved.random):
-        loaded = [rank.random["loaded"] for rank in seen]
+    if "rng" in seen[0].declaration.keeps and len(seen) == len(saved.random):
+        loaded = [rank.checkpoint.random["loaded"] for rank in seen]
         bad = tuple(r for r, state in enumerate(loaded) if state != saved.random[r])
         if bad:
             yield Violation(

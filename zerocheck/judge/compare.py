@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import torch
 
+from ..protocol.verdicts import Obligation, Violation
 from . import vectors
 from .bounds import Enclosure
 from .layout import Elements, ParameterLayout
 from .pieces import Positions, in_pieces, pieces
-from .verdict import Obligation, Violation
 
 
 class Misfit(NamedTuple):

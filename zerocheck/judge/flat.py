@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..drive.observation import Lie, RankSeen
+from ..protocol.observations import Lie, RankObservation
 from . import vectors
 from .layout import ParameterLayout
 from .pieces import split
@@ -47,7 +47,7 @@ class FlatBuffer(NamedTuple):
         return sorted(found.items(), key=lambda pair: pair[1])
 
 
-def flat_buffers(seen: Sequence[RankSeen], layout: ParameterLayout) -> list[FlatBuffer]:
+def flat_buffers(seen: Sequence[RankObservation], layout: ParameterLayout) -> list[FlatBuffer]:
     """Find the buffers that hold parameters, from the shards exposed before the first step.
 
     A buffer that is not cut in equal shards has no part in it: nothing could change places.

@@ -13,18 +13,19 @@ from typing import NamedTuple
 
 import torch
 
+from .. import causes as bugs
 from ..case.schema import Case
 from ..contract.groups import learning_rates
 from ..contract.semantics import Semantics
+from ..protocol.verdicts import Violation
 from . import bounds, vectors
 from .assemble import ManifestPlan, RoleState
 from .bounds import Enclosure, Format, U
-from .clip import Squares, coefficient, narrow_only, relative_of
+from .clipping import Squares, coefficient, narrow_only, relative_of
 from .compare import Misfit, compare_pieces, describe, exactly
 from .layout import Formats, ParameterLayout
 from .pieces import Enclosing, Positions, pieces, some, split
 from .state import State
-from .verdict import Violation
 
 
 class Recovered(NamedTuple):
@@ -201,5 +202,5 @@ def check_clip(
         explanation="the gradient was not clipped: exp_avg took it in as it was"
         if unclipped
         else "exp_avg took in another gradient than the clipped one",
-        causes=("not clipped",) if unclipped else (),
+        causes=(bugs.NOT_CLIPPED,) if unclipped else (),
     )

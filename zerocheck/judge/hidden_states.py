@@ -14,24 +14,24 @@ from typing import NamedTuple
 
 import torch
 
+from .. import causes as bugs
 from ..case.schema import Case
 from ..contract.groups import learning_rates
 from ..contract.semantics import Semantics
+from ..protocol.verdicts import Violation
 from . import bounds
 from .assemble import RoleState
 from .bounds import Enclosure, Reading, Scalars
 from .compare import Misfit, compare, describe
 from .diagnose.update import Segment, causes, sentence
-from .gradient import Expected
+from .expected import Expected
 from .hidden import as_shown
 from .layout import KernelRange, ParameterLayout
 from .local import Passes
-from .noted import Noted
 from .pieces import Enclosing, Positions, pieces
 from .state import State
 from .update import UpdateRecipe
 from .update_range import Box, moments_after, parameter_after, update_range
-from .verdict import Violation
 
 
 class HiddenUpdate(NamedTuple):
@@ -60,10 +60,10 @@ def wrong_gradients(
     local = passes.gradients.double().sum(1) / divisor
     total = local.sum(0)
     if semantics.average == "mean":
-        yield "gradient x W", total
-        yield "gradient / W", total / world**2
+        yield bugs.GRADIENT_TIMES_W, total
+        yield bugs.GRADIENT_OVER_W, total / world**2
     for rank in range(world):
-        yield "local gradient only", local[rank]
+        yield bugs.LOCAL_GRADIENT_ONLY, local[rank]
 
 
 class HiddenStates:
@@ -90,11 +90,10 @@ class HiddenStates:
         applied: RoleState | None,
         expected: Expected | None,
         passes: Passes | None,
-        noted: Noted,
         *,
         step: int,
-    ) -> State:
-        """Judge the update of a step and record it; return the state after, as `check` does.
+    ) -> tuple[float, Violation | None, State] | None:
+        """Judge the update of a step, as `check` does; None if it cannot be judged.
 
         applied: the gradient that the optimizer was given, None if it was not shown; expected: what
         that must be, None if it is not known. Without both, the moments are lost for good.
@@ -108,13 +107,11 @@ class HiddenStates:
         else:
             self._lost = True
         if self._lost:
-            return after
+            return None
         rates = learning_rates(self._case, step)
         wrong = partial(wrong_gradients, passes, self._semantics)
         update = HiddenUpdate(before, after, gradient, has, rates, wrong)
-        share, violation, after = self.check(update, step=step)
-        noted.note("update", share, violation)
-        return after
+        return self.check(update, step=step)
 
     def check(self, update: HiddenUpdate, *, step: int) -> tuple[float, Violation | None, State]:
         """Check an update: (share of the bound, violation or None, the state after).
@@ -259,11 +256,11 @@ class HiddenStates:
         outside = misfit.outside
         if bool(misfit.observed.isnan().any()):
             return "parameter holds NaN: memory that was never written was read", (
-                "uninitialised memory",
+                bugs.UNINITIALISED_MEMORY,
             )
         names = self._causes(part, update, after, misfit)
         if torch.equal(misfit.observed[outside], before[outside]):
-            return "parameter was not updated", ("never updated", *names)
+            return "parameter was not updated", (bugs.NEVER_UPDATED, *names)
         if names:
             return sentence("parameter", names), names
         return (

@@ -19,24 +19,15 @@ from ..case.schema import Case
 from ..case.shapes import unfrozen
 from ..compat import use_deterministic
 from ..devices import CPU, forked, seed_device, set_random_state
-from ..drive.fidelity import (
-    as_parameters,
-    as_views,
-    cast_inputs,
-    lies,
-    pass_detached,
-    pass_through,
-    place,
-    recomputing,
-)
-from ..drive.graph import GraphNotes
-from ..drive.kernels import kept
-from ..drive.observation import StepSeen
-from ..drive.poison import deterministic
+from ..execution.alignment import lies, place
+from ..execution.graph import GraphNotes
+from ..execution.kernels import deterministic, kept
 from ..models.batches import Batch, batch, loss_of, overflows, weight
 from ..models.user import call_with
+from ..protocol.observations import StepObservation
 from . import vectors
 from .layout import ParameterLayout
+from .mirrors import as_parameters, as_views, cast_inputs, pass_detached, pass_through, recomputing
 from .moving import rounding_otherwise
 from .operator_noise import CancellationNoise
 from .precision import OWN, Computing
@@ -124,7 +115,7 @@ class LocalRunner:
         step: int,
         parameters: Sequence[torch.Tensor],
         buffers: Sequence[Mapping[str, torch.Tensor]],
-        seen: Sequence[StepSeen],
+        seen: Sequence[StepObservation],
         *,
         loss_divisor: float,
         ranks: int = 1,
@@ -303,7 +294,7 @@ class LocalRunner:
             if name in buffers:
                 buffer.copy_(buffers[name])
 
-    def _place(self, seen: StepSeen) -> None:
+    def _place(self, seen: StepObservation) -> None:
         """Move the parameters to the alignment and strides of the ranks: BLAS depends on both."""
         if (seen.misaligned, seen.strides) == self._as_on:
             return
@@ -324,7 +315,7 @@ class LocalRunner:
             self._parameters[name].requires_grad_(name in names or name in unfrozen_)
         self._tracked = set(names) - set(unfrozen_)
 
-    def _hook(self, seen: StepSeen) -> None:
+    def _hook(self, seen: StepObservation) -> None:
         """Hook the same modules as the implementation: nodes change the order of additions."""
         how = seen.passed_through, seen.restrided, seen.viewed, seen.cast, seen.recomputed
         if how == self._hooked:

@@ -8,32 +8,28 @@ from collections.abc import Sequence
 import msgspec
 
 from ..case.schema import Case
-from ..drive.observation import Measured, RankSeen
-from . import communication, peak, persistent, release
-from .checked import Check
-from .verdict import MEMORY, Judgement, Memory, Obligation, Status, Violation
+from ..protocol.measurements import Measured
+from ..protocol.replies import MemoryReply
+from ..protocol.verdicts import Judgement, Obligation, Status, Violation
+from .obligation import Measurements
+from .obligations import OF_A_MEASUREMENT
 from .weighing import weighed
 
-CHECKS: dict[Memory, Check] = {
-    "persistent": persistent.check,
-    "peak": peak.check,
-    "release": release.check,
-    "communication": communication.check,
-}
-"""The file of each obligation."""
 
-
-def judge_measured(case: Case, seen: Sequence[RankSeen], *, digest: bool = False) -> Judgement:
-    """Judge the measurements of a case's ranks. seen[r]: the reply of rank r.
+def judge_measured(
+    case: Case, replies: Sequence[MemoryReply], *, digest: bool = False
+) -> Judgement:
+    """Judge the measurements of a case's ranks. replies[r]: that of rank r.
 
     With `digest`, or if anything is violated, the hash of all that was measured is taken.
     """
-    measured = [rank.measured or Measured() for rank in seen]
+    measured = [reply.measured for reply in replies]
     statuses: dict[Obligation, Status] = {}
     violations: list[Violation] = []
     vacuous: list[Obligation] = []
-    for obligation in MEMORY:
-        checked = CHECKS[obligation](case, measured)
+    for one in OF_A_MEASUREMENT:
+        obligation = one.name
+        (checked,) = one.check(Measurements(case, measured))
         statuses[obligation] = (
             "violated" if checked.violation else "holds" if checked.exercised else "not exercised"
         )
@@ -45,7 +41,7 @@ def judge_measured(case: Case, seen: Sequence[RankSeen], *, digest: bool = False
         statuses=statuses,
         violations=tuple(sorted(violations, key=lambda one: one.step)),
         digest=_digest(measured) if digest or violations else "",
-        semantics=seen[0].semantics,
+        semantics=replies[0].semantics,
         vacuous=tuple(vacuous),
         weighed=weighed(case, measured),
     )

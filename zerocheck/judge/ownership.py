@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ..case.hosts import Hosts
+from .. import causes as bugs
 from ..contract.shard import Role
-from ..drive.observation import Entry, Point
 from ..errors import did_you_mean
+from ..hosts import Hosts
+from ..protocol.observations import Entry, Point
+from ..protocol.verdicts import Violation
 from .assemble import Observation
 from .diagnose.ownership import Tiling, of_nothing, of_replicas, of_shapes, of_tiling, words
-from .verdict import Violation
 
 MOMENTS: tuple[Role, ...] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
@@ -107,13 +108,13 @@ class Ownership:
         """Return (explanation, causes) for a name that no shard of this role may have."""
         if role != "buffer" and name in self._layout.by_name:
             problem = f"shards() gives a {role} of {name!r}, which is frozen and must have none"
-            return problem, ("state of a frozen parameter",)
+            return problem, (bugs.STATE_OF_A_FROZEN_PARAMETER,)
         other = self._layout.aliases.get(name)
         if role != "buffer" and other is not None:
             problem = f"shards() names {role} {name!r}, which is {other!r} by another name"
-            return problem, ("untied",)
+            return problem, (bugs.UNTIED,)
         problem = f"shards() names {role} {name!r}, which the model does not have"
-        return problem + did_you_mean(name, known), ("unknown name",)
+        return problem + did_you_mean(name, known), (bugs.UNKNOWN_NAME,)
 
     def _shapes(self, role: Role) -> dict[str, tuple[int, ...]]:
         if role == "buffer":

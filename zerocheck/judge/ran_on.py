@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..devices import CPU, drawn_from, processor
-from ..drive.observation import RankSeen
 from ..errors import Unsupported
+from ..protocol.observations import RankObservation
 from .local import Passes
 
 AGAIN = 3
@@ -16,7 +16,7 @@ AGAIN = 3
 under test. Kernels that add with atomics come to another order soon."""
 
 
-def ran_on(seen: Sequence[RankSeen]) -> torch.device:
+def ran_on(seen: Sequence[RankObservation]) -> torch.device:
     """Return the device for the judge's local passes: that of rank 0, on whose host the judge is.
 
     Raises Unsupported where ranks were on different kinds of GPU, or the judge's own is another:

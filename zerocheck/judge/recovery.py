@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 from ..case.schema import Case
 from ..contract.semantics import Semantics
+from ..protocol.verdicts import Violation
 from . import hidden
 from .estimate import Off
-from .gradient import Expected
+from .expected import Expected
 from .layout import ParameterLayout
-from .noted import Noted
 from .pieces import Enclosing
 from .tolerance import Tolerance
-from .verdict import Violation
+from .vacuity import Vacuity
 
 
 class Recovery:
@@ -45,8 +45,8 @@ class Recovery:
         return wanted
 
     def clip(
-        self, gradient: Callable[[Off], Enclosing], noted: Noted, *, step: int, seen: bool
-    ) -> None:
+        self, gradient: Callable[[Off], Enclosing], vacuity: Vacuity, *, step: int, seen: bool
+    ) -> tuple[float, Violation | None]:
         """Judge clipping. gradient: the reduced one; seen: it was exposed."""
 
         def check(off: Off) -> tuple[float, Violation | None]:
@@ -55,8 +55,8 @@ class Recovery:
 
         right = gradient(self.tolerance.off)
         clipped = self._clipping(right).clipped
-        noted.vacuity.clipped(zip(right.exact(), clipped.exact(), strict=True))
-        noted.note("clip", *self.tolerance.judged("clip", check))
+        vacuity.clipped(zip(right.exact(), clipped.exact(), strict=True))
+        return self.tolerance.judged("clip", check)
 
     def _clipping(self, gradient: Enclosing) -> hidden.Clipping:
         return hidden.clipping(

@@ -9,20 +9,20 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
+from .. import causes as bugs
 from ..case.schema import Case
 from ..contract.semantics import Semantics
-from . import buffers as buffers_
-from . import gradient as gradient_
-from . import loss as loss_
-from .assemble import Observation
+from ..protocol.verdicts import Violation
+from .assemble import Buffers, Observation
+from .diagnose.loss import Losses, Replay, changed_parameters, same
 from .diagnose.tensor_parallel import with_repeated_biases
 from .estimate import TWINS, TWINS_EACH, Off, off, off_each
+from .expected import loss_divisor, loss_ranks
 from .flat import FlatBuffer
 from .local import LocalRunner, Passes, Scale
 from .moving import moved
 from .operator_noise import OperatorNoise
 from .state import State
-from .verdict import Violation
 
 
 class StepReplay:
@@ -57,10 +57,10 @@ class StepReplay:
         return self.runner.run(
             step,
             parameters,
-            buffers if local else buffers_.entering(buffers, self.semantics),
+            buffers if local else entering(buffers, self.semantics),
             self.observation.steps(step),
-            loss_divisor=gradient_.loss_divisor(self.case, self.semantics),
-            ranks=gradient_.loss_ranks(self.case, self.semantics),
+            loss_divisor=loss_divisor(self.case, self.semantics),
+            ranks=loss_ranks(self.case, self.semantics),
             weighted=(self.semantics.weight == "token") != otherwise,
             scales=self.observation.loss_scales(step)[: len(parameters)],
             states=self.observation.random_states(step),
@@ -127,7 +127,7 @@ class StepReplay:
 
         losses = [rank.losses for rank in self.observation.steps(step)]
         sharded = [buffer for buffer in buffers if not buffer.whole]
-        return loss_.with_other_parameters(violation, losses, state.parameter, sharded, replay)
+        return with_other_parameters(violation, losses, state.parameter, sharded, replay)
 
     def of_repeated_biases(
         self, step: int, state: State, violation: Violation, off: float
@@ -139,14 +139,34 @@ class StepReplay:
         biased = with_repeated_biases(state.parameter, self.runner.layout, self.case)
         losses = [rank.losses for rank in self.observation.steps(step)]
         count = self.case.sharding.tensor_parallel
-        if not loss_.same(
+        if not same(
             losses, self.passes(step, state, own=[biased] * len(losses)).losses, count * off
         ):
             return violation
         return replace(
             violation,
-            causes=("bias of each tensor-parallel rank",),
+            causes=(bugs.BIAS_OF_EACH_TENSOR_PARALLEL_RANK,),
             explanation=violation.explanation
             + f"; the bias of row-wise layers is in it {count} times: each of the ranks that cut a "
             "layer adds it",
         )
+
+
+def with_other_parameters(
+    violation: Violation,
+    observed: Losses,
+    parameters: torch.Tensor,
+    buffers: Sequence[FlatBuffer],
+    replay: Replay,
+) -> Violation:
+    """Return the violation, with its causes if ranks computed with parameters changed in transit.
+
+    parameters: the flat vector; buffers: the sharded ones; replay: see diagnose/loss.py.
+    """
+    names, words = changed_parameters(observed, parameters, buffers, replay)
+    return replace(violation, causes=names, explanation=violation.explanation + words)
+
+
+def entering(before: Sequence[Buffers], semantics: Semantics) -> Sequence[Buffers]:
+    """Return the buffers that each rank computes with in a step, from the previous ones."""
+    return before if semantics.buffers == "local" else [before[0]] * len(before)

@@ -12,16 +12,8 @@ import torch
 
 from ..case.legs import legs_of, only_loads, samples_before
 from ..case.schema import Case
-from ..drive.observation import RankSeen
-from .assemble import Fetch
-from .case import CaseJudge
-from .checkpoint import Checkpoint, compare_loaded, compare_saved
-from .export import check_export
-from .local import as_on_a_rank
-from .ran_on import ran_on
-from .state import State
-from .tried import Seen, control, tried
-from .verdict import (
+from ..protocol.observations import RankObservation
+from ..protocol.verdicts import (
     EQUIVALENCE,
     RESUME,
     Gave,
@@ -32,6 +24,14 @@ from .verdict import (
     Status,
     Violation,
 )
+from .assemble import Fetch
+from .case import CaseJudge
+from .checkpoint import Checkpoint, compare_loaded, compare_saved
+from .local import as_on_a_rank
+from .obligations.export import check_export
+from .ran_on import ran_on
+from .state import State
+from .tried import Seen, control, tried
 
 
 def judge_legs(
@@ -101,7 +101,7 @@ def judge_legs(
                 moved |= {"continuation"} if number else {"export", "roundtrip"}
             if not leg.resume:
                 break
-            if "ownership" in judge.noted.violations:
+            if "ownership" in judge.verdicts.violations:
                 break
             checkpoint = judge.saved(samples_before(case, number), samples_before(case, number + 1))
         estimated = tuple(dict.fromkeys(o for one in judgements for o in one.estimated))
@@ -155,7 +155,7 @@ class _LegJudge(CaseJudge):
     def __init__(
         self,
         case: Case,
-        seen: Sequence[RankSeen],
+        seen: Sequence[RankObservation],
         fetch: Fetch,
         loaded: Checkpoint | None,
         *,
@@ -170,15 +170,15 @@ class _LegJudge(CaseJudge):
 
     def judgement(self, *, digest: bool) -> Judgement:
         judgement = super().judgement(digest=digest)
-        if self.loaded is not None and "ownership" in self.noted.violations:
+        if self.loaded is not None and "ownership" in self.verdicts.violations:
             # Nothing can be put together, so nothing is compared: the load left it so.
             self.exercised_here.add("roundtrip")
-        if self.case.resume and "ownership" not in self.noted.violations:
+        if self.case.resume and "ownership" not in self.verdicts.violations:
             before = self.case.training.first - 1
             if self.observation.held(before, "saved", "parameter") is not None:  # the older one
                 self._check_saved(before)
             self._check_saved(self._at)
-            if self.observation.seen[0].exports:
+            if self.observation.seen[0].declaration.exports:
                 self._check(
                     "export", check_export(self.observation, self.layout, self._final(), self._at)
                 )
@@ -196,9 +196,10 @@ class _LegJudge(CaseJudge):
         """Return the state that this segment saved; samples read before it and at the save."""
         return Checkpoint.of(self.observation, self.case, before=before, samples=samples)
 
-    def _base(self, before: State) -> None:
+    def judge_start(self, before: State) -> None:
+        """Judge the state before the first step: that of the checkpoint, if one was loaded."""
         if self.loaded is None:
-            super()._base(before)
+            super().judge_start(before)
             return
         self.exercised_here |= {"roundtrip", "continuation"}
         self._check(

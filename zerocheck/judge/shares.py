@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from typing import Literal
 
+from .. import causes as bugs
 from ..case.schema import Case
-from ..drive.observation import Point
+from ..protocol.observations import Point
+from ..protocol.verdicts import Violation
 from .assemble import Observation
-from .verdict import Violation
 
 Kind = Literal["parameters", "gradients", "optimizer states"]
 
@@ -51,7 +52,7 @@ def check(observation: Observation, case: Case, stage: int | None) -> Violation 
                 ranks=tuple(range(observation.world_size)),
                 explanation=f"every rank holds all {kind}: nothing of them is sharded, though the "
                 f"implementation declares stage {stage}",
-                causes=("not sharded",),
+                causes=(bugs.NOT_SHARDED,),
             )
     return None
 

@@ -12,16 +12,17 @@ from collections.abc import Sequence
 
 import torch
 
+from .. import causes as bugs
 from ..case.schema import Case
-from ..drive.observation import StepSeen
+from ..protocol.observations import StepObservation
+from ..protocol.verdicts import Violation
 from .compare import different_bits
 from .layout import ParameterLayout
 from .ownership import MOMENTS
 from .state import State
-from .verdict import Violation
 
 
-def check_reports(seen: Sequence[StepSeen], *, step: int) -> Violation | None:
+def check_reports(seen: Sequence[StepObservation], *, step: int) -> Violation | None:
     """Check that ranks agree on skipping and on the loss scale, a positive number."""
     scales = [rank.loss_scale for rank in seen]
     odd = tuple(r for r, scale in enumerate(scales) if not (scale > 0 and math.isfinite(scale)))
@@ -40,7 +41,7 @@ def check_reports(seen: Sequence[StepSeen], *, step: int) -> Violation | None:
             step,
             f"only some ranks skipped the step (ranks {words} of {len(seen)}): they must agree on "
             "whether there was an overflow",
-            "ranks disagree",
+            bugs.RANKS_DISAGREE,
             ranks=skipped,
         )
     if len(set(scales)) > 1:
@@ -48,7 +49,7 @@ def check_reports(seen: Sequence[StepSeen], *, step: int) -> Violation | None:
         return _violation(
             step,
             f"ranks have different loss scales ({words}): they must agree on it",
-            "ranks disagree",
+            bugs.RANKS_DISAGREE,
             role="loss_scale",
         )
     return None
@@ -59,7 +60,7 @@ def check(
     after: State,
     layout: ParameterLayout,
     case: Case,
-    seen: Sequence[StepSeen],
+    seen: Sequence[StepObservation],
     *,
     finite: bool | None,
     step: int,
@@ -84,13 +85,13 @@ def _decision(*, skipped: bool, finite: bool, scaling: bool, step: int) -> Viola
         return _violation(
             step,
             "the step was skipped though every element of the reduced gradient is finite",
-            "step skipped",
+            bugs.STEP_SKIPPED,
         )
     if scaling and not (skipped or finite):
         return _violation(
             step,
             "the step was not skipped though the reduced gradient is not finite",
-            "step not skipped",
+            bugs.STEP_NOT_SKIPPED,
         )
     return None
 
@@ -120,14 +121,14 @@ def _untouched(
                 wrong=int(torch.count_nonzero(changed)),
                 total=layout.size,
                 explanation=f"the step is reported as skipped, but it changed {role}",
-                causes=("skipped step changed the state",),
+                causes=(bugs.SKIPPED_STEP_CHANGED_THE_STATE,),
             )
     for place, old_count, new_count in zip(layout.places, before.steps, after.steps, strict=True):
         if place.trainable and old_count != new_count:
             return _violation(
                 step,
                 f"the step is reported as skipped, but it is counted for {place.name}",
-                "skipped step changed the state",
+                bugs.SKIPPED_STEP_CHANGED_THE_STATE,
                 role="step",
                 tensors=(place.name,),
             )

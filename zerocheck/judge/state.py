@@ -11,8 +11,8 @@ from torch import nn
 
 from ..case.schema import Case
 from ..contract.shard import Role
-from ..drive.observation import Point
 from ..models.start import initial_state
+from ..protocol.observations import Point
 from . import vectors
 from .assemble import Observation, RoleState
 from .layout import ParameterLayout

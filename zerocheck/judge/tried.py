@@ -7,18 +7,19 @@ from typing import NamedTuple
 
 import msgspec
 
+from .. import causes as bugs
 from ..case.schema import Case
-from ..drive.observation import RankSeen
 from ..models.network import build_model
+from ..protocol.observations import RankObservation
+from ..protocol.verdicts import Gave, Resume, Violation, with_parts
 from .assemble import Fetch, Observation
 from .checkpoint import Checkpoint, compare_loaded
 from .compare import different_bits
 from .layout import ParameterLayout
 from .ownership import MOMENTS, Ownership
 from .state import State
-from .verdict import Gave, Resume, Violation, with_parts
 
-Seen = tuple[Sequence[RankSeen], Fetch]
+Seen = tuple[Sequence[RankObservation], Fetch]
 """What all ranks of one leg observed: see `judge.case.judge`."""
 
 
@@ -33,11 +34,12 @@ class LoadAttempt(NamedTuple):
 def control(leg: Case, loaded: Seen, saved: Checkpoint) -> tuple[Resume, Violation | None]:
     """Judge a segment that only loads, without kill or damage: (roundtrip, violation or None)."""
     seen, _ = loaded
-    ranks = tuple(rank for rank, one in enumerate(seen) if one.refused)
+    ranks = tuple(rank for rank, one in enumerate(seen) if one.checkpoint.refused)
     if ranks:
-        text = f"the checkpoint is whole, and its load refused it: {seen[ranks[0]].refused}"
-        violation = _violation("roundtrip", saved.step, ranks, text, ("refused",))
-        error = _error(seen[ranks[0]].refused)
+        refusal = seen[ranks[0]].checkpoint.refused
+        text = f"the checkpoint is whole, and its load refused it: {refusal}"
+        violation = _violation("roundtrip", saved.step, ranks, text, (bugs.REFUSED,))
+        error = _error(refusal)
         return "roundtrip", msgspec.structs.replace(violation, error=error)
     return "roundtrip", _compared(leg, loaded, saved)
 
@@ -61,17 +63,19 @@ def tried(
     seen, _ = loaded
     last = case.resume[-1]
     of: Resume = "durability" if last.killed is not None else "damage"
-    refused = [rank.refused for rank in seen]
+    refused = [rank.checkpoint.refused for rank in seen]
     step = saved.step
     if any(refused):
         if not all(refused):
             ranks = tuple(rank for rank, text in enumerate(refused) if not text)
             said = next(text for text in refused if text).splitlines()[0][:150]
             then = "loaded it"
-            if any(rank.waited for rank in seen):
+            if any(rank.checkpoint.waited for rank in seen):
                 then += ", or waited for them"
             text = f"some ranks refused the checkpoint ({said}) and others {then}"
-            return LoadAttempt(of, "wrong", _violation(of, step, ranks, text, ("ranks disagree",)))
+            return LoadAttempt(
+                of, "wrong", _violation(of, step, ranks, text, (bugs.RANKS_DISAGREE,))
+            )
         if of == "durability" and last.over:
             text = (
                 "a writer was killed while it replaced a checkpoint, and now neither the new nor "
@@ -79,7 +83,7 @@ def tried(
             )
             how = "removed" if missing else "written over"
             text += f"; its files were {how}"
-            causes = ("older checkpoint lost", f"older checkpoint {how}")
+            causes = (bugs.OLDER_CHECKPOINT_LOST, bugs.OLDER_CHECKPOINT(how=how))
             violation = _violation(of, step, (), text, causes)
             return LoadAttempt(
                 of, "lost", msgspec.structs.replace(violation, error=_error(refused[0]))
@@ -99,15 +103,15 @@ def tried(
         mixes = last.damage == "mix"
     else:
         text = "what was loaded after a writer was killed is neither the old nor the new checkpoint"
-        violation = _violation(of, step, (), text, ("part of a checkpoint",), wrong)
+        violation = _violation(of, step, (), text, (bugs.PART_OF_A_CHECKPOINT,), wrong)
         mixes = True
     if mixes and not _of_saved_states(leg, loaded, saved):
-        part = (violation.tensors, ((OF_NONE,), f"{text}; some elements are of no state that was"))
+        part = (
+            violation.tensors,
+            ((bugs.ELEMENTS_OF_NO_SAVED_STATE,), f"{text}; some elements are of no state that was"),
+        )
         violation = with_parts(violation, [part])
     return LoadAttempt(of, "wrong", violation)
-
-
-OF_NONE = "elements of no saved state"
 
 
 def _error(refused: str) -> str:

@@ -8,9 +8,11 @@ from typing import NamedTuple
 import msgspec
 import torch
 
+from .. import causes as bugs
 from ..case.legs import end_of
 from ..case.schema import Case, Group
 from ..contract.groups import learning_rates
+from ..protocol.verdicts import Violation
 from . import bounds, vectors
 from .bounds import Enclosure, Format, Reading, Scalars
 from .compare import (
@@ -27,7 +29,6 @@ from .diagnose.update import Segment, causes, sentence
 from .layout import Elements, KernelRange, ParameterLayout, ParameterPlace
 from .pieces import Positions, in_pieces, pieces
 from .state import State
-from .verdict import Violation
 
 
 class Update(NamedTuple):
@@ -162,7 +163,7 @@ class UpdateJudge:
                     else "the optimizer's step count differs between ranks",
                     observed=after,
                     expected=wanted,
-                    causes=("step count",),
+                    causes=(bugs.STEP_COUNT,),
                 )
         return None
 
@@ -182,7 +183,7 @@ class UpdateJudge:
             tensors=(place.name,),
             ranks=(),
             explanation=f"{place.name} was not updated: no optimizer has it",
-            causes=("never updated",),
+            causes=(bugs.NEVER_UPDATED,),
         )
 
     def _untouched(self, update: Update, step: int) -> Violation | None:
@@ -221,7 +222,7 @@ class UpdateJudge:
                     wrong=int(torch.count_nonzero(changed)),
                     total=int(torch.count_nonzero(mask)),
                     explanation=f"the {role} of a parameter {kind} changed",
-                    causes=("untouched parameter changed",),
+                    causes=(bugs.UNTOUCHED_PARAMETER_CHANGED,),
                 )
         return None
 
@@ -313,7 +314,7 @@ class UpdateJudge:
             return (
                 f"{wrong.role} holds NaN: memory that was never written was read "
                 "(zerocheck fills such memory with NaN)",
-                ("uninitialised memory",),
+                (bugs.UNINITIALISED_MEMORY,),
             )
         before = (
             update.before.parameter
@@ -326,7 +327,7 @@ class UpdateJudge:
         names = causes(self._segments(wrong, update, step))
         if torch.equal(observed[outside], before[outside].to(torch.float64)):
             # Moments that are 0 still, or a rate of 0, leave it as it was too.
-            return f"{wrong.role} was not updated", ("never updated", *names)
+            return f"{wrong.role} was not updated", (bugs.NEVER_UPDATED, *names)
         if names:
             return sentence(wrong.role, names), names
         return f"{wrong.role} is not what AdamW gives from the state before and the gradient", ()

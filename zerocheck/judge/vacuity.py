@@ -1,7 +1,7 @@
 """Vacuous obligations of a case: those that hold where nothing could fail.
 
 An obligation is vacuous in a case if it holds, and would also hold for code that does not do the
-work at all: never shards, reduces, clips, updates, or communicates. VACUOUS in judge/verdict.py
+work at all: never shards, reduces, clips, updates, or communicates. VACUOUS in protocol/verdicts.py
 gives the conditions. Evidence is taken from all steps; one that could fail is enough.
 """
 
@@ -13,16 +13,16 @@ from math import prod
 
 import torch
 
-from ..drive.observation import RankSeen
-from .buffers import Buffers
+from ..protocol.observations import RankObservation
+from ..protocol.verdicts import Obligation
+from .assemble import Buffers
 from .state import State
-from .verdict import Obligation
 
 
 class Vacuity:
     """Collector, step by step, of the obligations that could have failed."""
 
-    def __init__(self, seen: Sequence[RankSeen]) -> None:
+    def __init__(self, seen: Sequence[RankObservation]) -> None:
         """Start without evidence. seen: the ranks' observations of the case."""
         self._world_size = len(seen)
         self._could_fail: set[Obligation] = set()
@@ -71,7 +71,7 @@ class Vacuity:
         return tuple(obligation for obligation in holding if obligation not in self._could_fail)
 
 
-def _cut(seen: Sequence[RankSeen]) -> bool:
+def _cut(seen: Sequence[RankObservation]) -> bool:
     """Return True if some rank lacks some tensor, or a part of one."""
     held = [
         {entry for manifest in rank.manifests for entry in manifest if entry.present}

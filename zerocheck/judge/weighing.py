@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from ..case.schema import Case
 from ..case.shapes import learning, parameter_bytes, parameter_elements
 from ..contract.layout import Category
-from ..drive.observation import Measured
-from .communication import volume
-from .verdict import Weighed
+from ..protocol.measurements import Measured
+from ..protocol.verdicts import Weighed
+from .obligations.communication import volume
 
 BETWEEN: tuple[Category, ...] = ("parameter", "gradient", "optimizer", "bucket", "gathered")
 """What a rank holds of training between steps."""

@@ -12,13 +12,18 @@ from typing import get_args, get_type_hints
 
 import msgspec
 
+from .. import causes as bugs
 from ..case.schema import Case
+from ..causes.registry import CauseFamily
 from ..contract.semantics import Semantics
-from ..drive.observation import RankSeen
-from .verdict import EQUIVALENCE, RESUME, Judgement, Violation
+from ..protocol.observations import RankObservation
+from ..protocol.verdicts import EQUIVALENCE, RESUME, Judgement, Violation
 
-BY_CAUSE: Mapping[str, str] = {"summed": "accumulated in ", "reduce": "reduced in "}
-"""Fields whose words widen the bound by much, with the beginning of the cause that suggests one.
+BY_CAUSE: Mapping[str, CauseFamily] = {
+    "summed": bugs.ACCUMULATED_IN,
+    "reduce": bugs.REDUCED_IN,
+}
+"""Fields whose words widen the bound by much, with the cause that suggests one.
 Without that cause, a wide bound would excuse what has nothing to do with it."""
 
 
@@ -48,9 +53,18 @@ def with_words(
     return msgspec.structs.replace(judgement, words=tuple(found))
 
 
-def declared(seen: Sequence[RankSeen], field: str, word: str) -> list[RankSeen]:
+def declared(seen: Sequence[RankObservation], field: str, word: str) -> list[RankObservation]:
     """Return the ranks' observations, as if they had declared another word."""
-    return [msgspec.structs.replace(one, semantics={**one.semantics, field: word}) for one in seen]
+    replace = msgspec.structs.replace
+    return [
+        replace(
+            one,
+            declaration=replace(
+                one.declaration, semantics={**one.declaration.semantics, field: word}
+            ),
+        )
+        for one in seen
+    ]
 
 
 def alternatives(
@@ -64,8 +78,8 @@ def alternatives(
                 continue
             if word == "reduce_shards" and len(case.mesh) < 2:
                 continue
-            cause = BY_CAUSE.get(field, "") + word
-            if field not in BY_CAUSE or any(cause in one.causes for one in violations):
+            family = BY_CAUSE.get(field)
+            if family is None or any(family(format=word) in one.causes for one in violations):
                 yield field, word
 
 

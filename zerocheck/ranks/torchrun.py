@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import NoReturn
 
 from zerocheck import stopping
-from zerocheck.case.hosts import Hosts, counts, spelled
 from zerocheck.errors import HarnessError, RanksLost, UsageError
+from zerocheck.hosts import Hosts, counts, spelled
 from zerocheck.launched import host_number
 from zerocheck.ranks.device import backend_of
 from zerocheck.ranks.failures import is_echo, is_timeout

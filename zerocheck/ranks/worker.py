@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from zerocheck.case.hosts import counts, places
 from zerocheck.devices import CPU
+from zerocheck.hosts import counts, places
 from zerocheck.ranks.arena import Arena
 from zerocheck.ranks.context import RankContext, Target
 from zerocheck.ranks.device import backend_of, prepare, shares

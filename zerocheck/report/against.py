@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from ..errors import UsageError
-from ..judge.verdict import Status
+from ..protocol.verdicts import Status
 from ..run.journal import is_matrix, read
 from ..run.records import Environment
 from ..run.tally import FAILING, INTERRUPTED, Tally, tally

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from ..case.features import BASIC, FEATURES, GROUPS, OF_RESUME
-from ..judge.verdict import RESUME, TITLES, Obligation
+from ..protocol.verdicts import RESUME, TITLES, Obligation
 from ..run.records import Finding
 from ..run.tally import FAILING, Tally, why_nothing
 from .known import known_text, stale_text

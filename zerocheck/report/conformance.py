@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..case.features import FEATURES
-from ..judge.verdict import TITLES
+from ..protocol.verdicts import TITLES
 from ..run.records import Finding
 from ..run.tally import FAILING, Cell, ImplementationTally, Tally
 from .coverage import refused_rows

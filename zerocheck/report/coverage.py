@@ -7,7 +7,7 @@ from typing import Any
 
 from ..case.features import FEATURES
 from ..foreign_text import one_line
-from ..judge.verdict import VACUOUS
+from ..protocol.verdicts import VACUOUS
 from ..run.coverage import FEW, Covered
 from ..run.tally import ImplementationTally, Tally
 

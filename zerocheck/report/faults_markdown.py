@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..judge.verdict import TITLES
+from ..protocol.verdicts import TITLES
 from ..run.matrix.records import FaultShrunk, FaultTried
 from ..run.matrix.summary import Summary
 from .faults_text import (

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ..judge.verdict import STATUSES
+from ..protocol.verdicts import STATUSES
 from ..run.journal import encode
 from ..run.records import Finding
 from ..run.tally import ImplementationTally, Tally, run_exit_code, why

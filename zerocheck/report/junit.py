@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 from datetime import UTC, datetime
 
 from ..foreign_text import printable
-from ..judge.verdict import TITLES, Obligation
+from ..protocol.verdicts import TITLES, Obligation
 from ..run.tally import FAILING, Cell, ImplementationTally, Tally
 from .known import known_text, stale_text
 from .text import cell_text, finding_text

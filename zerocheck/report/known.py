@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..foreign_text import one_line
-from ..judge.verdict import Obligation
+from ..protocol.verdicts import Obligation
 from ..run.known_issues import KnownIssue
 from ..run.records import StaleIssue
 from ..run.tally import Tally, concerns

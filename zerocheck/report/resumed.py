@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from ..judge.verdict import STATUSES, Gave, Status
+from ..protocol.verdicts import STATUSES, Gave, Status
 from ..run.loads import DamagedLoads, Loads
 
 TITLE = "Loads by world size: saved down, loaded across"

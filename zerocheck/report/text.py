@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..catalogue import is_config
 from ..foreign_text import copyable, one_line, printable
-from ..judge.verdict import ESTIMATED, TITLES, Status, Violation
+from ..protocol.verdicts import ESTIMATED, TITLES, Status, Violation
 from ..run.findings import Findings
 from ..run.records import CaseFinished, Finding, KnownReference
 from ..run.tally import FAILING, Cell

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..judge.paper import ideal
+from ..run.paper import ideal
 from ..run.tally import ImplementationTally
 from ..run.weights import Weights
 

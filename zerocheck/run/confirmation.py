@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from msgspec.structs import replace
 
-from ..judge.verdict import Obligation, Status, Violation
+from ..protocol.verdicts import Obligation, Status, Violation
 from .findings import Bug
 from .journal import encode
 from .outcome import Outcome

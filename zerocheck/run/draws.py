@@ -11,7 +11,7 @@ from ..case.drawing import draw
 from ..case.features import ON_TWO_AXES, features
 from ..case.schema import Case, Mesh
 from ..errors import UsageError
-from ..judge.verdict import Obligation
+from ..protocol.verdicts import Obligation
 from .options import RunOptions
 from .streams import Asking
 

@@ -17,16 +17,16 @@ from msgspec.structs import replace
 from ..case.schema import Case, Disturbance, Precision
 from ..case.shapes import parameter_dtypes, parameter_elements, sometimes_used, uncalled
 from ..contract.semantics import Semantics
-from ..drive.observation import RankSeen
 from ..errors import Unsupported
 from ..judge.assemble import Fetch, Observation
 from ..judge.free import Trajectory, trajectory
 from ..judge.layout import ParameterLayout
 from ..models.network import build_model
+from ..protocol.observations import RankObservation
 from ..ranks.result import JobResult
 from .findings import Bug
 from .freely import copies, freely, mean_loss
-from .outcome import observed
+from .rank_replies import complete, observed
 from .records import CaseFinished, Drift, FreeRun
 from .trial import RankPool, Trial
 
@@ -123,14 +123,12 @@ def drift(ranks: RankPool, implementation: str, case: Case) -> Drift:
 
 
 def _compared(case: Case, result: JobResult) -> Drift:
-    if result.outcome != "finished" or None in result.payloads:
+    if not complete(result):
         return Drift(implementation="", case=case, broken=result.summary(stacks=False))
-    seen, fetch = observed(result)
-    if seen[0].unsupported is not None:
-        return Drift(implementation="", case=case, broken=seen[0].unsupported)
-    semantics = Semantics(**seen[0].semantics)  # type: ignore[arg-type]
-    device = torch.device(seen[0].device)
     try:
+        seen, fetch = observed(result)
+        semantics = Semantics(**seen[0].declaration.semantics)  # type: ignore[arg-type]
+        device = torch.device(seen[0].device)
         reference, twin = (
             trajectory(
                 case, semantics, restored=seen[0].restored, device=device, path=True, twin=other
@@ -149,7 +147,7 @@ def _compared(case: Case, result: JobResult) -> Drift:
 
 
 def _own(
-    case: Case, seen: Sequence[RankSeen], fetch: Fetch, reference: Trajectory
+    case: Case, seen: Sequence[RankObservation], fetch: Fetch, reference: Trajectory
 ) -> FreeRun | None:
     layout = ParameterLayout.of(build_model(case), case)
     observation = Observation(layout, seen, fetch)

@@ -17,10 +17,9 @@ from ..case.schema import Case
 from ..catalogue import is_built_in
 from ..errors import RanksLost, UsageError
 from ..judge.local import as_on_a_rank
-from ..judge.verdict import RESUME
+from ..protocol.verdicts import RESUME
 from ..ranks.limits import check_world_size
 from ..ranks.torchrun import TorchrunPool
-from .asking import check_builds, describe, refusals
 from .casefile import write
 from .confirmation import TRIES, confirm
 from .drifting import Drifting
@@ -33,6 +32,7 @@ from .model import with_models
 from .options import RunOptions
 from .outcome import Outcome, Results
 from .plan import Plan, Planned
+from .rank_requests import check_builds, describe, refusals
 from .records import CaseFile, CaseFinished, Finding, Record, RunFinished, RunStarted
 from .room import alone
 from .room import check as check_room

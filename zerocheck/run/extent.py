@@ -9,11 +9,11 @@ import re
 from collections.abc import Sequence
 
 from ..case.features import BASIC, FEATURES, GROUPS, features
-from ..case.hosts import counts
 from ..case.reductions import value_at
 from ..case.schema import Case
 from ..case.shapes import empties, trainable
-from ..judge.verdict import RESUME, Violation
+from ..hosts import counts
+from ..protocol.verdicts import RESUME, Violation
 
 _SHOWN = 3
 """Names that are spelled out before the rest is counted."""

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ..judge.verdict import (
+from ..protocol.verdicts import (
     MEMORY,
     OBLIGATIONS,
     RESUME,

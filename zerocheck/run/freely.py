@@ -9,8 +9,8 @@ import torch
 from msgspec.structs import replace
 
 from ..case.schema import Case
-from ..drive.observation import StepSeen
 from ..judge.assemble import RoleState
+from ..protocol.observations import StepObservation
 
 STEPS = 10
 """Of free training: parity tests of FSDP take 2 to 10."""
@@ -29,7 +29,7 @@ def fixes(fixed: Mapping[str, object], section: str, name: str) -> bool:
     return isinstance(fields, Mapping) and name in fields
 
 
-def mean_loss(steps: Iterable[StepSeen]) -> float:
+def mean_loss(steps: Iterable[StepObservation]) -> float:
     """Return the mean loss of a step over ranks and microbatches, NaN if no rank had one."""
     losses = [loss for step in steps for loss in step.losses]
     return sum(losses) / len(losses) if losses else math.nan

@@ -26,9 +26,10 @@ from ..case.legs import legs_of
 from ..case.schema import Case
 from ..case.validity import check
 from ..catalogue import check_spelling, family
+from ..causes.registry import current, find
 from ..devices import CPU, CUDA, kind_of
 from ..errors import UsageError, did_you_mean, unknown
-from ..judge.verdict import OBLIGATIONS, Obligation, Violation
+from ..protocol.verdicts import OBLIGATIONS, Obligation, Violation
 from .kinds import check_kinds, is_of, most_bytes, ranks_of
 from .records import CaseFinished, KnownReference
 
@@ -39,6 +40,18 @@ NONE = "none"
 """In place of a file: without ours."""
 
 _BROKEN = ("crashed", "hung")
+ROLES = frozenset(
+    (
+        *("parameter", "master", "gradient", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step"),
+        *("buffer", "padding", "norm", "loss", "loss_scale", "checkpoint", "data", "rng"),
+        *("optimizer", "bucket", "gathered", "activation", "other", "unexplained"),
+        *("working", "gathering", "reducing"),
+        *("all_gather", "all_reduce", "reduce_scatter", "reduce", "broadcast", "barrier"),
+        *("gather", "scatter", "send", "recv", "all_to_all"),
+    )
+)
+"""Roles of violations, which come before the causes in a fingerprint."""
+
 _ENTRY = re.compile(r"^\s*\[\[\s*issue\s*\]\]", re.MULTILINE)
 
 
@@ -254,7 +267,7 @@ def _issue(raw: dict[str, Any], source: str) -> KnownIssue:
         entry = msgspec.convert(raw, _IssueEntry)
     except msgspec.ValidationError as error:
         raise UsageError(_in_words(str(error))) from None
-    _check_fingerprint(entry.fingerprint)
+    fingerprint = _checked_fingerprint(entry.fingerprint)
     for name in entry.features:
         feature(name)
     says = (entry.says,) if isinstance(entry.says, str) else tuple(entry.says)
@@ -266,7 +279,7 @@ def _issue(raw: dict[str, Any], source: str) -> KnownIssue:
         )
     check_kinds((*entry.tensors, *entry.surplus), entry.ranks)
     issue = KnownIssue(
-        fingerprint=entry.fingerprint,
+        fingerprint=fingerprint,
         reason=entry.reason,
         source=source,
         features=tuple(entry.features),
@@ -298,7 +311,11 @@ def _in_words(message: str) -> str:
     return f"{place}: {said[0].lower()}{said[1:]}" if place else said
 
 
-def _check_fingerprint(given: str) -> None:
+def _checked_fingerprint(given: str) -> str:
+    """Return a fingerprint with today's texts of its causes.
+
+    Raises UsageError for a part that is unknown, with the nearest right spelling.
+    """
     implementation, *parts = given.split(" / ")
     check_spelling(implementation)
     if not parts:
@@ -307,6 +324,16 @@ def _check_fingerprint(given: str) -> None:
         )
     if parts[0] not in (*OBLIGATIONS, *_BROKEN):
         raise unknown("part of a fingerprint", parts[0], (*OBLIGATIONS, *_BROKEN))
+    obligation, *rest = parts
+    if obligation in _BROKEN or not rest:
+        return given
+    causes = " / ".join(rest).split("+")
+    role = []
+    if not all(map(find, causes)) and (rest[0] in ROLES or len(rest) > 1):
+        role = rest[:1]
+        causes = " / ".join(rest[1:]).split("+") if len(rest) > 1 else []
+    shown = ["+".join(map(current, causes))] if causes else []
+    return " / ".join((implementation, obligation, *role, *shown))
 
 
 def _versions(given: str | list[str]) -> tuple[SpecifierSet, ...]:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from ..case.features import features
 from ..case.legs import legs_of
 from ..catalogue import family
-from ..judge.verdict import EQUIVALENCE, RESUME, Status, Violation
+from ..protocol.verdicts import EQUIVALENCE, RESUME, Status, Violation
 from .findings import sources_of
 from .known_issues import KnownIssue, matching
 from .options import RunOptions

@@ -7,15 +7,25 @@ import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from ..case.legs import legs_of, only_loads, samples_before
 from ..case.schema import Case, Disturbance
 from ..drive.checkpoints import listing_of
-from ..drive.observation import Job, RankSeen
+from ..protocol.jobs import (
+    LoadCheckpoint,
+    Measure,
+    Observe,
+    SegmentCheckpoints,
+    SegmentJob,
+    TimeSteps,
+)
+from ..protocol.observations import CheckpointObservation, RankObservation
 from ..ranks.result import JobResult
 from .damaging import damage
+from .rank_replies import decoded
 
 
 class Legs:
@@ -37,49 +47,49 @@ class Legs:
     def __len__(self) -> int:
         return len(self._cases)
 
-    def job(self, number: int) -> Job:
+    def job(self, number: int) -> SegmentJob:
         """Return the job for the ranks of a segment; segment k loads what segment k - 1 saved."""
         leg = self._cases[number]
         into = self.case.resume[number - 1].into if number else ""
-        job = Job(implementation=into or self._implementation, case=leg, trace=self._trace)
+        name = into or self._implementation
         if self._path is None:
-            return job
+            return Observe(name, leg, trace=self._trace)
         mixes = bool(leg.resume) and leg.resume[0].damage == "mix"
-        return msgspec.structs.replace(
-            job,
+        checkpoints = SegmentCheckpoints(
             save=str(self._path / str(number)) if leg.resume else "",
             older=str(self._path / "older") if mixes else "",
             load=str(self._loaded(number)) if number else "",
             samples=samples_before(self.case, number),
-            only_load=bool(number) and only_loads(self.case, number),
         )
+        kind = LoadCheckpoint if number and only_loads(self.case, number) else Observe
+        return kind(name, leg, checkpoints, trace=self._trace)
 
-    def measuring(self) -> Job:
+    def measuring(self) -> Measure:
         """Return the job in which the steps are measured, without any checkpoint.
 
         Nothing is delayed: a collective that begins on another thread lets go of its memory there,
         unobserved.
         """
         case = msgspec.structs.replace(self.case, resume=(), disturbance=Disturbance())
-        return Job(implementation=self._implementation, case=case, trace=self._trace, measure=True)
+        return Measure(self._implementation, case, trace=self._trace)
 
-    def timing(self) -> Job:
+    def timing(self) -> TimeSteps:
         """Return the job in which the steps are timed, without any checkpoint or delay."""
-        return msgspec.structs.replace(self.measuring(), measure=False, trace=False, time=True)
+        return TimeSteps(self._implementation, self.measuring().case)
 
-    def control(self, number: int) -> Job | None:
+    def control(self, number: int) -> SegmentJob | None:
         """Return the job of segment `number` with the undamaged checkpoint, if it only loads.
 
         Without it a load that is wrong anyway would pass for damage.
         """
         if not number or self._path is None or not only_loads(self.case, number):
             return None
-        return msgspec.structs.replace(self.job(number), load=str(self._path / str(number - 1)))
+        return _with_checkpoints(self.job(number), load=str(self._path / str(number - 1)))
 
-    def killed(self, number: int, saved: RankSeen) -> Job | None:
+    def killed(self, number: int, saved: CheckpointObservation) -> SegmentJob | None:
         """Return the job of segment `number` again, if the next loads a killed writer's files.
 
-        saved: the reply of the rank to be killed, from the run of the segment in which it was not.
+        saved: of the rank to be killed, from the run of the segment in which it was not.
         """
         if number >= len(self.case.resume) or self.case.resume[number].killed is None:
             return None
@@ -88,7 +98,7 @@ class Legs:
         save = self._path / f"{number}-killed"
         shutil.rmtree(save, ignore_errors=True)
         shutil.rmtree(listing_of(save), ignore_errors=True)
-        return msgspec.structs.replace(
+        return _with_checkpoints(
             self.job(number),
             save=str(save),
             kill=(self.victim(number), share * saved.save_seconds),
@@ -143,9 +153,16 @@ def without_waiting(result: JobResult) -> JobResult:
     """
     if result.outcome != "hung":
         return result
-    replies = [msgspec.msgpack.decode(one, type=RankSeen) for one in result.payloads if one]
-    if not replies or not all(one.refused for one in replies):
+    replies = [decoded(one) for one in result.payloads if one]
+    if not replies or not all(
+        isinstance(one, RankObservation) and one.checkpoint.refused for one in replies
+    ):
         return result
-    waited = msgspec.msgpack.encode(RankSeen(waited=True))
-    payloads = tuple(one or waited for one in result.payloads)
+    waited = RankObservation(checkpoint=CheckpointObservation(waited=True))
+    payloads = tuple(one or msgspec.msgpack.encode(waited) for one in result.payloads)
     return replace(result, outcome="finished", payloads=payloads)
+
+
+def _with_checkpoints(job: SegmentJob, **changes: Any) -> SegmentJob:
+    checkpoints = msgspec.structs.replace(job.checkpoints, **changes)
+    return msgspec.structs.replace(job, checkpoints=checkpoints)

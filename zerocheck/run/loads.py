@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ..case.legs import legs_of, only_loads
 from ..case.schema import Case
-from ..judge.verdict import Gave, Obligation, Status
+from ..protocol.verdicts import Gave, Obligation, Status
 from .records import CaseFinished
 
 Pair = tuple[int, int]

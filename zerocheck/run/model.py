@@ -11,11 +11,11 @@ from ..case.schema import Case, Model, UserModel
 from ..case.validity import check
 from ..catalogue import check_factory
 from ..devices import CPU
-from ..drive.observation import Description
 from ..errors import UsageError
-from ..judge.verdict import Obligation
-from .asking import look
+from ..protocol.replies import Description
+from ..protocol.verdicts import Obligation
 from .options import RunOptions
+from .rank_requests import look
 from .trial import RankPool
 
 

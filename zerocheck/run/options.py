@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from ..case.features import FEATURES
-from ..case.hosts import Hosts
 from ..case.schema import MAX_WORLD_SIZE
 from ..catalogue import BUILT_IN, check_factory, check_spelling
 from ..devices import CPU, check_device
 from ..errors import UsageError, did_you_mean, unknown
-from ..judge.verdict import EQUIVALENCE, MEMORY, OBLIGATIONS, RESUME, Obligation
+from ..hosts import Hosts
 from ..launched import launched
+from ..protocol.verdicts import EQUIVALENCE, MEMORY, OBLIGATIONS, RESUME, Obligation
 from .known_issues import KnownIssue, load
 from .profiles import PROFILES
 from .settings import SETTINGS

@@ -8,23 +8,22 @@ from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import msgspec
-import torch
 
+from .. import causes as bugs
+from ..case.measuring import unmeasured
 from ..case.schema import Case
-from ..drive.measure import unmeasured
-from ..drive.observation import RankSeen, Recorded, Timed
 from ..errors import HarnessError, Unsupported
-from ..judge.assemble import Fetch
 from ..judge.case import judge
 from ..judge.measured import judge_measured, merged
 from ..judge.resume import judge_legs
 from ..judge.tried import Seen
-from ..judge.verdict import MEMORY, Judgement, Obligation, Status
 from ..judge.words import declared, with_words
+from ..protocol.replies import MemoryReply, TimeReply
+from ..protocol.verdicts import MEMORY, Judgement, Obligation, Status
 from ..ranks.result import JobResult
-from ..ranks.slot import Slot
 from .pace import Pace
 from .pacing import DIGITS, paced
+from .rank_replies import complete, observed, received
 from .records import CaseFinished
 
 
@@ -114,22 +113,21 @@ def _judged(
     words: bool,
 ) -> Outcome:
     for number, result in enumerate(results.all):
-        if result.outcome != "finished" or None in result.payloads:
+        if not complete(result):
             return _broken(case, result, 0 if result is results.measured else number)
-    runs = [observed(result) for result in results.all]
-    for seen, _ in runs:
-        if seen[0].unsupported is not None:
-            return Outcome(status="unsupported", reason=seen[0].unsupported)
-    started = time.perf_counter()
-    legs = runs[: len(results.legs)]
     parts = []
+    measured: list[MemoryReply] = []
     try:
+        legs = [observed(result) for result in results.legs]
+        if results.measured is not None:
+            measured = received(results.measured, MemoryReply)
+        started = time.perf_counter()
         if legs:
             parts.append(_judged_steps(case, legs, results, digest=digest, words=words))
     except Unsupported as refusal:
         return Outcome(status="unsupported", reason=str(refusal))
-    if results.measured is not None:
-        parts.append(judge_measured(case, runs[-1][0], digest=digest))
+    if measured:
+        parts.append(judge_measured(case, measured, digest=digest))
     judgement = merged(parts)
     reason = unmeasured(case)
     if reason is not None:
@@ -140,10 +138,10 @@ def _judged(
     return Outcome(
         status="violated" if judgement.violations else "holds",
         judgement=judgement,
-        save_seconds=_longest([rank.written_seconds for rank in seen] for seen, _ in legs),
-        load_seconds=_longest([rank.load_seconds for rank in seen] for seen, _ in legs),
+        save_seconds=_longest([r.checkpoint.written_seconds for r in ranks] for ranks, _ in legs),
+        load_seconds=_longest([r.checkpoint.load_seconds for r in ranks] for ranks, _ in legs),
         pace=_pace(case, results.timed),
-        peak_bytes=None if results.measured is None else _peak(runs[-1][0]),
+        peak_bytes=_peak(measured),
         seconds=sum(result.duration_s for result in results.all) + spent,
         judge_seconds=spent,
     )
@@ -181,33 +179,23 @@ def _pace(case: Case, result: JobResult | None) -> Pace | None:
     """Return the timings of the steps. Broken steps here do not affect the verdict on the case."""
     if result is None:
         return None
-    if result.outcome != "finished" or None in result.payloads:
+    if not complete(result):
         return Pace(broken=result.summary(stacks=False))
-    seen, _ = observed(result)
-    return paced(case, [rank.timed or Timed() for rank in seen])
+    try:
+        return paced(case, [reply.timed for reply in received(result, TimeReply)])
+    except Unsupported as refusal:  # which it was not when it was judged
+        return Pace(broken=str(refusal))
 
 
-def _peak(seen: Sequence[RankSeen]) -> int | None:
+def _peak(replies: Sequence[MemoryReply]) -> int | None:
     """Return the most bytes that any rank held at any instant, or None if no step was measured."""
-    peaks = (peak for rank in seen if rank.measured is not None for peak in rank.measured.peaks)
+    peaks = (peak for reply in replies for peak in reply.measured.peaks)
     return max((peak.total for peak in peaks), default=None)
 
 
 def _longest(legs: Iterable[Sequence[float]]) -> tuple[float, ...]:
     """Return the seconds of the slowest rank, for each training segment that has any."""
     return tuple(float(f"{max(leg):.{DIGITS}g}") for leg in legs if any(leg))
-
-
-def observed(result: JobResult) -> tuple[list[RankSeen], Fetch]:
-    """Return the reply of each rank of a finished case, and a function that reads its tensors."""
-    seen = [msgspec.msgpack.decode(p, type=RankSeen) for p in result.payloads if p is not None]
-
-    def fetch(rank: int, record: Recorded) -> torch.Tensor:
-        arena = result.arenas[rank]
-        assert arena is not None
-        return arena.tensor(Slot(record.offset, record.numel, record.dtype))
-
-    return seen, fetch
 
 
 def _broken(case: Case, result: JobResult, begun: int) -> Outcome:
@@ -235,9 +223,6 @@ def _broken(case: Case, result: JobResult, begun: int) -> Outcome:
     )
 
 
-DIFFERENT = "different collectives"
-
-
 def _causes(result: JobResult) -> tuple[str, ...]:
     """Return the cause if ranks called different collectives.
 
@@ -249,15 +234,15 @@ def _causes(result: JobResult) -> tuple[str, ...]:
     for one in stood:
         called.setdefault(one.collective_sequence, set()).add(one.collective)
     if any(len(names) > 1 for names in called.values()):
-        return (DIFFERENT,)
+        return (bugs.DIFFERENT_COLLECTIVES,)
     waiting = {one.collective_sequence for one in stood if one.state == "waiting"}
-    return (DIFFERENT,) if result.outcome == "hung" and len(waiting) > 1 else ()
+    return (bugs.DIFFERENT_COLLECTIVES,) if result.outcome == "hung" and len(waiting) > 1 else ()
 
 
 def _title(status: Status, error: str, result: JobResult) -> str:
     """Return the title of a crash or hang. Collectives are known where they were traced."""
     if status == "hung" and _causes(result):
-        return f"the ranks hung: they called {DIFFERENT}"
+        return f"the ranks hung: they called {bugs.DIFFERENT_COLLECTIVES}"
     if result.first_failed is None:
         return f"the ranks {status}" + (f": {error}" if error else "")
     text = result.stood[result.first_failed].text.strip().splitlines()[:1]

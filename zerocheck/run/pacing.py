@@ -9,7 +9,7 @@ from statistics import median
 
 from ..case.schema import Case
 from ..case.shapes import ITEMSIZE, learning, parameter_dtypes, parameter_shapes
-from ..drive.observation import CollectiveTimes, StepTimes, Timed
+from ..protocol.measurements import CollectiveTimes, StepTimes, Timed
 from .pace import REDUCING, Kind, Pace
 
 DIGITS = 4

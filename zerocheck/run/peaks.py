@@ -14,10 +14,13 @@ from msgspec.structs import replace
 
 from ..case.schema import Block, Case, Data, Model, Sharding, Training
 from ..contract.layout import LASTING, Category, Line, Peak, Term
-from ..drive.observation import Job, Measured, RankSeen
-from ..errors import ZerocheckError
+from ..errors import Unsupported, ZerocheckError
+from ..protocol.jobs import Measure
+from ..protocol.measurements import Measured
+from ..protocol.replies import MemoryReply
 from ..ranks.pool import Pool
 from .machine import check_machine
+from .rank_replies import expect
 from .trial import TARGET
 
 BLOCKS = 4
@@ -117,16 +120,17 @@ def stages(pool: Pool, names: Iterable[str] = STAGES) -> Iterator[Terms]:
 
 def measured(pool: Pool, implementation: str, case: Case) -> Measured:
     """Return rank 0's measurements. Raises ZerocheckError if the case cannot be run."""
-    job = Job(implementation=implementation, case=case, measure=True)
-    result = pool.wait(pool.submit(case.world_size, msgspec.msgpack.encode(job)))
+    job = msgspec.msgpack.encode(Measure(implementation, case))
+    result = pool.wait(pool.submit(case.world_size, job))
     try:
         payload = result.payloads[0] if result.payloads else None
-        seen = msgspec.msgpack.decode(payload or b"", type=RankSeen) if payload else RankSeen()
+        if payload is None:
+            raise ZerocheckError(f"{implementation} was not measured: {result}")
+        return expect(payload, MemoryReply).measured
+    except Unsupported as refusal:
+        raise ZerocheckError(f"{implementation} was not measured: {refusal}") from refusal
     finally:
         result.release()
-    if seen.measured is None:
-        raise ZerocheckError(f"{implementation} was not measured: {seen.unsupported or result}")
-    return seen.measured
 
 
 def pool() -> Pool:

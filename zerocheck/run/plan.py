@@ -25,9 +25,9 @@ from ..case.legs import legs_of
 from ..case.resuming import Harm, draw_resumed
 from ..case.schema import Case, Mesh
 from ..catalogue import EXCHANGING
-from ..drive.observation import Description
 from ..errors import UsageError
-from ..judge.verdict import EQUIVALENCE, MEMORY, RESUME, Obligation
+from ..protocol.replies import Description
+from ..protocol.verdicts import EQUIVALENCE, MEMORY, RESUME, Obligation
 from .array import Array
 from .draws import apart, at_random, complete, mapping, two_axes_asked
 from .options import RunOptions

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from ..case.schema import Case
-from ..judge.verdict import Judgement, Obligation, Status, Violation
+from ..protocol.verdicts import Judgement, Obligation, Status, Violation
 from .pace import Pace
 
 JOURNAL_FORMAT = 1

@@ -17,7 +17,6 @@ from ..devices import CPU, kind_of
 from ..errors import UsageError
 from ..ranks.device import check_there
 from ..ranks.pool import Pool
-from .asking import describe
 from .casefile import read
 from .confirmation import TRIES, fails_alike, in_a_word, runs_to_see
 from .environment import environment
@@ -25,6 +24,7 @@ from .findings import Findings
 from .launch import started
 from .model import case_with
 from .outcome import Outcome
+from .rank_requests import describe
 from .records import CaseFile, CaseFinished, Environment
 from .tally import FAILING
 from .trial import RankPool, Trial

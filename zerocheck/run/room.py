@@ -20,11 +20,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..case.hosts import counts
 from ..case.schema import Case
 from ..case.shapes import parameter_elements
 from ..errors import UsageError
 from ..host import available_bytes
+from ..hosts import counts
 from ..launched import launched
 
 JUDGE = 20

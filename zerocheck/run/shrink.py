@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from ..case.reductions import left, simpler
 from ..case.schema import Case
 from ..case.shapes import parameter_elements
-from ..judge.verdict import Obligation, Violation
+from ..protocol.verdicts import Obligation, Violation
 from .extent import extent, groups, not_searched, size
 from .findings import Bug, Shrunk, independent
 from .records import CaseFinished

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from ..judge.verdict import Obligation
+from ..protocol.verdicts import Obligation
 from ..ranks.result import JobResult
 from .confirmation import confirm, shows
 from .findings import Bug, Findings

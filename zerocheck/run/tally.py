@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ..case.features import features, groups
-from ..judge.verdict import EQUIVALENCE, Obligation, Status
+from ..protocol.verdicts import EQUIVALENCE, Obligation, Status
 from .coverage import FEW, Covered
 from .loads import Loads, together
 from .metrics import Metrics

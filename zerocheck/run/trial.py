@@ -7,13 +7,16 @@ from typing import Any, Protocol
 
 import msgspec
 
+from ..case.measuring import unmeasured
 from ..case.schema import Case
-from ..drive.measure import unmeasured
-from ..drive.observation import Job, RankSeen
-from ..judge.verdict import MEMORY, Obligation
+from ..protocol.jobs import CaseJob, LoadCheckpoint
+from ..protocol.observations import RankObservation
+from ..protocol.replies import CaseUnsupported
+from ..protocol.verdicts import MEMORY, Obligation
 from ..ranks.result import JobResult
 from .legs import Legs, without_waiting
 from .outcome import Outcome, Results, judged
+from .rank_replies import complete, decoded
 from .room import granted
 
 TARGET = "zerocheck.drive.rank:run"
@@ -76,11 +79,10 @@ class Trial:
         self._measures = self._legs.measuring() if asked & set(MEMORY) else None
         self._times = self._legs.timing() if timed else None
         self._only_measures = self._measures is not None and asked <= set(MEMORY)
-        first = self._measures if self._only_measures else None
-        self._pending = self._submit(first or self._legs.job(0))
+        measured = self._measures if self._only_measures else None
+        self._pending = self._submit(measured or self._legs.job(0))
 
-    def _submit(self, job: Job) -> Any:
-        assert job.case is not None
+    def _submit(self, job: CaseJob) -> Any:
         payload = msgspec.msgpack.encode(job)
         size, hosts = job.case.world_size, job.case.hosts
         memory = granted(job.case)
@@ -113,7 +115,9 @@ class Trial:
                 job = self._legs.job(number)
                 self._pending = self._submit(job)
                 result = self._ranks.wait(self._pending)
-                results.append(without_waiting(result) if job.only_load else result)
+                results.append(
+                    without_waiting(result) if isinstance(job, LoadCheckpoint) else result
+                )
             if self._measures is not None and not _ended(results[-1]):
                 self._pending = self._submit(self._measures)
                 measured = self._ranks.wait(self._pending)
@@ -137,8 +141,10 @@ class Trial:
         """
         victim = self._legs.victim(number)
         for _ in range(KILLS):
-            seen = msgspec.msgpack.decode(result.payloads[victim] or b"", type=RankSeen)
-            killed = self._legs.killed(number, seen)
+            reply = decoded(result.payloads[victim] or b"")
+            if not isinstance(reply, RankObservation):
+                break
+            killed = self._legs.killed(number, reply.checkpoint)
             if killed is None:
                 break
             result = self._ranks.wait(self._submit(killed))
@@ -161,6 +167,6 @@ class Trial:
 
 def _ended(result: JobResult) -> bool:
     """Return True if no further training segment can follow: the ranks broke, or refused."""
-    if result.outcome != "finished" or None in result.payloads:
+    if not complete(result):
         return True
-    return msgspec.msgpack.decode(result.payloads[0] or b"", type=RankSeen).unsupported is not None
+    return isinstance(decoded(result.payloads[0] or b""), CaseUnsupported)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..judge.paper import ideal, in_psi, nearest
-from ..judge.verdict import Weighed
+from ..protocol.verdicts import Weighed
+from .paper import ideal, in_psi, nearest
 from .records import CaseFinished
 
 

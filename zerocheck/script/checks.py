@@ -7,7 +7,7 @@ from typing import Literal
 
 from ..case.schema import Case
 from ..errors import UsageError
-from ..judge.verdict import Obligation, Violation
+from ..protocol.verdicts import Obligation, Violation
 from ..run.findings import independent
 from ..run.records import CaseFile
 

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from zerocheck.case.schema import Block, Case, Data, Model, Start, Training
 from zerocheck.contract.semantics import Semantics
-from zerocheck.drive.observation import Entry, RankSeen, Recorded, StepSeen
 from zerocheck.judge.free import Trajectory, trajectory
+from zerocheck.protocol.observations import Entry, RankObservation, Recorded, StepObservation
 from zerocheck.run.freely import STEPS, freely
 from zerocheck.run.matrix.records import Rivals
 from zerocheck.run.matrix.rivals import LOSS_RTOL, agreed, compare, usually
@@ -49,10 +49,10 @@ class Hand:
             record = Recorded(last, "state", "parameter", 0, 0, flat.numel(), "float32")
             data[rank] = flat
             seen.append(
-                RankSeen(
+                RankObservation(
                     manifests=(tuple(entries),),
                     records=(record,),
-                    steps=tuple(StepSeen(losses) for losses in self.losses[rank]),
+                    steps=tuple(StepObservation(losses) for losses in self.losses[rank]),
                 )
             )
         return compare(CASE, seen, lambda rank, record: data[rank], self.reference)

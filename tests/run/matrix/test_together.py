@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from zerocheck.case.schema import Case
-from zerocheck.drive.observation import Job
+from zerocheck.protocol.jobs import Job
 from zerocheck.ranks.result import JobResult
 from zerocheck.run.matrix.together import TrialRequest, together
 from zerocheck.run.outcome import Results

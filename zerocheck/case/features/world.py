@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from ..hosts import counts
+from ...hosts import counts
 from ..schema import Case
 from ..shapes import parameter_shapes, trainable
 from ..traits import cuts

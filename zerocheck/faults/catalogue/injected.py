@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from ... import causes as bugs
 from .fault import Fault
 
 
@@ -30,77 +31,78 @@ _KINDS = {
     for row in (
         _row(
             "average-becomes-sum", "gradient",
-            "the average over ranks is a sum", "PT #162338", "gradient x W", world=3,
+            "the average over ranks is a sum", "PT #162338", bugs.GRADIENT_TIMES_W, world=3,
         ),
         _row(
             "double-average", "gradient",
             "the average over ranks is divided by W once more", "verl-SpeCo PR#29",
-            "gradient / W", world=3,
+            bugs.GRADIENT_OVER_W, world=3,
         ),
         _row(
             "first-step-local", "gradient",
-            "the first step is not reduced", "PT #60118", "local gradient only", world=3,
+            "the first step is not reduced", "PT #60118", bugs.LOCAL_GRADIENT_ONLY, world=3,
         ),
         _row(
             "every-third-local", "gradient",
-            "every third reduction is lost", "PT #187732; MG #599", "local gradient only", world=3,
+            "every third reduction is lost", "PT #187732; MG #599",
+            bugs.LOCAL_GRADIENT_ONLY, world=3,
         ),
         _row(
             "rank-left-out", "gradient",
-            "the last rank's gradient is not in the sum", "seen often", "ranks left out",
+            "the last rank's gradient is not in the sum", "seen often", bugs.RANKS_LEFT_OUT,
             world=3,
         ),
         _row(
             "rank-counted-twice", "gradient",
             "the first rank's gradient is in the sum twice", "seen often",
-            "rank counted twice", world=3,
+            bugs.RANK_COUNTED_TWICE, world=3,
         ),
         _row(
             "half-group", "gradient",
             "each half of the group averages by itself", "DS PR#6546, #5618; TT #1551",
-            "reduced in smaller groups", world=3,
+            bugs.REDUCED_IN_SMALLER_GROUPS, world=3,
         ),
         _row(
             "neighbours-shard", "gradient",
             "each rank gets the reduced shard of the next one", "DS PR#7601",
-            "shard of another rank", world=3,
+            bugs.SHARD_OF_ANOTHER_RANK, world=3,
         ),
         _row(
             "last-element-local", "gradient",
-            "the last element of each bucket is not reduced", "FS #907", "part not reduced",
+            "the last element of each bucket is not reduced", "FS #907", bugs.PART_NOT_REDUCED,
             world=3,
         ),
         _row(
             "reduction-stale", "gradient",
             "a reduction hands out the result of the step before", "DS PR#7805",
-            "gradient of the previous step",
+            bugs.GRADIENT_OF_THE_PREVIOUS_STEP,
         ),
         _row(
             "reduced-in-bf16", "gradient",
             "gradients travel in bf16 though they are fp32", "PT #104770; DS PR#5170",
-            "reduced in bf16",
+            bugs.REDUCED_IN(format="bf16"),
         ),
         _row(
             "norm-local", "clip",
-            "each rank clips by the norm of what it holds", "RLinf PR#1542", "local norm",
+            "each rank clips by the norm of what it holds", "RLinf PR#1542", bugs.LOCAL_NORM,
             features=("clip-tight",), without=("loss-scale",),
         ),
         _row(
             "gather-stale", "publish",
             "what is gathered is that of the step before", "MG #3140; DS PR#7707",
-            "parameters of the previous step",
+            bugs.PARAMETERS_OF_THE_PREVIOUS_STEP,
         ),
         _row(
             "gather-swapped", "loss",
-            "two shards change places when they are gathered", "DS PR#318", "shards exchanged",
+            "two shards change places when they are gathered", "DS PR#318", bugs.SHARDS_EXCHANGED,
         ),
         _row(
             "gather-rounded", "loss",
-            "shards travel in bf16 though they are fp32", "PT #104770", "copies rounded to bf16",
+            "shards travel in bf16 though they are fp32", "PT #104770", bugs.COPIES_ROUNDED_TO_BF16,
         ),
         _row(
             "broadcast-lost", "buffers",
-            "a broadcast does not arrive", "PT #178569; LlamaFactory #10820", "buffers local",
+            "a broadcast does not arrive", "PT #178569; LlamaFactory #10820", bugs.BUFFERS_LOCAL,
             features=("block-batch-norm", "several-steps"), world=3,
         ),
         _row(
@@ -134,7 +136,7 @@ def _default(implementation: str, *left_out: str, **otherwise: Mapping[str, Any]
     return [row for row in rows if row.injected not in left_out]
 
 
-_DIVIDED_FIRST: dict[str, Any] = {"causes": ("local gradient / W",)}
+_DIVIDED_FIRST: dict[str, Any] = {"causes": (bugs.LOCAL_GRADIENT_OVER_W,)}
 _UNNAMED: dict[str, Any] = {"causes": ()}
 """Where padding moves with the shards, or a bucket has one element, other causes fit some cases."""
 

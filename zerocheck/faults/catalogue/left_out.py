@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from ... import causes as bugs
 from .fault import fault
 
 LEFT_OUT = [
     fault(
         "left_out:HooksLostOnMove", "ddp", "gradient",
-        "a layer gets new parameters after DDP was made", "PT #104336", "local gradient only",
+        "a layer gets new parameters after DDP was made", "PT #104336", bugs.LOCAL_GRADIENT_ONLY,
         world=3, without=("tied", "frozen", "sometimes-used"),
     ),
     fault(
         "left_out:BucketsRecreated", "zero1", "update",
-        "only the last bucket is updated", "MG 9a8420c90a", "never updated",
+        "only the last bucket is updated", "MG 9a8420c90a", bugs.NEVER_UPDATED,
         features=("bucket-small",), without=("frozen", "unused"),
     ),
     fault(
@@ -33,7 +34,7 @@ LEFT_OUT = [
     ),
     fault(
         "gradient:ExtraParallelDivisor", "zero1", "gradient",
-        "gradients are divided by the size of another axis", "DS PR#5555", "gradient scaled",
+        "gradients are divided by the size of another axis", "DS PR#5555", bugs.GRADIENT_SCALED,
         world=3,
     ),
     fault(
@@ -43,12 +44,12 @@ LEFT_OUT = [
     fault(
         "accumulation:AccumulateGated", "zero1", "gradient",
         "accumulation depends on a setting that is not in step", "DS PR#7981",
-        "last microbatch only", microbatches=3,
+        bugs.LAST_MICROBATCH_ONLY, microbatches=3,
     ),
     fault(
         "accumulation:ClearedTooEarly", "zero1", "gradient",
         "gradients of other buckets are cleared before they are reduced", "DS PR#1273",
-        "gradient zero", features=("bucket-small",),
+        bugs.GRADIENT_ZERO, features=("bucket-small",),
     ),
     fault(
         "clipping:NormInHalf", "zero1", "clip",
@@ -59,17 +60,17 @@ LEFT_OUT = [
 RESTORING = [
     fault(
         "restoring:StepLostOnLoad", "zero1", "publish",
-        "the step count begins anew", "DS PR#564, #5263", "initial state",
+        "the step count begins anew", "DS PR#564, #5263", bugs.INITIAL_STATE,
         features=("mid-training",),
     ),
     fault(
         "restoring:NoGatherAfterLoad", "zero1", "publish",
-        "loaded parameters are not sent to the other ranks", "MG #6920", "copies differ",
+        "loaded parameters are not sent to the other ranks", "MG #6920", bugs.COPIES_DIFFER,
         features=("mid-training",),
     ),
     fault(
         "restoring:StateStaleAfterLoad", "zero1", "publish",
         "the state is loaded into another optimizer than the one that steps", "MG #761",
-        "initial state", features=("mid-training", "moments-typical"),
+        bugs.INITIAL_STATE, features=("mid-training", "moments-typical"),
     ),
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ... import causes as bugs
 from .fault import EVERY_STEP, fault
 
 MEMORY = [
@@ -13,26 +14,26 @@ MEMORY = [
     fault(
         "memory:StateReplicated", "zero1", "persistent",
         "every rank allocates the moments of whole buckets", "seen often",
-        "optimizer state replicated", spares=EVERY_STEP,
+        bugs.OPTIMIZER_STATE_REPLICATED, spares=EVERY_STEP,
     ),
     fault(
         "memory:GradientsNotReleased", "zero2", "persistent",
         "whole gradients stay after they were reduced", "seen often",
-        "whole gradients kept", spares=EVERY_STEP,
+        bugs.WHOLE_GRADIENTS_KEPT, spares=EVERY_STEP,
     ),
     fault(
         "memory:NotResharded", "zero3", "persistent",
-        "units stay gathered after the forward", "seen often", "gathered parameters kept",
+        "units stay gathered after the forward", "seen often", bugs.GATHERED_PARAMETERS_KEPT,
         spares=EVERY_STEP, features=("reshard", "wrap-layer"), without=("no-blocks",),
     ),
     fault(
         "memory:RootNotReleased", "zero3", "persistent",
         "the root stays gathered from one step to the next", "seen often",
-        "gathered parameters kept", spares=EVERY_STEP, features=("wrap-block",),
+        bugs.GATHERED_PARAMETERS_KEPT, spares=EVERY_STEP, features=("wrap-block",),
     ),
     fault(
         "memory:FrozenNotResharded", "zero3", "persistent",
-        "what is frozen stays gathered", "PT #101982", "gathered parameters kept",
+        "what is frozen stays gathered", "PT #101982", bugs.GATHERED_PARAMETERS_KEPT,
         spares=EVERY_STEP, features=("frozen",),
     ),
     fault(
@@ -43,17 +44,17 @@ MEMORY = [
     fault(
         "memory:AliveAfterClose", "zero1", "release",
         "a registry keeps the optimizer states of what was closed", "none known",
-        "alive after close", spares=EVERY_STEP,
+        bugs.ALIVE_AFTER_CLOSE, spares=EVERY_STEP,
     ),
     fault(
         "memory:CachedByParameter", "ddp", "release",
         "a cached function keeps the parameters that it was called with",
-        "an lru_cache of DeepSpeed's stage 3", "alive after close", spares=EVERY_STEP,
+        "an lru_cache of DeepSpeed's stage 3", bugs.ALIVE_AFTER_CLOSE, spares=EVERY_STEP,
     ),
     fault(
         "window:CatBeforeFree", "zero3", "peak",
         "gradients are put together before they are freed", "FS #1186",
-        "copied before it is freed", spares=EVERY_STEP, features=("wrap-block",),
+        bugs.COPIED_BEFORE_IT_IS_FREED, spares=EVERY_STEP, features=("wrap-block",),
     ),
     fault(
         "window:GatheredThenCopied", "zero3", "peak",
@@ -63,21 +64,21 @@ MEMORY = [
     fault(
         "window:FreedAfterForward", "zero3", "peak",
         "units are released when the whole forward is over", "seen often",
-        "units not freed before the next", spares=EVERY_STEP, features=("reshard", "wrap-layer"),
+        bugs.UNITS_NOT_FREED_BEFORE_THE_NEXT, spares=EVERY_STEP, features=("reshard", "wrap-layer"),
     ),
     fault(
         "window:FreedAfterBackward", "zero3", "peak",
         "units are released when the whole backward is over", "seen often",
-        "units not freed before the next", spares=EVERY_STEP, features=("wrap-layer",),
+        bugs.UNITS_NOT_FREED_BEFORE_THE_NEXT, spares=EVERY_STEP, features=("wrap-layer",),
     ),
     fault(
         "window:ReducedInOneGo", "zero3", "peak",
         "whole gradients stay until all reductions are over", "seen often",
-        "whole gradients kept within the step", spares=EVERY_STEP, features=("wrap-layer",),
+        bugs.WHOLE_GRADIENTS_KEPT_WITHIN_THE_STEP, spares=EVERY_STEP, features=("wrap-layer",),
     ),
     fault(
         "window:BucketsInOneGo", "zero2", "peak",
         "buckets stay until all reductions are over", "seen often",
-        "whole gradients kept within the step", spares=EVERY_STEP, features=("wrap-layer",),
+        bugs.WHOLE_GRADIENTS_KEPT_WITHIN_THE_STEP, spares=EVERY_STEP, features=("wrap-layer",),
     ),
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ... import causes as bugs
 from .fault import fault
 
 RACES = [
@@ -18,6 +19,6 @@ RACES = [
     fault(
         "races:PrefetchNotAwaited", "zero3", "loss",
         "a unit that was gathered ahead is not waited for", "DS PR#5606",
-        "uninitialised memory", features=("delays",), sometimes=0.58,
+        bugs.UNINITIALISED_MEMORY, features=("delays",), sometimes=0.58,
     ),
 ]  # fmt: skip

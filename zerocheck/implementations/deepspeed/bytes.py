@@ -158,9 +158,11 @@ def part_layout(model: nn.Module, case: Case) -> Layout | None:
     if sharding.offload != "none" or idle:
         return None
     every = one.account.parameters.values()
-    # What stays gathered is as long as all parts together; on one rank it is the part.
-    limit = sharding.persistence_threshold if one.ranks > 1 else -1
-    stays = [t for t in every if t.numel <= limit]
+    # What stays gathered is as long as all parts together. On one rank it is the part, but for a
+    # single parameter, which DeepSpeed gathers into a buffer (_all_gather_sequential).
+    stays = [t for t in every if t.numel <= sharding.persistence_threshold]
+    if one.ranks == 1 and len(stays) > 1:
+        stays = []
     own = [sum(map(part, group)) for group in one.groups]
     narrow = case.precision.compute == "bf16"
     summed = DTYPES[case.precision.reduce].itemsize if narrow else MASTER_BYTES

@@ -7,6 +7,7 @@ is skipped and the scale is halved.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -46,7 +47,7 @@ class LossScaler:
         if not self.enabled:
             return
         gradients = list(gradients)
-        self.overflow = self.agreed(not all(bool(g.isfinite().all()) for g in gradients))
+        self.overflow = self.agreed(not all(map(_finite, gradients)))
         for gradient in gradients:
             gradient.mul_(1.0 / self.scale)
 
@@ -75,3 +76,10 @@ class LossScaler:
             self.scale /= 2
         elif self._good_steps % self.growth_interval == 0:
             self.scale *= 2
+
+
+def _finite(gradient: torch.Tensor) -> bool:
+    """Return True if all elements are; found by the largest magnitude, which needs no memory."""
+    if not gradient.numel():
+        return True
+    return math.isfinite(float(torch.linalg.vector_norm(gradient, math.inf)))

@@ -6,15 +6,16 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from ... import causes as bugs
 from ..bounds import Enclosure, U
 from ..compare import compare, exactly
 
 SENTENCES = {
-    "buffers local": "they were never sent from rank 0",
-    "buffers of rank 0": "every rank holds those of rank 0",
-    "buffers averaged": "they were averaged over ranks",
-    "buffers rounded to bf16": "they were rounded to bf16",
-    "buffers not updated": "they are those of the step before",
+    bugs.BUFFERS_LOCAL: "they were never sent from rank 0",
+    bugs.BUFFERS_OF_RANK_0: "every rank holds those of rank 0",
+    bugs.BUFFERS_AVERAGED: "they were averaged over ranks",
+    bugs.BUFFERS_ROUNDED_TO_BF16: "they were rounded to bf16",
+    bugs.BUFFERS_NOT_UPDATED: "they are those of the step before",
 }
 
 
@@ -36,7 +37,7 @@ def causes(
             for seen, one in zip(observed, candidates, strict=True)
         )
     )
-    return found or ("buffers differ",)
+    return found or (bugs.BUFFERS_DIFFER,)
 
 
 def _candidates(
@@ -45,11 +46,11 @@ def _candidates(
     local: Sequence[torch.Tensor] | None,
 ) -> Iterator[tuple[str, list[Enclosure]]]:
     if len(expected) > 1:
-        yield "buffers of rank 0", [exactly(expected[0])] * len(expected)
+        yield bugs.BUFFERS_OF_RANK_0, [exactly(expected[0])] * len(expected)
         terms = torch.stack([one.reshape(-1).double() for one in expected])
         error = (len(expected) + 2) * U * terms.abs().mean(0)
-        yield "buffers averaged", [Enclosure(terms.mean(0), error)] * len(expected)
+        yield bugs.BUFFERS_AVERAGED, [Enclosure(terms.mean(0), error)] * len(expected)
     if local is not None:
-        yield "buffers local", [exactly(one) for one in local]
-    yield "buffers rounded to bf16", [exactly(one.bfloat16()) for one in expected]
-    yield "buffers not updated", [exactly(one) for one in before]
+        yield bugs.BUFFERS_LOCAL, [exactly(one) for one in local]
+    yield bugs.BUFFERS_ROUNDED_TO_BF16, [exactly(one.bfloat16()) for one in expected]
+    yield bugs.BUFFERS_NOT_UPDATED, [exactly(one) for one in before]

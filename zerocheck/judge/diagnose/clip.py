@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 
+from ... import causes as bugs
 from .. import bounds
 from ..bounds import Enclosure, Format, U
 from ..compare import compare
@@ -36,6 +39,8 @@ class Norm(NamedTuple):
     by_dtype: Mapping[str, torch.Tensor]
     loss_scale: float = 1.0
     replicas: int = 1
+    by_tensor: Mapping[str, float] = MappingProxyType({})
+    """Norm of the gradient of each parameter."""
 
     @property
     def world_size(self) -> int:
@@ -43,37 +48,96 @@ class Norm(NamedTuple):
         return len(self.own)
 
 
-def norm_causes(norm: Norm, kind: str) -> tuple[str, ...]:
-    """Find causes whose norm, within the same bound, is the reported one. kind: "2" or "inf"."""
+def norm_causes(norms: Sequence[Norm], kind: str) -> tuple[str, ...]:
+    """Find causes whose norm, within the same bound, is the reported one on every wrong rank.
+
+    kind: "2" or "inf". Parameters that are left out are asked for where nothing else explains it,
+    since the norm of one shard may be that of all parameters but some.
+    """
+    found = [_causes_of(norm, kind) for norm in norms]
+    common = tuple(cause for cause in found[0] if all(cause in causes for causes in found))
+    if not common and all(left_out(norm, kind) for norm in norms):
+        return (bugs.NORM_WITHOUT_SOME_PARAMETERS,)
+    return common
+
+
+def _causes_of(norm: Norm, kind: str) -> tuple[str, ...]:
     if math.isnan(norm.reported):
-        return ("uninitialised memory",)
+        return (bugs.UNINITIALISED_MEMORY,)
     return tuple(name for name, value in _norms(norm, kind) if _near(norm, value))
+
+
+def left_out(norm: Norm, kind: str) -> tuple[str, ...]:
+    """Return the parameter or modules without which the norm is the reported one, or nothing.
+
+    Tried: each parameter, each module, and several modules of one list, such as experts.
+    """
+    if math.isnan(norm.reported):
+        return ()
+    for names in _candidates(norm.by_tensor):
+        rest = [
+            value
+            for name, value in norm.by_tensor.items()
+            if not any(name == one or name.startswith(f"{one}.") for one in names)
+        ]
+        value = max(rest, default=0.0) if kind == "inf" else math.sqrt(sum(x * x for x in rest))
+        if rest and _near(norm, value):
+            return names
+    return ()
+
+
+AT_ONCE = 8
+"""Modules of a list of which several are tried at once: up to 2^8 sets of them."""
+
+
+def _candidates(names: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    """Iterate over sets of parameters and modules that may be left out, single ones first."""
+    names = tuple(names)
+    parts = [name.split(".") for name in names]
+    modules = dict.fromkeys(".".join(p[:n]) for p in parts for n in range(1, len(p)))
+    yield from ((name,) for name in (*names, *modules))
+    lists: dict[str, list[str]] = {}
+    for module in modules:
+        above, _, last = module.rpartition(".")
+        if last.isdigit():
+            lists.setdefault(above, []).append(module)
+    for members in lists.values():
+        if len(members) <= AT_ONCE:
+            for count in range(2, len(members)):
+                yield from combinations(members, count)
+
+
+def sentence_of(cause: str, norm: Norm, kind: str) -> str:
+    """Return a cause of this norm in words, to follow a semicolon; an empty text if it has none."""
+    if cause == bugs.NORM_WITHOUT_SOME_PARAMETERS:
+        return f"; it is the norm without those of {', '.join(left_out(norm, kind))}"
+    return f"; {SENTENCES[cause]}" if cause in SENTENCES else ""
 
 
 def _norms(norm: Norm, kind: str) -> Iterator[tuple[str, float]]:
     root = math.sqrt(norm.world_size)
     if norm.replicas > 1:
-        yield "norm x sqrt(R)", norm.exact * math.sqrt(norm.replicas)
+        yield bugs.NORM_TIMES_ROOT_R, norm.exact * math.sqrt(norm.replicas)
     if norm.world_size > 1:
-        yield "norm x sqrt(W)", norm.exact * root
-        yield "norm / sqrt(W)", norm.exact / root
-        yield "norm x W", norm.exact * norm.world_size
+        yield bugs.NORM_TIMES_ROOT_W, norm.exact * root
+        yield bugs.NORM_OVER_ROOT_W, norm.exact / root
+        yield bugs.NORM_TIMES_W, norm.exact * norm.world_size
         if not norm.complete:
             local = [_norm_of(own, kind) for own in norm.own]
-            yield "local norm", local[norm.rank]
-            yield "sum of local norms", sum(local)
-            yield "mean of local norms", sum(local) / norm.world_size
-            yield "largest local norm", max(local)
-    yield "another norm", _norm_of(norm.whole, "2" if kind == "inf" else "inf")
-    yield "norm without root", norm.exact**2
-    yield "norm of nothing", 0.0
+            yield bugs.LOCAL_NORM, local[norm.rank]
+            yield bugs.SUM_OF_LOCAL_NORMS, sum(local)
+            yield bugs.MEAN_OF_LOCAL_NORMS, sum(local) / norm.world_size
+            yield bugs.LARGEST_LOCAL_NORM, max(local)
+    yield bugs.ANOTHER_NORM, _norm_of(norm.whole, "2" if kind == "inf" else "inf")
+    yield bugs.NORM_WITHOUT_ROOT, norm.exact**2
+    yield bugs.NORM_OF_NOTHING, 0.0
     if len(norm.by_dtype) > 1:
         for elements in norm.by_dtype.values():
-            yield "norm of one dtype", _norm_of(elements, kind)
+            yield bugs.NORM_OF_ONE_DTYPE, _norm_of(elements, kind)
     if norm.loss_scale != 1.0:
-        yield "norm before unscaling", norm.exact * norm.loss_scale
+        yield bugs.NORM_BEFORE_UNSCALING, norm.exact * norm.loss_scale
     if norm.previous is not None:
-        yield "norm of another step", norm.previous
+        yield bugs.NORM_OF_ANOTHER_STEP, norm.previous
 
 
 def _near(norm: Norm, value: float) -> bool:
@@ -91,19 +155,22 @@ def _norm_of(elements: torch.Tensor, kind: str) -> float:
 
 
 SENTENCES = {
-    "local norm": "it is the norm of this rank's own shard alone",
-    "sum of local norms": "it is the sum of the norms of the ranks' shards, not the root of the "
+    bugs.LOCAL_NORM: "it is the norm of this rank's own shard alone",
+    bugs.SUM_OF_LOCAL_NORMS: "it is the sum of the norms of the ranks' shards, not the root of the "
     "sum of their squares",
-    "mean of local norms": "it is the mean of the norms of the ranks' shards",
-    "largest local norm": "it is the largest of the norms of the ranks' shards",
-    "norm of another step": "it is the norm of the step before",
-    "another norm": "it is the norm for another p",
-    "norm before unscaling": "it is that of the gradient before it was divided by the loss scale",
-    "norm of nothing": "no gradient was read",
-    "norm of one dtype": "it is the norm of the gradients of one dtype, the others are left out",
-    "norm x sqrt(W)": "it is sqrt(W) times too large: ranks that hold the same were counted twice",
-    "norm x sqrt(R)": "it is sqrt(R) times too large: each of the R replicas was counted",
-    "uninitialised memory": "memory that was never written was read (zerocheck fills it with NaN)",
+    bugs.MEAN_OF_LOCAL_NORMS: "it is the mean of the norms of the ranks' shards",
+    bugs.LARGEST_LOCAL_NORM: "it is the largest of the norms of the ranks' shards",
+    bugs.NORM_OF_ANOTHER_STEP: "it is the norm of the step before",
+    bugs.ANOTHER_NORM: "it is the norm for another p",
+    bugs.NORM_BEFORE_UNSCALING: "it is that of the gradient before it was divided by the loss "
+    "scale",
+    bugs.NORM_OF_NOTHING: "no gradient was read",
+    bugs.NORM_OF_ONE_DTYPE: "it is the norm of the gradients of one dtype, the others are left out",
+    bugs.NORM_TIMES_ROOT_W: "it is sqrt(W) times too large: ranks that hold the same were "
+    "counted twice",
+    bugs.NORM_TIMES_ROOT_R: "it is sqrt(R) times too large: each of the R replicas was counted",
+    bugs.UNINITIALISED_MEMORY: "memory that was never written was read (zerocheck fills it with "
+    "NaN)",
 }
 
 
@@ -124,7 +191,7 @@ def clip_causes(
     far that norm can be off, relative. Tensors of a dtype in which nothing is wrong say nothing.
     """
     if bool(part.isnan().any()):
-        return "the clipped gradient holds NaN", ("uninitialised memory",)
+        return "the clipped gradient holds NaN", (bugs.UNINITIALISED_MEMORY,)
     words_of_dtype = ""
     if len(formats.parts) > 1:
         wrong = [(format, e) for format, e in formats.parts if bool(outside[e].any())]
@@ -135,11 +202,11 @@ def clip_causes(
             words_of_dtype = f", where it is {str(format.dtype).removeprefix('torch.')}"
     raw = max_norm / (norm + 1e-6)
     candidates = {
-        "not clipped": (1.0, "the gradient was not clipped"),
-        "coefficient above 1": (raw, f"the gradient was scaled up, by {raw:.6g}"),
-        "clipped twice": (factor**2, "the gradient was multiplied by the coefficient twice"),
-        "coefficient inverted": (1 / raw, f"the gradient was multiplied by 1 / {raw:.6g}"),
-        "gradient zero": (0.0, "the gradient is zero"),
+        bugs.NOT_CLIPPED: (1.0, "the gradient was not clipped"),
+        bugs.COEFFICIENT_ABOVE_1: (raw, f"the gradient was scaled up, by {raw:.6g}"),
+        bugs.CLIPPED_TWICE: (factor**2, "the gradient was multiplied by the coefficient twice"),
+        bugs.COEFFICIENT_INVERTED: (1 / raw, f"the gradient was multiplied by 1 / {raw:.6g}"),
+        bugs.GRADIENT_ZERO: (0.0, "the gradient is zero"),
     }
     found = {
         name: words
@@ -147,7 +214,7 @@ def clip_causes(
         if value != factor and math.isfinite(value) and _is(part, before, value, formats)
     }
     if own is not None and _is(part, before, own[0], formats, own[1]):
-        found["clipped by the local norm"] = (
+        found[bugs.CLIPPED_BY_THE_LOCAL_NORM] = (
             f"the gradient was multiplied by {own[0]:.6g}, the coefficient of the norm of this "
             "rank's own shard"
         )

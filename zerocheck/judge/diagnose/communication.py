@@ -14,6 +14,7 @@ from math import prod
 
 import msgspec
 
+from ... import causes as bugs
 from ...case.schema import Case
 from ...case.shapes import Shape, learning, parameter_dtypes, parameter_shapes, trainable
 from ...contract.layout import Call
@@ -41,15 +42,15 @@ def causes(
     """
     seen, told = _sent(calls), _sent(says)
     if seen == told:
-        return ("another order",)
+        return (bugs.ANOTHER_ORDER,)
     found = dict.fromkeys(name for name, sent in _candidates(case, says) if sent == seen)
     other = _sent_in(seen, told)
     if other is not None:
-        found[f"sent in {other}"] = None
+        found[bugs.SENT_IN(dtype=other)] = None
     if frozen is not None and _some_still_frozen(seen, told, _sent(frozen)):
-        found["not unfrozen"] = None
+        found[bugs.NOT_UNFROZEN] = None
     if _per_parameter(case, calls, says):
-        found["one collective per parameter"] = None
+        found[bugs.ONE_COLLECTIVE_PER_PARAMETER] = None
     if not found:
         found.update(dict.fromkeys(_surplus(seen, told)))
     return tuple(found)
@@ -69,16 +70,19 @@ def _sent(calls: Iterable[Call]) -> Sent:
 
 def _candidates(case: Case, says: Sequence[Call]) -> Iterator[tuple[str, Sent]]:
     for kind, other in permutations(MOVING, 2):
-        yield f"{other} in place of {kind}", _sent(_replaced(says, kind, other))
+        yield bugs.IN_PLACE_OF(other=other, kind=kind), _sent(_replaced(says, kind, other))
     count = case.training.microbatches
     for kinds in (REDUCING, *((kind,) for kind in REDUCING)) if count > 1 else ():
-        yield "reduced with each microbatch", _sent(_repeated(says, kinds, count, "backward"))
-    words: tuple[tuple[tuple[str, ...], str], ...] = ((COPYING, "gathered"), (REDUCING, "reduced"))
-    for kinds, word in words:
-        yield f"{word} twice", _sent(_repeated(says, kinds, 2))
+        yield bugs.REDUCED_WITH_EACH_MICROBATCH, _sent(_repeated(says, kinds, count, "backward"))
+    words: tuple[tuple[tuple[str, ...], str], ...] = (
+        (COPYING, bugs.GATHERED_TWICE),
+        (REDUCING, bugs.REDUCED_TWICE),
+    )
+    for kinds, name in words:
+        yield name, _sent(_repeated(says, kinds, 2))
         # What was sent in the step's backward alone, or after it alone.
         for phase in ("forward", "backward", "step"):
-            yield f"{word} twice", _sent(_repeated(says, kinds, 2, phase))
+            yield name, _sent(_repeated(says, kinds, 2, phase))
 
 
 def _replaced(says: Sequence[Call], kind: str, other: str) -> Iterator[Call]:
@@ -177,11 +181,11 @@ def _parameters(case: Case) -> Iterator[Sent]:
 def _surplus(seen: Sent, told: Sent) -> Iterator[str]:
     more, less = seen - told, told - seen
     if more and not less:
-        yield "called once more" if more.total() == 1 else "further collectives"
+        yield bugs.CALLED_ONCE_MORE if more.total() == 1 else bugs.FURTHER_COLLECTIVES
     elif less and not more:
-        yield "one left out" if less.total() == 1 else "collectives left out"
+        yield bugs.ONE_LEFT_OUT if less.total() == 1 else bugs.COLLECTIVES_LEFT_OUT
     elif _bytes(seen) == _bytes(told):
-        yield "in other pieces"
+        yield bugs.IN_OTHER_PIECES
 
 
 def _bytes(sent: Sent) -> Counter[tuple[str, str]]:

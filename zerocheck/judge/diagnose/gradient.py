@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from functools import partial
 from operator import itemgetter
@@ -10,13 +9,14 @@ from typing import NamedTuple
 
 import torch
 
+from ... import causes as bugs
 from .. import bounds
 from ..bounds import Enclosure
 from ..compare import exactly
 from ..local import Scale
 from ..pieces import Enclosing, Positions, some, split
 from ..precision import declared
-from . import hosts, memory_order, placement, ranks, replicas, rounded, tensor_parallel
+from . import factors, hosts, memory_order, placement, ranks, replicas, rounded, tensor_parallel
 from .evidence import (
     Candidate,
     Evidence,
@@ -52,7 +52,7 @@ def causes(evidence: Evidence) -> Causes:
     # In a step that overflows NaN is computed too, and may only stand where it should not.
     if any(bool(part.isnan().any()) for part in held.parts) and evidence.finite:
         return Causes(
-            ("uninitialised memory",),
+            (bugs.UNINITIALISED_MEMORY,),
             "the gradient holds NaN: memory that was never written was read "
             "(zerocheck fills such memory with NaN)",
         )
@@ -74,22 +74,21 @@ def causes(evidence: Evidence) -> Causes:
         if mixed is not None:
             return Causes(*mixed)
         if evidence.alike:
-            return Causes(("seed for all",), SEEDED_ALIKE)
+            return Causes((bugs.SEED_FOR_ALL,), SEEDED_ALIKE)
         ratio = _common_ratio(evidence, wrong)
         if ratio is not None:
             return Causes(
-                ("gradient scaled",), f"the gradient is {ratio:.6g} times what it must be"
+                (bugs.GRADIENT_SCALED,), f"the gradient is {ratio:.6g} times what it must be"
             )
         return UNEXPLAINED
     names = dict.fromkeys(c.name for c in found)
     if ranks.could_be_raced(evidence, names):
-        names[ranks.NOT_WAITED_FOR] = None
+        names[bugs.REDUCTION_NOT_WAITED_FOR] = None
     return Causes(tuple(names), "; or ".join(dict.fromkeys(c.sentence for c in found)))
 
 
 def candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
-    yield from _scaled(evidence)
-    yield from _by_loss_scale(evidence)
+    yield from factors.candidates(evidence)
     yield from ranks.candidates(evidence)
     yield from replicas.candidates(evidence)
     yield from tensor_parallel.candidates(evidence)
@@ -106,20 +105,20 @@ def candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
     for before in (evidence.previous, evidence.unclipped_before):
         if before is not None:
             yield Candidate(
-                "gradient of the previous step kept",
+                bugs.GRADIENT_OF_THE_PREVIOUS_STEP_KEPT,
                 "the gradient of the step before was not cleared: it is in the sum",
                 [_kept(evidence, before, 2 * (count + world))],
             )
             # Nothing is computed with it: it is there bit for bit.
             yield Candidate(
-                "gradient of the previous step",
+                bugs.GRADIENT_OF_THE_PREVIOUS_STEP,
                 "it is the gradient of the step before",
                 [enclosing(evidence, lambda there, before=before: exactly(some(before, there)))],  # type: ignore[misc]
             )
     zero = enclosing(
         evidence, lambda there: exactly(torch.zeros_like(evidence.right.at(there).exact))
     )
-    yield Candidate("gradient zero", "the gradient is zero", [zero])
+    yield Candidate(bugs.GRADIENT_ZERO, "the gradient is zero", [zero])
 
 
 def _local(evidence: Evidence) -> Iterator[Candidate]:
@@ -128,7 +127,7 @@ def _local(evidence: Evidence) -> Iterator[Candidate]:
     if world == 1:
         return
     divide = count if evidence.semantics.divide == "gradient" else 1
-    for name, divisor in (("local gradient only", 1), ("local gradient / W", world)):
+    for name, divisor in ((bugs.LOCAL_GRADIENT_ONLY, 1), (bugs.LOCAL_GRADIENT_OVER_W, world)):
         words, more = "", ""
         if divisor > 1:
             words = f", divided by W = {world}"
@@ -141,7 +140,7 @@ def _local(evidence: Evidence) -> Iterator[Candidate]:
         )
     if count > 1:
         yield Candidate(
-            "last microbatch of the local gradient / W",
+            bugs.LAST_MICROBATCH_OF_THE_LOCAL_GRADIENT_OVER_W,
             f"each rank holds its own gradient of the last of {count} microbatches, divided by W",
             [
                 summed(evidence, lambda terms, rank=rank: terms[rank, -1], divide * world)  # type: ignore[misc]
@@ -150,7 +149,7 @@ def _local(evidence: Evidence) -> Iterator[Candidate]:
         )
         again = _divided_again(world, count)
         yield Candidate(
-            "local gradient / W, accumulator rescaled",
+            bugs.LOCAL_GRADIENT_OVER_W_ACCUMULATOR_RESCALED,
             "each rank holds its own local gradient, never reduced over ranks, and each microbatch "
             f"divides the sum of those before it by W = {world} once more",
             [
@@ -167,7 +166,10 @@ def _last_microbatch(evidence: Evidence) -> Iterator[Candidate]:
         return
     divide = count if evidence.semantics.divide == "gradient" else 1
     mean = world if evidence.semantics.average == "mean" else 1
-    for name, factor in (("last microbatch only", 1), ("last microbatch only x GA", count)):
+    for name, factor in (
+        (bugs.LAST_MICROBATCH_ONLY, 1),
+        (bugs.LAST_MICROBATCH_ONLY_TIMES_GA, count),
+    ):
         words = "" if factor == 1 else f", and it is not divided by {count}"
         yield Candidate(
             name,
@@ -193,8 +195,8 @@ def _microbatches(evidence: Evidence, divisor: float) -> Iterator[Candidate]:
     """Microbatches that are missing, doubled, not reduced or scaled."""
     world, count = evidence.passes.gradients.shape[:2]
     for name, words, weight in (
-        ("microbatch dropped", "is missing from the sum", 0.0),
-        ("microbatch doubled", "is in the sum twice", 2.0),
+        (bugs.MICROBATCH_DROPPED, "is missing from the sum", 0.0),
+        (bugs.MICROBATCH_DOUBLED, "is in the sum twice", 2.0),
     ):
         for number in range(count):
             weights = torch.ones(count, 1, dtype=torch.float64)
@@ -207,13 +209,13 @@ def _microbatches(evidence: Evidence, divisor: float) -> Iterator[Candidate]:
     if world == 1 or count == 1:
         return
     yield Candidate(
-        "accumulator rescaled",
+        bugs.ACCUMULATOR_RESCALED,
         "each microbatch divides the sum of those before it by W once more",
         [summed(evidence, partial(torch.mul, _divided_again(world, count)), divisor)],
     )
     for number in range(count):
         yield Candidate(
-            "one microbatch reduced",
+            bugs.ONE_MICROBATCH_REDUCED,
             f"only microbatch {number} was reduced over ranks",
             [
                 summed(evidence, partial(_one_reduced, number, rank), divisor / world)
@@ -246,18 +248,21 @@ def _rescaled_losses(evidence: Evidence) -> Iterator[Candidate]:
     world, count = evidence.passes.gradients.shape[:2]
     mean = world if evidence.semantics.average == "mean" else 1
     divide = count if evidence.semantics.divide == "gradient" else 1
-    for letter, number in (("W", world), ("GA", count)):
+    for letter, number, over, under in (
+        ("W", world, bugs.GRADIENT_TIMES_W, bugs.GRADIENT_OVER_W),
+        ("GA", count, bugs.GRADIENT_TIMES_GA, bugs.GRADIENT_OVER_GA),
+    ):
         if number == 1:
             continue
         scales: list[tuple[str, Scale]] = [
-            (f"gradient x {letter}", lambda loss, n=number: loss * n),  # type: ignore[misc]
-            (f"gradient / {letter}", lambda loss, n=number: loss / n),  # type: ignore[misc]
-            (f"gradient / {letter}", lambda loss, n=number: loss * (1 / n)),  # type: ignore[misc]
+            (over, lambda loss, n=number: loss * n),  # type: ignore[misc]
+            (under, lambda loss, n=number: loss / n),  # type: ignore[misc]
+            (under, lambda loss, n=number: loss * (1 / n)),  # type: ignore[misc]
         ]
         for name, scale in scales:
             terms = evidence.again(scale).gradients
-            words = "multiplied" if "x" in name else "divided"
-            if "x" in name and letter == "W" and evidence.semantics.in_losses:
+            words = "multiplied" if name == over else "divided"
+            if name == over and letter == "W" and evidence.semantics.in_losses:
                 words = "not divided"  # as the semantics say that it is
             yield Candidate(
                 name,
@@ -282,7 +287,7 @@ def _in_losses(evidence: Evidence) -> Iterator[Candidate]:
     for scale in scales:
         terms = evidence.again(scale).gradients
         yield Candidate(
-            "mean in the losses",
+            bugs.MEAN_IN_THE_LOSSES,
             "each loss was divided by the number of ranks, and the gradients were summed: the same "
             "mean with other round-off than the declared semantics have; declare "
             "Semantics(divided='loss')",
@@ -299,73 +304,18 @@ def _weighted_otherwise(evidence: Evidence) -> Iterator[Candidate]:
     divisor *= count if evidence.semantics.divide == "gradient" else 1
     terms = evidence.otherwise().gradients
     if evidence.semantics.weight == "token":
-        name = "mean of means"
+        name = bugs.MEAN_OF_MEANS
         words = (
             "microbatches with different numbers of tokens count alike: it is the mean of the "
             "microbatches' means, and not the mean over tokens"
         )
     else:
-        name = "mean over tokens"
+        name = bugs.MEAN_OVER_TOKENS
         words = (
             "it is the mean over tokens; the declared semantics (weight='microbatch') are the mean "
             "of the microbatches' means"
         )
     yield Candidate(name, words, [summed(evidence, everything, divisor, given=terms)])
-
-
-def _by_loss_scale(evidence: Evidence) -> Iterator[Candidate]:
-    """Gradients from which the loss scale was divided out wrongly."""
-    scale = evidence.loss_scale
-    if evidence.case.training.loss_scale is None:
-        return
-    wrong = [
-        ("unscaled by another scale", 0.5, "half of what it must be: it was divided by twice the "),
-        ("unscaled by another scale", 2.0, "2 times too large: it was divided by half of the "),
-    ]
-    if scale != 1.0:
-        wrong += [
-            ("not unscaled", scale, f"{scale:g} times too large: it was not divided by the "),
-            (
-                "unscaled twice",
-                1 / scale,
-                f"{scale:g} times too small: it was divided twice by the ",
-            ),
-        ]
-    for name, factor, words in wrong:
-        enclosure = times(evidence, factor)
-        yield Candidate(name, f"the gradient is {words}loss scale", [enclosure])
-
-
-def _scaled(evidence: Evidence) -> Iterator[Candidate]:
-    world, count = evidence.passes.gradients.shape[:2]
-    factors: dict[str, tuple[float, str]] = {}
-    if world > 1:
-        root = math.sqrt(world)
-        factors |= {
-            "gradient x W": (world, f"W times too large (on {world} ranks: {world})"),
-            "gradient / W": (1 / world, f"W times too small (on {world} ranks: {world})"),
-            "gradient x sqrt(W)": (root, f"sqrt(W) times too large (on {world} ranks: {root:.4g})"),
-            "gradient / sqrt(W)": (
-                1 / root,
-                f"sqrt(W) times too small (on {world} ranks: {root:.4g})",
-            ),
-        }
-    if count > 1:
-        factors |= {
-            "gradient x GA": (count, f"GA times too large (with {count} microbatches: {count})"),
-            "gradient / GA": (
-                1 / count,
-                f"GA times too small (with {count} microbatches: {count})",
-            ),
-        }
-    if count > 1 and world > 1:
-        factors["gradient x W x GA"] = (
-            world * count,
-            f"W x GA times too large (with {world} x {count}: {world * count})",
-        )
-    factors["gradient doubled"] = (2.0, "2 times too large")
-    for name, (factor, words) in factors.items():
-        yield Candidate(name, f"the gradient is {words}", [times(evidence, factor)])
 
 
 def _common_ratio(evidence: Evidence, wrong: torch.Tensor) -> float | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from operator import itemgetter
 
-from ...case.hosts import places
+from ... import causes as bugs
+from ...hosts import places
 from .evidence import Candidate, Evidence, summed, times
 
 
@@ -19,13 +20,13 @@ def candidates(evidence: Evidence) -> Iterator[Candidate]:
     if mean:
         sizes = ", ".join(str(size) for size in dict.fromkeys(r.local_world_size for r in ranks))
         yield Candidate(
-            "divided by the ranks of a host",
+            bugs.DIVIDED_BY_THE_RANKS_OF_A_HOST,
             f"the sum over ranks is divided by the number of ranks on a host ({sizes}; "
             f"LOCAL_WORLD_SIZE), and not by {world}",
             [times(evidence, world / place.local_world_size) for place in ranks],
         )
     yield Candidate(
-        "reduced within each host",
+        bugs.REDUCED_WITHIN_EACH_HOST,
         "each host reduces the gradients of its own ranks, and nothing is reduced between hosts",
         [
             summed(

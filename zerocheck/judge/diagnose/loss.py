@@ -7,16 +7,17 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 
+from ... import causes as bugs
 from ..flat import NOBODY, FlatBuffer
 from .placement import moved, orders
 
 Losses = Sequence[Sequence[float]]
 
 SENTENCES = {
-    "samples of another rank": "; it is that of another rank's samples",
-    "samples of another microbatch": "; it is that of another microbatch's samples",
-    "evaluation mode": "; it is that of a model in evaluation mode",
-    "seed for all": "; its random numbers (dropout masks) are those of another rank or step, "
+    bugs.SAMPLES_OF_ANOTHER_RANK: "; it is that of another rank's samples",
+    bugs.SAMPLES_OF_ANOTHER_MICROBATCH: "; it is that of another microbatch's samples",
+    bugs.EVALUATION_MODE: "; it is that of a model in evaluation mode",
+    bugs.SEED_FOR_ALL: "; its random numbers (dropout masks) are those of another rank or step, "
     "though the harness seeds no two alike: the generator was seeded again",
 }
 
@@ -61,16 +62,16 @@ def causes(
     found = []
     own = [set(losses) for losses in expected]
     if all(observed[rank][number] in own[rank] for rank, number in wrong):
-        found.append("samples of another microbatch")
+        found.append(bugs.SAMPLES_OF_ANOTHER_MICROBATCH)
     others = [set().union(*(own[:rank] + own[rank + 1 :])) for rank in range(len(own))]
     if all(observed[rank][number] in others[rank] for rank, number in wrong):
-        found.append("samples of another rank")
+        found.append(bugs.SAMPLES_OF_ANOTHER_RANK)
     if evaluated is not None and all(
         observed[rank][number] == evaluated[rank][number] for rank, number in wrong
     ):
-        found.append("evaluation mode")
+        found.append(bugs.EVALUATION_MODE)
     if not found and left and _alike(wrong, left, left_elsewhere):
-        found.append("seed for all")
+        found.append(bugs.SEED_FOR_ALL)
     return tuple(found)
 
 
@@ -122,7 +123,7 @@ def _on_their_way(
     world: int, parameters: torch.Tensor, buffers: Sequence[FlatBuffer]
 ) -> Iterator[tuple[str, str, torch.Tensor]]:
     """Iterate over (cause, words, the parameters that ranks would have computed with)."""
-    yield "copies rounded to bf16", "all are rounded to bf16", parameters.bfloat16().float()
+    yield bugs.COPIES_ROUNDED_TO_BF16, "all are rounded to bf16", parameters.bfloat16().float()
     for name, words, order in orders(world) if buffers else ():
         places = moved(len(parameters), buffers, lambda one, order=order: one.shards[order])  # type: ignore[misc]
         yield name, words, torch.where(places != NOBODY, parameters[places], 0.0)

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
+from ... import causes as bugs
 from ..bounds import Enclosure
 from ..layout import ParameterLayout
 from ..pieces import Enclosing, Positions, some
 from .evidence import Candidate, Evidence, enclosing, slack, summed
 
-IN_MEMORY_ORDER = "elements in memory order"
 SENTENCE = (
     "the elements of parameters that are not contiguous are in the order of memory, and are read "
     "in the order of indices, or the other way round"
@@ -31,22 +31,24 @@ def candidates(evidence: Evidence, others: Iterable[Candidate] = ()) -> Iterator
     if not orders:
         return
     for order in orders:
-        yield Candidate(IN_MEMORY_ORDER, SENTENCE, [_reordered(evidence, evidence.right, order)])
+        yield Candidate(
+            bugs.ELEMENTS_IN_MEMORY_ORDER, SENTENCE, [_reordered(evidence, evidence.right, order)]
+        )
         if evidence.passes.gradients.shape[1] > 1:
             yield Candidate(
-                f"first microbatch, {IN_MEMORY_ORDER}",
+                bugs.AND_IN_MEMORY_ORDER(what="first microbatch"),
                 f"of the first microbatch, {SENTENCE}",
                 [_accumulated(evidence, order, again=False)],
             )
             yield Candidate(
-                f"accumulated gradient, {IN_MEMORY_ORDER}",
+                bugs.AND_IN_MEMORY_ORDER(what="accumulated gradient"),
                 f"of the sum so far, again with each microbatch, {SENTENCE}",
                 [_accumulated(evidence, order, again=True)],
             )
     for other in others:
         for order in orders:
             yield Candidate(
-                f"{other.name}, {IN_MEMORY_ORDER}",
+                bugs.AND_IN_MEMORY_ORDER(what=other.name),
                 f"{other.sentence}; and {SENTENCE}",
                 [_reordered(evidence, one, order) for one in other.enclosures],
             )

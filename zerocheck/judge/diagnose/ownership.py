@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import torch
 
-from ...case.hosts import Hosts, places
-from ...drive.observation import Entry
+from ... import causes as bugs
+from ...hosts import Hosts, places
+from ...protocol.observations import Entry
 
 Shape = tuple[int, ...]
 Held = Sequence[tuple[int, Entry]]
@@ -30,29 +31,25 @@ class Tiling(NamedTuple):
     replica: int = 0
 
 
-LOCAL = "shard of the local rank"
-EMPTY = "empty parameter left out"
-OTHER_AXIS = "cut over the replicate axis"
-ALL_RANKS = "cut over all ranks"
-
 SENTENCES = {
-    "shards overlap": "elements belong to two ranks",
-    "twice on one rank": "one rank has the same elements twice",
-    "same shard on every rank": "every rank holds the same part of each tensor, as if it were "
+    bugs.SHARDS_OVERLAP: "elements belong to two ranks",
+    bugs.TWICE_ON_ONE_RANK: "one rank has the same elements twice",
+    bugs.SAME_SHARD_ON_EVERY_RANK: "every rank holds the same part of each tensor, as if it were "
     "one and the same rank",
-    LOCAL: "each rank holds what belongs to the rank whose number is its own on its host: the "
+    bugs.SHARD_OF_THE_LOCAL_RANK: "each rank holds what belongs to the rank whose number is its "
+    "own on its host: the "
     "local rank was taken for the rank",
-    "remainder dropped": "of every tensor the last n mod W elements are left out",
-    "rank left out": "what is missing belongs to a rank that shows nothing",
-    "padded shape": "dim 0 is rounded up to a multiple of W: the padding is counted",
-    EMPTY: "it has no elements, but it is a parameter",
-    "parameter left out": "no rank has it",
-    "untied": "it is an alias of a tied parameter, which has become a parameter of its own",
-    "state of a frozen parameter": "an optimizer has it",
-    OTHER_AXIS: "ranks of one replica hold the same: it is cut over the replicate axis, and "
-    "replicated over the shard axis",
-    ALL_RANKS: "every rank holds other elements: it is cut over all ranks, and not over the shard "
-    "axis alone",
+    bugs.REMAINDER_DROPPED: "of every tensor the last n mod W elements are left out",
+    bugs.RANK_LEFT_OUT: "what is missing belongs to a rank that shows nothing",
+    bugs.PADDED_SHAPE: "dim 0 is rounded up to a multiple of W: the padding is counted",
+    bugs.EMPTY_PARAMETER_LEFT_OUT: "it has no elements, but it is a parameter",
+    bugs.PARAMETER_LEFT_OUT: "no rank has it",
+    bugs.UNTIED: "it is an alias of a tied parameter, which has become a parameter of its own",
+    bugs.STATE_OF_A_FROZEN_PARAMETER: "an optimizer has it",
+    bugs.CUT_OVER_THE_REPLICATE_AXIS: "ranks of one replica hold the same: it is cut over the "
+    "replicate axis, and replicated over the shard axis",
+    bugs.CUT_OVER_ALL_RANKS: "every rank holds other elements: it is cut over all ranks, and not "
+    "over the shard axis alone",
 }
 
 
@@ -70,20 +67,20 @@ def of_replicas(tiling: Tiling) -> tuple[str, ...]:
     firsts = [rank // tiling.replica * tiling.replica for rank in range(tiling.world_size)]
     causes = []
     if all(torch.equal(counts, counts[firsts]) for counts in found):
-        causes.append(OTHER_AXIS)
+        causes.append(bugs.CUT_OVER_THE_REPLICATE_AXIS)
     idle = [r for r in range(tiling.world_size) if not any(bool(c[r].any()) for c in found)]
     if not idle and all(bool((counts.sum(0) == 1).all()) for counts in found):
-        causes.append(ALL_RANKS)
-    return tuple(causes) or ("replicas hold other parts",)
+        causes.append(bugs.CUT_OVER_ALL_RANKS)
+    return tuple(causes) or (bugs.REPLICAS_HOLD_OTHER_PARTS,)
 
 
 def of_nothing(tiling: Tiling, shape: Shape) -> tuple[str, ...]:
     """Find all causes of a tensor of this shape that no rank has."""
     if not math.prod(shape):
-        return (EMPTY,)
+        return (bugs.EMPTY_PARAMETER_LEFT_OUT,)
     masks = {name: _masks(tiling, name) for name in tiling.shapes if tiling.held.get(name)}
     local = _by_local_rank(tiling, masks) and any(bool(counts.any()) for counts in masks.values())
-    return ("parameter left out", *([LOCAL] if local else []))
+    return (bugs.PARAMETER_LEFT_OUT, *([bugs.SHARD_OF_THE_LOCAL_RANK] if local else []))
 
 
 def of_shapes(tiling: Tiling) -> tuple[str, ...]:
@@ -99,8 +96,8 @@ def of_shapes(tiling: Tiling) -> tuple[str, ...]:
     if wrong and all(
         shape and given == (-(-shape[0] // world) * world, *shape[1:]) for given, shape in wrong
     ):
-        return ("padded shape",)
-    return ("another shape",)
+        return (bugs.PADDED_SHAPE,)
+    return (bugs.ANOTHER_SHAPE,)
 
 
 def words(causes: Sequence[str]) -> str:
@@ -124,26 +121,26 @@ def _masks(tiling: Tiling, name: str) -> torch.Tensor:
 
 def _of_masks(tiling: Tiling, masks: Mapping[str, torch.Tensor]) -> Iterator[str]:
     if any(bool((counts > 1).any()) for counts in masks.values()):
-        yield "twice on one rank"
+        yield bugs.TWICE_ON_ONE_RANK
         return
     if any(_overlaps(counts) for counts in masks.values()):
-        yield "shards overlap"
+        yield bugs.SHARDS_OVERLAP
     missing = {name: counts.sum(0) == 0 for name, counts in masks.items()}
     gaps = {name: gap for name, gap in missing.items() if bool(gap.any())}
     if not gaps:
         return
     world = tiling.world_size
     if _by_local_rank(tiling, masks):
-        yield LOCAL
+        yield bugs.SHARD_OF_THE_LOCAL_RANK
     if world > 1 and all(bool((masks[name] == masks[name][0]).all()) for name in masks):
-        yield "same shard on every rank"
+        yield bugs.SAME_SHARD_ON_EVERY_RANK
         return
     sizes = {name: len(gap) for name, gap in missing.items()}
     if all(torch.equal(gap, _tail(sizes[n], sizes[n] % world)) for n, gap in missing.items()):
-        yield "remainder dropped"
+        yield bugs.REMAINDER_DROPPED
     idle = [rank for rank in range(world) if not any(bool(m[rank].any()) for m in masks.values())]
     if idle and world > 1:
-        yield "rank left out"
+        yield bugs.RANK_LEFT_OUT
 
 
 def _by_local_rank(tiling: Tiling, masks: Mapping[str, torch.Tensor]) -> bool:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
+from ... import causes as bugs
 from ...case.schema import Case
 from ...contract.layout import Call, Phase, Term
-from ...drive.observation import Measured
-from ..communication import predicted
+from ...protocol.measurements import Measured
+from ..obligations.communication import predicted
 
 GATHERING = ("all_gather",)
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
@@ -33,21 +34,21 @@ def causes(
     reductions = _sizes(calls, REDUCING, "backward")
     if term == "gathered":
         if surplus in gathers or observed == 2 * expected:
-            yield "a gathered unit twice"
+            yield bugs.A_GATHERED_UNIT_TWICE
         if _adds_up(surplus, gathers):
-            yield "units not freed before the next"
+            yield bugs.UNITS_NOT_FREED_BEFORE_THE_NEXT
     elif term == "bucket":
         if surplus in reductions or observed == 2 * expected:
-            yield "a bucket twice"
+            yield bugs.A_BUCKET_TWICE
         if _adds_up(surplus, reductions):
-            yield "whole gradients kept within the step"
+            yield bugs.WHOLE_GRADIENTS_KEPT_WITHIN_THE_STEP
     else:
         if surplus in gathers:
-            yield "a gathered unit twice"
+            yield bugs.A_GATHERED_UNIT_TWICE
         elif _adds_up(surplus, gathers):
-            yield "units not freed before the next"
+            yield bugs.UNITS_NOT_FREED_BEFORE_THE_NEXT
         if surplus <= max(reductions, default=0):
-            yield "copied before it is freed"
+            yield bugs.COPIED_BEFORE_IT_IS_FREED
 
 
 def _sizes(calls: Sequence[Call], kinds: Collection[str], phase: Phase) -> list[int]:

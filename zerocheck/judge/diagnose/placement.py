@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from ... import causes as bugs
 from .. import vectors
 from ..bounds import Enclosure
 from ..flat import NOBODY, FlatBuffer
@@ -55,7 +56,7 @@ def _tail(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
 
     if there_is:
         yield Candidate(
-            "tail left out",
+            bugs.TAIL_LEFT_OUT,
             "the last elements of tensors are 0: they were taken for padding",
             [enclosing(evidence, at)],
         )
@@ -71,13 +72,17 @@ def orders(world: int) -> Iterator[tuple[str, str, list[int]]]:
         for one in ranks[:other]:
             order = list(ranks)
             order[one], order[other] = other, one
-            yield "shards exchanged", f"the shards of ranks {one} and {other} changed places", order
+            yield (
+                bugs.SHARDS_EXCHANGED,
+                f"the shards of ranks {one} and {other} changed places",
+                order,
+            )
     for by in range(1, world):
         words = f"each rank r holds the shard of rank r + {by} (modulo {world})"
-        yield "shard of another rank", words, [(rank + by) % world for rank in ranks]
+        yield bugs.SHARD_OF_ANOTHER_RANK, words, [(rank + by) % world for rank in ranks]
     for one in ranks:
         words = f"every rank holds the shard of rank {one}"
-        yield "shard of another rank", words, [one] * world
+        yield bugs.SHARD_OF_ANOTHER_RANK, words, [one] * world
 
 
 def moved(
@@ -149,7 +154,7 @@ def _reduced_twice(evidence: Evidence) -> Iterator[Candidate]:
             return Enclosure(again(exact, before.exact), error)
 
         yield Candidate(
-            "reduced twice",
+            bugs.REDUCED_TWICE,
             f"the shards of all ranks, which are reduced already, were {words} over ranks again",
             [enclosing(evidence, at)],
         )
@@ -169,7 +174,7 @@ def shifted(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
                 lambda buffer, by=by, within=within: _shift(buffer, by, within),  # type: ignore[misc]
             )
             yield Candidate(
-                "shifted",
+                bugs.SHIFTED,
                 f"the gradient is shifted by {abs(by)} elements: {words} in the {where}",
                 [_moved(evidence, places)],
             )
@@ -235,7 +240,7 @@ def _without_gaps(evidence: Evidence) -> Iterator[Candidate]:
                     into[buffer.elements[inside]] = values[inside]
         if not torch.equal(changed, terms):
             yield Candidate(
-                "offset not moved",
+                bugs.OFFSET_NOT_MOVED,
                 "a parameter without a gradient did not move the offset in the flat buffer, so "
                 "that all that follow it stand too far ahead",
                 [summed(evidence, everything, evidence.divisor, given=changed)],
@@ -258,7 +263,7 @@ def _after_unused(evidence: Evidence) -> Iterator[Candidate]:
                     into[place.start : place.stop] = 0.0
     if not torch.equal(changed, terms):
         yield Candidate(
-            "left out after an unused one",
+            bugs.LEFT_OUT_AFTER_AN_UNUSED_ONE,
             "where a rank has no gradient of a parameter, its gradients of those that follow in "
             "the flat buffer are left out",
             [summed(evidence, everything, evidence.divisor, given=changed)],

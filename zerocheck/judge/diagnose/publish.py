@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from ... import causes as bugs
 from ..compare import same_bits
 
 SENTENCES = {
-    "uninitialised memory": "a copy holds NaN: memory that was never written was read",
-    "copies of the previous step": "they are those of the step before: the update was not sent",
-    "copies rounded to bf16": "they are the updated ones rounded to bf16",
+    bugs.UNINITIALISED_MEMORY: "a copy holds NaN: memory that was never written was read",
+    bugs.COPIES_OF_THE_PREVIOUS_STEP: "they are those of the step before: the update was not sent",
+    bugs.COPIES_ROUNDED_TO_BF16: "they are the updated ones rounded to bf16",
 }
 
 
@@ -21,10 +22,10 @@ def causes(
     copies: of one rank; owned: of the owner; earlier: that rank's own before the step.
     """
     if bool(copies.isnan().any()) and not bool(owned.isnan().any()):
-        return ("uninitialised memory",)
+        return (bugs.UNINITIALISED_MEMORY,)
     found = []
     if earlier is not None and same_bits(copies, earlier):
-        found.append("copies of the previous step")
+        found.append(bugs.COPIES_OF_THE_PREVIOUS_STEP)
     if same_bits(copies, owned.bfloat16().to(owned.dtype)):
-        found.append("copies rounded to bf16")
-    return tuple(found) or ("copies differ",)
+        found.append(bugs.COPIES_ROUNDED_TO_BF16)
+    return tuple(found) or (bugs.COPIES_DIFFER,)

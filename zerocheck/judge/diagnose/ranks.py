@@ -9,6 +9,7 @@ from operator import itemgetter
 
 import torch
 
+from ... import causes as bugs
 from ..compare import compare
 from ..pieces import Enclosing, pieces
 from .evidence import Candidate, Evidence, everything, summed, times
@@ -33,7 +34,7 @@ def candidates(evidence: Evidence) -> Iterator[Candidate]:
         weights = torch.ones(world, 1, 1, dtype=torch.float64)
         weights[rank] = 2.0
         yield Candidate(
-            "rank counted twice",
+            bugs.RANK_COUNTED_TWICE,
             f"the gradient that rank {rank} computed is in the sum twice",
             [summed(evidence, partial(torch.mul, weights), evidence.divisor)],
         )
@@ -50,7 +51,7 @@ def candidates(evidence: Evidence) -> Iterator[Candidate]:
         for place, count in zip(evidence.layout.places, users, strict=True):
             factor[place.start : place.stop] = world / max(1, count)
         yield Candidate(
-            "averaged over users",
+            bugs.AVERAGED_OVER_USERS,
             f"the gradient is averaged over the ranks that {words}, and not over all {world}",
             [times(evidence, factor)],
         )
@@ -71,7 +72,7 @@ def _smaller_groups(evidence: Evidence) -> Iterator[Candidate]:
         members = [[r for r in range(world) if groups[r] == number] for number in groups]
         shown = " and ".join(", ".join(map(str, one)) for one in dict.fromkeys(map(tuple, members)))
         yield Candidate(
-            "reduced in smaller groups",
+            bugs.REDUCED_IN_SMALLER_GROUPS,
             f"ranks {shown} are reduced apart, and not all {world} together",
             [
                 summed(
@@ -117,7 +118,7 @@ def left_out(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, ...], 
         return None
     ranks = sorted({rank for rank, _ in lacking})
     said = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-    return ("ranks left out",), f"the gradient that {said} computed is missing from the sum"
+    return (bugs.RANKS_LEFT_OUT,), f"the gradient that {said} computed is missing from the sum"
 
 
 def _subset(
@@ -142,15 +143,13 @@ def _subset(
     return None
 
 
-NOT_WAITED_FOR = "reduction not waited for"
-PARTLY = "part not reduced"
 EARLY = "the sum with the rank's own part divided by W before it was read"
 
 
 def could_be_raced(evidence: Evidence, causes: Collection[str]) -> bool:
     """Return True if ranks were delayed, so that a state of all elements may be a race."""
     return bool(evidence.case.disturbance.delay) and bool(
-        {"local gradient only", "local gradient / W", "gradient x W"} & set(causes)
+        {bugs.LOCAL_GRADIENT_ONLY, bugs.LOCAL_GRADIENT_OVER_W, bugs.GRADIENT_TIMES_W} & set(causes)
     )
 
 
@@ -195,8 +194,11 @@ def raced(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, ...], str
     said = f"elements are {', others are '.join(sorted(kinds))}"
     late = "the reduction was not over when its result was used"
     if not kinds <= {"right", "the rank's own", "the rank's own divided by W"}:
-        return (NOT_WAITED_FOR,), f"{said}: {late}"
-    return (PARTLY, NOT_WAITED_FOR), f"{said}: part of a tensor is never reduced; or {late}"
+        return (bugs.REDUCTION_NOT_WAITED_FOR,), f"{said}: {late}"
+    return (
+        bugs.PART_NOT_REDUCED,
+        bugs.REDUCTION_NOT_WAITED_FOR,
+    ), f"{said}: part of a tensor is never reduced; or {late}"
 
 
 def _own_divided(evidence: Evidence, rank: int, divide: float) -> Enclosing:

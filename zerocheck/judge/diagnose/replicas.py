@@ -11,6 +11,7 @@ from operator import itemgetter
 
 import torch
 
+from ... import causes as bugs
 from ..pieces import Enclosing
 from .evidence import Candidate, Evidence, summed, times
 
@@ -27,17 +28,20 @@ def candidates(evidence: Evidence) -> Iterator[Candidate]:
 def _scaled(evidence: Evidence) -> Iterator[Candidate]:
     """Gradient with a division left out, or made twice, over one axis."""
     replicas, shards = evidence.case.mesh
-    for letter, number, other in (("R", replicas, "shard"), ("S", shards, "replicate")):
+    for letter, number, other, over, under in (
+        ("R", replicas, "shard", bugs.GRADIENT_TIMES_R, bugs.GRADIENT_OVER_R),
+        ("S", shards, "replicate", bugs.GRADIENT_TIMES_S, bugs.GRADIENT_OVER_S),
+    ):
         if number == 1:
             continue
         yield Candidate(
-            f"gradient x {letter}",
+            over,
             f"the gradient is {letter} = {number} times too large: what is summed over both axes "
             f"is divided by the size of the {other} axis alone",
             [times(evidence, number)],
         )
         yield Candidate(
-            f"gradient / {letter}",
+            under,
             f"the gradient is {letter} = {number} times too small: it is divided by that twice",
             [times(evidence, 1 / number)],
         )
@@ -50,14 +54,14 @@ def _one_axis_only(evidence: Evidence) -> Iterator[Candidate]:
     ranks = range(world)
     for name, words, summands, missing in (
         (
-            "not reduced over replicas",
+            bugs.NOT_REDUCED_OVER_REPLICAS,
             f"each replica of {shards} ranks has a gradient of its own: it was never reduced over "
             "the replicate axis",
             [[r for r in ranks if r // shards == rank // shards] for rank in ranks],
             replicas,
         ),
         (
-            "not reduced over shards",
+            bugs.NOT_REDUCED_OVER_SHARDS,
             f"each rank has the sum over its {replicas} replicas: it was never reduced over the "
             "shard axis",
             [[r for r in ranks if r % shards == rank % shards] for rank in ranks],
@@ -104,7 +108,7 @@ def _last_microbatch(evidence: Evidence) -> Iterator[Candidate]:
             weights[:, -1] = 1.0
             enclosures.append(summed(evidence, partial(torch.mul, weights), evidence.divisor))
         yield Candidate(
-            "last microbatch only over replicas",
+            bugs.LAST_MICROBATCH_ONLY_OVER_REPLICAS,
             f"only the last of {count} microbatches is reduced over the replicate axis" + words,
             enclosures,
         )

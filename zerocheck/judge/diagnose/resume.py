@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from ... import causes as bugs
 from ...case.schema import Case
 from ...models.blocks import DTYPES
 from ...models.network import build_model
@@ -20,29 +21,30 @@ from ..layout import ParameterLayout, ParameterPlace
 from ..ownership import MOMENTS
 from ..state import State
 
-SHORTENED = "elements moved, others 0"
-
 SENTENCES = {
-    SHORTENED: "its elements are in other places of the tensor, and the rest is 0",
-    "not loaded": "it is what the model had before the load",
-    "moments lost": "it is 0",
-    "optimizer state lost": "exp_avg, exp_avg_sq and the step count are 0",
-    "state of an earlier step": "it is that of an earlier step",
-    "state of a later step": "it is that of a later step, taken while the checkpoint was written",
-    "moments swapped": "exp_avg and exp_avg_sq changed places",
-    "rounded to bf16": "it is the saved one rounded to bf16",
-    "tensors exchanged": "it is that of another parameter of the same size",
-    "elements shifted": "every element stands some places away",
-    "shards in another order": "stretches of the saved tensors stand in other places",
-    "dims transposed": "it is the saved one transposed",
-    "replicas summed": "it is the saved one times the number of ranks that saved",
-    "step count lost": "the step count is 0",
-    "step count of an earlier step": "the step count is that of an earlier step",
-    "optimizer stepped by the load": "the step count is one ahead",
-    "max_exp_avg_sq from exp_avg_sq": "max_exp_avg_sq is exp_avg_sq",
-    "frozen parameter not loaded": "only frozen parameters are wrong; they are as before the load",
-    "part not loaded": "part of it is as before the load",
-    "part of the moments lost": "part of it is 0",
+    bugs.ELEMENTS_MOVED_OTHERS_0: "its elements are in other places of the tensor, and the rest "
+    "is 0",
+    bugs.NOT_LOADED: "it is what the model had before the load",
+    bugs.MOMENTS_LOST: "it is 0",
+    bugs.OPTIMIZER_STATE_LOST: "exp_avg, exp_avg_sq and the step count are 0",
+    bugs.STATE_OF_AN_EARLIER_STEP: "it is that of an earlier step",
+    bugs.STATE_OF_A_LATER_STEP: "it is that of a later step, taken while the checkpoint was "
+    "written",
+    bugs.MOMENTS_SWAPPED: "exp_avg and exp_avg_sq changed places",
+    bugs.ROUNDED_TO_BF16: "it is the saved one rounded to bf16",
+    bugs.TENSORS_EXCHANGED: "it is that of another parameter of the same size",
+    bugs.ELEMENTS_SHIFTED: "every element stands some places away",
+    bugs.SHARDS_IN_ANOTHER_ORDER: "stretches of the saved tensors stand in other places",
+    bugs.DIMS_TRANSPOSED: "it is the saved one transposed",
+    bugs.REPLICAS_SUMMED: "it is the saved one times the number of ranks that saved",
+    bugs.STEP_COUNT_LOST: "the step count is 0",
+    bugs.STEP_COUNT_OF_AN_EARLIER_STEP: "the step count is that of an earlier step",
+    bugs.OPTIMIZER_STEPPED_BY_THE_LOAD: "the step count is one ahead",
+    bugs.MAX_EXP_AVG_SQ_FROM_EXP_AVG_SQ: "max_exp_avg_sq is exp_avg_sq",
+    bugs.FROZEN_PARAMETER_NOT_LOADED: "only frozen parameters are wrong; they are as before the "
+    "load",
+    bugs.PART_NOT_LOADED: "part of it is as before the load",
+    bugs.PART_OF_THE_MOMENTS_LOST: "part of it is 0",
 }
 
 
@@ -77,14 +79,14 @@ def causes(wrong: Sequence[Wrong], steps: Steps, known: ResumeEvidence) -> tuple
     by_role = [_of_role(one, known) for one in wrong]
     by_step = list(of_steps(steps, known))
     lost: list[str] = []
-    gone = "step count lost" in by_step and all("moments lost" in one for one in by_role)
+    gone = bugs.STEP_COUNT_LOST in by_step and all(bugs.MOMENTS_LOST in one for one in by_role)
     shown = {role for role in MOMENTS[:2] if bool((known.state.moment(role) != 0).any())}
     if gone and shown <= {one.role for one in wrong}:
-        lost = ["optimizer state lost"]
+        lost = [bugs.OPTIMIZER_STATE_LOST]
     if steps and wrong:
         # A step count says in its own words what the tensors say in theirs.
         by_step = [
-            {"step count of an earlier step": "state of an earlier step"}.get(one, one)
+            {bugs.STEP_COUNT_OF_AN_EARLIER_STEP: bugs.STATE_OF_AN_EARLIER_STEP}.get(one, one)
             for one in by_step
         ]
     found = [*by_role, *([by_step] if steps else [])]
@@ -96,11 +98,11 @@ def explained(
     names: Sequence[str], wrong: Sequence[Wrong], steps: Steps, known: ResumeEvidence
 ) -> bool:
     """Return True if one of these causes explains every wrong role, and every wrong step count."""
-    if "optimizer state lost" in names:
+    if bugs.OPTIMIZER_STATE_LOST in names:
         return True
     found = [_of_role(one, known) for one in wrong]
     if steps:
-        as_of_tensors = {"step count of an earlier step": "state of an earlier step"}
+        as_of_tensors = {bugs.STEP_COUNT_OF_AN_EARLIER_STEP: bugs.STATE_OF_AN_EARLIER_STEP}
         counts = of_steps(steps, known)
         found.append([*counts, *(as_of_tensors[one] for one in counts if one in as_of_tensors)])
     return any(all(name in one for one in found) for name in names)
@@ -139,9 +141,12 @@ def _of_role(wrong: Wrong, known: ResumeEvidence) -> list[str]:
             found.append(name)
     layout = known.layout
     places = [p for p in layout.places if bool(wrong.different[p.start : p.stop].any())]
-    if "not loaded" in found and all(not place.trainable for place in places):
-        found = ["frozen parameter not loaded"]
-    partial = {"not loaded": "part not loaded", "moments lost": "part of the moments lost"}
+    if bugs.NOT_LOADED in found and all(not place.trainable for place in places):
+        found = [bugs.FROZEN_PARAMETER_NOT_LOADED]
+    partial = {
+        bugs.NOT_LOADED: bugs.PART_NOT_LOADED,
+        bugs.MOMENTS_LOST: bugs.PART_OF_THE_MOMENTS_LOST,
+    }
     for whole, part in partial.items():
         if whole in found and any(
             not bool(wrong.different[p.start : p.stop][_told(wrong, p, moment)].all())
@@ -169,23 +174,23 @@ def _candidates(
         return other.parameter if role == "parameter" else other.moment(role)
 
     if role == "parameter":
-        found.append(("not loaded", lambda: _fresh(wrong.loaded, case, layout)))
+        found.append((bugs.NOT_LOADED, lambda: _fresh(wrong.loaded, case, layout)))
     else:
-        found.append(("moments lost", lambda: torch.zeros_like(saved)))
+        found.append((bugs.MOMENTS_LOST, lambda: torch.zeros_like(saved)))
     for number, other in others.items():
-        name = "state of an earlier step" if number < step else "state of a later step"
+        name = bugs.STATE_OF_AN_EARLIER_STEP if number < step else bugs.STATE_OF_A_LATER_STEP
         found.append((name, lambda other=other: of(other)))  # type: ignore[misc]
     if role == "exp_avg":
-        found.append(("moments swapped", lambda: state.moment("exp_avg_sq")))
+        found.append((bugs.MOMENTS_SWAPPED, lambda: state.moment("exp_avg_sq")))
     if role == "exp_avg_sq":
-        found.append(("moments swapped", lambda: state.moment("exp_avg")))
+        found.append((bugs.MOMENTS_SWAPPED, lambda: state.moment("exp_avg")))
     if role in MOMENTS[:2] and "max_exp_avg_sq" in state.moments:
-        found.append(("moments swapped", lambda: state.moment("max_exp_avg_sq")))
+        found.append((bugs.MOMENTS_SWAPPED, lambda: state.moment("max_exp_avg_sq")))
     if role == "max_exp_avg_sq":
-        found.append(("moments swapped", lambda: state.moment("exp_avg")))
-        found.append(("max_exp_avg_sq from exp_avg_sq", lambda: state.moment("exp_avg_sq")))
-    found.append(("rounded to bf16", lambda: saved.to(torch.bfloat16).to(saved.dtype)))
-    found.append(("replicas summed", lambda: saved * case.world_size))
+        found.append((bugs.MOMENTS_SWAPPED, lambda: state.moment("exp_avg")))
+        found.append((bugs.MAX_EXP_AVG_SQ_FROM_EXP_AVG_SQ, lambda: state.moment("exp_avg_sq")))
+    found.append((bugs.ROUNDED_TO_BF16, lambda: saved.to(torch.bfloat16).to(saved.dtype)))
+    found.append((bugs.REPLICAS_SUMMED, lambda: saved * case.world_size))
     return found
 
 
@@ -209,15 +214,15 @@ def _fresh(loaded: torch.Tensor, case: Case, layout: ParameterLayout) -> torch.T
 def _moved(wrong: Wrong, places: Sequence[ParameterPlace], layout: ParameterLayout) -> list[str]:
     """Find the causes that misplace saved elements."""
     if _exchanged(wrong, places, layout):
-        return ["tensors exchanged"]
+        return [bugs.TENSORS_EXCHANGED]
     if all(_transposed(wrong, place) for place in places):
-        return ["dims transposed"]
+        return [bugs.DIMS_TRANSPOSED]
     if all(_rolled(wrong, place) for place in places):
-        return ["elements shifted"]
+        return [bugs.ELEMENTS_SHIFTED]
     if _permuted(wrong):
-        return ["shards in another order"]
+        return [bugs.SHARDS_IN_ANOTHER_ORDER]
     if all(_shortened(wrong, place) for place in places):
-        return [SHORTENED]
+        return [bugs.ELEMENTS_MOVED_OTHERS_0]
     return []
 
 
@@ -267,15 +272,15 @@ def of_steps(steps: Steps, known: ResumeEvidence) -> tuple[str, ...]:
     """Find the causes that explain every wrong step count."""
     found: list[str] = []
     if all(loaded in (None, 0.0) for loaded, _ in steps):
-        found.append("step count lost")
+        found.append(bugs.STEP_COUNT_LOST)
     if all(loaded == (saved or 0.0) + 1 for loaded, saved in steps):
-        found.append("optimizer stepped by the load")
+        found.append(bugs.OPTIMIZER_STEPPED_BY_THE_LOAD)
     for number, other in known.others.items():
         counts = {count for count in other.steps if count is not None}
         if number < known.step and all(loaded in counts for loaded, _ in steps):
-            found.append("step count of an earlier step")
+            found.append(bugs.STEP_COUNT_OF_AN_EARLIER_STEP)
         if number > known.step and all(loaded in counts for loaded, _ in steps):
-            found.append("state of a later step")
+            found.append(bugs.STATE_OF_A_LATER_STEP)
     return tuple(dict.fromkeys(found))
 
 
@@ -283,21 +288,21 @@ def data_causes(given: Sequence[int], saved: int, ranks_before: int, ranks: int)
     """Find the causes of a data position, given in samples that each rank believes were read."""
     found = []
     if all(samples == 0 for samples in given):
-        found.append("data position lost")
+        found.append(bugs.DATA_POSITION_LOST)
     if ranks != ranks_before and all(s * ranks_before == saved * ranks for s in given):
-        found.append("data position counted in steps")
+        found.append(bugs.DATA_POSITION_COUNTED_IN_STEPS)
     if ranks_before > 1 and all(s * ranks_before == saved for s in given):
-        found.append("data position of one rank")
+        found.append(bugs.DATA_POSITION_OF_ONE_RANK)
     return tuple(found)
 
 
 def random_causes(loaded: Sequence[bytes], saved: Sequence[bytes]) -> tuple[str, ...]:
     """Find the causes of the random states after a load, per rank."""
     if len(saved) > 1 and all(state == saved[0] for state in loaded):
-        return ("random state of rank 0 on all ranks",)
+        return (bugs.RANDOM_STATE_OF_RANK_0_ON_ALL_RANKS,)
     if all(state in saved for state in loaded):
-        return ("random states of other ranks",)
-    return ("random state not loaded",)
+        return (bugs.RANDOM_STATES_OF_OTHER_RANKS,)
+    return (bugs.RANDOM_STATE_NOT_LOADED,)
 
 
 def export_causes(
@@ -310,30 +315,30 @@ def export_causes(
 ) -> tuple[str, ...]:
     """Find the causes of an exported tensor that differs from the one held, both flat."""
     candidates: list[tuple[str, torch.Tensor]] = [
-        ("rounded to bf16", held.to(torch.bfloat16).to(held.dtype)),
-        ("zeros", torch.zeros_like(held)),
-        ("step off by 1", held + 1),
-        ("step off by 1", held - 1),
+        (bugs.ROUNDED_TO_BF16, held.to(torch.bfloat16).to(held.dtype)),
+        (bugs.ZEROS, torch.zeros_like(held)),
+        (bugs.STEP_OFF_BY_1, held + 1),
+        (bugs.STEP_OFF_BY_1, held - 1),
     ]
     if role in MOMENTS:
         for moment in MOMENTS:
             if moment != role and moment in state.moments:
                 other = state.moment(moment)[place.start : place.stop]
-                candidates.append(("moments swapped", other))
+                candidates.append((bugs.MOMENTS_SWAPPED, other))
     if role != "step":
         vector = state.parameter if role == "parameter" else state.moment(role)
         candidates += [
-            ("tensors exchanged", vector[other.start : other.stop])
+            (bugs.TENSORS_EXCHANGED, vector[other.start : other.stop])
             for other in layout.places
             if other is not place and other.stop - other.start == len(held)
         ]
     names = [name for name, value in candidates if torch.equal(got, value)]
     if not names and torch.equal(got.sort().values, held.sort().values):
-        names = ["elements in another order"]
+        names = [bugs.ELEMENTS_IN_ANOTHER_ORDER]
     if not names and role != "step" and len(held) > 1:
         elsewhere = (got == 0) | torch.isin(got, vector)
         if bool(elsewhere.all()) and bool(got.any()):
-            names = ["elements of other parameters"]
+            names = [bugs.ELEMENTS_OF_OTHER_PARAMETERS]
     if bool((got == 0).logical_or(got == held).all()):
-        names.append("part of it is 0")  # all of it, where it has one part
+        names.append(bugs.PART_OF_IT_IS_0)  # all of it, where it has one part
     return tuple(dict.fromkeys(names))

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from ... import causes as bugs
 from ..bounds import Format
 from ..pieces import Enclosing, split
 from .evidence import Candidate, Evidence, Terms, everything, summed
@@ -33,13 +34,13 @@ def candidates(evidence: Evidence) -> Iterator[Candidate]:
                 sent = partial(_rounded, terms, dtype, world if divided else 1)
                 divisor = evidence.divisor / world if divided else evidence.divisor
                 yield Candidate(
-                    f"reduced in {name}",
+                    bugs.REDUCED_IN(format=name),
                     f"the gradients{words} were rounded to {name} before they were reduced",
                     [summed(evidence, sent, divisor, exactly_given=True)],
                 )
         if count > 1:
             yield Candidate(
-                f"accumulated in {name}",
+                bugs.ACCUMULATED_IN(format=name),
                 f"each rank summed its microbatches in {name}",
                 [summed(evidence, partial(_added, dtype), evidence.divisor, exactly_given=True)],
             )
@@ -60,7 +61,7 @@ def reductions(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
             enclosing = summed(evidence, partial(_cast, dtype), evidence.divisor, added_in=format)
             if _could_be_refuted(enclosing, wrong):
                 yield Candidate(
-                    f"reduced in {name}",
+                    bugs.REDUCED_IN(format=name),
                     f"the gradients were summed over ranks in {name}",
                     [enclosing],
                 )

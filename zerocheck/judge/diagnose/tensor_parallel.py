@@ -12,11 +12,12 @@ from collections.abc import Iterator
 import torch
 from msgspec.structs import replace
 
+from ... import causes as bugs
 from ...case.schema import Case
 from ...case.tensor_parallel import cut_dim, plan_of
+from ...protocol.verdicts import Violation
 from ..compare import same_bits
 from ..layout import ParameterLayout
-from ..verdict import Violation
 from .evidence import Candidate, Evidence, times
 
 
@@ -27,21 +28,21 @@ def candidates(evidence: Evidence) -> Iterator[Candidate]:
     if count == 1:
         return
     yield Candidate(
-        "gradient x T",
+        bugs.GRADIENT_TIMES_T,
         f"the gradient is T = {count} times too large: the {count} ranks that cut the same layers "
         "read the same samples, and what they have alike is summed over them",
         [times(evidence, count)],
     )
     yield Candidate(
-        "gradient / T",
+        bugs.GRADIENT_OVER_T,
         f"the gradient is T = {count} times too small: it is divided by all {case.world_size} "
         f"ranks, of which {case.readers} read samples of their own",
         [times(evidence, 1 / count)],
     )
     if case.readers > 1:
         for name, factor, words in (
-            ("gradient x D", float(case.readers), "large: it is the sum over them"),
-            ("gradient / D", 1 / case.readers, "small: it is divided by that twice"),
+            (bugs.GRADIENT_TIMES_D, float(case.readers), "large: it is the sum over them"),
+            (bugs.GRADIENT_OVER_D, 1 / case.readers, "small: it is divided by that twice"),
         ):
             yield Candidate(
                 name,
@@ -74,7 +75,7 @@ def order_of_pieces(
         ):
             return replace(
                 violation,
-                causes=("pieces in the order of a plain shard",),
+                causes=(bugs.PIECES_IN_THE_ORDER_OF_A_PLAIN_SHARD,),
                 explanation=violation.explanation
                 + "; its pieces are exchanged: what is cut over the tp axis and then sharded was "
                 "taken for what is sharded and then cut",

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import torch
 
+from ... import causes as bugs
 from ...case.schema import Group
 from .. import bounds
 from ..bounds import BF16, ETA, FP32, SECOND_ORDER, Enclosure, Format, Scalars
 from ..compare import compare
-from .memory_order import IN_MEMORY_ORDER
 
 
 class Segment(NamedTuple):
@@ -50,32 +50,32 @@ class Segment(NamedTuple):
 
 
 SENTENCES = {
-    IN_MEMORY_ORDER: "AdamW was given the gradient of parameters that are not contiguous in the "
-    "order of memory, or took it so",
-    "L2 instead of decoupled": "weight decay was added to the gradient (L2), and went through the "
-    "moments",
-    "weight decay twice": "weight decay was applied twice",
-    "weight decay by the corrected step size": "weight decay was multiplied by lr / (1 - beta1^t), "
-    "the step size, and not by lr",
-    "weight decay missing": "weight decay was not applied",
-    "weight decay after the update": "weight decay came after the update and not before it",
-    "weight decay on excluded parameters": "weight decay was applied to parameters that the case "
-    "excludes from it",
-    "eps inside the root": "eps was added inside of the square root",
-    "eps before the bias correction": "eps was added before the bias correction",
-    "betas swapped": "beta1 and beta2 were exchanged",
-    "options of another group": "the options of another parameter group were used",
-    "learning rate of another step": "the learning rate of another step was used",
-    "gradient before clipping": "AdamW was given the gradient from before clipping",
-    "gradient of the previous step": "AdamW was given the gradient of the step before",
-    "no bias correction": "the bias corrections were left out",
-    "moments reset": "the moments of the step before were lost",
-    "moments swapped": "exp_avg and exp_avg_sq changed places",
-    "moments of the previous step": "AdamW computed with moments from before this step",
-    "steps counted from 0": "the bias corrections count the steps of this run alone, not those "
+    bugs.ELEMENTS_IN_MEMORY_ORDER: "AdamW was given the gradient of parameters that are not "
+    "contiguous in the order of memory, or took it so",
+    bugs.L2_INSTEAD_OF_DECOUPLED: "weight decay was added to the gradient (L2), and went through "
+    "the moments",
+    bugs.WEIGHT_DECAY_TWICE: "weight decay was applied twice",
+    bugs.WEIGHT_DECAY_BY_THE_CORRECTED_STEP_SIZE: "weight decay was multiplied by lr / (1 - "
+    "beta1^t), the step size, and not by lr",
+    bugs.WEIGHT_DECAY_MISSING: "weight decay was not applied",
+    bugs.WEIGHT_DECAY_AFTER_THE_UPDATE: "weight decay came after the update and not before it",
+    bugs.WEIGHT_DECAY_ON_EXCLUDED_PARAMETERS: "weight decay was applied to parameters that the "
+    "case excludes from it",
+    bugs.EPS_INSIDE_THE_ROOT: "eps was added inside of the square root",
+    bugs.EPS_BEFORE_THE_BIAS_CORRECTION: "eps was added before the bias correction",
+    bugs.BETAS_SWAPPED: "beta1 and beta2 were exchanged",
+    bugs.OPTIONS_OF_ANOTHER_GROUP: "the options of another parameter group were used",
+    bugs.LEARNING_RATE_OF_ANOTHER_STEP: "the learning rate of another step was used",
+    bugs.GRADIENT_BEFORE_CLIPPING: "AdamW was given the gradient from before clipping",
+    bugs.GRADIENT_OF_THE_PREVIOUS_STEP: "AdamW was given the gradient of the step before",
+    bugs.NO_BIAS_CORRECTION: "the bias corrections were left out",
+    bugs.MOMENTS_RESET: "the moments of the step before were lost",
+    bugs.MOMENTS_SWAPPED: "exp_avg and exp_avg_sq changed places",
+    bugs.MOMENTS_OF_THE_PREVIOUS_STEP: "AdamW computed with moments from before this step",
+    bugs.STEPS_COUNTED_FROM_0: "the bias corrections count the steps of this run alone, not those "
     "before it began",
-    "microbatches counted as steps": "the bias corrections count microbatches, and not steps",
-    "rounded to bf16": "it was rounded to bf16 on its way, or is held in bf16",
+    bugs.MICROBATCHES_COUNTED_AS_STEPS: "the bias corrections count microbatches, and not steps",
+    bugs.ROUNDED_TO_BF16: "it was rounded to bf16 on its way, or is held in bf16",
 }
 
 
@@ -106,7 +106,7 @@ def sentence(role: str, names: Sequence[str]) -> str:
 
 def _candidates(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
     if _in_bf16(segment):
-        yield "rounded to bf16", _right(segment, BF16)
+        yield bugs.ROUNDED_TO_BF16, _right(segment, BF16)
     if segment.role == "parameter":
         yield from _of_parameter(segment)
     elif segment.role in ("exp_avg", "exp_avg_sq"):
@@ -138,38 +138,38 @@ def _of_moment(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
         coupled = segment.g + s.weight_decay * segment.p
         size = segment.g.abs() + (s.weight_decay * segment.p).abs()
         yield (
-            "L2 instead of decoupled",
+            bugs.L2_INSTEAD_OF_DECOUPLED,
             formula(old, coupled, s, 3 * segment.format.u * size + segment.format.eta),
         )
     if segment.unclipped is not None:
-        yield "gradient before clipping", formula(old, segment.unclipped, s)
+        yield bugs.GRADIENT_BEFORE_CLIPPING, formula(old, segment.unclipped, s)
     if segment.previous is not None and bool((segment.previous != segment.g).any()):
-        yield "gradient of the previous step", formula(old, segment.previous, s)
+        yield bugs.GRADIENT_OF_THE_PREVIOUS_STEP, formula(old, segment.previous, s)
     for gradient in segment.in_memory:
-        yield IN_MEMORY_ORDER, formula(old, gradient, s)
+        yield bugs.ELEMENTS_IN_MEMORY_ORDER, formula(old, gradient, s)
     if s.beta1 != s.beta2:
         swapped = s._replace(beta1=s.beta2, beta2=s.beta1)
-        yield "betas swapped", formula(old, segment.g, swapped)
+        yield bugs.BETAS_SWAPPED, formula(old, segment.g, swapped)
     yield from _swapped(segment)
     if bool(old.any()):
-        yield "moments reset", formula(torch.zeros_like(old), segment.g, s)
+        yield bugs.MOMENTS_RESET, formula(torch.zeros_like(old), segment.g, s)
     for group, _ in segment.others:
         other = s._replace(beta1=group.beta1, beta2=group.beta2)
         if (group.beta1, group.beta2) != (s.beta1, s.beta2):
-            yield "options of another group", formula(old, segment.g, other)
+            yield bugs.OPTIONS_OF_ANOTHER_GROUP, formula(old, segment.g, other)
     if segment.role == "exp_avg":
-        yield "gradient with the wrong sign", formula(old, -segment.g, s)
+        yield bugs.GRADIENT_WITH_THE_WRONG_SIGN, formula(old, -segment.g, s)
 
 
 def _swapped(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
     """Moments swapped, before this step or after it."""
     s, g, format = segment.scalars, segment.g, segment.format
     if segment.role == "exp_avg":
-        yield "moments swapped", bounds.exp_avg(segment.old_v, g, s, format=format)
-        yield "moments swapped", bounds.exp_avg_sq(segment.old_v, g, s, format=format)
+        yield bugs.MOMENTS_SWAPPED, bounds.exp_avg(segment.old_v, g, s, format=format)
+        yield bugs.MOMENTS_SWAPPED, bounds.exp_avg_sq(segment.old_v, g, s, format=format)
     else:
-        yield "moments swapped", bounds.exp_avg_sq(segment.old_m, g, s, format=format)
-        yield "moments swapped", bounds.exp_avg(segment.old_m, g, s, format=format)
+        yield bugs.MOMENTS_SWAPPED, bounds.exp_avg_sq(segment.old_m, g, s, format=format)
+        yield bugs.MOMENTS_SWAPPED, bounds.exp_avg(segment.old_m, g, s, format=format)
 
 
 def _of_parameter(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
@@ -180,37 +180,37 @@ def _of_parameter(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
 
     decay = s.weight_decay
     if decay:
-        yield "weight decay missing", with_(weight_decay=0.0)
+        yield bugs.WEIGHT_DECAY_MISSING, with_(weight_decay=0.0)
         u = segment.format.u
-        yield "weight decay twice", _wider(with_(weight_decay=decay * (2 - s.lr * decay)), p, u)
+        yield bugs.WEIGHT_DECAY_TWICE, _wider(with_(weight_decay=decay * (2 - s.lr * decay)), p, u)
         by_step = _wider(with_(weight_decay=decay / s.correction1), p, u)
-        yield "weight decay by the corrected step size", by_step
+        yield bugs.WEIGHT_DECAY_BY_THE_CORRECTED_STEP_SIZE, by_step
         plain = with_(weight_decay=0.0)
         factor = 1 - s.lr * decay
         right = with_()
         yield (
-            "weight decay twice",  # the second time after the update
+            bugs.WEIGHT_DECAY_TWICE,  # the second time after the update
             _wider(Enclosure(right.exact * factor, right.bound * abs(factor)), p, u),
         )
         yield (
-            "weight decay after the update",
+            bugs.WEIGHT_DECAY_AFTER_THE_UPDATE,
             _wider(Enclosure(plain.exact * factor, plain.bound * abs(factor)), p, u),
         )
         if s.lr != 1.0:
             yield (
-                "weight decay without the learning rate",
+                bugs.WEIGHT_DECAY_WITHOUT_THE_LEARNING_RATE,
                 _wider(with_(weight_decay=decay / s.lr), p, u),
             )
     for step, name in (
-        (segment.step + 1, "step off by 1"),
-        (segment.step - 1, "step off by 1"),
-        (segment.step + 2, "step off by 2"),
-        (segment.step - 2, "step off by 2"),
-        (segment.since, "steps counted from 0"),
-        (segment.step * segment.microbatches, "microbatches counted as steps"),
+        (segment.step + 1, bugs.STEP_OFF_BY_1),
+        (segment.step - 1, bugs.STEP_OFF_BY_1),
+        (segment.step + 2, bugs.STEP_OFF_BY_2),
+        (segment.step - 2, bugs.STEP_OFF_BY_2),
+        (segment.since, bugs.STEPS_COUNTED_FROM_0),
+        (segment.step * segment.microbatches, bugs.MICROBATCHES_COUNTED_AS_STEPS),
         (
             segment.step + segment.since * (segment.microbatches - 1),
-            "microbatches counted as steps",
+            bugs.MICROBATCHES_COUNTED_AS_STEPS,
         ),
     ):
         if step > 0 and step != segment.step:
@@ -223,21 +223,21 @@ def _of_parameter(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
             )
     for old_m, old_v in ((segment.old_m, segment.old_v), (m, segment.old_v), (segment.old_m, v)):
         yield (
-            "moments of the previous step",
+            bugs.MOMENTS_OF_THE_PREVIOUS_STEP,
             bounds.parameter(p, old_m, old_v, s, segment.format),
         )
-    yield "no bias correction", with_(correction1=1.0, correction2=1.0)
-    yield "eps inside the root", _update(segment, (v / s.correction2 + s.eps).sqrt())
-    yield "eps before the bias correction", with_(eps=s.eps / s.correction2**0.5)
+    yield bugs.NO_BIAS_CORRECTION, with_(correction1=1.0, correction2=1.0)
+    yield bugs.EPS_INSIDE_THE_ROOT, _update(segment, (v / s.correction2 + s.eps).sqrt())
+    yield bugs.EPS_BEFORE_THE_BIAS_CORRECTION, with_(eps=s.eps / s.correction2**0.5)
     for rate in segment.rates:
         if rate != s.lr:
-            yield "learning rate of another step", with_(lr=rate)
+            yield bugs.LEARNING_RATE_OF_ANOTHER_STEP, with_(lr=rate)
     for group, rate in segment.others:
         if not decay and group.weight_decay:
-            yield "weight decay on excluded parameters", with_(weight_decay=group.weight_decay)
+            yield bugs.WEIGHT_DECAY_ON_EXCLUDED_PARAMETERS, with_(weight_decay=group.weight_decay)
         options = {"lr": rate, "weight_decay": group.weight_decay, "eps": group.eps}
         for some in ({"lr": rate}, options):
-            yield "options of another group", with_(**some)
+            yield bugs.OPTIONS_OF_ANOTHER_GROUP, with_(**some)
 
 
 def _wider(enclosure: Enclosure, p: torch.Tensor, u: float) -> Enclosure:

@@ -1,7 +1,7 @@
 """Memory of a rank as three bands over N, by the formulas, next to measured values.
 
 Bytes per parameter, so that models of any size lie in one picture. The formulas are those of the
-ZeRO paper (judge/paper.py); what was measured is the largest case of each implementation and number
+ZeRO paper (run/paper.py); what was measured is the largest case of each implementation and number
 of ranks, its bytes over its elements.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from ...judge.paper import STAGES, ideal
+from ...run.paper import STAGES, ideal
 from ...run.tally import Tally
 
 WIDTH, HEIGHT = 640, 240

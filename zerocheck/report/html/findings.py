@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...foreign_text import one_line, printable
-from ...judge.verdict import Violation
+from ...protocol.verdicts import Violation
 from ...run.records import Finding
 from ..text import finding_lines, finding_title, number, replay_line
 from .matrix import kind_of

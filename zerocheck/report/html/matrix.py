@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from ...case.features import FEATURES
-from ...judge.verdict import TITLES, Obligation, Status
+from ...protocol.verdicts import TITLES, Obligation, Status
 from ...run.tally import FAILING, Cell, ImplementationTally, Tally
 from ..text import cell_text, number
 

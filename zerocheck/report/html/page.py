@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 
 from ...foreign_text import printable
-from ...judge.verdict import Status
+from ...protocol.verdicts import Status
 from ...run.tally import FAILING, Tally, run_exit_code, unchecked, why
 from .. import drift as drifting
 from .. import metrics, resumed, weights

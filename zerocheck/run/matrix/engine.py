@@ -11,15 +11,15 @@ from msgspec.structs import replace
 
 from ... import stopping
 from ...case.features import COMPILED, CUT, OF_PRECISION
-from ...drive.observation import Description
 from ...faults.catalogue import Fault
 from ...judge.local import as_on_a_rank
-from ..asking import describe, refusals
+from ...protocol.replies import Description
 from ..environment import environment
 from ..freely import STEPS
 from ..launch import with_ranks
 from ..outcome import Results, judged
 from ..plan import Plan, SharedDraws
+from ..rank_requests import describe, refusals
 from ..shrink import Limits, paths, shrink
 from ..tally import INTERRUPTED
 from ..trial import RankPool

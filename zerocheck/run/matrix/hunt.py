@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from ...case.schema import Case
 from ...faults.catalogue import Fault
-from ...judge.verdict import MEMORY
+from ...protocol.verdicts import MEMORY
 from ..findings import Bug, Findings
 from ..freely import freely
 from ..outcome import Outcome

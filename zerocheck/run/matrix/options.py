@@ -10,8 +10,8 @@ from ...catalogue import FAULTY_OF_EXTRAS, check_spelling, missing
 from ...devices import CPU
 from ...errors import UsageError, did_you_mean, unknown
 from ...faults.catalogue import FAULTS, NAMED_FAULTS, Fault
-from ...judge.verdict import EQUIVALENCE, MEMORY, OBLIGATIONS, RESUME, Obligation
 from ...launched import launched
+from ...protocol.verdicts import EQUIVALENCE, MEMORY, OBLIGATIONS, RESUME, Obligation
 from ..known_issues import NONE
 from ..options import RunOptions
 

@@ -8,7 +8,7 @@ import msgspec
 
 from ...case.legs import legs_of
 from ...case.schema import Case
-from ...judge.verdict import Obligation
+from ...protocol.verdicts import Obligation
 from ..records import Environment
 
 FORMAT: Literal[1] = 1

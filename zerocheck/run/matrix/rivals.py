@@ -28,16 +28,17 @@ from ...case.schema import Case
 from ...case.shapes import sometimes_used, uncalled
 from ...contract.semantics import Semantics
 from ...devices import CPU
-from ...drive.observation import RankSeen
 from ...errors import Unsupported
 from ...judge.assemble import Fetch, Observation
 from ...judge.case import judge
 from ...judge.free import Trajectory, trajectory
 from ...judge.layout import ParameterLayout
 from ...models.network import build_model
+from ...protocol.observations import RankObservation
 from ..findings import independent
 from ..freely import copies, fixes, mean_loss
-from ..outcome import Results, observed
+from ..outcome import Results
+from ..rank_replies import complete, observed
 from .records import Rivals
 
 LOSS_RTOL = 1e-4
@@ -72,13 +73,11 @@ class FreeRuns:
         """Return the results of the rivals on a finished case. Gives the ranks' arenas back."""
         (result,) = results.legs
         try:
-            if result.outcome != "finished" or None in result.payloads:
+            if not complete(result):
                 outcome = "hung" if result.outcome == "hung" else "crashed"
                 return Rivals(outcome=outcome, reason=result.summary(stacks=False))  # type: ignore[arg-type]
-            seen, fetch = observed(result)
-            if seen[0].unsupported is not None:
-                return Rivals(outcome="unsupported", reason=seen[0].unsupported)
             try:
+                seen, fetch = observed(result)
                 readings = self._readings(case, seen[0])
                 found = agreed([compare(case, seen, fetch, one) for one in readings])
                 violations = judge(case, seen, fetch).violations
@@ -89,12 +88,12 @@ class FreeRuns:
         finally:
             result.release()
 
-    def _readings(self, case: Case, seen: RankSeen) -> Iterator[Trajectory]:
+    def _readings(self, case: Case, seen: RankObservation) -> Iterator[Trajectory]:
         """Yield a free run of the reference for each reading that the semantics allow.
 
         Where no rank used a parameter, a gradient that may count as 0 need not exist either.
         """
-        semantics = Semantics(**seen.semantics)  # type: ignore[arg-type]
+        semantics = Semantics(**seen.declaration.semantics)  # type: ignore[arg-type]
         self._device = torch.device(seen.device)
         yield self._of(case, semantics, restored=seen.restored)
         unused = uncalled(case.model) or sometimes_used(case.model)
@@ -111,7 +110,9 @@ class FreeRuns:
         return self._reference[key]
 
 
-def compare(case: Case, seen: Sequence[RankSeen], fetch: Fetch, reference: Trajectory) -> Rivals:
+def compare(
+    case: Case, seen: Sequence[RankObservation], fetch: Fetch, reference: Trajectory
+) -> Rivals:
     """Return the results of the rivals, given the free run of the reference."""
     last = case.training.steps - 1
     off = [

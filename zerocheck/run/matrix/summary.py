@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
-from ...judge.verdict import OBLIGATIONS
+from ...protocol.verdicts import OBLIGATIONS
 from ..tally import INTERRUPTED
 from .records import FaultsFinished, FaultShrunk, FaultsStarted, FaultTried, MatrixRecord, Rivals
 

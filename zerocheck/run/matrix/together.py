@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from ...case.schema import Case
-from ...judge.verdict import OBLIGATIONS
+from ...protocol.verdicts import OBLIGATIONS
 from ..outcome import Results
 from ..trial import RankPool, Trial
 

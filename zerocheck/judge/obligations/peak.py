@@ -18,13 +18,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ..case.schema import Case
-from ..contract.layout import Highest, Peak, Phase, Term
-from ..drive.measure import settled
-from ..drive.observation import Measured
-from .checked import Checked
-from .diagnose.peak import causes
-from .verdict import Violation
+from ...case.measuring import settled
+from ...case.schema import Case
+from ...contract.layout import Highest, Peak, Phase, Term
+from ...protocol.measurements import Measured
+from ...protocol.verdicts import Violation
+from ..diagnose.peak import causes
+from ..obligation import Checked, Measurements, ObligationCheck
 
 ORDER: tuple[Term, ...] = ("gathered", "bucket", "reducing", "gathering", "working")
 """What is blamed first: the last ones are sums of all."""
@@ -62,7 +62,11 @@ def check(case: Case, measured: Sequence[Measured]) -> Checked:
             if one is not None and (one.phase, one.term) == (first.phase, first.term)
         )
         violation = _violation(case, measured[ranks[0]], first, ranks)
-    return Checked(any(one.peaks for one in measured), violation, vacuous=_vacuous(case, told))
+    return Checked(
+        violation=violation,
+        exercised=any(one.peaks for one in measured),
+        vacuous=_vacuous(case, told),
+    )
 
 
 def _vacuous(case: Case, told: Sequence[dict[tuple[int, Phase], list[Highest]]]) -> bool:
@@ -136,3 +140,10 @@ def _split(measured: Measured, excess: _Excess) -> str:
 def _terms(peak: Peak) -> Iterator[str]:
     for category, size in sorted(peak.bytes.items(), key=lambda pair: -pair[1]):
         yield f"{category} {size:,}"
+
+
+def _check_case(measurements: Measurements) -> Iterator[Checked]:
+    yield check(measurements.case, measurements.ranks)
+
+
+PEAK = ObligationCheck("peak", _check_case)

@@ -9,14 +9,15 @@ How much is sent in units of Psi is a figure for reports: see `paper`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from ..case.schema import Case
-from ..contract.layout import Call, Layout
-from ..drive.observation import Measured
-from .checked import Checked
-from .diagnose.communication import causes
-from .verdict import Violation, together
+from ... import causes as bugs
+from ...case.schema import Case
+from ...contract.layout import Call, Layout
+from ...protocol.measurements import Measured
+from ...protocol.verdicts import Violation, together
+from ..diagnose.communication import causes
+from ..obligation import Checked, Measurements, ObligationCheck
 
 
 def check(case: Case, measured: Sequence[Measured]) -> Checked:
@@ -31,7 +32,9 @@ def check(case: Case, measured: Sequence[Measured]) -> Checked:
             found.setdefault((violation.role, violation.causes, violation.ranks), violation)
     steps = any(one.steps for one in measured)
     return Checked(
-        steps, together(list(found.values())), vacuous=case.world_size == 1 or not called
+        violation=together(list(found.values())),
+        exercised=steps,
+        vacuous=case.world_size == 1 or not called,
     )
 
 
@@ -79,7 +82,7 @@ def _apart(seen: Sequence[Sequence[Call]], step: int) -> Violation | None:
             ),
             wrong=len(calls),
             total=len(first),
-            causes=("ranks call other collectives",),
+            causes=(bugs.RANKS_CALL_OTHER_COLLECTIVES,),
         )
     return None
 
@@ -168,3 +171,10 @@ def _words(call: Call | None) -> str:
 def _sum(calls: Sequence[Call]) -> str:
     few = f"{len(calls)} collectives that send" if len(calls) != 1 else "1 collective that sends"
     return f"{few} {volume(calls):,.0f} bytes"
+
+
+def _check_case(measurements: Measurements) -> Iterator[Checked]:
+    yield check(measurements.case, measurements.ranks)
+
+
+COMMUNICATION = ObligationCheck("communication", _check_case)

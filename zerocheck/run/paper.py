@@ -11,7 +11,7 @@ good part of the memory, and the ratio means little.
 
 from __future__ import annotations
 
-from .verdict import Weighed
+from ..protocol.verdicts import Weighed
 
 STAGES = (0, 1, 2, 3)
 

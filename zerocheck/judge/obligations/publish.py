@@ -6,19 +6,22 @@ judge/case.py, which asks whether a wrong loss is the one of the previous step's
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
-from ..contract.shard import Role
-from .assemble import Observation, RoleState
-from .compare import different_bits, same_bits
-from .diagnose.publish import SENTENCES, causes
-from .layout import ParameterLayout
-from .ownership import MOMENTS
-from .pieces import split
-from .state import State
-from .verdict import Violation, said
+from ... import causes as bugs
+from ...contract.shard import Role
+from ...protocol.verdicts import Violation, said
+from ..assemble import Observation, RoleState
+from ..compare import different_bits, same_bits
+from ..context import StepContext
+from ..diagnose.publish import SENTENCES, causes
+from ..layout import ParameterLayout
+from ..obligation import Checked, ObligationCheck
+from ..ownership import MOMENTS
+from ..pieces import split
+from ..state import State
 
 
 def check(
@@ -78,7 +81,7 @@ def _copies(
     observed, expected, position = sample
     place, index = layout.at(position)
     tensors = layout.names_of(changed, changed.to(torch.float64))
-    names = names or ("copies differ",)
+    names = names or (bugs.COPIES_DIFFER,)
     words = said(names, SENTENCES)
     if mastered:
         text = "parameters are not their fp32 masters, rounded; they must be, bit for bit"
@@ -126,7 +129,7 @@ def check_start(
                 expected=expected,
                 explanation="before the first step, the optimizer's step count is not the "
                 "restored one",
-                causes=("initial state",),
+                causes=(bugs.INITIAL_STATE,),
             )
     if state.mastered is not None and not bool(state.mastered.all()):
         # What is frozen has no master: it is rounded as what is published is.
@@ -161,7 +164,7 @@ def check_start(
             total=layout.size,
             explanation=f"before the first step, {place.name} has another {role} than the model "
             "or the state that was restored",
-            causes=("initial state",),
+            causes=(bugs.INITIAL_STATE,),
         )
     return None
 
@@ -178,5 +181,13 @@ def stale(step: int, loss: Violation) -> Violation:
         "they were gathered before the update, or not gathered again after it",
         observed=loss.observed,
         expected=loss.expected,
-        causes=("parameters of the previous step",),
+        causes=(bugs.PARAMETERS_OF_THE_PREVIOUS_STEP,),
     )
+
+
+def _check_step(step: StepContext) -> Iterator[Checked]:
+    violation = check(step.observation, step.settled, step=step.index, before=step.before)
+    yield Checked(violation=violation)
+
+
+PUBLISH = ObligationCheck("publish", _check_step, frozenset({"state"}))

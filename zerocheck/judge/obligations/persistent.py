@@ -15,14 +15,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from ..case.schema import Case
-from ..case.shapes import learning, parameter_bytes
-from ..contract.layout import CATEGORIES, PHASES, Category, Line, Phase
-from ..drive.census import HARNESS, LOCAL
-from ..drive.ledger import UNEXPLAINED
-from ..drive.observation import Measured
-from .checked import Checked
-from .verdict import Violation, together
+from ... import causes as bugs
+from ...case.schema import Case
+from ...case.shapes import learning, parameter_bytes
+from ...contract.layout import CATEGORIES, PHASES, Category, Line, Phase
+from ...protocol.measurements import HARNESS, LOCAL, UNEXPLAINED, Measured
+from ...protocol.verdicts import Violation, together
+from ..obligation import Checked, Measurements, ObligationCheck
 
 COMPARED = tuple(one for one in CATEGORIES if one != "activation")
 """The categories that a layout tells of."""
@@ -56,7 +55,9 @@ def check(case: Case, measured: Sequence[Measured]) -> Checked:
         or _first(case, held, [_Expected(one) for one in measured])
     )
     told = any(one.layout is not None and one.layout.lines for one in measured)
-    return Checked(any(held), violation, vacuous=case.world_size == 1 or not told)
+    return Checked(
+        violation=violation, exercised=any(held), vacuous=case.world_size == 1 or not told
+    )
 
 
 def _unexplained(held: Sequence[Held]) -> Violation | None:
@@ -86,7 +87,7 @@ def _unexplained(held: Sequence[Held]) -> Violation | None:
                     f"the allocator counts {counts[first]:,} bytes on rank {first} {words(at)} "
                     "that nobody holds"
                 ),
-                causes=("the ledger does not close",),
+                causes=(bugs.THE_LEDGER_DOES_NOT_CLOSE,),
             )
     return None
 
@@ -112,7 +113,7 @@ def _not_closed(measured: Sequence[Measured]) -> Violation | None:
                     f"{words((pool.step, pool.phase))}; what was asked for is {pool.asked:,}, and "
                     f"{pool.rounding:,} were added to round it up"
                 ),
-                causes=("the ledger does not close",),
+                causes=(bugs.THE_LEDGER_DOES_NOT_CLOSE,),
             )
     return None
 
@@ -214,20 +215,27 @@ def _causes(
         # Optimizer states are there from the end of the first step on, in every phase.
         frozen = [layout.at((unfreeze - 1, phase)) for phase in (at[1], "step")]
         if any(one is not None and one[category] == observed for one in frozen):
-            yield "not unfrozen"
+            yield bugs.NOT_UNFROZEN
             return
     sizes = parameter_bytes(case.model)
     learns = sum(sizes[name] for name in learning(case))
     surplus = observed - expected
     if surplus < 0:
-        yield "held by nobody"
+        yield bugs.HELD_BY_NOBODY
         return
     moments = 2 + case.optimizer.amsgrad
     if category == "optimizer" and expected < moments * learns <= observed:
-        yield "optimizer state replicated"
+        yield bugs.OPTIMIZER_STATE_REPLICATED
     if category == "gradient" and surplus >= learns > 0:
-        yield "whole gradients kept"
+        yield bugs.WHOLE_GRADIENTS_KEPT
     if category in ("parameter", "gathered") and 0 < surplus <= sum(sizes.values()) * 2:
-        yield "gathered parameters kept"
+        yield bugs.GATHERED_PARAMETERS_KEPT
     if observed == 2 * expected > 0:
-        yield "held twice"
+        yield bugs.HELD_TWICE
+
+
+def _check_case(measurements: Measurements) -> Iterator[Checked]:
+    yield check(measurements.case, measurements.ranks)
+
+
+PERSISTENT = ObligationCheck("persistent", _check_case)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 
 from ..case.schema import Case, UserModel
-from ..drive.observation import Description, Job, Looked, Refusals
 from ..errors import UsageError
+from ..protocol.jobs import Build, Describe, Job, LookAtModel, Supports
+from ..protocol.replies import Description, ModelLook, Refusals
+from .rank_replies import expect
 from .trial import RankPool
+
+R = TypeVar("R")
 
 
 def look(ranks: RankPool, name: str, *, world_size: int = 1) -> UserModel:
@@ -17,19 +22,12 @@ def look(ranks: RankPool, name: str, *, world_size: int = 1) -> UserModel:
 
     Raises UsageError if it cannot be judged.
     """
-    result = ranks.wait(ranks.submit(world_size, msgspec.msgpack.encode(Job(look=name))))
-    try:
-        payload = result.payloads[0]
-        if payload is None:
-            raise UsageError(
-                f"a look at {name} ended the process that tried it: {result.summary(stacks=True)}"
-            )
-        looked = msgspec.msgpack.decode(payload, type=Looked)
-    finally:
-        result.release()
-    if looked.model is None:
-        raise UsageError(looked.error)
-    return looked.model
+    found, summary = _reply(ranks, LookAtModel(name), ModelLook, world_size)
+    if found is None:
+        raise UsageError(f"a look at {name} ended the process that tried it: {summary}")
+    if found.model is None:
+        raise UsageError(found.error)
+    return found.model
 
 
 def describe(ranks: RankPool, implementation: str, *, world_size: int = 1) -> Description:
@@ -37,18 +35,9 @@ def describe(ranks: RankPool, implementation: str, *, world_size: int = 1) -> De
 
     Raises UsageError if it cannot be loaded.
     """
-    job = msgspec.msgpack.encode(Job(implementation=implementation))
-    result = ranks.wait(ranks.submit(world_size, job))
-    try:
-        payload = result.payloads[0]
-        if payload is None:
-            raise UsageError(
-                f"loading {implementation} ended the process that tried it: "
-                f"{result.summary(stacks=True)}"
-            )
-        described = msgspec.msgpack.decode(payload, type=Description)
-    finally:
-        result.release()
+    described, summary = _reply(ranks, Describe(implementation), Description, world_size)
+    if described is None:
+        raise UsageError(f"loading {implementation} ended the process that tried it: {summary}")
     if described.error:
         raise UsageError(described.error)
     return described
@@ -60,9 +49,8 @@ def check_builds(ranks: RankPool, implementation: str, case: Case) -> None:
     Raises UsageError for what the implementation gives and zerocheck cannot judge. Whatever else
     goes wrong is for the cases to show.
     """
-    job = Job(implementation=implementation, case=case, build=True)
-    pending = ranks.submit(case.world_size, msgspec.msgpack.encode(job), hosts=case.hosts)
-    result = ranks.wait(pending)
+    job = msgspec.msgpack.encode(Build(implementation, case))
+    result = ranks.wait(ranks.submit(case.world_size, job, hosts=case.hosts))
     result.release()
     for stood in result.stood:
         if stood.type_name == f"{UsageError.__module__}.{UsageError.__qualname__}":
@@ -77,14 +65,23 @@ def refusals(
     A rank process is asked, since it runs the user's code. If that ends the process, nothing counts
     as refused: the cases will show what is wrong.
     """
-    job = Job(implementation=implementation, candidates=tuple(candidates))
+    if not candidates:
+        return []
+    job = Supports(implementation, tuple(candidates))
+    refused, _ = _reply(ranks, job, Refusals, world_size)
+    if refused is None:
+        return [None] * len(candidates)
+    reasons = (None, *refused.reasons)
+    return [reasons[number] for number in refused.of]
+
+
+def _reply(ranks: RankPool, job: Job, kind: type[R], world_size: int) -> tuple[R | None, str]:
+    """Ask all ranks, and return the reply of rank 0, or None and how its process ended."""
     result = ranks.wait(ranks.submit(world_size, msgspec.msgpack.encode(job)))
     try:
         payload = result.payloads[0]
-        if payload is None or not candidates:
-            return [None] * len(candidates)
-        refused = msgspec.msgpack.decode(payload, type=Refusals)
+        if payload is None:
+            return None, result.summary(stacks=True)
+        return expect(payload, kind), ""
     finally:
         result.release()
-    reasons = (None, *refused.reasons)
-    return [reasons[number] for number in refused.of]

@@ -1,27 +1,28 @@
-"""Findings of the judge on a case, obligation by obligation, and their verdict."""
+"""Verdicts on the obligations of a case, as they are judged one after the other."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from ..drive.observation import RankSeen
+from ..protocol.observations import RankObservation
+from ..protocol.verdicts import Judgement, Obligation, Tier, Violation, statuses_of
 from .assemble import Observation
 from .digest import digest_of
 from .local import Passes
+from .obligation import Checked
 from .ran_on import check_repeats
 from .shares import shares
 from .vacuity import Vacuity
-from .verdict import Judgement, Obligation, Tier, Violation, statuses_of
 from .words import Refuted
 
 
-class Noted:
+class Verdicts:
     """Obligations that were exercised, the first violation of each, and its share of the bound.
 
     tier: "state only" once a gradient was not shown; vacuity: what could have failed.
     """
 
-    def __init__(self, seen: Sequence[RankSeen], *, brief: bool = False) -> None:
+    def __init__(self, seen: Sequence[RankObservation], *, brief: bool = False) -> None:
         """Start without findings. seen: the observations; brief: a violation raises Refuted."""
         self._brief = brief
         self.exercised: set[Obligation] = set()
@@ -61,6 +62,13 @@ class Noted:
         else:
             self.shares[obligation] = max(self.shares.get(obligation, 0.0), share)
 
+    def add(self, obligation: Obligation, checked: Checked) -> None:
+        """Record a result of an obligation's check; a violation names its own obligation."""
+        violation = checked.violation
+        self.note(
+            obligation if violation is None else violation.obligation, checked.share, violation
+        )
+
     def judgement(
         self, observation: Observation, *, estimated: Collection[Obligation], digest: bool
     ) -> Judgement:
@@ -77,9 +85,9 @@ class Noted:
             further=tuple(self.further),
             tier=self.tier,
             digest=digest_of(observation) if digest or self.violations else "",
-            semantics=observation.seen[0].semantics,
+            semantics=observation.seen[0].declaration.semantics,
             estimated=tuple(one for one in statuses if one in estimated),
             shares=shares(observation),
-            stage=observation.seen[0].stage,
+            stage=observation.seen[0].declaration.stage,
             vacuous=self.vacuity.among(o for o, status in statuses.items() if status == "holds"),
         )

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 import torch
 
-from .assemble import Observation
-from .compare import different_bits
-from .diagnose.resume import export_causes
-from .layout import ParameterLayout, ParameterPlace
-from .ownership import MOMENTS
-from .state import State
-from .verdict import Violation, together
+from ... import causes as bugs
+from ...protocol.verdicts import Violation, together
+from ..assemble import Observation
+from ..compare import different_bits
+from ..diagnose.resume import export_causes
+from ..layout import ParameterLayout, ParameterPlace
+from ..ownership import MOMENTS
+from ..state import State
 
 
 def check_export(
@@ -54,7 +55,7 @@ def _check(
     for name in given:
         if name not in known:
             text = f"export() gives a {role} of {name!r}, which the model does not have"
-            yield _violation(step, role, (name,), (rank,), text, ("unknown name",))
+            yield _violation(step, role, (name,), (rank,), text, (bugs.UNKNOWN_NAME,))
     if role == "buffer":
         yield from _buffers(observation, step, rank, given)
         return
@@ -64,14 +65,14 @@ def _check(
         if got is None:
             if role == "parameter" or bool((held != 0).any()):
                 text = f"export() leaves out the {role} of {place.name}"
-                yield _violation(step, role, (place.name,), (rank,), text, ("left out",))
+                yield _violation(step, role, (place.name,), (rank,), text, (bugs.LEFT_OUT,))
             continue
         if got.numel() != held.numel():
             text = (
                 f"export() gives {place.name} a {role} of {got.numel()} elements; "
                 f"it has {held.numel()}"
             )
-            yield _violation(step, role, (place.name,), (rank,), text, ("wrong shape",))
+            yield _violation(step, role, (place.name,), (rank,), text, (bugs.WRONG_SHAPE,))
             continue
         got = got.to(held.dtype)
         different = different_bits(got, held)
@@ -128,10 +129,10 @@ def _buffers(
     for name in held[rank]:
         if name not in given:
             text = f"export() leaves out the buffer {name!r}"
-            yield _violation(step, "buffer", (name,), (rank,), text, ("left out",))
+            yield _violation(step, "buffer", (name,), (rank,), text, (bugs.LEFT_OUT,))
         elif not any(torch.equal(given[name].reshape(-1), one[name].reshape(-1)) for one in held):
             text = f"export() gives buffer {name!r} values that no rank holds"
-            yield _violation(step, "buffer", (name,), (rank,), text, ("buffer of no rank",))
+            yield _violation(step, "buffer", (name,), (rank,), text, (bugs.BUFFER_OF_NO_RANK,))
 
 
 def _violation(

@@ -12,16 +12,17 @@ since routing is by the data.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from ..case.schema import Case
-from ..case.shapes import sometimes_used
-from ..contract.layout import CATEGORIES, Category
-from ..drive.measure import settled
-from ..drive.observation import Measured
-from .checked import Checked
+from ... import causes as bugs
+from ...case.measuring import settled
+from ...case.schema import Case
+from ...case.shapes import sometimes_used
+from ...contract.layout import CATEGORIES, Category
+from ...protocol.measurements import Measured
+from ...protocol.verdicts import Violation, together
+from ..obligation import Checked, Measurements, ObligationCheck
 from .persistent import At, Held, held_by, words
-from .verdict import Violation, together
 
 BY_DATA: tuple[Category, ...] = ("gradient", "optimizer")
 """What depends on the batch, where parameters are used sometimes."""
@@ -31,7 +32,9 @@ def check(case: Case, measured: Sequence[Measured]) -> Checked:
     """Find the first growth, or the bytes left in the end."""
     held = [held_by(one.lines) for one in measured]
     found = (_growth(case, held), _left(held))
-    return Checked(any(held), together([one for one in found if one is not None]))
+    return Checked(
+        violation=together([one for one in found if one is not None]), exercised=any(held)
+    )
 
 
 def _growth(case: Case, held: Sequence[Held]) -> Violation | None:
@@ -75,7 +78,7 @@ def _left(held: Sequence[Held]) -> Violation | None:
                 text = f"after close() rank {rank} still holds {count:,} bytes of {category}"
                 names = sum((held[r][at].get(category, Counter()) for r in alive), Counter())
                 found.append(
-                    _violation(at, category, alive, count, 0, text, "alive after close", names)
+                    _violation(at, category, alive, count, 0, text, bugs.ALIVE_AFTER_CLOSE, names)
                 )
     return together(found)
 
@@ -106,3 +109,10 @@ def _violation(
         explanation=text,
         causes=(cause,),
     )
+
+
+def _check_case(measurements: Measurements) -> Iterator[Checked]:
+    yield check(measurements.case, measurements.ranks)
+
+
+RELEASE = ObligationCheck("release", _check_case)

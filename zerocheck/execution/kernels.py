@@ -9,7 +9,7 @@ On the CPU that is one thread (see ranks and judge/local.py) and deterministic k
   adds with atomics, in another order each time, or is chosen by what fits.
 
 The remaining choices are the same on one kind of GPU: cuBLAS and cuDNN choose by shapes, strides
-and the alignment of addresses, which fidelity.py mirrors.
+and the alignment of addresses, which judge/mirrors.py mirrors.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from ..compat import use_deterministic
+
 _FLAGS: tuple[tuple[Any, str, bool], ...] = (
     (torch.backends.cuda.matmul, "allow_tf32", False),
     (torch.backends.cudnn, "allow_tf32", False),
@@ -27,6 +29,19 @@ _FLAGS: tuple[tuple[Any, str, bool], ...] = (
     (torch.backends.cudnn, "deterministic", True),
 )
 _ATTENTION = ("flash", "mem_efficient", "cudnn")
+
+
+def deterministic(device: torch.device | None = None, *, compiles: bool = True) -> None:
+    """Ask for deterministic kernels, in ranks and judge alike: the bits of both must agree.
+
+    Memory is not filled outside of drive/poison.py. device: on which they run; None for the CPU.
+    compiles: whether torch.compile may follow, as in ranks.
+    """
+    ask = torch.use_deterministic_algorithms if compiles else use_deterministic
+    ask(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    if device is not None:
+        set_exact(device)
 
 
 def set_exact(device: torch.device) -> None:

@@ -7,146 +7,31 @@ norm, since a correct fp32 norm can be thousands of units of round-off away on l
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 import torch
 
-from zerocheck_reference import ClipRule, clip_coefficient
-
-from ..case.schema import Case
-from ..contract.semantics import Semantics
-from . import bounds, vectors
-from .assemble import Observation, RoleState
-from .bounds import Enclosure, Format, U
-from .compare import compare, compare_pieces, describe, exactly
-from .diagnose.clip import SENTENCES, Norm, clip_causes, norm_causes
-from .layout import Elements, Formats, ParameterLayout
-from .noted import Noted
-from .pieces import Positions, split
-from .verdict import Violation
-
-
-def elements_of(gradient: RoleState, rank: int) -> torch.Tensor:
-    """Return all elements that some rank holds; those that `rank` holds as it holds them.
-
-    Frozen parameters have no gradient and are left out. Where copies differ, which is another
-    finding, each rank's clipping is judged by its own, or its replica's.
-    """
-    whole = gradient.as_of(rank)
-    covered = None if gradient.plans[rank].index is None else gradient.covered()
-    if covered is None or bool(covered.all()):
-        return whole
-    return vectors.taken(whole, vectors.positions(covered))
-
-
-def formats_of(gradient: RoleState, layout: ParameterLayout) -> Formats:
-    """Return the formats of `elements_of`."""
-    covered = gradient.covered()
-    if covered is None or bool(covered.all()):
-        return layout.formats
-    if len(layout.formats.parts) == 1:
-        return Formats(layout.formats.parts, int(torch.count_nonzero(covered)))
-    return layout.formats.at(vectors.positions(covered))
-
-
-class Squares(NamedTuple):
-    """Sums of a gradient's squares: of all elements, and of those in a narrow format."""
-
-    total: float
-    narrow: float
-
-    def and_of(self, elements: torch.Tensor, formats: Formats) -> Squares:
-        """Return the sums with further elements added."""
-        squares = elements.to(torch.float64).square()
-        narrow = sum(float(_of(squares, e).sum()) for format, e in formats.parts if format.narrow)
-        return Squares(self.total + float(squares.sum()), self.narrow + narrow)
-
-
-def norm_relative(elements: torch.Tensor, formats: Formats, case: Case) -> float:
-    """Relative error of the 2-norm of these elements."""
-    squares = Squares(0.0, 0.0)
-    if formats.narrow is not None:
-        for here in split(len(elements)):
-            squares = squares.and_of(elements[here], formats.at(here))
-    return relative_of(squares, elements.numel(), formats.narrow, case)
-
-
-def relative_of(squares: Squares, elements: int, narrow: Format | None, case: Case) -> float:
-    """Relative error of the 2-norm of `elements` numbers. narrow: the narrow format among them."""
-    if narrow is None:
-        return bounds.norm_relative(elements)
-    # The share itself is known to 2^-50, and a rounding of the rest moves it by 2 U.
-    share = min(1.0, squares.narrow / squares.total * (1 + 4 * U)) if squares.total else 1.0
-    return bounds.narrow_norm_relative(elements, share, case.world_size, narrow)
-
-
-def narrow_only(formats: Formats) -> bool:
-    """Return True if all elements are in bf16: torch's norm and coefficient are then bf16 too."""
-    return all(format.narrow for format, _ in formats.parts)
-
-
-def _of(vector: torch.Tensor, elements: Elements) -> torch.Tensor:
-    return vector if elements is None else vector[elements]
-
-
-def true_norm(elements: torch.Tensor, case: Case) -> float:
-    """Compute the norm of an observed gradient in float64.
-
-    With several pieces, the norm of their norms: one more rounding, of 2^-53.
-    """
-    order = torch.inf if case.training.norm == "inf" else 2.0
-    if order == torch.inf and not elements.numel():
-        return 0.0
-    norms = [_norm_of(elements[here], order) for here in split(len(elements))]
-    return float(norms[0] if len(norms) == 1 else _norm_of(torch.stack(norms), order))
-
-
-def _norm_of(elements: torch.Tensor, order: float) -> torch.Tensor:
-    norm: torch.Tensor = torch.linalg.vector_norm(elements, ord=order, dtype=torch.float64)
-    return norm
-
-
-def coefficient(norm: float, case: Case, semantics: Semantics) -> float:
-    """Return the factor that clipping multiplies the gradient by."""
-    assert case.training.clip is not None
-    return clip_coefficient(norm, case.training.clip, rule=semantics.clip)
-
-
-def check_step(
-    gradient: RoleState,
-    clipped: RoleState | None,
-    observation: Observation,
-    case: Case,
-    semantics: Semantics,
-    noted: Noted,
-    *,
-    step: int,
-) -> None:
-    """Judge the reported norm and the clipped gradient, as far as they were exposed."""
-    layout = observation.layout
-    norms = [rank.grad_norm for rank in observation.steps(step)]
-    earlier = observation.steps(step - 1)[0].grad_norm if step > observation.first else None
-    if any(norm is not None for norm in norms):
-        scale = observation.loss_scales(step)[0]
-        found = check_norm(
-            norms,
-            gradient,
-            clipped,
-            layout,
-            case,
-            semantics,
-            step=step,
-            previous=earlier,
-            loss_scale=scale,
-        )
-        noted.note("clip", *found)
-    if clipped is not None:
-        noted.vacuity.clipped(
-            (gradient.whole[here], clipped.whole[here]) for here in split(layout.size)
-        )
-        found = check_clipped(clipped, gradient, norms, layout, case, semantics, step=step)
-        noted.note("clip", *found)
+from ...case.schema import Case
+from ...contract.semantics import Semantics
+from ...protocol.verdicts import Violation
+from ..assemble import RoleState
+from ..bounds import Enclosure
+from ..clipping import (
+    clipped_enclosure,
+    coefficient,
+    elements_of,
+    formats_of,
+    narrow_only,
+    norm_relative,
+    of_elements,
+    true_norm,
+)
+from ..compare import compare, compare_pieces, describe
+from ..context import StepContext
+from ..diagnose.clip import Norm, clip_causes, norm_causes, sentence_of
+from ..layout import Formats, ParameterLayout
+from ..obligation import Checked, ObligationCheck
+from ..pieces import Positions, split
 
 
 def check_norm(
@@ -181,21 +66,19 @@ def check_norm(
             bad[rank] = norm, exact, bound
     if not bad:
         return share, None
-    causes: tuple[str, ...] | None = None
+    wrong: list[Norm] = []
     for rank, (norm, exact, _) in bad.items():
         elements = elements_of(gradient, rank)
         part = gradient.parts[rank]
-        found = norm_causes(
+        wrong.append(
             Norm(
                 norm, exact, elements, gradient.parts, rank, len(part) == len(elements), previous,
                 *_norm_bound(elements, formats, case),
-                {str(format.dtype): _of(elements, e) for format, e in formats.parts}, loss_scale,
-                case.replicas,
-            ),
-            case.training.norm,
+                {str(format.dtype): of_elements(elements, e) for format, e in formats.parts},
+                loss_scale, case.replicas, _by_tensor(gradient, rank, layout, case),
+            )
         )  # fmt: skip
-        causes = found if causes is None else tuple(c for c in causes if c in found)
-    assert causes is not None
+    causes = norm_causes(wrong, case.training.norm)
     rank, (norm, exact, bound) = next(iter(bad.items()))
     elements = elements_of(gradient, rank)
     relative = _norm_bound(elements, formats, case)[0]
@@ -207,7 +90,7 @@ def check_norm(
 
     mild = clipped_by(exact)
     words = f"the reported norm is {norm:.9g}, the norm of the gradient is {exact:.9g}"
-    words += "".join(f"; {SENTENCES[cause]}" for cause in causes[:1] if cause in SENTENCES)
+    words += "".join(sentence_of(cause, wrong[0], case.training.norm) for cause in causes[:1])
     if mild:
         same = norm >= 0 and clipped_by(norm)
         words += (
@@ -229,6 +112,20 @@ def check_norm(
         causes=causes,
         mild=mild,
     )
+
+
+def _by_tensor(
+    gradient: RoleState, rank: int, layout: ParameterLayout, case: Case
+) -> dict[str, float]:
+    """Return the norm of the gradient of each parameter that has one."""
+    whole, covered = gradient.as_of(rank), gradient.covered()
+    norms = {}
+    for place in layout.places:
+        part = whole[place.start : place.stop]
+        part = part if covered is None else part[covered[place.start : place.stop]]
+        if part.numel():
+            norms[place.name] = true_norm(part, case)
+    return norms
 
 
 def _norm_bound(elements: torch.Tensor, formats: Formats, case: Case) -> tuple[float, float]:
@@ -338,35 +235,6 @@ def _enclosure(
     )
 
 
-def clipped_enclosure(
-    before: torch.Tensor,
-    norm: float,
-    max_norm: float,
-    formats: Formats,
-    *,
-    all_narrow: bool,
-    rule: ClipRule = "min(1, c/(norm+eps))",
-) -> Enclosure:
-    """Enclose the gradient after clipping, given the reported norm. before: float64."""
-    factor = clip_coefficient(norm, max_norm, rule=rule)
-    u = max(format.u for format, _ in formats.parts) if all_narrow else U
-    if factor == 1.0 and not _near_one(norm, max_norm, u):
-        return exactly(before)
-
-    def clipped(before: torch.Tensor, format: Format) -> Enclosure:
-        return bounds.clipped(before, factor, format, all_narrow=all_narrow)
-
-    return formats.enclose(clipped, before)
-
-
-def _near_one(norm: float, max_norm: float, u: float) -> bool:
-    """Return True if round-off decides whether clipping is active.
-
-    Tolerance of 4 u around the threshold, u being that of the coefficient.
-    """
-    return abs(norm + 1e-6 - max_norm) <= 8 * u * max_norm
-
-
 def _clipped_by(
     norm: float,
     relative: float,
@@ -386,3 +254,50 @@ def _clipped_by(
         if compare(clipped.whole[here], enclosure)[1] is not None:
             return False
     return True
+
+
+def _check_step(step: StepContext) -> Iterator[Checked]:
+    """Judge the reported norm and the clipped gradient, as far as they were exposed."""
+    if step.case.training.clip is None or step.skipping[0]:
+        return
+    gradient = step.reduced
+    if gradient is not None:
+        yield from _exposed(step, gradient, step.clipped)
+    if step.recovered_clip is not None:
+        yield Checked(*step.recovered_clip)
+
+
+def _exposed(
+    step: StepContext, gradient: RoleState, clipped: RoleState | None
+) -> Iterator[Checked]:
+    observation, index = step.observation, step.index
+    if "ownership" in step.verdicts.violations:
+        return
+    norms = [rank.grad_norm for rank in observation.steps(index)]
+    earlier = observation.steps(index - 1)[0].grad_norm if index > observation.first else None
+    if any(norm is not None for norm in norms):
+        yield Checked(
+            *check_norm(
+                norms,
+                gradient,
+                clipped,
+                step.layout,
+                step.case,
+                step.semantics,
+                step=index,
+                previous=earlier,
+                loss_scale=observation.loss_scales(index)[0],
+            )
+        )
+    if clipped is not None:
+        step.verdicts.vacuity.clipped(
+            (gradient.whole[here], clipped.whole[here]) for here in split(step.layout.size)
+        )
+        yield Checked(
+            *check_clipped(
+                clipped, gradient, norms, step.layout, step.case, step.semantics, step=index
+            )
+        )
+
+
+CLIP = ObligationCheck("clip", _check_step, frozenset({"state"}))

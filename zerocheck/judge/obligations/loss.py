@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
-import torch
-from msgspec.structs import replace
-
-from .diagnose.loss import SENTENCES, Losses, Replay, causes, changed_parameters, equal, same
-from .flat import FlatBuffer
-from .verdict import Violation
-
-__all__ = ["check", "check_random", "same", "with_other_parameters"]
+from ... import causes as bugs
+from ...protocol.verdicts import Violation
+from ..context import StepContext
+from ..diagnose.loss import SENTENCES, Losses, causes, equal, same
+from ..estimate import Off
+from ..obligation import Checked, ObligationCheck
+from . import publish
 
 
 def check(
@@ -41,7 +40,9 @@ def check(
                 step,
                 (rank,),
                 f"rank {rank} computed {len(seen)} losses for {len(wanted)} microbatches",
-                ("microbatch dropped",) if len(seen) < len(wanted) else ("microbatch doubled",),
+                (bugs.MICROBATCH_DROPPED,)
+                if len(seen) < len(wanted)
+                else (bugs.MICROBATCH_DOUBLED,),
             )
         for number, (a, b) in enumerate(zip(seen, wanted, strict=True)):
             if not equal(a, b, off):
@@ -55,27 +56,12 @@ def check(
     text += "same parameters and samples"
     if nan:
         text += "; it is NaN: memory that was never written was read (zerocheck fills it with NaN)"
-        return _violation(step, tuple(bad), text, ("uninitialised memory",), a, b)
+        return _violation(step, tuple(bad), text, (bugs.UNINITIALISED_MEMORY,), a, b)
     names = causes(
         observed, expected, None if evaluated is None else evaluated(), left, left_elsewhere
     )
     text += "".join(SENTENCES[name] for name in names[:1])
     return _violation(step, tuple(bad), text, names, a, b, off)
-
-
-def with_other_parameters(
-    violation: Violation,
-    observed: Losses,
-    parameters: torch.Tensor,
-    buffers: Sequence[FlatBuffer],
-    replay: Replay,
-) -> Violation:
-    """Return the violation, with its causes if ranks computed with parameters changed in transit.
-
-    parameters: the flat vector; buffers: the sharded ones; replay: see diagnose/loss.py.
-    """
-    names, words = changed_parameters(observed, parameters, buffers, replay)
-    return replace(violation, causes=names, explanation=violation.explanation + words)
 
 
 def check_random(
@@ -97,7 +83,7 @@ def check_random(
                 (first, rank),
                 f"ranks {first} and {rank} cut the same layers and read the same samples, and "
                 "enter the loss in other random states, so their dropout masks differ",
-                ("tensor-parallel ranks seeded apart",),
+                (bugs.TENSOR_PARALLEL_RANKS_SEEDED_APART,),
             )
     holders: dict[bytes, set[int]] = {}
     for rank, entered in enumerate(states):
@@ -112,7 +98,7 @@ def check_random(
         ranks,
         "ranks enter the loss in the same random state, so their random numbers (dropout masks) "
         "are equal: they were seeded alike",
-        ("seed for all",),
+        (bugs.SEED_FOR_ALL,),
     )
 
 
@@ -137,3 +123,44 @@ def _violation(
         bound=off,
         causes=causes,
     )
+
+
+def _check_step(step: StepContext) -> Iterator[Checked]:
+    """Judge the losses of a step; once they hold, its passes are right."""
+    together = step.case.sharding.tensor_parallel
+    yield Checked(violation=check_random(step.random, step=step.index, together=together))
+    passes = step.passes
+
+    def within(off: Off) -> tuple[float, Violation | None]:
+        return 0.0, check(
+            step.losses,
+            passes.losses,
+            off=off.loss,
+            step=step.index,
+            evaluated=step.evaluated,
+            left=step.left,
+            left_elsewhere=step.observation.left_elsewhere(step.index),
+        )
+
+    _, violation = step.tolerance.judged("loss", within)
+    if violation is None:
+        step.forward_holds = True
+        step.verdicts.vacuity.losses(passes.losses)
+    elif _is_stale(step):
+        # The forward was that of other parameters, so the loss itself was not exercised.
+        yield Checked(violation=publish.stale(step.index, violation))
+        return
+    elif not (violation.causes or step.judged.brief or "loss" in step.verdicts.violations):
+        violation = step.with_causes_of_parameters(violation)
+    yield Checked(violation=violation)
+
+
+def _is_stale(step: StepContext) -> bool:
+    """Return True if all ranks computed with the parameters of the step before."""
+    if step.earlier is None:
+        return False
+    stale = step.replay(own=step.earlier)
+    return same(step.losses, stale.losses, step.tolerance.widest.loss)
+
+
+LOSS = ObligationCheck("loss", _check_step)

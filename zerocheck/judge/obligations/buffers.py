@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
-from ..contract.semantics import Semantics
-from .diagnose.buffers import SENTENCES, causes
-from .verdict import Violation, said
-
-Buffers = Mapping[str, torch.Tensor]
-
-
-def entering(before: Sequence[Buffers], semantics: Semantics) -> Sequence[Buffers]:
-    """Return the buffers that each rank computes with in a step, from the previous ones."""
-    return before if semantics.buffers == "local" else [before[0]] * len(before)
+from ...contract.semantics import Semantics
+from ...protocol.verdicts import Violation, said
+from ..assemble import Buffers
+from ..context import StepContext
+from ..diagnose.buffers import SENTENCES, causes
+from ..estimate import Off
+from ..obligation import Checked, ObligationCheck
 
 
 def check(
@@ -77,3 +74,28 @@ def _same(seen: torch.Tensor, wanted: torch.Tensor, off: float) -> bool:
         torch.equal(seen.nan_to_num(nan=0.0), wanted.nan_to_num(nan=0.0))
         and torch.equal(seen.isnan(), wanted.isnan())
     )
+
+
+def _check_step(step: StepContext) -> Iterator[Checked]:
+    if not step.layout.buffers or step.last or not step.forward_holds:
+        return
+    before, passes = step.observation.buffers(step.index - 1), step.passes
+    step.verdicts.vacuity.buffers(before, passes.buffers)
+
+    def within(off: Off) -> tuple[float, Violation | None]:
+        return 0.0, check(
+            step.observation.buffers(step.index),
+            passes.buffers,
+            step.semantics,
+            step=step.index,
+            before=before,
+            local=(lambda: step.replay(local=True).buffers)
+            if step.semantics.buffers != "local"
+            else None,
+            off=off.buffers,
+        )
+
+    yield Checked(*step.tolerance.judged("buffers", within))
+
+
+BUFFERS = ObligationCheck("buffers", _check_step)

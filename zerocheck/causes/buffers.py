@@ -1,0 +1,44 @@
+"""Causes of wrong running statistics."""
+
+from __future__ import annotations
+
+from .registry import cause
+
+BUFFERS_LOCAL = cause(
+    "buffers local",
+    of=("buffers",),
+    shows="Each rank holds buffers of its own.",
+    usual="They are never sent from rank 0.",
+)
+BUFFERS_OF_RANK_0 = cause(
+    "buffers of rank 0",
+    of=("buffers",),
+    shows="Every rank holds the buffers of rank 0.",
+    usual="They are broadcast before each forward, as in DDP; declare buffers='rank0' if it is "
+    "meant.",
+)
+BUFFERS_AVERAGED = cause(
+    "buffers averaged",
+    of=("buffers",),
+    shows="Buffers are the mean over ranks.",
+    usual="They are reduced like gradients.",
+)
+BUFFERS_ROUNDED_TO_BF16 = cause(
+    "buffers rounded to bf16",
+    of=("buffers",),
+    shows="Buffers are rounded to bf16.",
+    usual="They are cast with the parameters.",
+)
+BUFFERS_NOT_UPDATED = cause(
+    "buffers not updated",
+    of=("buffers",),
+    shows="Buffers are those of the step before.",
+    usual="The forward runs on a copy of the module.",
+)
+BUFFERS_DIFFER = cause(
+    "buffers differ",
+    of=("buffers",),
+    tier=2,
+    shows="Buffers differ from the declared semantics in no known way.",
+    usual="Several updates are mixed.",
+)

@@ -1,0 +1,260 @@
+"""Causes of a wrong reduced gradient: factors, microbatches, missing terms."""
+
+from __future__ import annotations
+
+from .registry import cause, family
+
+GRADIENT_TIMES_W = cause(
+    "gradient x W",
+    of=("gradient",),
+    shows="The gradient is W times too large on W ranks.",
+    usual="It is summed over ranks and never divided by their number.",
+)
+GRADIENT_OVER_W = cause(
+    "gradient / W",
+    of=("gradient", "update"),
+    shows="The gradient is W times too small on W ranks.",
+    usual="It is divided by the number of ranks twice, in the loss and in the reduction.",
+)
+GRADIENT_TIMES_ROOT_W = cause(
+    "gradient x sqrt(W)",
+    of=("gradient",),
+    shows="The gradient is sqrt(W) times too large.",
+    usual="A division by sqrt(W) before and after the sum is left out once.",
+)
+GRADIENT_OVER_ROOT_W = cause(
+    "gradient / sqrt(W)",
+    of=("gradient",),
+    shows="The gradient is sqrt(W) times too small.",
+    usual="A division by sqrt(W) before and after the sum is made once too often.",
+)
+GRADIENT_TIMES_GA = cause(
+    "gradient x GA",
+    of=("gradient",),
+    shows="The gradient is as many times too large as there are microbatches.",
+    usual="Losses are not divided by the number of microbatches.",
+)
+GRADIENT_OVER_GA = cause(
+    "gradient / GA",
+    of=("gradient",),
+    shows="The gradient is as many times too small as there are microbatches.",
+    usual="The trainer and the library both divide by the number of microbatches.",
+)
+GRADIENT_TIMES_W_TIMES_GA = cause(
+    "gradient x W x GA",
+    of=("gradient",),
+    shows="The gradient is too large by ranks times microbatches.",
+    usual="Neither the mean over ranks nor that over microbatches is taken.",
+)
+GRADIENT_DOUBLED = cause(
+    "gradient doubled",
+    of=("gradient",),
+    shows="The gradient is twice too large.",
+    usual="A hook or a backward runs twice and adds to the same buffer.",
+)
+GRADIENT_ZERO = cause(
+    "gradient zero",
+    of=("gradient", "clip"),
+    shows="The gradient is 0.",
+    usual="It is cleared before the optimizer reads it, or the reduction writes elsewhere.",
+)
+GRADIENT_SCALED = cause(
+    "gradient scaled",
+    of=("gradient",),
+    tier=3,
+    shows="All wrong tensors are one common factor away from the right gradient, which has no "
+    "name.",
+    usual="A loss is weighted, or a division uses another count than that of ranks and "
+    "microbatches.",
+)
+NOT_UNSCALED = cause(
+    "not unscaled",
+    of=("gradient",),
+    shows="The gradient is larger by the loss scale.",
+    usual="The loss scale is never divided out.",
+)
+UNSCALED_TWICE = cause(
+    "unscaled twice",
+    of=("gradient",),
+    shows="The gradient is smaller by the loss scale.",
+    usual="The loss scale is divided out by the scaler and again by the trainer.",
+)
+UNSCALED_BY_ANOTHER_SCALE = cause(
+    "unscaled by another scale",
+    of=("gradient",),
+    shows="The gradient is twice too large or too small under a loss scale.",
+    usual="The scale was updated between the backward and the division by it.",
+)
+MEAN_IN_THE_LOSSES = cause(
+    "mean in the losses",
+    of=("gradient",),
+    tier=2,
+    shows="The mean over ranks is right but for round-off of a division in the losses.",
+    usual="Losses are divided by the number of ranks and gradients are summed, which is "
+    "declared by divided='loss'.",
+)
+MEAN_OF_MEANS = cause(
+    "mean of means",
+    of=("gradient",),
+    tier=2,
+    shows="Microbatches with few tokens weigh as much as those with many.",
+    usual="Each loss is a mean over its own tokens, and the means are averaged.",
+)
+MEAN_OVER_TOKENS = cause(
+    "mean over tokens",
+    of=("gradient",),
+    tier=2,
+    shows="Microbatches are weighted by their numbers of tokens, though equal weights are "
+    "declared.",
+    usual="The trainer divides by all tokens, and the semantics still say weight='microbatch'.",
+)
+LOCAL_GRADIENT_ONLY = cause(
+    "local gradient only",
+    of=("gradient",),
+    shows="Each rank holds its own local gradient.",
+    usual="The gradient is never reduced over ranks.",
+)
+LOCAL_GRADIENT_OVER_W = cause(
+    "local gradient / W",
+    of=("gradient",),
+    shows="Each rank holds its own local gradient divided by W.",
+    usual="The division is there and the reduction is missing, or its result is not waited for.",
+)
+LAST_MICROBATCH_OF_THE_LOCAL_GRADIENT_OVER_W = cause(
+    "last microbatch of the local gradient / W",
+    of=("gradient",),
+    shows="Each rank holds its own gradient of the last microbatch, divided by W.",
+    usual="Nothing is reduced, and each microbatch overwrites the one before.",
+)
+LOCAL_GRADIENT_OVER_W_ACCUMULATOR_RESCALED = cause(
+    "local gradient / W, accumulator rescaled",
+    of=("gradient",),
+    shows="Each rank holds its own gradients, earlier microbatches divided by W several times.",
+    usual="Nothing is reduced, and the accumulated gradient is divided with each microbatch.",
+)
+LAST_MICROBATCH_ONLY = cause(
+    "last microbatch only",
+    of=("gradient",),
+    shows="Only the last microbatch is in the gradient.",
+    usual="Each microbatch overwrites the gradient buffer.",
+)
+LAST_MICROBATCH_ONLY_TIMES_GA = cause(
+    "last microbatch only x GA",
+    of=("gradient",),
+    shows="Only the last microbatch is in the gradient, not divided by the number of microbatches.",
+    usual="Each microbatch overwrites the gradient buffer, and the mean over them is not taken.",
+)
+MICROBATCH_DROPPED = cause(
+    "microbatch dropped",
+    of=("gradient", "loss"),
+    shows="One microbatch is missing from the sum.",
+    usual="The first or last microbatch is outside of the accumulation, or an event is lost.",
+)
+MICROBATCH_DOUBLED = cause(
+    "microbatch doubled",
+    of=("gradient", "loss"),
+    shows="One microbatch is in the sum twice.",
+    usual="A buffer is added once more when it is flushed.",
+)
+ACCUMULATOR_RESCALED = cause(
+    "accumulator rescaled",
+    of=("gradient",),
+    shows="Earlier microbatches are divided by W once more with each further one.",
+    usual="The accumulated gradient is reduced or divided again with each microbatch.",
+)
+ONE_MICROBATCH_REDUCED = cause(
+    "one microbatch reduced",
+    of=("gradient",),
+    shows="One microbatch is averaged over ranks, the others are each rank's own.",
+    usual="Synchronisation is on for a single microbatch and covers its gradient alone.",
+)
+GRADIENT_OF_THE_PREVIOUS_STEP = cause(
+    "gradient of the previous step",
+    of=("gradient", "update"),
+    shows="The gradient is that of the step before.",
+    usual="A parameter that is not used keeps its buffer, or a copy is taken before the new "
+    "gradient is there.",
+)
+GRADIENT_OF_THE_PREVIOUS_STEP_KEPT = cause(
+    "gradient of the previous step kept",
+    of=("gradient",),
+    shows="The gradient of the step before is in the sum.",
+    usual="Gradients are not cleared between steps.",
+)
+GRADIENT_MISSING = cause(
+    "gradient missing",
+    of=("gradient",),
+    shows="A parameter that was used has no gradient.",
+    usual="Its hook never fired, or the gradient is released before the optimizer reads it.",
+)
+GRADIENT_OF_A_FROZEN_PARAMETER = cause(
+    "gradient of a frozen parameter",
+    of=("gradient",),
+    shows="A frozen parameter has a gradient.",
+    usual="The flat buffer gives one to every parameter in it.",
+)
+NONE_BECAME_ZERO = cause(
+    "none became zero",
+    of=("gradient",),
+    shows="A parameter that nobody used has a gradient of 0 and not None.",
+    usual="Flat buffers of zeros are given to the optimizer, which then decays and counts the "
+    "parameter.",
+)
+NOT_UNFROZEN = cause(
+    "not unfrozen",
+    of=("gradient", "persistent", "communication"),
+    shows="A parameter that is unfrozen later is treated as frozen.",
+    usual="Hooks, buckets or optimizer groups are made once, when it was frozen.",
+)
+REDUCED_IN = family(
+    "reduced in {format}",
+    of=("gradient",),
+    tier=2,
+    shows="The gradient is right up to the round-off of a narrower format in its reduction.",
+    usual="Gradients are cast before the reduction to halve its traffic.",
+    format=("bf16", "fp16"),
+)
+ACCUMULATED_IN = family(
+    "accumulated in {format}",
+    of=("gradient",),
+    tier=2,
+    shows="The gradient is right up to the round-off of summing microbatches in a narrower format.",
+    usual="Gradients are accumulated in the dtype of the parameters.",
+    format=("bf16", "fp16"),
+)
+UNINITIALISED_MEMORY = cause(
+    "uninitialised memory",
+    of=("gradient", "clip", "loss", "publish", "update"),
+    shows="Values are NaN, with which zerocheck fills memory that nobody wrote.",
+    usual="A buffer is allocated empty, and its padding or a shard is read before it is written.",
+)
+SEED_FOR_ALL = cause(
+    "seed for all",
+    of=("gradient", "loss"),
+    tier=3,
+    shows="Ranks draw the same dropout masks.",
+    usual="Every rank is seeded with the same number.",
+)
+ELEMENTS_IN_MEMORY_ORDER = cause(
+    "elements in memory order",
+    of=("gradient", "update"),
+    shows="Elements of transposed parameters stand in the order of memory.",
+    usual="A gradient is flattened by its storage and read by its index, or the other way round.",
+)
+AND_IN_MEMORY_ORDER = family(
+    "{what}, elements in memory order",
+    of=("gradient",),
+    shows="Another wrong or partial gradient, with elements of transposed parameters in the "
+    "order of memory.",
+    usual="Two bugs at once: the named one, and flattening by storage.",
+    what=(
+        "first microbatch",
+        "accumulated gradient",
+        "local gradient only",
+        "local gradient / W",
+        "last microbatch of the local gradient / W",
+        "local gradient / W, accumulator rescaled",
+        "last microbatch only",
+        "last microbatch only x GA",
+    ),
+)

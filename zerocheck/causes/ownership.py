@@ -1,0 +1,116 @@
+"""Causes of shards that do not tile the tensors."""
+
+from __future__ import annotations
+
+from .registry import cause
+
+SHARDS_OVERLAP = cause(
+    "shards overlap",
+    of=("ownership",),
+    shows="Elements belong to two ranks.",
+    usual="The end of a shard is rounded up, and the next one starts before it.",
+)
+TWICE_ON_ONE_RANK = cause(
+    "twice on one rank",
+    of=("ownership",),
+    shows="One rank has the same elements twice.",
+    usual="A tensor is in two groups or two buffers.",
+)
+SAME_SHARD_ON_EVERY_RANK = cause(
+    "same shard on every rank",
+    of=("ownership",),
+    shows="Every rank holds the same part of each tensor.",
+    usual="The rank is taken from another group, or is 0 everywhere.",
+)
+SHARD_OF_THE_LOCAL_RANK = cause(
+    "shard of the local rank",
+    of=("ownership",),
+    shows="Each rank holds the shard of the rank whose number it has on its host.",
+    usual="LOCAL_RANK is taken for RANK.",
+)
+REMAINDER_DROPPED = cause(
+    "remainder dropped",
+    of=("ownership",),
+    shows="The last n mod W elements of every tensor are held by no rank.",
+    usual="The size of a shard is rounded down.",
+)
+RANK_LEFT_OUT = cause(
+    "rank left out",
+    of=("ownership",),
+    shows="The missing elements belong to a rank that shows nothing.",
+    usual="A rank's shard is not exposed or not made.",
+)
+PADDED_SHAPE = cause(
+    "padded shape",
+    of=("ownership",),
+    shows="Dim 0 is rounded up to a multiple of W.",
+    usual="The padded shape is taken for that of the tensor.",
+)
+ANOTHER_SHAPE = cause(
+    "another shape",
+    of=("ownership",),
+    tier=2,
+    shows="A global shape is not that of the model.",
+    usual="The shape of a shard or of a flat buffer is given for it.",
+)
+EMPTY_PARAMETER_LEFT_OUT = cause(
+    "empty parameter left out",
+    of=("ownership",),
+    shows="A parameter without elements is missing.",
+    usual="Parameters without elements are filtered out.",
+)
+PARAMETER_LEFT_OUT = cause(
+    "parameter left out",
+    of=("ownership",),
+    shows="No rank has a parameter.",
+    usual="It is in no unit or group.",
+)
+UNTIED = cause(
+    "untied",
+    of=("ownership",),
+    shows="An alias of a tied parameter has become a parameter of its own.",
+    usual="Tied weights are wrapped in different units.",
+)
+STATE_OF_A_FROZEN_PARAMETER = cause(
+    "state of a frozen parameter",
+    of=("ownership",),
+    shows="An optimizer has state of a frozen parameter.",
+    usual="All parameters of the flat buffer get state.",
+)
+UNKNOWN_NAME = cause(
+    "unknown name",
+    of=("ownership", "export"),
+    shows="A tensor has a name that the model does not know.",
+    usual="A prefix of a wrapper is left in the name.",
+)
+CUT_OVER_THE_REPLICATE_AXIS = cause(
+    "cut over the replicate axis",
+    of=("ownership",),
+    shows="Tensors are cut over the replicate axis and replicated over the shard axis.",
+    usual="The axes of the mesh are exchanged.",
+)
+CUT_OVER_ALL_RANKS = cause(
+    "cut over all ranks",
+    of=("ownership",),
+    shows="Tensors are cut over all ranks, and not over the shard axis alone.",
+    usual="The default process group is used in place of that of the shard axis.",
+)
+REPLICAS_HOLD_OTHER_PARTS = cause(
+    "replicas hold other parts",
+    of=("ownership",),
+    tier=2,
+    shows="Replicas hold different parts of tensors.",
+    usual="Each replica partitions in its own way.",
+)
+SHAPES_DIFFER = cause(
+    "shapes differ",
+    of=("ownership",),
+    shows="Ranks hold one tensor in different global shapes.",
+    usual="Ranks build different models.",
+)
+NOT_SHARDED = cause(
+    "not sharded",
+    of=("ownership",),
+    shows="Every rank holds every tensor whole, though the placement is declared sharded.",
+    usual="The wrapper fell back to plain data parallelism.",
+)

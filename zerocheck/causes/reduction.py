@@ -1,0 +1,167 @@
+"""Causes of a gradient reduced over other ranks, or with misplaced elements."""
+
+from __future__ import annotations
+
+from .registry import cause
+
+GRADIENT_TIMES_R = cause(
+    "gradient x R",
+    of=("gradient",),
+    shows="On a mesh of two axes, the gradient is R replicas times too large.",
+    usual="What is summed over both axes is divided by the size of the shard axis alone.",
+)
+GRADIENT_OVER_R = cause(
+    "gradient / R",
+    of=("gradient",),
+    shows="On a mesh of two axes, the gradient is R replicas times too small.",
+    usual="It is divided by the number of replicas twice.",
+)
+GRADIENT_TIMES_S = cause(
+    "gradient x S",
+    of=("gradient",),
+    shows="On a mesh of two axes, the gradient is S shards times too large.",
+    usual="What is summed over both axes is divided by the size of the replicate axis alone.",
+)
+GRADIENT_OVER_S = cause(
+    "gradient / S",
+    of=("gradient",),
+    shows="On a mesh of two axes, the gradient is S shards times too small.",
+    usual="It is divided by the size of the shard axis twice.",
+)
+GRADIENT_TIMES_T = cause(
+    "gradient x T",
+    of=("gradient",),
+    shows="With T tensor-parallel ranks, the gradient is T times too large.",
+    usual="What the ranks of one tensor-parallel group have alike is summed over them.",
+)
+GRADIENT_OVER_T = cause(
+    "gradient / T",
+    of=("gradient",),
+    shows="With T tensor-parallel ranks, the gradient is T times too small.",
+    usual="It is divided by all ranks, though those of one tensor-parallel group read the same "
+    "samples.",
+)
+GRADIENT_TIMES_D = cause(
+    "gradient x D",
+    of=("gradient",),
+    shows="With D data-parallel ranks, the gradient is D times too large.",
+    usual="It is summed over them and never divided.",
+)
+GRADIENT_OVER_D = cause(
+    "gradient / D",
+    of=("gradient",),
+    shows="With D data-parallel ranks, the gradient is D times too small.",
+    usual="It is divided by their number twice.",
+)
+NOT_REDUCED_OVER_REPLICAS = cause(
+    "not reduced over replicas",
+    of=("gradient",),
+    shows="Each replica has a gradient of its own.",
+    usual="The reduction over the replicate axis is missing.",
+)
+NOT_REDUCED_OVER_SHARDS = cause(
+    "not reduced over shards",
+    of=("gradient",),
+    shows="Each rank has the sum over its replicas alone.",
+    usual="The reduction over the shard axis is missing.",
+)
+LAST_MICROBATCH_ONLY_OVER_REPLICAS = cause(
+    "last microbatch only over replicas",
+    of=("gradient",),
+    shows="Only the last microbatch is reduced over the replicate axis.",
+    usual="Earlier microbatches are reduced within the replica, and never sent to the others.",
+)
+DIVIDED_BY_THE_RANKS_OF_A_HOST = cause(
+    "divided by the ranks of a host",
+    of=("gradient",),
+    shows="The sum over ranks is divided by the number of ranks on a host.",
+    usual="LOCAL_WORLD_SIZE is taken for WORLD_SIZE.",
+)
+REDUCED_WITHIN_EACH_HOST = cause(
+    "reduced within each host",
+    of=("gradient",),
+    shows="Each host reduces the gradients of its own ranks.",
+    usual="The process group has the ranks of one host.",
+)
+RANK_COUNTED_TWICE = cause(
+    "rank counted twice",
+    of=("gradient",),
+    shows="The gradient of one rank is in the sum twice.",
+    usual="A ring or tree reduction adds its first part again.",
+)
+AVERAGED_OVER_USERS = cause(
+    "averaged over users",
+    of=("gradient",),
+    shows="The mean is over the ranks that used the parameter, and not over all.",
+    usual="The divisor counts the gradients that arrived.",
+)
+REDUCED_IN_SMALLER_GROUPS = cause(
+    "reduced in smaller groups",
+    of=("gradient",),
+    shows="Neighbouring ranks are reduced apart from the others.",
+    usual="A process group is split into parts, and they are never joined.",
+)
+RANKS_LEFT_OUT = cause(
+    "ranks left out",
+    of=("gradient",),
+    tier=3,
+    shows="Local gradients of some ranks are missing from the sum.",
+    usual="A rank skips the collective, or contributes zeros where it has no gradient.",
+)
+PART_NOT_REDUCED = cause(
+    "part not reduced",
+    of=("gradient",),
+    tier=3,
+    shows="Some elements are each rank's own, the others are reduced.",
+    usual="A part of a bucket is outside of the collective.",
+)
+REDUCTION_NOT_WAITED_FOR = cause(
+    "reduction not waited for",
+    of=("gradient",),
+    tier=3,
+    shows="Some elements are from before the reduction, others from after it.",
+    usual="The result of an asynchronous collective is read before it is waited for.",
+)
+SHARDS_EXCHANGED = cause(
+    "shards exchanged",
+    of=("gradient", "loss"),
+    shows="The shards of two ranks changed places.",
+    usual="Ranks and offsets are in different orders.",
+)
+SHARD_OF_ANOTHER_RANK = cause(
+    "shard of another rank",
+    of=("gradient", "loss"),
+    shows="Each rank has the shard of another one.",
+    usual="An offset is computed from the wrong rank.",
+)
+SHIFTED = cause(
+    "shifted",
+    of=("gradient",),
+    tier=2,
+    shows="Elements stand some places away from their own in the flat buffer.",
+    usual="An offset or a padding is wrong from one tensor on.",
+)
+TAIL_LEFT_OUT = cause(
+    "tail left out",
+    of=("gradient",),
+    shows="The last elements of tensors are 0.",
+    usual="They are taken for padding.",
+)
+REDUCED_TWICE = cause(
+    "reduced twice",
+    of=("gradient", "communication"),
+    shows="What is reduced already is reduced over ranks again.",
+    usual="A hook reduces a bucket, and the end of the step does so again.",
+)
+OFFSET_NOT_MOVED = cause(
+    "offset not moved",
+    of=("gradient",),
+    shows="Tensors after one without a gradient stand too far ahead in the flat buffer.",
+    usual="The offset is moved only by parameters that have a gradient.",
+)
+LEFT_OUT_AFTER_AN_UNUSED_ONE = cause(
+    "left out after an unused one",
+    of=("gradient",),
+    shows="Tensors that follow one without a gradient are 0 on that rank.",
+    usual="The loop that packs the buffer ends at the first missing gradient.",
+)

@@ -1,0 +1,186 @@
+"""Causes of a wrong AdamW update, step count or skipped step."""
+
+from __future__ import annotations
+
+from .registry import cause
+
+L2_INSTEAD_OF_DECOUPLED = cause(
+    "L2 instead of decoupled",
+    of=("update",),
+    shows="Weight decay went through the moments.",
+    usual="Adam with L2 is used in place of AdamW.",
+)
+WEIGHT_DECAY_TWICE = cause(
+    "weight decay twice",
+    of=("update",),
+    shows="Weight decay was applied twice.",
+    usual="The trainer decays, and so does the optimizer.",
+)
+WEIGHT_DECAY_BY_THE_CORRECTED_STEP_SIZE = cause(
+    "weight decay by the corrected step size",
+    of=("update",),
+    shows="Weight decay was multiplied by lr / (1 - beta1^t).",
+    usual="The decay is inside of the step that is bias-corrected.",
+)
+WEIGHT_DECAY_MISSING = cause(
+    "weight decay missing",
+    of=("update",),
+    shows="Weight decay was not applied.",
+    usual="Options of the parameter group are lost when the optimizer is wrapped.",
+)
+WEIGHT_DECAY_AFTER_THE_UPDATE = cause(
+    "weight decay after the update",
+    of=("update",),
+    shows="Weight decay came after the update.",
+    usual="The order of the two is exchanged.",
+)
+WEIGHT_DECAY_WITHOUT_THE_LEARNING_RATE = cause(
+    "weight decay without the learning rate",
+    of=("update",),
+    shows="Weight decay was not multiplied by the learning rate.",
+    usual="Decay is decoupled from the schedule as well.",
+)
+WEIGHT_DECAY_ON_EXCLUDED_PARAMETERS = cause(
+    "weight decay on excluded parameters",
+    of=("update",),
+    shows="Parameters without weight decay were decayed.",
+    usual="Groups are merged in the flat buffer.",
+)
+EPS_INSIDE_THE_ROOT = cause(
+    "eps inside the root",
+    of=("update",),
+    shows="eps was added inside of the square root.",
+    usual="A formula of another optimizer is used.",
+)
+EPS_BEFORE_THE_BIAS_CORRECTION = cause(
+    "eps before the bias correction",
+    of=("update",),
+    shows="eps was added before the bias correction.",
+    usual="The fused form of the formula leaves the correction out of eps.",
+)
+BETAS_SWAPPED = cause(
+    "betas swapped",
+    of=("update",),
+    shows="beta1 and beta2 were exchanged.",
+    usual="They are passed in the wrong order.",
+)
+OPTIONS_OF_ANOTHER_GROUP = cause(
+    "options of another group",
+    of=("update",),
+    shows="Options of another parameter group were used.",
+    usual="The flat buffer has one group for all.",
+)
+LEARNING_RATE_OF_ANOTHER_STEP = cause(
+    "learning rate of another step",
+    of=("update",),
+    shows="The learning rate is that of another step.",
+    usual="The schedule is stepped before the optimizer, or its state is not loaded.",
+)
+GRADIENT_BEFORE_CLIPPING = cause(
+    "gradient before clipping",
+    of=("update",),
+    shows="AdamW was given the gradient from before clipping.",
+    usual="Clipping changes another copy than the one that the optimizer reads.",
+)
+GRADIENT_WITH_THE_WRONG_SIGN = cause(
+    "gradient with the wrong sign",
+    of=("update",),
+    shows="exp_avg took in the negated gradient.",
+    usual="maximize is ignored or applied twice.",
+)
+NO_BIAS_CORRECTION = cause(
+    "no bias correction",
+    of=("update",),
+    shows="The bias corrections were left out.",
+    usual="The optimizer is configured without them.",
+)
+MOMENTS_RESET = cause(
+    "moments reset",
+    of=("update",),
+    shows="The moments of the step before were lost.",
+    usual="The optimizer is built again, or its state is keyed by a tensor that was replaced.",
+)
+MOMENTS_SWAPPED = cause(
+    "moments swapped",
+    of=("update", "roundtrip", "export"),
+    shows="exp_avg and exp_avg_sq changed places.",
+    usual="States are packed and unpacked in different orders.",
+)
+MOMENTS_OF_THE_PREVIOUS_STEP = cause(
+    "moments of the previous step",
+    of=("update",),
+    shows="The update used moments from before this step.",
+    usual="The parameter is updated before the moments are, or from a stale copy.",
+)
+STEPS_COUNTED_FROM_0 = cause(
+    "steps counted from 0",
+    of=("update",),
+    shows="The bias corrections count the steps of this run alone.",
+    usual="The step count is not restored.",
+)
+MICROBATCHES_COUNTED_AS_STEPS = cause(
+    "microbatches counted as steps",
+    of=("update",),
+    shows="The bias corrections count microbatches.",
+    usual="The optimizer's count moves with each microbatch.",
+)
+STEP_OFF_BY_1 = cause(
+    "step off by 1",
+    of=("update", "export"),
+    shows="The step count is one too high or too low.",
+    usual="It is moved before it is used, or after.",
+)
+STEP_OFF_BY_2 = cause(
+    "step off by 2",
+    of=("update",),
+    shows="The step count is two too high or too low.",
+    usual="It is moved by two owners.",
+)
+ROUNDED_TO_BF16 = cause(
+    "rounded to bf16",
+    of=("update", "roundtrip", "export"),
+    shows="Values are bf16 numbers.",
+    usual="A master copy is held or sent in bf16.",
+)
+NEVER_UPDATED = cause(
+    "never updated",
+    of=("update",),
+    shows="A parameter was not updated at all.",
+    usual="No optimizer has it.",
+)
+UNTOUCHED_PARAMETER_CHANGED = cause(
+    "untouched parameter changed",
+    of=("update",),
+    shows="A parameter without a gradient changed.",
+    usual="It lies in a flat buffer that is updated as a whole.",
+)
+STEP_COUNT = cause(
+    "step count",
+    of=("update",),
+    shows="The step count did not move by one.",
+    usual="Counts are kept for each bucket, or not for parameters that were skipped.",
+)
+RANKS_DISAGREE = cause(
+    "ranks disagree",
+    of=("update", "clip", "damage", "durability"),
+    shows="Ranks report or do different things in one step.",
+    usual="A decision is taken by each rank alone and not reduced.",
+)
+STEP_SKIPPED = cause(
+    "step skipped",
+    of=("update",),
+    shows="A step was skipped though the gradient is finite.",
+    usual="An overflow of an earlier step is remembered.",
+)
+STEP_NOT_SKIPPED = cause(
+    "step not skipped",
+    of=("update",),
+    shows="A step was taken though the gradient is not finite.",
+    usual="Overflow is looked for on the rank's own shard alone.",
+)
+SKIPPED_STEP_CHANGED_THE_STATE = cause(
+    "skipped step changed the state",
+    of=("update",),
+    shows="A skipped step changed parameters or moments.",
+    usual="State is changed before the decision to skip.",
+)

@@ -1,0 +1,234 @@
+"""Obligation: given the parameters, the reduced gradient is that of the declared semantics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from ... import causes as bugs
+from ...case.schema import Case
+from ...case.shapes import unfrozen
+from ...contract.semantics import Semantics
+from ...protocol.verdicts import Violation, with_parts
+from ..assemble import RoleState
+from ..compare import compare_pieces, describe
+from ..context import StepContext
+from ..diagnose.by_tensor import causes_by_tensor
+from ..diagnose.evidence import Evidence
+from ..diagnose.gradient import UNEXPLAINED, causes
+from ..diagnose.loss import seeded_alike
+from ..estimate import Off
+from ..expected import Expected
+from ..flat import FlatBuffer
+from ..layout import ParameterLayout
+from ..local import Passes, Scale
+from ..obligation import Checked, ObligationCheck
+from ..pieces import in_pieces
+
+
+def check(
+    held: RoleState | None,
+    wanted: Expected,
+    passes: Passes,
+    layout: ParameterLayout,
+    case: Case,
+    semantics: Semantics,
+    *,
+    step: int,
+    again: Callable[[Scale], Passes] | None = None,
+    otherwise: Callable[[], Passes] | None = None,
+    previous: Callable[[], torch.Tensor | None] = lambda: None,
+    used_before: Sequence[bool] = (),
+    loss_scale: float = 1.0,
+    buffers: Callable[[], Sequence[FlatBuffer]] = tuple,
+    unclipped_before: Callable[[], torch.Tensor | None] = lambda: None,
+    left: Sequence[Sequence[str]] = (),
+    noise: torch.Tensor | float = 0.0,
+    diagnose: bool = True,
+) -> tuple[float, Violation | None]:
+    """Check the gradient exposed at `reduced`: (share of the bound, violation or None).
+
+    used_before: per parameter, whether a step before this one used it; buffers: asked for the flat
+    buffers of the implementation if something is wrong; previous, unclipped_before: asked for then
+    too, see Evidence; left: see diagnose/loss.py; noise: as of `expected`;
+    diagnose: look for the cause.
+    """
+    kept = () if case.training.set_to_none else used_before
+    violation = _existence(held, wanted, layout, case, semantics, step, kept)
+    if violation is not None or held is None:
+        return 0.0, violation
+    share = 0.0
+    bad: list[int] = []
+    first = None
+    for rank, (part, plan) in enumerate(zip(held.parts, held.plans, strict=True)):
+        if rank and plan is held.plans[0] and torch.equal(part, held.parts[0]):
+            if 0 in bad:
+                bad.append(rank)
+            continue
+        used, misfit = compare_pieces(
+            lambda here, there, part=part: (part[here], wanted.of.at(there)),  # type: ignore[misc]
+            plan.index,
+            layout.size,
+        )
+        share = max(share, used)
+        if misfit is not None:
+            bad.append(rank)
+            if first is None:
+                first = (misfit, plan.index)
+    if first is None:
+        return share, None
+    misfit, elements = first
+    found, evidence = UNEXPLAINED, None
+    if diagnose:
+        evidence = Evidence(
+            held,
+            passes,
+            wanted.of,
+            layout,
+            case,
+            semantics,
+            again,
+            previous(),
+            otherwise,
+            loss_scale,
+            buffers(),
+            None if case.training.clip is None else unclipped_before(),
+            seeded_alike(left),
+            noise,
+        )
+        found = causes(evidence)
+    violation = describe(
+        misfit,
+        layout,
+        obligation="gradient",
+        step=step,
+        role="gradient",
+        ranks=tuple(bad),
+        elements=elements,
+        explanation=found.explanation,
+        causes=found.names,
+    )
+    if evidence is not None and not found.names and not in_pieces(None, layout.size):
+        violation = with_parts(violation, causes_by_tensor(evidence))
+    return share, violation
+
+
+def _existence(
+    held: RoleState | None,
+    wanted: Expected,
+    layout: ParameterLayout,
+    case: Case,
+    semantics: Semantics,
+    step: int,
+    kept: Sequence[bool],
+) -> Violation | None:
+    """Check that gradients exist for used parameters and, with `skip`, for no others.
+
+    kept: parameters whose gradient an earlier step made. `zero_grad(set_to_none=False)` leaves it
+    there as zeros, on one device too; it may exist though this step does not use the parameter.
+    What is unfrozen later has none until then.
+    """
+    if held is None:
+        return None
+    later = unfrozen(case)
+    frozen = later if step < (case.training.unfreeze or 0) else ()
+    for position, place in enumerate(layout.places):
+        if not place.trainable:
+            continue
+        used = wanted.used[position]
+        there = tuple(r for r, plan in enumerate(held.plans) if place.name in plan.present)
+        lacking = tuple(r for r, plan in enumerate(held.plans) if place.name in plan.absent)
+        if there and place.name in frozen:
+            return _exists(
+                step,
+                place.name,
+                there,
+                "a gradient exists though the parameter is frozen: an optimizer would move it",
+                bugs.GRADIENT_OF_A_FROZEN_PARAMETER,
+            )
+        nowhere = place.name in later and not there
+        if used and (not there or lacking) and place.stop > place.start:
+            return _exists(
+                step,
+                place.name,
+                lacking,
+                "a gradient is missing (None) though the parameter was used"
+                + (", and unfrozen" if nowhere else ""),
+                bugs.NOT_UNFROZEN if nowhere else bugs.GRADIENT_MISSING,
+            )
+        zeroed = bool(kept) and kept[position]
+        if not used and there and not zeroed and semantics.unused == "skip":
+            return _exists(
+                step,
+                place.name,
+                there,
+                "a gradient exists though no rank used the parameter; the declared semantics "
+                "(unused='skip') leave it alone, an optimizer would move it",
+                bugs.NONE_BECAME_ZERO,
+            )
+    return None
+
+
+def _exists(step: int, name: str, ranks: tuple[int, ...], text: str, cause: str) -> Violation:
+    return Violation(
+        obligation="gradient",
+        step=step,
+        role="gradient",
+        tensors=(name,),
+        ranks=ranks,
+        explanation=text,
+        causes=(cause,),
+    )
+
+
+def _check_step(step: StepContext) -> Iterator[Checked]:
+    """Judge the reduced gradient; where it was not exposed, what is recovered from exp_avg."""
+    held = step.reduced
+    if not step.forward_holds:
+        return  # the forward was another one, so its gradient is too: one bug, one finding
+    if held is not None:
+        yield from _judged(step, held, step.expected)
+        if in_pieces(None, step.layout.size):
+            step.discard_gradients()
+        return
+    recovery, clip = step.recovery, step.recovered_clip
+    clipped_wrong = clip is not None and clip[1] is not None
+    if recovery is not None and not clipped_wrong and "clip" not in step.verdicts.violations:
+        yield from _judged(step, recovery.recovered.held, recovery.expected(step.expected))
+
+
+def _judged(
+    step: StepContext, held: RoleState, wanted: Callable[[Off], Expected]
+) -> Iterator[Checked]:
+    """Judge a gradient. wanted: what it must be, for a given tolerance."""
+    step.verdicts.vacuity.gradient(wanted(step.tolerance.off).of.exact())
+    if "gradient" in step.verdicts.violations and in_pieces(None, step.layout.size):
+        return  # the diagnosis of a large model takes time
+    passes = step.passes
+
+    def within(off: Off) -> tuple[float, Violation | None]:
+        return check(
+            held,
+            wanted(off),
+            passes,
+            step.layout,
+            step.case,
+            step.semantics,
+            step=step.index,
+            again=lambda scale: step.replay(scale=scale),
+            otherwise=lambda: step.replay(otherwise=True),
+            previous=lambda: step.previous("clipped"),
+            unclipped_before=lambda: step.previous("reduced"),
+            used_before=step.used_before,
+            loss_scale=step.observation.loss_scales(step.index)[0],
+            buffers=step.judged.flat_buffers,
+            left=step.left,
+            noise=off.gradient,
+            diagnose=not step.judged.brief,
+        )
+
+    yield Checked(*step.tolerance.judged("gradient", within))
+
+
+GRADIENT = ObligationCheck("gradient", _check_step)

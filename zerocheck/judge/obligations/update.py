@@ -1,0 +1,54 @@
+"""Obligation: AdamW's next state lies in its enclosure, and a step is skipped only if it must be.
+
+See update.py and skip.py of the judge; hidden_states.py judges an optimizer that exposes none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from ...contract.groups import learning_rates
+from ..assemble import RoleState
+from ..context import StepContext
+from ..obligation import Checked, ObligationCheck
+from ..update import Update
+
+
+def _check_step(step: StepContext) -> Iterator[Checked]:
+    over, violation = step.skipping
+    if over:
+        yield Checked(violation=violation)
+    elif step.judged.hidden_states is not None:
+        if step.opaque is not None:
+            yield Checked(*step.opaque[:2])
+    elif step.applied is not None:
+        yield _judged(step, step.applied, unclipped=step.reduced)
+    elif step.recovery is not None:
+        recovered = step.recovery.recovered
+        yield _judged(step, recovered.held, error=recovered.error)
+
+
+def _judged(
+    step: StepContext,
+    applied: RoleState,
+    *,
+    unclipped: RoleState | None = None,
+    error: torch.Tensor | float = 0.0,
+) -> Checked:
+    """Judge the update, given the gradient that the optimizer used and its uncertainty."""
+    update = Update(
+        step.before,
+        step.after,
+        applied.whole,
+        error,
+        learning_rates(step.case, step.index),
+        [place.name in applied.present for place in step.layout.places],
+        None if unclipped is None or unclipped is applied else unclipped.whole,
+        lambda: step.previous("clipped"),
+    )
+    return Checked(*step.judged.updates.check(update, step=step.index))
+
+
+UPDATE = ObligationCheck("update", _check_step, frozenset({"state"}))

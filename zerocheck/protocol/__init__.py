@@ -1,0 +1,8 @@
+"""Data that crosses the border of a rank process, and verdicts on it; nothing here computes.
+
+- `jobs.py`: requests to a rank, one struct for each kind
+- `replies.py`: replies of a rank, one struct for each kind
+- `observations.py`: tensors, steps and checkpoints that a rank observed
+- `measurements.py`: memory, collectives and times of a rank's steps
+- `verdicts.py`: obligations, violations, and the judgement of a case
+"""

@@ -1,0 +1,110 @@
+"""Measurements of a rank's steps: memory, collectives and times."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..contract.layout import Call, Layout, Line, Peak, Phase
+
+LOCAL = "local variable"
+"""Beginning of the holder's name of memory that only a running function holds."""
+HARNESS = "batches of the harness"
+"""Holder of the samples, which are not the implementation's."""
+UNEXPLAINED = "unexplained"
+"""Holder of memory that nothing is known to hold."""
+
+
+class CudaPool(msgspec.Struct, frozen=True, array_like=True):
+    """Report of a GPU's caching allocator at the end of a phase, in bytes.
+
+    asked: requested by allocations since the run began; rounding: added to that, up to multiples of
+    512 bytes; allocated: `torch.cuda.memory_allocated` since then; reserved, inactive: of the whole
+    process, and the unused part of it between blocks.
+    """
+
+    step: int
+    phase: Phase
+    asked: int
+    rounding: int
+    allocated: int
+    reserved: int
+    inactive: int
+
+    @property
+    def unexplained(self) -> int:
+        """Allocated bytes that neither requests nor rounding account for."""
+        return self.allocated - self.asked - self.rounding
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory and collectives of a rank during its steps, with nothing else observed.
+
+    lines: bytes held at the end of each phase of each step, by category and holder; layout:
+    prediction of the implementation, or None; calls: the collectives of each step, in the order in
+    which they were called; steps: number taken, at least that of the case; stage: declared by the
+    implementation, or None; peaks: the maximum held within each phase of each step, on the CPU;
+    pools: on a GPU, at the end of each phase.
+    """
+
+    lines: tuple[Line, ...] = ()
+    peaks: tuple[Peak, ...] = ()
+    layout: Layout | None = None
+    calls: tuple[tuple[Call, ...], ...] = ()
+    steps: int = 0
+    stage: int | None = None
+    pools: tuple[CudaPool, ...] = ()
+
+    @property
+    def on_gpu(self) -> bool:
+        """True if it was measured on a GPU."""
+        return bool(self.pools)
+
+
+class CollectiveTimes(msgspec.Struct, frozen=True, array_like=True):
+    """Times of one rank in a collective, in ns of the clock of `Timed`.
+
+    kind, bytes, ranks: as of `contract.layout.Call`; root: rank within the group, -1 without one;
+    begun: its operator was called; returned: the operator gave the caller the Work; stalled: since
+    when the caller had called no operator when the collective was over, not before `returned`, and
+    the same as `over` where it was within one; over: the Work was complete.
+    """
+
+    kind: str
+    bytes: int
+    ranks: int
+    root: int
+    begun: int
+    returned: int
+    stalled: int
+    over: int
+
+
+class StepTimes(msgspec.Struct, frozen=True, array_like=True):
+    """Times of one step of one rank.
+
+    began, ended: of `train_step`, ns; forward: ns from entering a microbatch until its loss, all
+    microbatches together; reduced: when `step.reached("reduced")` was called, 0 if it was not;
+    copied: ns in operators that copy between devices; calls: in their order.
+    """
+
+    began: int
+    ended: int
+    forward: int = 0
+    reduced: int = 0
+    copied: int = 0
+    calls: tuple[CollectiveTimes, ...] = ()
+
+
+class Timed(msgspec.Struct, frozen=True, kw_only=True):
+    """Times of a rank's steps, with nothing else observed.
+
+    steps: those that count, without the warm-up; clock: which CLOCK_MONOTONIC, the same for ranks
+    whose times can be compared; options: those that the implementation declares to obey; allocated,
+    reserved: the most bytes in these steps by the accelerator's allocator, None without one.
+    """
+
+    steps: tuple[StepTimes, ...] = ()
+    clock: str = ""
+    options: tuple[str, ...] = ()
+    allocated: int | None = None
+    reserved: int | None = None
