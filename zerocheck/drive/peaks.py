@@ -14,12 +14,12 @@ from collections.abc import Iterator
 
 from ..contract.layout import ALLOCATED, Category, Peak, Phase, Term, works
 from ..protocol.measurements import HARNESS, LOCAL
-from .ledger import AllocationChange, AllocationLedger, PhaseEnd, TrackedAllocation
+from .attribution import AllocationChange, Attribution, PhaseEnd, TrackedAllocation
 
 STEP_PHASES: tuple[Phase, ...] = ("forward", "backward", "step")
 
 
-def peaks(ledger: AllocationLedger) -> Iterator[Peak]:
+def peaks(ledger: Attribution) -> Iterator[Peak]:
     """Iterate over the peaks of forward, backward and step of each step, in their order."""
     terms = {id(block): _term(ledger, block) for block in ledger.blocks}
     changes: dict[PhaseEnd, list[AllocationChange]] = {place: [] for place in ledger.places}
@@ -53,7 +53,7 @@ def peaks(ledger: AllocationLedger) -> Iterator[Peak]:
             yield Peak(place.phase, place.step, dict(+most), dict(+highest))
 
 
-def _term(ledger: AllocationLedger, block: TrackedAllocation) -> Category | None:
+def _term(ledger: Attribution, block: TrackedAllocation) -> Category | None:
     """Return the category of a block, or None for one that is not counted."""
     claim = block.best
     if claim is not None and claim.holder == HARNESS:

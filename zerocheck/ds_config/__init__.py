@@ -11,6 +11,6 @@ sorting   all of it: fields of cases that it fixes, what the engine is given as 
 Imports neither torch nor DeepSpeed, so that errors are reported up front.
 """
 
-from .sorting import Given, read, stage_of
+from .config import DeepSpeedConfig, read, stage_of
 
-__all__ = ["Given", "read", "stage_of"]
+__all__ = ["DeepSpeedConfig", "read", "stage_of"]

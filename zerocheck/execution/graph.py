@@ -34,8 +34,8 @@ class GraphNotes:
 
     def taken(self) -> tuple[str, ...]:
         """Return the fingerprints since the last call, and forget them."""
-        noted, self._noted = tuple(self._noted), []
-        return noted
+        names, self._noted = tuple(self._noted), []
+        return names
 
 
 def fingerprint(loss: torch.Tensor) -> str:

@@ -10,7 +10,7 @@ from ..case.schema import Case
 from ..case.shapes import sometimes_used, uncalled
 from ..contract.groups import group_of
 from ..contract.layout import Layout, Phase
-from .account import Account, Told, layout_of
+from .account import Account, CategoryBytes, layout_of
 
 EMPTY_BUCKET_BYTES = 4
 """One element of fp32."""
@@ -50,7 +50,7 @@ def ddp_layout(
     whole = sum(one.bytes for one in account.parameters.values())
     finds = sharding.find_unused or sharding.static_graph or bool(uncalled(case.model))
 
-    def told(step: int, phase: Phase) -> Told:
+    def predict(step: int, phase: Phase) -> CategoryBytes:
         learning = account.learning(step)
         bucket = sum(account.parameters[name].bytes for name in learning)
         maps = MAP_BYTES * len(learning) if finds else 0
@@ -70,7 +70,7 @@ def ddp_layout(
             "other": account.scaler(step, phase) + beside(account, step, phase),
         }
 
-    return layout_of(account, told)
+    return layout_of(account, predict)
 
 
 def with_gradient(account: Account, step: int, phase: Phase) -> list[str]:
@@ -115,10 +115,10 @@ def dummies(account: Account, step: int, phase: Phase) -> int:
     case = account.case
     if not case.sharding.bucket_view:
         return 0
-    seen = step if phase == "step" else step - 1
-    while account.skips(seen):
-        seen -= 1
-    learning = set(account.learning(seen))
+    last = step if phase == "step" else step - 1
+    while account.skips(last):
+        last -= 1
+    learning = set(account.learning(last))
     return EMPTY_BUCKET_BYTES * sum(
         not any(account.parameters[n].numel for n in shared_out(account, rank) & learning)
         for rank in range(case.world_size)

@@ -12,8 +12,8 @@ from functools import partial
 
 import torch
 
-from ..case.legs import end_of
 from ..case.schema import Case
+from ..case.segments import end_of
 from ..case.traits import cuts, estimated
 from ..contract.groups import learning_rates
 from ..contract.semantics import Semantics

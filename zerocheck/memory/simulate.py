@@ -22,7 +22,7 @@ from ..contract.names import unwrapped
 from ..errors import UsageError, ZerocheckError
 from ..implementations.fsdp2 import Fsdp2
 from ..models.parts import block_list, show_blocks
-from .census import Census
+from .allocation_tracker import AllocationTracker
 from .log import Log
 from .setup import OWN_PRECISION, Setup
 from .source import ModelSource
@@ -44,7 +44,7 @@ class Simulation:
 class _Watched(Microbatch):
     """Microbatch whose forward runs in a context and reports its end."""
 
-    census: Census
+    census: AllocationTracker
     casts: AbstractContextManager[Any]
 
     def loss(self, call: Call) -> torch.Tensor:
@@ -74,11 +74,11 @@ def simulate(
     show_blocks(model)
     case = setup.case(len(inside))
     fake = None if data else fake_mode()
-    census = Census(fake)
+    census = AllocationTracker(fake)
     on = fake or nullcontext()
     with _nothing_collected(), fake_ranks(setup.world_size, setup.rank):
         mesh = init_device_mesh("cpu", (setup.world_size,))
-        with _said(setup):
+        with _errors_of_setup(setup):
             kind = load(setup.implementation)
             census.enter("built", -1)
             implementation, wrapped = built(kind, model, case, mesh, on, census)
@@ -94,7 +94,7 @@ def simulate(
 
 def built(
     kind: type[Implementation], model: nn.Module, case: Case, mesh: DeviceMesh,
-    on: AbstractContextManager[Any], census: Census,
+    on: AbstractContextManager[Any], census: AllocationTracker,
 ) -> tuple[Implementation, nn.Module]:  # fmt: skip
     """Build the implementation with its memory; return it and the wrapped model.
 
@@ -127,7 +127,7 @@ def materialize(model: nn.Module) -> None:
             setattr(other, alias, getattr(module, name))
 
 
-def _steps(setup: Setup, implementation: Implementation, census: Census) -> None:
+def _steps(setup: Setup, implementation: Implementation, census: AllocationTracker) -> None:
     tokens = torch.randint(2, (setup.batch, setup.sequence))
     census.claim_rest([tokens], "inputs")
     autocast = setup.precision == "mixed" and setup.implementation not in OWN_PRECISION
@@ -196,15 +196,15 @@ def _nothing_collected() -> Iterator[None]:
 
 
 @contextmanager
-def _said(setup: Setup) -> Iterator[None]:
+def _errors_of_setup(setup: Setup) -> Iterator[None]:
     """Turn errors of the implementation or the model into a UsageError for the user."""
     try:
         yield
     except ZerocheckError:
         raise
     except Exception as error:
-        said = (str(error).splitlines() or [""])[0]
+        message = (str(error).splitlines() or [""])[0]
         raise UsageError(
             f"{setup.model} with {setup.implementation} fails on tensors without data: "
-            f"{type(error).__name__}: {said}"
+            f"{type(error).__name__}: {message}"
         ) from error

@@ -7,10 +7,9 @@ has the same API over ranks that a launcher started.
 from __future__ import annotations
 
 from zerocheck.ranks.context import RankContext
-from zerocheck.ranks.flight import Pending
+from zerocheck.ranks.in_flight_job import Pending
 from zerocheck.ranks.pool import Pool
-from zerocheck.ranks.result import JobResult, RankStood
-from zerocheck.ranks.slot import Slot
-from zerocheck.ranks.view import ArenaView
+from zerocheck.ranks.result import JobResult, RankOutcome
+from zerocheck.ranks.view import ArenaView, Slot
 
-__all__ = ["ArenaView", "JobResult", "Pending", "Pool", "RankContext", "RankStood", "Slot"]
+__all__ = ["ArenaView", "JobResult", "Pending", "Pool", "RankContext", "RankOutcome", "Slot"]

@@ -136,12 +136,12 @@ class Watchdog:
         ticks = {}
         awake, stopped = set(), set()
         for rank in ranks:
-            seen = self._look(pids[rank]) if self._proc else None
-            if seen is not None:
-                ticks[rank] = seen.ticks
-                if not seen.asleep:
+            state = self._look(pids[rank]) if self._proc else None
+            if state is not None:
+                ticks[rank] = state.ticks
+                if not state.asleep:
                     awake.add(rank)
-                if seen.stopped:
+                if state.stopped:
                     stopped.add(rank)
         self.awake, self.stopped = frozenset(awake), frozenset(stopped)
         return ticks

@@ -7,17 +7,17 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ..case.measuring import unmeasured
+from ..case.measurement import unmeasured
 from ..case.schema import Case
 from ..protocol.jobs import CaseJob, LoadCheckpoint
 from ..protocol.observations import RankObservation
 from ..protocol.replies import CaseUnsupported
 from ..protocol.verdicts import MEMORY, Obligation
 from ..ranks.result import JobResult
-from .legs import Legs, without_waiting
+from .host_memory import granted_bytes
 from .outcome import Outcome, Results, judged
-from .rank_replies import complete, decoded
-from .room import granted
+from .rank_replies import complete, decode_reply
+from .segments import Segments, without_waiting
 
 TARGET = "zerocheck.drive.rank:run"
 """What rank processes run."""
@@ -75,7 +75,7 @@ class Trial:
         if unmeasured(case) and not asked <= set(MEMORY):
             asked -= set(MEMORY)  # see `judged`
             timed = False
-        self._legs = Legs(implementation, case, trace=trace)
+        self._legs = Segments(implementation, case, trace=trace)
         self._measures = self._legs.measuring() if asked & set(MEMORY) else None
         self._times = self._legs.timing() if timed else None
         self._only_measures = self._measures is not None and asked <= set(MEMORY)
@@ -85,7 +85,7 @@ class Trial:
     def _submit(self, job: CaseJob) -> Any:
         payload = msgspec.msgpack.encode(job)
         size, hosts = job.case.world_size, job.case.hosts
-        memory = granted(job.case)
+        memory = granted_bytes(job.case)
         return self._ranks.submit(size, payload, fresh=self._fresh, hosts=hosts, memory=memory)
 
     @property
@@ -141,7 +141,7 @@ class Trial:
         """
         victim = self._legs.victim(number)
         for _ in range(KILLS):
-            reply = decoded(result.payloads[victim] or b"")
+            reply = decode_reply(result.payloads[victim] or b"")
             if not isinstance(reply, RankObservation):
                 break
             killed = self._legs.killed(number, reply.checkpoint)
@@ -169,4 +169,4 @@ def _ended(result: JobResult) -> bool:
     """Return True if no further training segment can follow: the ranks broke, or refused."""
     if not complete(result):
         return True
-    return isinstance(decoded(result.payloads[0] or b""), CaseUnsupported)
+    return isinstance(decode_reply(result.payloads[0] or b""), CaseUnsupported)

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from itertools import chain
 
 from ...errors import unknown
-from ..schema import Case, Leg
+from ..schema import Case, TrainingSegment
 from .model import MODEL, OF_PARAMETERS
 from .resume import DISTURBANCE, RESUME
 from .row import Feature, Present
@@ -80,7 +80,7 @@ def feature(name: str) -> Feature:
 
 
 _PLAIN = frozenset(features(Case()))
-_PLAIN_RESUMED = frozenset(features(Case(resume=(Leg(),))))
+_PLAIN_RESUMED = frozenset(features(Case(resume=(TrainingSegment(),))))
 
 
 def groups(case: Case, ignored: Collection[str] = ()) -> frozenset[str]:

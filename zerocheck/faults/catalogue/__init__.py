@@ -12,10 +12,10 @@ from .fault import Fault
 from .forwards import BROKEN, BUFFERS, FORWARDS
 from .gradients import ACCUMULATION, CLIPPING, GRADIENT, SCALING
 from .hosts import HOSTS
-from .injected import INJECTED, injected_into
-from .left_out import LEFT_OUT, RESTORING
+from .injections import INJECTED, injected_into
 from .memory import MEMORY
 from .offloading import COMPILING, OFFLOADING
+from .omissions import LEFT_OUT, RESTORING
 from .precision import PRECISION
 from .races import RACES
 from .replicas import REPLICAS

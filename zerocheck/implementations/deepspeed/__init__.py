@@ -14,8 +14,8 @@ read_out     what it gives as the whole state
 given        a class of a config of the user's own
 """
 
-from .partitioned import DeepSpeed1, DeepSpeed2
 from .sharder import DeepSpeed0
 from .stage3 import DeepSpeed3
+from .stage12 import DeepSpeed1, DeepSpeed2
 
 __all__ = ["DeepSpeed0", "DeepSpeed1", "DeepSpeed2", "DeepSpeed3"]

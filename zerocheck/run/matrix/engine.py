@@ -9,13 +9,13 @@ from typing import Literal, Protocol
 
 from msgspec.structs import replace
 
-from ... import stopping
+from ... import signals
 from ...case.features import COMPILED, CUT, OF_PRECISION
 from ...faults.catalogue import Fault
 from ...judge.local import as_on_a_rank
 from ...protocol.replies import Description
 from ..environment import environment
-from ..freely import STEPS
+from ..free_runs import STEPS
 from ..launch import with_ranks
 from ..outcome import Results, judged
 from ..plan import Plan, SharedDraws
@@ -23,12 +23,12 @@ from ..rank_requests import describe, refusals
 from ..shrink import Limits, paths, shrink
 from ..tally import INTERRUPTED
 from ..trial import RankPool
+from .baselines import LOSS_RTOL, FreeRuns
 from .hunt import Hunt, TrialAnswer
 from .options import MatrixOptions
 from .records import FaultsFinished, FaultShrunk, FaultsStarted, MatrixRecord
-from .rivals import LOSS_RTOL, FreeRuns
+from .scheduler import TrialRequest, run_searches
 from .summary import Summary
-from .together import TrialRequest, together
 
 
 class MatrixHandler(Protocol):
@@ -96,12 +96,12 @@ class _Matrix:
             )
         )
         try:
-            together(self.ranks, (hunt.search() for hunt in self._hunts()), self._answer)
+            run_searches(self.ranks, (hunt.search() for hunt in self._hunts()), self._answer)
             for hunt in self.caught if options.shrink else ():
                 self._shrink(hunt)
-            stopping.ignore()
+            signals.ignore()
         except KeyboardInterrupt:
-            stopping.ignore()
+            signals.ignore()
             for hunt in self.open:
                 if hunt.row.caught:  # what is known of the others is nothing
                     self._tell(hunt.row)
