@@ -109,20 +109,20 @@ def test_rank_0_is_the_root_cause_also_where_another_rank_is_found_first(
 STOPPED = """
 import os, signal, sys
 from zerocheck.errors import RanksLost
-from zerocheck import stopping
+from zerocheck import signals
 from zerocheck.launcher import INTERRUPTS, leave_at_once
-stopping.Stopping(INTERRUPTS).__enter__()
+signals.StopSignals(INTERRUPTS).__enter__()
 try:
     try:
         os.kill(os.getpid(), signal.Signals[sys.argv[1]])
     except BaseException:
         pass  # as user code may
-    stopping.check()
+    signals.check()
 except RanksLost as lost:
     print(lost)
 except KeyboardInterrupt:
     print("Ctrl-C")
-stopping.ignore()
+signals.ignore()
 os.kill(os.getpid(), signal.SIGTERM)  # the report is being written
 print("written", flush=True)
 leave_at_once(3)

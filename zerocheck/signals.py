@@ -71,26 +71,26 @@ class StopSignals:
 
 def check() -> None:
     """Raise the error of a signal that came earlier, unless `ignore` was called since."""
-    for stopping in _installed[-1:]:
-        stopping._raise()
+    for active in _installed[-1:]:
+        active._raise()
 
 
 def ignore() -> None:
     """Let signals do nothing from here on: the command has its result, or ends by a signal."""
-    for stopping in _installed[-1:]:
-        stopping._ignoring = True
+    for active in _installed[-1:]:
+        active._ignoring = True
 
 
 @contextmanager
 def deferred() -> Iterator[None]:
     """Delay signals until the end of a block that must not be left half done."""
-    stopping = _installed[-1] if _installed else None
-    if stopping is None:
+    active = _installed[-1] if _installed else None
+    if active is None:
         yield
         return
-    stopping._holds += 1
+    active._holds += 1
     try:
         yield
     finally:
-        stopping._holds -= 1
-    stopping._raise()
+        active._holds -= 1
+    active._raise()

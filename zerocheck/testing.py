@@ -15,7 +15,7 @@ from . import pytest_plugin
 from .catalogue import is_config
 from .errors import UsageError
 from .protocol.verdicts import Obligation
-from .report.checks import TestOutcome, coverage_outcome, groups_of, test_outcome
+from .report.checks import TestOutcome, coverage_outcome, groups_of, outcome_of
 from .run.settings import as_options
 from .run.tally import Tally
 from .shared_run import SharedRun
@@ -49,7 +49,7 @@ class Check:
         __tracebackhide__ = True
         counted = pytest_plugin.result_of(self.run)
         (name,) = counted.implementations
-        outcome = self._test_outcome(counted, name)
+        outcome = self._outcome(counted, name)
         match outcome.outcome:
             case "failed":
                 raise CheckFailed(outcome.text, outcome.detail)
@@ -58,8 +58,8 @@ class Check:
             case "skipped":
                 pytest.skip(outcome.text)
 
-    def _test_outcome(self, counted: Tally, name: str) -> TestOutcome:
-        return test_outcome(counted, name, self.obligation, self.group)
+    def _outcome(self, counted: Tally, name: str) -> TestOutcome:
+        return outcome_of(counted, name, self.obligation, self.group)
 
     @property
     def id(self) -> str:
@@ -76,7 +76,7 @@ class CoverageCheck(Check):
     def __init__(self, run: SharedRun) -> None:
         self.run = run
 
-    def _test_outcome(self, counted: Tally, name: str) -> TestOutcome:
+    def _outcome(self, counted: Tally, name: str) -> TestOutcome:
         return coverage_outcome(counted, name)
 
     @property

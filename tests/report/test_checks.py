@@ -12,7 +12,7 @@ from hand_made import KNOWN, case, failed, finding, finished, held, known, stale
 from zerocheck.case.features import BASIC, GROUPS, groups
 from zerocheck.case.schema import Block, Case, Model, Sharding, TrainingSegment
 from zerocheck.protocol.verdicts import EQUIVALENCE, MEMORY, OBLIGATIONS, RESUME, Obligation
-from zerocheck.report.checks import coverage_outcome, groups_of, test_outcome
+from zerocheck.report.checks import coverage_outcome, groups_of, outcome_of
 from zerocheck.run.records import CaseFinished, Finding, Record
 from zerocheck.run.tally import exit_code, tally
 
@@ -23,7 +23,7 @@ def outcomes(records: Sequence[Record], name: str = "zero2") -> dict[tuple[str, 
     """(obligation, group) -> outcome, but for what is skipped."""
     counted = tally(records)
     found = {
-        (obligation, group): test_outcome(counted, name, obligation, group).outcome
+        (obligation, group): outcome_of(counted, name, obligation, group).outcome
         for obligation in counted.obligations
         for group in groups_of(obligation)
     }
@@ -61,7 +61,7 @@ def test_what_holds_passes_where_it_was_exercised() -> None:
     assert set(found) == {(o, g) for o in EQUIVALENCE for g in (BASIC, "sharding")}
     assert set(found.values()) == {"passed"}
     counted = tally(held())
-    assert test_outcome(counted, "zero2", "clip", "model").text == (
+    assert outcome_of(counted, "zero2", "clip", "model").text == (
         "clip with features of model: not exercised in 2 cases"
     )
     assert coverage_outcome(counted, "zero2").outcome == "passed"
@@ -82,7 +82,7 @@ def test_a_finding_fails_the_groups_that_it_needs(needs: tuple[str, ...], where:
 
 
 def test_a_failure_reads_as_on_the_console() -> None:
-    text = test_outcome(tally(run(finding())), "zero2", "gradient", BASIC).text
+    text = outcome_of(tally(run(finding())), "zero2", "gradient", BASIC).text
     lines = text.splitlines()
     assert lines[0] == "VIOLATED zero2: the reduced gradient is 4 times too large"
     assert lines[-1].startswith("  replay      zerocheck replay ")
@@ -93,7 +93,7 @@ def test_what_follows_fails_with_what_it_follows_from() -> None:
         finding(groups=("sharding",), follows=("publish",)), cases=[violated(publish="violated")]
     )
     assert failing(records) == {("gradient", "sharding"), ("publish", "sharding")}
-    text = test_outcome(tally(records), "zero2", "publish", "sharding").text
+    text = outcome_of(tally(records), "zero2", "publish", "sharding").text
     assert text.startswith("publish: 1 violated of 2, which may follow from this:\nVIOLATED zero2")
 
 
@@ -103,7 +103,7 @@ def test_a_violation_without_a_finding_fails_too() -> None:
 
 def test_a_crash_fails_every_obligation_and_shows_its_stacks() -> None:
     assert failing(failed(), "ddp") == {(o, BASIC) for o in EQUIVALENCE}
-    said = test_outcome(tally(failed()), "ddp", "clip", BASIC)
+    said = outcome_of(tally(failed()), "ddp", "clip", BASIC)
     assert said.text.startswith("CRASHED ddp: the ranks crashed: IndexError")
     assert "Traceback" in said.detail and "Traceback" not in said.text
 
@@ -116,7 +116,7 @@ def test_known_and_stale_issues() -> None:
     # Another finding of the same obligation is not hidden by it.
     both = [*known()[:-1], violated(2), finding(number=1, groups=("sharding",)), finished(1)]
     assert failing(both) == {("gradient", "sharding")}
-    assert KNOWN.reason in test_outcome(tally(known()), "zero2", "gradient", BASIC).text
+    assert KNOWN.reason in outcome_of(tally(known()), "zero2", "gradient", BASIC).text
 
 
 def test_what_was_not_checked_fails() -> None:
@@ -132,12 +132,12 @@ def test_an_obligation_that_a_model_leaves_no_room_for_is_skipped() -> None:
     left = tuple(obligation for obligation in EQUIVALENCE if obligation != "loss")
     one = started(obligations=left, without={"loss": "its loss is no scalar"})
     counted = tally([one, case(), finished()])
-    assert test_outcome(counted, "zero2", "loss", BASIC) == (
+    assert outcome_of(counted, "zero2", "loss", BASIC) == (
         "skipped",
         "loss: its loss is no scalar",
         "",
     )
-    assert test_outcome(counted, "zero2", "gradient", BASIC).outcome == "passed"
+    assert outcome_of(counted, "zero2", "gradient", BASIC).outcome == "passed"
 
 
 def test_what_an_implementation_says_that_no_case_exercises_is_skipped() -> None:
@@ -145,14 +145,14 @@ def test_what_an_implementation_says_that_no_case_exercises_is_skipped() -> None
     one = started("zero2", "ddp", without_of={"zero2": {"clip": "it clips nothing"}})
     records = [one, case(clip="not exercised"), case(1, "ddp", clip="not exercised"), finished(1)]
     counted = tally(records)
-    assert test_outcome(counted, "zero2", "clip", BASIC) == (
+    assert outcome_of(counted, "zero2", "clip", BASIC) == (
         "skipped",
         "clip: it clips nothing",
         "",
     )
-    assert test_outcome(counted, "ddp", "clip", BASIC).outcome == "failed"
+    assert outcome_of(counted, "ddp", "clip", BASIC).outcome == "failed"
     counted = tally([one, case(), case(1, "ddp"), finished()])
-    assert test_outcome(counted, "zero2", "clip", BASIC).outcome == "passed"
+    assert outcome_of(counted, "zero2", "clip", BASIC).outcome == "passed"
 
 
 @pytest.mark.parametrize(

@@ -127,13 +127,13 @@ def test_one_case_of_an_implementation_with_enough_of_them(
     for seed in range(CASES - 1):
         cases.note(finished(replace(CASE, mesh=(1 + seed % 5,), seed=seed)))
         cases.note(finished(CASE, "violated", "ddp"))
-    assert list(cases.held()) == []
+    assert list(cases.results()) == []
     cases.note(finished(replace(CASE, mesh=(1,))))
     cases.note(finished(CASE, "violated", "ddp"))
     cases.note(finished(replace(CASE, mesh=(4,), optimizer=Optimizer(), seed=99)))
     for seed in range(CASES):
         cases.note(finished(replace(CASE, mesh=(2,), seed=seed), name="zero3"))
-    assert [one.implementation for one in cases.held()] == ["zero2", "zero3"]
+    assert [one.implementation for one in cases.results()] == ["zero2", "zero3"]
     assert driven == [
         free_run_case(replace(CASE, mesh=(4,), seed=3), {}),
         replace(CASE, mesh=(2,), seed=0),

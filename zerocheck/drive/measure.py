@@ -117,7 +117,7 @@ class MemoryMeasurement:
         """Note that `close` has returned, and that the implementation is released."""
         self._over(next_part="closed")
 
-    def measured(self) -> Measured:
+    def result(self) -> Measured:
         """Return all measurements."""
         ledger = Attribution(self._events, self._looked, self._reducers)
         pools = self._log.pools if isinstance(self._log, DeviceLog) else []

@@ -236,13 +236,13 @@ def _run_case(job: CaseJob, context: Context) -> CaseReply:
                 case TakeSteps():
                     return driver.bare()
                 case Observe():
-                    return driver.observed(Recorder(context.arena))
+                    return driver.observe_steps(Recorder(context.arena))
                 case LoadCheckpoint():
-                    return driver.loaded(Recorder(context.arena))
+                    return driver.load_checkpoint(Recorder(context.arena))
                 case Measure():
-                    return driver.measured()
+                    return driver.measure_memory()
                 case TimeSteps():
-                    return driver.timed()
+                    return driver.time_steps()
     except Unsupported as refusal:
         return CaseUnsupported(str(refusal))
     except Exception as error:

@@ -107,7 +107,7 @@ class Driver:
         self._built()[0].close()
         return StepsTaken()
 
-    def observed(self, recorder: Recorder) -> RankObservation:
+    def observe_steps(self, recorder: Recorder) -> RankObservation:
         """Take all steps, then a forward and backward without update, and record everything."""
         with ExitStack() as stack:
             stack.enter_context(poison_memory())
@@ -145,7 +145,7 @@ class Driver:
             processor=processor(self.device),
         )
 
-    def loaded(self, recorder: Recorder) -> RankObservation:
+    def load_checkpoint(self, recorder: Recorder) -> RankObservation:
         """Load a checkpoint that was killed or damaged; return its state or the error."""
         with ExitStack() as stack:
             stack.enter_context(poison_memory())
@@ -280,7 +280,7 @@ class Driver:
         fingerprints = () if self._graphs is None else self._graphs.taken()
         return () if probe.hooked else fingerprints
 
-    def measured(self) -> MemoryReply:
+    def measure_memory(self) -> MemoryReply:
         """Take the steps like `bare`, and measure memory and collectives."""
         self._notes = False  # what it allocates would count
         measuring_ = MemoryMeasurement(self.implementation, self.case, self.rank, self.device)
@@ -304,10 +304,10 @@ class Driver:
             del subject
             measuring.closed()
         return MemoryReply(
-            semantics=semantics, measured=measuring.measured(), device=str(self.device)
+            semantics=semantics, measured=measuring.result(), device=str(self.device)
         )
 
-    def timed(self) -> TimeReply:
+    def time_steps(self) -> TimeReply:
         """Take the steps like `bare`, and measure times."""
         timing = Timing(self.implementation, self.case)
         subject = self._built()[0]
@@ -321,7 +321,7 @@ class Driver:
                 timing.taken()
         self.progress.at("close()")
         subject.close()
-        return TimeReply(timing.timed())
+        return TimeReply(timing.result())
 
     def _step(
         self,

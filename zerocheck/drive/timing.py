@@ -112,7 +112,7 @@ class Timing:
                 StepTimes(self._began, ended, self._forward, self._reduced, copied, calls)
             )
 
-    def timed(self) -> Timed:
+    def result(self) -> Timed:
         """Return all times."""
         there = _on_accelerator()
         return Timed(

@@ -37,7 +37,7 @@ def groups_of(obligation: Obligation) -> tuple[str, ...]:
     return tuple(name for name in GROUPS if obligation in RESUME or name not in of_resume)
 
 
-def test_outcome(counted: Tally, name: str, obligation: Obligation, group: str) -> TestOutcome:
+def outcome_of(counted: Tally, name: str, obligation: Obligation, group: str) -> TestOutcome:
     """Return the result of an obligation and a feature group for the implementation `name`."""
     without = counted.started.without if counted.started is not None else {}
     if obligation in without:

@@ -30,7 +30,8 @@ def vacuous_lines(implementation: ImplementationTally) -> list[str]:
     return [
         one_line(
             f"{implementation.name}: {obligation} could have failed in "
-            f"{cell.informative or 'none'} of {cell.checked} cases; in the others {VACUOUS[obligation]}"
+            f"{cell.informative or 'none'} of {cell.checked} cases; "
+            f"in the others {VACUOUS[obligation]}"
         )
         for obligation, cell in implementation.hardly_checked.items()
         if cell.vacuous

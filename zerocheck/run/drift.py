@@ -84,7 +84,7 @@ class DriftRuns:
         if best is None or _worth(case) > _worth(best):
             self._chosen[name] = case
 
-    def held(self) -> Iterator[Drift]:
+    def results(self) -> Iterator[Drift]:
         """Yield the drift of one case that held, for each implementation with enough cases."""
         for name, case in self._chosen.items():
             if self._judged[name] >= CASES:

@@ -112,7 +112,7 @@ class _RunUnderWay:
             name: describe(self.ranks, name, world_size=min(options.world_sizes))
             for name in options.implementations
         }
-        self.drifting = DriftRuns(self.ranks, {n: one.fixed for n, one in described.items()})
+        self.drift_runs = DriftRuns(self.ranks, {n: one.fixed for n, one in described.items()})
         described, without = with_models(self.ranks, described, options)
         if without:
             options = self.options = options.leaving_out(without)
@@ -259,7 +259,7 @@ class _RunUnderWay:
 
     def _finished(self, finished: CaseFinished) -> None:
         self.bus.handle(finished)
-        self.drifting.note(finished)
+        self.drift_runs.note(finished)
         item = PlannedCase(finished.implementation, finished.case)
         if finished.judgement is not None or finished.status == "unsupported" or finished.known:
             self.plan.note(item, refused=finished.judgement is None)
@@ -335,10 +335,10 @@ class _RunUnderWay:
         Those of findings too, but not with ranks of a launcher, which cannot be restarted if one
         breaks them.
         """
-        for drift in self.drifting.held():
+        for drift in self.drift_runs.results():
             self.bus.handle(drift)
         if self.options.ranks == "processes":
-            for drift in self.drifting.of_findings(self.findings.bugs):
+            for drift in self.drift_runs.of_findings(self.findings.bugs):
                 self.bus.handle(drift)
 
     def _stale(self, planned: Sequence[PlannedCase]) -> None:

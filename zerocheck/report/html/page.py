@@ -12,7 +12,7 @@ import jinja2
 from ...foreign_text import printable
 from ...protocol.verdicts import Status
 from ...run.tally import FAILING, Tally, run_exit_code, unchecked, why
-from .. import drift as drifting
+from .. import drift as drift_text
 from .. import footprint, metrics
 from ..coverage import feature_rows, pairs_cell, refused_rows, vacuous_rows
 from ..known_issues import all_hold, left_out_lines, stale_lines
@@ -67,7 +67,7 @@ def _parts(counted: Tally) -> dict[str, Any]:
         "patterns": metrics.pattern_lines(every) + metrics.ranked_lines(every),
         "not_timed": metrics.broken_lines(every),
         "peaks": _table("", "", metrics.PEAK_HEADERS, metrics.peak_rows(every)),
-        "drift_words": (drifting.TITLE, drifting.EXPLAINED),
+        "drift_words": (drift_text.TITLE, drift_text.EXPLAINED),
         "drifts": [
             (one.finding, drift.shown(number, one)) for number, one in enumerate(counted.drifts)
         ],
