@@ -1,4 +1,4 @@
-"""A thread that tells rank 0 through the store where another rank stands."""
+"""Heartbeat thread, which reports the position of a rank to rank 0 through the store."""
 
 from __future__ import annotations
 

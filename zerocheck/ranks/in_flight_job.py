@@ -1,4 +1,4 @@
-"""A job on its way: what was sent, and what has come back so far."""
+"""In-flight job: the requests sent, and the replies received so far."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns what came back from a team, or did not, into a JobResult."""
+"""Conversion of the replies of a team, or their absence, to a JobResult."""
 
 from __future__ import annotations
 

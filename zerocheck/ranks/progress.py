@@ -1,4 +1,4 @@
-"""Where each rank stands, in shared memory: written in a microsecond, read without locks.
+"""Position of each rank, in shared memory: written in a microsecond, read without locks.
 
 One record per rank. A reader may catch a record half written; it reads again until two readings
 agree, and a text that is torn all the same harms nobody.

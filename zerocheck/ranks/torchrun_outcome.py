@@ -1,4 +1,4 @@
-"""Where a rank of torchrun stood when its job was over, by its report or by its last beat."""
+"""Outcome of a rank of torchrun at the end of its job, by its report or its last heartbeat."""
 
 from __future__ import annotations
 

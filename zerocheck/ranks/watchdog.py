@@ -1,4 +1,4 @@
-"""Tells a team that hangs from one that is slow, by progress and not by wall time.
+"""Watchdog: distinguishes a team that hangs from a slow one, by progress and not by wall time.
 
 On a loaded machine a rank may wait seconds for a core; then it is runnable, and runnable is not
 hung. Hung means: for `patience_s` no unfinished rank moved its progress counter, none used the
