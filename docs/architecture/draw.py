@@ -24,13 +24,13 @@ FLOORS = (
     Floor("faces", {"cli": 90, "pytest": 90, "attached": 100, "memory": 90, "checkpoint": 110,
                     "script": 90, "report": 100}),
     Floor("engine", {"run": 730}),
-    Floor("peers", {"ranks": 200, "drive": 220, "judge": 290}),
-    Floor("proof", {"faults": 200}),
-    Floor("libraries", {"": 200, "implementations": 220}),
+    Floor("peers", {"ranks": 170, " ": 40, "drive": 200, "  ": 90, "judge": 190}),
+    Floor("proof", {"faults": 170}),
+    Floor("libraries", {"   ": 220, "implementations": 200}),
     Floor("data", {"protocol": 110, "contract": 110, "models": 90, "causes": 90,
                    "execution": 100, "case": 80, "ds_config": 90}),
 )  # fmt: skip
-"""An empty name leaves room. A room imports from its own floor and those under it."""
+"""Blanks leave room. A room imports from its own floor and those under it."""
 
 FILES = {"pytest": ("pytest_plugin.py", "testing.py", "shared_run.py")}
 """Rooms that are files and no packages."""
@@ -47,9 +47,9 @@ class Move(NamedTuple):
 WAY = (
     Move("cli", "run", "1 options"),
     Move("run", "ranks", "2 case as jobs"),
-    Move("ranks", "drive", "3"),
+    Move("ranks", "drive", "3 job"),
     Move("drive", "implementations", "4 steps"),
-    Move("drive", "judge", "5"),
+    Move("drive", "judge", "5 observations"),
     Move("judge", "run", "6 verdicts"),
     Move("run", "report", "7 journal"),
 )
@@ -79,7 +79,7 @@ class Box(NamedTuple):
 def check() -> None:
     """Raise ValueError unless the rooms are the packages that exist, and the files do."""
     packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    rooms = [name for floor in FLOORS for name in floor.rooms if name]
+    rooms = [name for floor in FLOORS for name in floor.rooms if name.strip()]
     drawn = {*rooms} - {*FILES}
     if len(rooms) != len({*rooms}) or drawn != packages:
         raise ValueError(f"not drawn, or gone: {sorted(drawn ^ packages)}")
@@ -115,7 +115,7 @@ def arrow(move: Move, places: dict[str, Box], colour: str) -> str:
     if start.y == end.y:
         y = start.y + HEIGHT // 2
         ends = (start.x + start.width, y, end.x - 1, y)
-        at = (start.x + start.width + GAP // 2, y - 6, "middle")
+        at = ((ends[0] + ends[2]) // 2, y - 6, "middle")
     else:
         x = next(one for one in (start, end) if one.width < 700)
         middle = x.x + x.width // 2
@@ -123,7 +123,8 @@ def arrow(move: Move, places: dict[str, Box], colour: str) -> str:
         ends = (middle, start.y + HEIGHT * down, middle, end.y + HEIGHT * (not down))
         floors = abs(floor_of(move.start) - floor_of(move.end))
         labelled = max(start.y, end.y) - PAD - SPACE // 2 + 4 - (floors - 1) * 24
-        at = (middle + 6, labelled, "start")
+        right = middle < WIDTH - 100
+        at = (middle + 6 if right else middle - 6, labelled, "start" if right else "end")
     x1, y1, x2, y2 = ends
     return (
         f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{colour}" stroke-width="2" '
@@ -155,7 +156,7 @@ def render(theme: str) -> str:
             f'font-size="14" font-weight="bold">{floor.name}</text>'
         )
     for name, box in places.items():
-        if name:
+        if name.strip():
             parts.append(
                 f'<rect x="{box.x}" y="{box.y}" width="{box.width}" height="{HEIGHT}" rx="5" '
                 f'fill="{colours["room"]}" stroke="{colours["line"]}"/>\n'
