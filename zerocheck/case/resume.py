@@ -76,7 +76,7 @@ def draw_resumed(
         harm = _harm(number, harms)
         offered = {}
         for base in bases[saving][:OFFERED]:
-            segments = _legs(loading, world_sizes, into, harm, source)
+            segments = _drawn_segments(loading, world_sizes, into, harm, source)
             case = _resumed(base, segments, fixed, source)
             if two_axes and number % 3 == 2:
                 case = _on_two_axes(case, axes)
@@ -159,7 +159,7 @@ def _harm(number: int, harms: Sequence[Harm]) -> Harm | None:
     return HARMS[left] if left < len(HARMS) else None
 
 
-def _legs(
+def _drawn_segments(
     loading: int,
     world_sizes: Sequence[int],
     into: Sequence[str],

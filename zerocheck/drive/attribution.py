@@ -105,7 +105,7 @@ class AllocationChange(NamedTuple):
 
 
 class Attribution:
-    """Memory ledger, built from all events of a run and the claims at each mark.
+    """Memory attribution, built from all events of a run and the claims at each mark.
 
     changes: what was given out and taken back, in its order.
     """

@@ -1,7 +1,7 @@
 """Storages that collectives gather into and reduce from.
 
-The census sees what is held at the end of a phase. What comes and goes within one is known by what
-it was used for.
+Memory at the end of a phase is attributed by `holders.py`. What comes and goes
+within one is known by its use.
 """
 
 from __future__ import annotations

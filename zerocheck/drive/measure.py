@@ -59,9 +59,9 @@ class MemoryMeasurement:
         self._events: list[str | Allocation] = []
         self._reducers: Counter[int] = Counter()
         self._log = AllocatorLog() if device.type == CPU else DeviceLog(device)
-        self._in_flight = CollectiveRelease(lambda address: self._log.mark(f"{GONE}{address}"))
+        self._releases = CollectiveRelease(lambda address: self._log.mark(f"{GONE}{address}"))
         self._calls = CallTrace(self._within)
-        self._touched = CollectiveStorages(lambda use, at: self._log.mark(f"{USED}{use} {at}"))
+        self._storages = CollectiveStorages(lambda use, at: self._log.mark(f"{USED}{use} {at}"))
 
     @contextmanager
     def watching(self) -> Iterator[MemoryMeasurement]:
@@ -70,7 +70,7 @@ class MemoryMeasurement:
             self._end = _caller()
             self._log.start()
             try:
-                with self._in_flight, self._calls, self._touched:
+                with self._releases, self._calls, self._storages:
                     yield self
             finally:
                 self._events = self._log.stop(MARK)
@@ -119,11 +119,11 @@ class MemoryMeasurement:
 
     def result(self) -> Measured:
         """Return all measurements."""
-        ledger = Attribution(self._events, self._looked, self._reducers)
+        attribution = Attribution(self._events, self._looked, self._reducers)
         pools = self._log.pools if isinstance(self._log, DeviceLog) else []
         return Measured(
-            lines=tuple(ledger.lines()),
-            peaks=() if pools else tuple(peaks(ledger)),
+            lines=tuple(attribution.lines()),
+            peaks=() if pools else tuple(peaks(attribution)),
             pools=tuple(pools),
             layout=self.layout,
             calls=tuple(self._calls_of(step) for step in range(self.first, self.end)),
@@ -148,7 +148,7 @@ class MemoryMeasurement:
             claims |= shard_claims(self._subject)
         living = reducers()
         self._reducers |= living
-        self._in_flight.settle(lambda one: has_a_holder(one, claims, living))
+        self._releases.settle(lambda one: has_a_holder(one, claims, living))
         self._looked[place] = claims
         if isinstance(self._log, DeviceLog):
             self._log.over(place, claims)

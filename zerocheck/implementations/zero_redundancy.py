@@ -63,7 +63,7 @@ class ZeroRedundancy(Ddp):
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
         """Return a rank's memory layout (see `ddp_layout`) and collectives, as far as predicted."""
         held = ddp_layout(
-            model, case, gradient_views=False, states=shared_states(rank), beside=dummies
+            model, case, gradient_views=False, states=shared_states(rank), extra=dummies
         )
         if reduced_precision(case):  # gradients come in another order than the bare model's in fp32
             return held

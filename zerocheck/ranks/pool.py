@@ -286,16 +286,16 @@ class Pool:
                 teams.append(team)
         now = time.monotonic()
         # Not in a quick look in passing: hangs are told from a series of looks.
-        looking = timeout_s > 0 and now - self._looked_at >= _LOOK_S
-        if looking:
+        inspect = timeout_s > 0 and now - self._looked_at >= _LOOK_S
+        if inspect:
             self._looked_at = now
-        for team in list(self._teams) if looking else teams:
-            self._settle(team, looking=looking)
+        for team in list(self._teams) if inspect else teams:
+            self._settle(team, inspect=inspect)
         busy = [team for team in self._teams if team.jobs]
         if self._cores.held and not self._queue and all(team.watchdog.idle for team in busy):
             self._cores.release()
 
-    def _settle(self, team: Team, *, looking: bool) -> None:
+    def _settle(self, team: Team, *, inspect: bool) -> None:
         """Finish the jobs at the head of the team that can be finished."""
         while team.alive and team.jobs:
             head = team.jobs[0]
@@ -324,7 +324,7 @@ class Pool:
                 if failed and not team.failing:
                     team.failing = True
                     team.start_watch()
-                if not looking:
+                if not inspect:
                     return
                 patience = self._grace_s if failed else self._patience_s
                 verdict = team.watchdog.look(unfinished, team.pids(), patience_s=patience)

@@ -66,7 +66,9 @@ def _result(
     began = min((reply.began for reply in replies.values()), default=job.sent_at)
     bad = not job.complete or bool(job.raised)
     outcomes = tuple(
-        _stood(team, rank, replies.get(rank), exits.get(rank), stacks.get(rank), began, bad=bad)
+        _rank_outcome(
+            team, rank, replies.get(rank), exits.get(rank), stacks.get(rank), began, bad=bad
+        )
         for rank in range(job.world_size)
     )
     ends = [reply.ended for reply in replies.values()]
@@ -109,7 +111,7 @@ def _arenas(team: Team, job: InFlightJob) -> tuple[ArenaView | None, ...]:
     return tuple(views)
 
 
-def _stood(
+def _rank_outcome(
     team: Team,
     rank: int,
     reply: Reply | None,

@@ -49,7 +49,7 @@ def lines(implementations: dict[str, ImplementationTally]) -> list[str]:
     for name, implementation in implementations.items():
         if not implementation.weights:
             continue
-        one = max(implementation.weights.values(), key=_tells)
+        one = max(implementation.weights.values(), key=_informative)
         ranks = f"{one.ranks} rank{'s' if one.ranks > 1 else ''}"
         parts = [
             f"{one.ratio:.2f} times {formula(one)} ({one.largest.elements:,} elements)",
@@ -63,7 +63,7 @@ def lines(implementations: dict[str, ImplementationTally]) -> list[str]:
     return text
 
 
-def _tells(one: Footprint) -> tuple[bool, int, int, int]:
+def _informative(one: Footprint) -> tuple[bool, int, int, int]:
     """Return a sort key: the greater, the more the case shows of sharding."""
     return one.ranks > 1, -one.microbatches, one.largest.elements, one.ranks
 

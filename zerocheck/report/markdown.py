@@ -38,7 +38,7 @@ def render(counted: Tally) -> str:
         "## Obligations",
         _matrix(counted),
         *_resumed(counted),
-        *_weighed(counted),
+        *_footprints(counted),
         *_findings(counted),
         *_unreproduced(counted),
         *_known(counted),
@@ -97,7 +97,7 @@ def _resumed(counted: Tally) -> Iterable[str]:
             yield from _loads(loads)
 
 
-def _weighed(counted: Tally) -> Iterable[str]:
+def _footprints(counted: Tally) -> Iterable[str]:
     rows = [list(map(escape, row)) for row in weighed_rows(counted.implementations)]
     if rows:
         yield "## Memory and communication"

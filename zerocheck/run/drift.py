@@ -147,7 +147,7 @@ def _compared(case: Case, result: JobResult) -> Drift:
         case=case,
         expected=reference.losses,
         own=_own(case, observations, fetch, reference),
-        twin=_twin(replica, reference),
+        twin=_replica_run(replica, reference),
     )
 
 
@@ -175,7 +175,7 @@ def _given(observation: Observation, step: int) -> list[torch.Tensor]:
     return found or [torch.tensor(math.nan)]
 
 
-def _twin(replica: Trajectory, reference: Trajectory) -> FreeRun:
+def _replica_run(replica: Trajectory, reference: Trajectory) -> FreeRun:
     far = [
         _far(
             *(torch.cat([one[name].reshape(-1).double() for name in other]) for one in (own, other))

@@ -93,8 +93,8 @@ class _RunUnderWay:
         self.records: list[Record] = []
         self.bus = Bus((*handlers, _Collector(self.records.append)))
         self.environment = environment(options.device)
-        self.ledger = KnownIssueMatcher(options, self.environment.torch)
-        self.findings = Findings(self.ledger.issue_of)
+        self.issue_matcher = KnownIssueMatcher(options, self.environment.torch)
+        self.findings = Findings(self.issue_matcher.issue_of)
         self.reported: dict[int, Finding] = {}
         self.running: Trial | None = None
         self.timed = TimingChoice(options.world_sizes)
@@ -116,12 +116,12 @@ class _RunUnderWay:
         described, without = with_models(self.ranks, described, options)
         if without:
             options = self.options = options.leaving_out(without)
-            self.ledger = KnownIssueMatcher(options, self.environment.torch)
-            self.findings = Findings(self.ledger.issue_of)
+            self.issue_matcher = KnownIssueMatcher(options, self.environment.torch)
+            self.findings = Findings(self.issue_matcher.issue_of)
         self.confirmer = Confirmer(self.findings, self.ranks, options.obligations)
         self.fixed = {name: paths(described[name].fixed) for name in described}
         self.plan = Plan(options, described, self._refusals)
-        self.plan.cases, left_out = self.ledger.arrange(self.plan.cases)
+        self.plan.cases, left_out = self.issue_matcher.arrange(self.plan.cases)
         check_room(planned.case for planned in self.plan.cases)
         self._check_builds()
         self.started = time.perf_counter()
@@ -198,7 +198,7 @@ class _RunUnderWay:
         size = min(self.options.world_sizes)
         reasons = refusals(self.ranks, implementation, cases, world_size=size)
         return [
-            reason or self.ledger.hang(PlannedCase(implementation, case))
+            reason or self.issue_matcher.hang(PlannedCase(implementation, case))
             for case, reason in zip(cases, reasons, strict=True)
         ]
 
@@ -220,7 +220,7 @@ class _RunUnderWay:
             if (
                 item is not None
                 and self.hangs[item.implementation] >= HANGS
-                and number not in self.ledger.own
+                and number not in self.issue_matcher.own
             ):
                 self.left_out[item.implementation] += 1
             elif item is not None:
@@ -255,7 +255,7 @@ class _RunUnderWay:
                 self._write(bug)
 
     def _marked(self, number: int, trial: Trial, outcome: Outcome) -> CaseFinished:
-        return self.ledger.marked(outcome.record(number, trial.implementation, trial.case))
+        return self.issue_matcher.marked(outcome.record(number, trial.implementation, trial.case))
 
     def _finished(self, finished: CaseFinished) -> None:
         self.bus.handle(finished)
@@ -282,7 +282,7 @@ class _RunUnderWay:
                 bug.extent = f"not searched for, others took {RUN_TRIES} tries"
             else:
                 left -= self._shrink_one(bug, min(Limits.tries, left))
-            self._tell(bug) if bug.shrunk is None else self._write(bug)
+            self._report(bug) if bug.shrunk is None else self._write(bug)
 
     def _shrink_one(self, bug: Bug, tries: float) -> float:
         """Search for the smallest case of a bug; return the cost in tries."""
@@ -290,8 +290,8 @@ class _RunUnderWay:
         limits = Limits(
             tries=tries,
             kept=(*self.fixed[name], *(["mesh"] if self.options.ranks == "torchrun" else [])),
-            avoided=lambda case: self.ledger.hang(PlannedCase(name, case)) is not None,
-            listed=self.ledger.listed,
+            avoided=lambda case: self.issue_matcher.hang(PlannedCase(name, case)) is not None,
+            listed=self.issue_matcher.listed,
         )
         bug.shrunk = shrink(bug, self.ranks, self.options.obligations, limits)
         if bug.shrunk is None:
@@ -321,9 +321,9 @@ class _RunUnderWay:
                 ),
             )
         )
-        self._tell(bug)
+        self._report(bug)
 
-    def _tell(self, bug: Bug) -> None:
+    def _report(self, bug: Bug) -> None:
         finding = bug.finding(self.findings.bugs.index(bug))
         if self.reported.get(finding.number) != finding:
             self.reported[finding.number] = finding
@@ -343,9 +343,9 @@ class _RunUnderWay:
 
     def _stale(self, planned: Sequence[PlannedCase]) -> None:
         """Look for known issues that did not show, again and in fresh processes: some are rare."""
-        for issue, number in self.ledger.unseen():
+        for issue, number in self.issue_matcher.unseen():
             tries = 0
-            while number is not None and tries < TRIES and not self.ledger.shown(issue):
+            while number is not None and tries < TRIES and not self.issue_matcher.shown(issue):
                 case = planned[number].case
                 trial = Trial(
                     self.ranks,
@@ -356,17 +356,17 @@ class _RunUnderWay:
                 )
                 again = self._marked(number, trial, trial.outcome(words=True))
                 tries += 1
-                if self.ledger.shown(issue):
+                if self.issue_matcher.shown(issue):
                     for bug in self.findings.add(again):
                         if bug.issue is None:
                             confirm(bug, self.ranks, self.options.obligations)
                         self._write(bug)
-            if not self.ledger.shown(issue):
-                self.bus.handle(self.ledger.stale(issue, tries))
+            if not self.issue_matcher.shown(issue):
+                self.bus.handle(self.issue_matcher.stale(issue, tries))
 
     def _finish(self, outcome: Literal["done", "interrupted", "lost"], *more: str) -> int:
         for bug in self.findings.bugs:
-            self._tell(bug)
+            self._report(bug)
         tallied = tally(self.records)
         code = exit_code(tallied)
         if outcome == "interrupted":

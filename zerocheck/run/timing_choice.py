@@ -20,7 +20,7 @@ class TimingChoice:
 
     def __init__(self, world_sizes: Sequence[int]) -> None:
         self._sizes = tuple(world_sizes)
-        self._seen: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
         self._timed: dict[str, Counter[int]] = defaultdict(Counter)
         self._chosen: set[PlannedCase] = set()
 
@@ -31,8 +31,8 @@ class TimingChoice:
         """
         name, size = item.implementation, item.case.world_size
         timed = self._timed[name]
-        due = timed.total() <= self._seen[name] // EVERY
-        self._seen[name] += 1
+        due = timed.total() <= self._counts[name] // EVERY
+        self._counts[name] += 1
         several = [one for one in self._sizes if one > 1] or list(self._sizes)
         if not due or size not in several or timed[size] > min(timed[one] for one in several):
             return False
