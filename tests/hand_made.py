@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from zerocheck.case.schema import Case, Leg
+from zerocheck.case.schema import Case, TrainingSegment
 from zerocheck.protocol.verdicts import (
     EQUIVALENCE,
     RESUME,
@@ -247,7 +247,7 @@ def loaded(
     **given: Any,
 ) -> CaseFinished:
     """A resumed case that was judged, or broke. last: fields of its last leg."""
-    legs = [Leg(mesh=(size,)) for size in onto]
+    legs = [TrainingSegment(mesh=(size,)) for size in onto]
     legs[-1] = msgspec.structs.replace(legs[-1], **(last or {}))
     violated = dict.fromkeys((o for load in loads for o in load.violated), "violated")
     fields: dict[str, Any] = {

@@ -23,7 +23,7 @@ from zerocheck.catalogue import (
 )
 from zerocheck.errors import UsageError
 from zerocheck.faults.catalogue import FAULTS, injected_into
-from zerocheck.faults.injected.injection import Injection
+from zerocheck.faults.injections.injection import Injection
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ ELSEWHERE = {
         "needs torchtitan and triton (200 MB): tests/field/test_torchtitan.py, by tox -e field"
     ),
     "zerocheck faults --implementation my_sharding.py:my_fsdp": "takes minutes: "
-    "tests/faults/test_injected.py runs each of them",
+    "tests/faults/test_injections.py runs each of them",
     "zerocheck memory --peaks peaks": "takes minutes: tests/run/test_curves.py measures few",
     "zerocheck replay zerocheck-report/findings/FINDING.json --implementation "
     "my_sharding.py:my_fsdp": "any finding: tests/newcomer.py replays one",

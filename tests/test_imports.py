@@ -21,22 +21,22 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "foreign_text": set(),
     "shortage": set(),
-    "stopping": set(),
+    "signals": set(),
     "hosts": set(),
     "warning_filters": set(),
     "control_groups": set(),
     "host": {"control_groups", "errors"},
     "devices": {"errors"},
-    "launched": {"errors"},
+    "launcher": {"errors"},
     "compat": {"errors"},
     "compat_memory": {"errors"},
     "catalogue": {"ds_config", "errors"},
     "ds_config": {"errors"},
-    "importing": {"ds_config", "errors"},
+    "user_code": {"ds_config", "errors"},
     "causes": {"errors"},
     "case": {"catalogue", "hosts", "errors"},
-    "models": {"case", "catalogue", "importing", "devices", "errors"},
-    "contract": {"models", "case", "catalogue", "compat", "importing", "devices", "errors"},
+    "models": {"case", "catalogue", "user_code", "devices", "errors"},
+    "contract": {"models", "case", "catalogue", "compat", "user_code", "devices", "errors"},
     "protocol": {"contract", "case"},
     "execution": {"compat", "errors"},
     "implementations": {
@@ -47,10 +47,10 @@ ALLOWED: dict[str, set[str]] = {
     },
     "drive": {
         "protocol", "execution", "contract", "models", "case", "catalogue", "compat",
-        "compat_memory", "devices", "errors", "importing",
+        "compat_memory", "devices", "errors", "user_code",
     },
     "ranks": {
-        "execution", "compat", "hosts", "launched", "stopping", "devices", "host", "errors",
+        "execution", "compat", "hosts", "launcher", "signals", "devices", "host", "errors",
         "warning_filters",
     },
     "judge": {
@@ -59,8 +59,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "run": {
         "judge", "ranks", "drive", "protocol", "contract", "models", "case", "catalogue", "causes",
-        "compat", "errors", "foreign_text", "faults", "launched", "zerocheck", "devices", "host",
-        "hosts", "stopping", "control_groups",
+        "compat", "errors", "foreign_text", "faults", "launcher", "zerocheck", "devices", "host",
+        "hosts", "signals", "control_groups",
     },
     "report": {"run", "foreign_text", "protocol", "contract", "case", "catalogue", "errors"},
     "script": {
@@ -69,11 +69,11 @@ ALLOWED: dict[str, set[str]] = {
     "checkpoint": {"contract", "foreign_text", "compat", "errors"},
     "memory": {
         "implementations", "contract", "models", "case", "catalogue", "compat", "compat_memory",
-        "importing", "errors", "hosts",
+        "user_code", "errors", "hosts",
     },
     "attached": {
         "report", "run", "judge", "protocol", "execution", "drive", "contract", "checkpoint",
-        "case", "causes", "compat", "foreign_text", "importing", "errors", "zerocheck_reference",
+        "case", "causes", "compat", "foreign_text", "user_code", "errors", "zerocheck_reference",
         "devices", "ranks",
     },
     "shared_run": {"report", "run", "errors"},
@@ -83,8 +83,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "cli": {
         "attached", "checkpoint", "memory", "report", "script", "run", "protocol", "faults", "case",
-        "catalogue", "ds_config", "foreign_text", "importing", "launched", "devices", "errors",
-        "shortage", "stopping", "warning_filters", "zerocheck",
+        "catalogue", "ds_config", "foreign_text", "user_code", "launcher", "devices", "errors",
+        "shortage", "signals", "warning_filters", "zerocheck",
     },
     "__main__": {"cli"},
 }  # fmt: skip

@@ -1,4 +1,43 @@
-"""Step-by-step checks of sharded-training code against a single-device reference."""
+"""Step-by-step checks of sharded-training code against a single-device reference.
+
+- `__main__.py`: `python -m zerocheck`
+- `catalogue.py`: names of zerocheck's own implementations, and of faults to inject
+- `compat.py`: private torch API that zerocheck needs, probed in this one place
+- `compat_memory.py`: private torch API for the measurement and simulation of memory, in one place
+- `control_groups.py`: limits of memory and processes that control groups set on this process
+- `devices.py`: devices of cases: their names, and the random states that a forward can draw from
+- `errors.py`: errors of zerocheck, and hints that help a user to fix them
+- `foreign_text.py`: foreign text, made safe for a terminal, a report or a shell
+- `host.py`: memory of this host, and files that replace it
+- `hosts.py`: hosts of the ranks, from the short form in a case to a place for each rank
+- `launcher.py`: environment of a launcher (torchrun), and the report of the exit code to it
+- `pytest_plugin.py`: pytest plugin: options, report directories, terminal summary
+- `shared_run.py`: one run behind many tests, on any number of pytest's workers
+- `shortage.py`: shortages of the machine, recognized by the errors that they cause
+- `signals.py`: signals that end a command, raised where they strike and where zerocheck waits
+- `testing.py`: zerocheck in pytest: one test per implementation, obligation and group of features
+- `user_code.py`: import of the user's code by `package.module:Name` or `path/to/file.py:Name`
+- `warning_filters.py`: filters of warnings in the processes of zerocheck
+- `attached/`: checks of chosen steps of a real training run (`zerocheck.attach`)
+- `case/`: case: everything that determines a run, as data
+- `causes/`: registry of the causes that the judge names
+- `checkpoint/`: checks of existing checkpoints
+- `cli/`: command line, one file per command
+- `contract/`: contract between zerocheck and the code under test
+- `drive/`: execution of one job in one rank
+- `ds_config/`: DeepSpeed config of the user's own
+- `execution/`: properties of an execution that decide the last bits
+- `faults/`: bugs planted on purpose, and their catalogue
+- `implementations/`: built-in implementations: DDP, FSDP, DeepSpeed, the textbook ZeRO
+- `judge/`: verdicts on what ranks observed, and their causes
+- `memory/`: memory of a rank in advance (`zerocheck memory`)
+- `models/`: model, samples and start of a case
+- `protocol/`: data that crosses the border of a rank process, and verdicts
+- `ranks/`: rank processes: pool, transport, watchdog, torchrun
+- `report/`: reports, one file per format
+- `run/`: engine of a run: choice of cases, execution, findings, records
+- `script/`: script of a case that needs torch alone
+"""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ they are named."""
 
 CONFIG = ".json"
 """How a name ends that is the path of a DeepSpeed config: it stands for the stage that it says."""
-OF_CONFIG = "zerocheck.implementations.deepspeed.given:of_file"
+OF_CONFIG = "zerocheck.implementations.deepspeed.user_config:of_file"
 """What makes the implementation of such a name."""
 
 FAULTY_OF_EXTRAS = {"zerocheck.faults.deepspeed": "deepspeed"}
@@ -64,10 +64,10 @@ def _spelled(kind: str) -> str:
     return "".join(f"-{c.lower()}" if c.isupper() else c for c in kind).lstrip("-")
 
 
-PLANTING = "zerocheck.faults.injected.injection:planted"
+PLANTING = "zerocheck.faults.injections.injection:planted"
 """Function that makes an implementation with an injected fault."""
 INJECTED: dict[str, str] = {
-    _spelled(kind): f"zerocheck.faults.injected.{module}:{kind}"
+    _spelled(kind): f"zerocheck.faults.injections.{module}:{kind}"
     for module, kinds in _INJECTED.items()
     for kind in kinds
 }

@@ -120,7 +120,7 @@ class AllocatorHistory:
         Raises Unsupported for another allocator than torch's own, which keeps no history.
         """
         self._device = device
-        self._seen = 0
+        self._consumed = 0
         backend = torch.cuda.get_allocator_backend()
         if backend != "native":
             raise Unsupported(
@@ -133,7 +133,7 @@ class AllocatorHistory:
         # The workspaces of cuBLAS come from the allocator and stay; they are no one's but its own.
         clear_workspaces()
         torch.cuda.memory._record_memory_history(enabled="all", context=None, clear_history=True)
-        self._seen = 0
+        self._consumed = 0
 
     def taken(self) -> Snapshot:
         """Take a snapshot of the allocator at one instant.
@@ -145,16 +145,16 @@ class AllocatorHistory:
         clear_workspaces()
         while True:
             before = self._changes()
-            told = torch.cuda.memory._snapshot(self._device)
+            snapshot = torch.cuda.memory._snapshot(self._device)
             stats = torch.cuda.memory_stats(self._device)
             if self._changes() == before:
                 break
         number = self._device.index or 0
-        trace = told["device_traces"][number][self._seen :]
-        self._seen += len(trace)
+        trace = snapshot["device_traces"][number][self._consumed :]
+        self._consumed += len(trace)
         return Snapshot(
             trace,
-            [one for one in told["segments"] if one["device"] == number],
+            [one for one in snapshot["segments"] if one["device"] == number],
             int(stats.get("allocated_bytes.all.current", 0)),
             int(stats.get("reserved_bytes.all.current", 0)),
             int(stats.get("inactive_split_bytes.all.current", 0)),
@@ -283,8 +283,8 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 
 @contextmanager
-def on_resize(seen: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
-    """Call `seen` after each `UntypedStorage.resize_` from Python, by which FSDP frees memory.
+def on_resize(notify: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+    """Call `notify` after each `UntypedStorage.resize_` from Python, by which FSDP frees memory.
 
     No dispatch mode sees it.
     """
@@ -292,7 +292,7 @@ def on_resize(seen: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
 
     def resize(storage: torch.UntypedStorage, size: int) -> Any:
         result = original(storage, size)
-        seen(storage)
+        notify(storage)
         return result
 
     with mock.patch.object(torch.UntypedStorage, "resize_", resize):

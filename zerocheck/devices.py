@@ -106,8 +106,9 @@ def processor(device: torch.device) -> str:
     """
     if device.type == CPU:
         return ""
-    told = _module(device).get_device_properties(device)
-    return f"{told.name} ({told.major}.{told.minor}, {told.multi_processor_count} multiprocessors)"
+    properties = _module(device).get_device_properties(device)
+    version = f"{properties.major}.{properties.minor}"
+    return f"{properties.name} ({version}, {properties.multi_processor_count} multiprocessors)"
 
 
 def _module(device: torch.device) -> Any:
@@ -131,5 +132,5 @@ NO_MEMORY = (
 
 def out_of_memory(error: BaseException) -> bool:
     """Return True for torch's errors about exhausted memory of a GPU."""
-    said = str(error)
-    return isinstance(error, RuntimeError) and "CUDA" in said and "out of memory" in said
+    message = str(error)
+    return isinstance(error, RuntimeError) and "CUDA" in message and "out of memory" in message

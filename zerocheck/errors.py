@@ -104,5 +104,5 @@ def file_of(name: str) -> Path:
     path = Path(name).resolve()
     if path.is_file():
         return path
-    beside = did_you_mean(path.name, [one.name for one in path.parent.glob(f"*{path.suffix}")])
-    raise UsageError(f"there is no file {name!r}{beside} (looked at {path})")
+    hint = did_you_mean(path.name, [one.name for one in path.parent.glob(f"*{path.suffix}")])
+    raise UsageError(f"there is no file {name!r}{hint} (looked at {path})")

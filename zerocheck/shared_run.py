@@ -111,10 +111,10 @@ class SharedRun:
     def _run(self, directory: Path) -> Tally:
         from .report.write import write_reports
         from .run import engine
-        from .run.environment import untested
+        from .run.environment import untested_versions
 
-        if untested():
-            warnings.warn(untested(), stacklevel=2)
+        if untested_versions():
+            warnings.warn(untested_versions(), stacklevel=2)
         collected = _Collected()
         with Journal(directory / "journal.ndjson") as journal:
             options = RunOptions(report_dir=directory, **self._given)

@@ -15,7 +15,7 @@ from . import pytest_plugin
 from .catalogue import is_config
 from .errors import UsageError
 from .protocol.verdicts import Obligation
-from .report.checks import TestOutcome, groups_of, told, told_of_coverage
+from .report.checks import TestOutcome, coverage_outcome, groups_of, outcome_of
 from .run.settings import as_options
 from .run.tally import Tally
 from .shared_run import SharedRun
@@ -49,17 +49,17 @@ class Check:
         __tracebackhide__ = True
         counted = pytest_plugin.result_of(self.run)
         (name,) = counted.implementations
-        said = self._told(counted, name)
-        match said.outcome:
+        outcome = self._outcome(counted, name)
+        match outcome.outcome:
             case "failed":
-                raise CheckFailed(said.text, said.detail)
+                raise CheckFailed(outcome.text, outcome.detail)
             case "known":
-                pytest.xfail(said.text)
+                pytest.xfail(outcome.text)
             case "skipped":
-                pytest.skip(said.text)
+                pytest.skip(outcome.text)
 
-    def _told(self, counted: Tally, name: str) -> TestOutcome:
-        return told(counted, name, self.obligation, self.group)
+    def _outcome(self, counted: Tally, name: str) -> TestOutcome:
+        return outcome_of(counted, name, self.obligation, self.group)
 
     @property
     def id(self) -> str:
@@ -76,8 +76,8 @@ class CoverageCheck(Check):
     def __init__(self, run: SharedRun) -> None:
         self.run = run
 
-    def _told(self, counted: Tally, name: str) -> TestOutcome:
-        return told_of_coverage(counted, name)
+    def _outcome(self, counted: Tally, name: str) -> TestOutcome:
+        return coverage_outcome(counted, name)
 
     @property
     def id(self) -> str:

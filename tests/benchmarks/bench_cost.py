@@ -14,7 +14,7 @@ from benchmarks.profiling import TIMES, judge_timed
 
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.options import RunOptions
-from zerocheck.run.plan import Planned
+from zerocheck.run.plan import PlannedCase
 
 ROUNDS = 3
 CASES = 16
@@ -79,7 +79,7 @@ def _worked(pool: Pool, world_size: int) -> float:
     return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
 
 
-def _ratio(pool: Pool, item: Planned, work: list[float]) -> float | None:
+def _ratio(pool: Pool, item: PlannedCase, work: list[float]) -> float | None:
     """Wall, the median of the rounds; None where the implementation does not support the case.
 
     work: processor seconds observed and bare, to be added to.
@@ -154,7 +154,7 @@ def _rows(seconds: Mapping[str, float], count: int) -> list[list[str]]:
     return [*rows, ["all", f"{1e3 * sum(seconds.values()) / count:.2f}"]]
 
 
-def _times(pool: Pool, item: Planned) -> dict[str, float]:
+def _times(pool: Pool, item: PlannedCase) -> dict[str, float]:
     """Processor seconds by section, summed over the ranks of the case's team."""
     result = pool.wait(pool.submit(item.case.world_size, TIMES))
     total: dict[str, float] = defaultdict(float)

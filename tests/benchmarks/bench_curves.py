@@ -16,7 +16,7 @@ from benchmarks.rival_swept import SHARDERS, STEPS, USUAL, WIDTHS, WORLD_SIZES
 
 from zerocheck.case.schema import Block, Case, Data, Model, Sharding, Training
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.plan import Planned
+from zerocheck.run.plan import PlannedCase
 
 ROUNDS = 3
 TARGET_RATIO = 2.0
@@ -78,7 +78,7 @@ def _ours(pool: Pool, point: Point) -> float:
     count = _per_round(point)
     for number in range(ROUNDS + 1):
         first = 1 + number * count  # no case twice
-        cases = [Planned(point[0], _case(point, first + i)) for i in range(count)]
+        cases = [PlannedCase(point[0], _case(point, first + i)) for i in range(count)]
         started = time.perf_counter()
         assert set(statuses_of(pool, cases)) == {"holds"}
         rates.append(count / (time.perf_counter() - started))

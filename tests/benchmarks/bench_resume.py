@@ -8,10 +8,10 @@ import time
 import msgspec
 from benchmarks.measuring import Show, spread, statuses_of, table, warm_pool
 
-from zerocheck.case.legs import only_loads
-from zerocheck.case.resuming import draw_resumed
+from zerocheck.case.resume import draw_resumed
 from zerocheck.case.schema import Case
-from zerocheck.run.plan import Planned
+from zerocheck.case.segments import only_loads
+from zerocheck.run.plan import PlannedCase
 
 ROUNDS = 5
 PER_ROUND = 10
@@ -45,7 +45,7 @@ def test_resume(show: Show) -> None:
             turn = cases[number * PER_ROUND : (number + 1) * PER_ROUND]
             for name in NAMES:
                 started = time.perf_counter()
-                statuses = list(statuses_of(pool, [Planned(name, case) for case in turn]))
+                statuses = list(statuses_of(pool, [PlannedCase(name, case) for case in turn]))
                 assert statuses.count("holds") == PER_ROUND, statuses
                 if number:  # the first round warms the ranks of both sizes
                     seconds[name].append((time.perf_counter() - started) / PER_ROUND)

@@ -12,7 +12,7 @@ import time
 from benchmarks.measuring import Show, spread, statuses_of, table, warm_pool
 
 from zerocheck.case.schema import Block, Case, Data, Model, Sharding, Training
-from zerocheck.run.plan import Planned
+from zerocheck.run.plan import PlannedCase
 
 ROUNDS = 5
 PER_ROUND = 10
@@ -62,7 +62,7 @@ def test_speed(show: Show) -> None:
         for number in range(ROUNDS + 1):
             for kind, (name, size) in KINDS.items():
                 seed += PER_ROUND  # no case twice
-                cases = [Planned(name, _case(size, seed + i)) for i in range(PER_ROUND)]
+                cases = [PlannedCase(name, _case(size, seed + i)) for i in range(PER_ROUND)]
                 started = time.perf_counter()
                 assert set(statuses_of(pool, cases)) == {"holds"}
                 if number:  # the first round warms both

@@ -16,10 +16,10 @@ from tabulate import tabulate
 from zerocheck.protocol.jobs import TakeSteps
 from zerocheck.ranks.cores import Cores
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.ledger import KnownIssueMatcher
+from zerocheck.run.issue_matcher import KnownIssueMatcher
 from zerocheck.run.options import RunOptions
 from zerocheck.run.outcome import Outcome, judged
-from zerocheck.run.plan import Plan, Planned
+from zerocheck.run.plan import Plan, PlannedCase
 from zerocheck.run.rank_requests import describe, refusals
 from zerocheck.run.trial import TARGET, Trial
 
@@ -35,7 +35,7 @@ def warm_pool(target: str = TARGET) -> Iterator[Pool]:
         yield pool
 
 
-def planned(pool: Pool, options: RunOptions) -> list[Planned]:
+def planned(pool: Pool, options: RunOptions) -> list[PlannedCase]:
     """The cases that `zerocheck run` with these options would have, in its order.
 
     Those that a known issue covers are left out: they end early.
@@ -53,14 +53,14 @@ def planned(pool: Pool, options: RunOptions) -> list[Planned]:
     ]
 
 
-def observed(pool: Pool, item: Planned) -> tuple[float, Outcome]:
+def observed(pool: Pool, item: PlannedCase) -> tuple[float, Outcome]:
     """Seconds from submission to verdict, and the verdict on all obligations."""
     started = time.perf_counter()
     outcome = Trial(pool, item.implementation, item.case).outcome()
     return time.perf_counter() - started, outcome
 
 
-def statuses_of(pool: Pool, items: Sequence[Planned]) -> Iterator[str]:
+def statuses_of(pool: Pool, items: Sequence[PlannedCase]) -> Iterator[str]:
     """Each case's status; as in a run, the ranks do the next one while one is judged.
 
     AssertionError for a case that neither holds nor is unsupported.
@@ -76,7 +76,7 @@ def statuses_of(pool: Pool, items: Sequence[Planned]) -> Iterator[str]:
         waiting = upcoming
 
 
-def bare(pool: Pool, item: Planned) -> tuple[float, float]:
+def bare(pool: Pool, item: PlannedCase) -> tuple[float, float]:
     """Seconds that the same steps take as a user's loop takes them: in all, and in the ranks."""
     job = TakeSteps(item.implementation, item.case)
     started = time.perf_counter()

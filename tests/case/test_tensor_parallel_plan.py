@@ -9,11 +9,11 @@ import torch
 from msgspec.structs import replace
 
 from zerocheck.case.drawing import draw
-from zerocheck.case.fitting import fitting
-from zerocheck.case.legs import samples_read
-from zerocheck.case.resuming import draw_resumed
-from zerocheck.case.schema import Block, Case, Data, Leg, Model, Sharding, Training
-from zerocheck.case.tensor_parallel import cut_dim, fitted, plan_of
+from zerocheck.case.fitting import fit
+from zerocheck.case.resume import draw_resumed
+from zerocheck.case.schema import Block, Case, Data, Model, Sharding, Training, TrainingSegment
+from zerocheck.case.segments import samples_read
+from zerocheck.case.tensor_parallel import cut_dim, fit_plan, plan_of
 from zerocheck.case.traits import estimated
 from zerocheck.case.validity import check
 from zerocheck.errors import UsageError
@@ -101,7 +101,10 @@ def test_bounds_are_estimated() -> None:
     [
         (of(2, (3,)), "mesh is [3]"),
         (of(2, (2, 2)), "mesh is [2, 2]"),
-        (of(2, resume=(Leg(mesh=(4,)), Leg(mesh=(5,)))), "resume[1].mesh is [5]"),
+        (
+            of(2, resume=(TrainingSegment(mesh=(4,)), TrainingSegment(mesh=(5,)))),
+            "resume[1].mesh is [5]",
+        ),
     ],
 )
 def test_a_mesh_that_cannot_be_cut_so_is_refused(case: Case, where: str) -> None:
@@ -111,10 +114,10 @@ def test_a_mesh_that_cannot_be_cut_so_is_refused(case: Case, where: str) -> None
         f"sharding.tensor_parallel is 2 and {where}; allowed: a mesh of one axis, whose size it "
         "divides"
     )
-    check(fitted(case))
-    assert fitted(case).sharding.tensor_parallel == 1
-    check(fitting(replace(case, resume=())))
-    assert fitted(of(2)) == of(2)
+    check(fit_plan(case))
+    assert fit_plan(case).sharding.tensor_parallel == 1
+    check(fit(replace(case, resume=())))
+    assert fit_plan(of(2)) == of(2)
 
 
 def test_it_is_drawn_by_the_seed_and_changes_nothing_else() -> None:

@@ -15,7 +15,7 @@ from torch import nn
 from zerocheck.contract import Shard
 from zerocheck.drive.collectives import CollectiveTrace
 from zerocheck.drive.forward_probe import ForwardProbe
-from zerocheck.drive.poison import poisoned
+from zerocheck.drive.poison import poison_memory
 from zerocheck.drive.recorder import GRADIENT_ROLES, STATE_ROLES, Recorder
 from zerocheck.execution.alignment import ALIGNMENT, place
 from zerocheck.judge.mirrors import pass_detached, pass_through
@@ -57,7 +57,7 @@ def deterministic() -> object:
 
 def test_memory_that_nobody_wrote_is_nan(deterministic: object) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False
-    with poisoned():
+    with poison_memory():
         assert bool(torch.empty(1000).isnan().all())
         grown = torch.ones(10)
         grown.untyped_storage().resize_(0)

@@ -6,8 +6,8 @@ from collections import Counter
 
 from zerocheck.compat_memory import Allocation
 from zerocheck.contract.layout import NUMBER_BYTES, Peak
-from zerocheck.drive.census import Claim, Claims
-from zerocheck.drive.ledger import GONE, LOOKED, LOOKING, USED, AllocationLedger, PhaseEnd
+from zerocheck.drive.attribution import GONE, LOOKED, LOOKING, USED, Attribution, PhaseEnd
+from zerocheck.drive.holders import Claim, Claims
 from zerocheck.drive.peaks import peaks
 from zerocheck.protocol.measurements import HARNESS, LOCAL
 
@@ -22,7 +22,7 @@ def seen(
     looked: dict[PhaseEnd, Claims] = {
         BUILT: built or {}, FORWARD: forward or {}, BACKWARD: {}, STEP: {}, CLOSED: {},
     }  # fmt: skip
-    return list(peaks(AllocationLedger(list(events), looked, Counter())))
+    return list(peaks(Attribution(list(events), looked, Counter())))
 
 
 def gets(address: int, size: int, *operators: str) -> Allocation:

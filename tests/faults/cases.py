@@ -12,7 +12,7 @@ from slices import sliced
 from zerocheck.case.drawing import draw
 from zerocheck.case.features import COMPILED, CUT, OF_PRECISION, features
 from zerocheck.case.features import features as names
-from zerocheck.case.resuming import draw_resumed
+from zerocheck.case.resume import draw_resumed
 from zerocheck.case.schema import Case
 from zerocheck.catalogue import family
 from zerocheck.faults.catalogue import Fault

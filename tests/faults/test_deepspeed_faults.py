@@ -9,7 +9,16 @@ import msgspec
 import pytest
 from borrowing import borrowed
 
-from zerocheck.case.schema import Block, Case, Data, Leg, Model, Precision, Start, Training
+from zerocheck.case.schema import (
+    Block,
+    Case,
+    Data,
+    Model,
+    Precision,
+    Start,
+    Training,
+    TrainingSegment,
+)
 from zerocheck.faults.catalogue.deepspeed import DEEPSPEED
 from zerocheck.faults.catalogue.fault import Fault
 from zerocheck.protocol.verdicts import EQUIVALENCE, RESUME
@@ -38,7 +47,7 @@ def pool(deepspeed_pool: Pool) -> Iterator[Pool]:
 @pytest.mark.parametrize("fault", DEEPSPEED, ids=lambda fault: fault.name)
 def test_it_is_flagged_and_named(pool: Pool, fault: Fault) -> None:
     resumes = "resume" in fault.features
-    case = msgspec.structs.replace(CASE, resume=(Leg(mesh=(3,)),)) if resumes else CASE
+    case = msgspec.structs.replace(CASE, resume=(TrainingSegment(mesh=(3,)),)) if resumes else CASE
     if "compute-bf16" in fault.features:
         reduce = "fp32" if "reduce-wide" in fault.features else "bf16"
         lowered = Precision(compute="bf16", reduce=reduce)

@@ -113,18 +113,18 @@ def _measured(fault: Fault) -> bool:
 
 
 def _run(pool: Pool, jobs: Iterable[tuple[str, Case, bool, list[Outcome]]]) -> None:
-    flying: deque[tuple[Trial, list[Outcome]]] = deque()
+    in_flight: deque[tuple[Trial, list[Outcome]]] = deque()
     for name, case, measured, into in jobs:
-        if len(flying) == AHEAD:
-            _land(flying)
+        if len(in_flight) == AHEAD:
+            _land(in_flight)
         trial = Trial(pool, name, case, obligations=OBLIGATIONS if measured else None)
-        flying.append((trial, into))
-    while flying:
-        _land(flying)
+        in_flight.append((trial, into))
+    while in_flight:
+        _land(in_flight)
 
 
-def _land(flying: deque[tuple[Trial, list[Outcome]]]) -> None:
-    trial, into = flying.popleft()
+def _land(in_flight: deque[tuple[Trial, list[Outcome]]]) -> None:
+    trial, into = in_flight.popleft()
     into.append(trial.outcome())
 
 

@@ -22,9 +22,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
     """Ranks on one GPU: alone with nccl, several with gloo."""
-    from zerocheck.run.launch import started
+    from zerocheck.run.launch import start_ranks
 
-    with started("cuda:0") as running:
+    with start_ranks("cuda:0") as running:
         yield running
 
 

@@ -42,8 +42,8 @@ def test_the_next_case_is_judged_as_in_fresh_ranks(pool: Pool, name: str) -> Non
     _, said, undone = LEAKS[name]
     first = Trial(pool, f"{SUBJECTS}:{name}", CASE)
     result = first.result()
-    assert result.legs[0].outcome == "finished", result.legs[0].summary()
-    leaks, team = result.legs[0].leaks, result.legs[0].team
+    assert result.segments[0].outcome == "finished", result.segments[0].summary()
+    leaks, team = result.segments[0].leaks, result.segments[0].team
     assert first.judged(result).status == "holds"
     if said:
         assert any(said in leak for leak in leaks), leaks
@@ -52,8 +52,8 @@ def test_the_next_case_is_judged_as_in_fresh_ranks(pool: Pool, name: str) -> Non
         assert not leaks
     second = Trial(pool, "zero2", CASE)
     result = second.result()
-    assert not result.legs[0].leaks
-    assert (result.legs[0].team == team) == undone
+    assert not result.segments[0].leaks
+    assert (result.segments[0].team == team) == undone
     outcome = second.judged(result)
     assert outcome.status == "holds", outcome.reason or outcome.judgement
 

@@ -12,7 +12,7 @@ from hostile.leftovers import Leftovers
 from hostile.trials import assert_printable
 from slices import sliced
 
-from zerocheck.case.schema import Case, Leg, Training
+from zerocheck.case.schema import Case, Training, TrainingSegment
 from zerocheck.foreign_text import printable
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.trial import TARGET, Trial
@@ -23,7 +23,7 @@ from misbehaving import FAULTS
 
 SUBJECTS = Path(__file__).with_name("misbehaving.py")
 CASE = Case(training=Training(steps=1))
-RESUMED = Case(training=Training(steps=1), resume=(Leg(),))
+RESUMED = Case(training=Training(steps=1), resume=(TrainingSegment(),))
 OFTEN = (
     "exit_0", "sys_exit", "segfault", "kill_another", "sleep", "fork_that_sleeps", "fork_and_die",
     "session_of_its_own", "close_all_descriptors", "delete_own_files", "recursion", "mute",

@@ -21,7 +21,7 @@ from zerocheck.case.schema import Case
 from zerocheck.contract import Implementation, Microbatch, Semantics, Shard, Step
 from zerocheck.contract.groups import learning_rates
 from zerocheck.drive.forward_probe import ForwardProbe
-from zerocheck.drive.poison import poisoned
+from zerocheck.drive.poison import poison_memory
 from zerocheck.errors import Unsupported
 from zerocheck.execution.kernels import deterministic
 from zerocheck.models.batches import batch, loss_of
@@ -177,7 +177,7 @@ def observe_all(
 ) -> list[Seen | str]:
     """Run many cases in one life of the ranks, on memory that is poisoned with NaN."""
     deterministic()
-    with poisoned():
+    with poison_memory():
         return [observe(mesh, kind, case) for kind, case in jobs]
 
 

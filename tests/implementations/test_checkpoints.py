@@ -13,7 +13,7 @@ from slices import sliced
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from zerocheck.case.schema import Block, Case, CheckpointKind, Leg, Model, Training
+from zerocheck.case.schema import Block, Case, CheckpointKind, Model, Training, TrainingSegment
 from zerocheck.contract import Built, Implementation, groups
 from zerocheck.contract.build import BuiltImplementation, from_function
 from zerocheck.contract.checkpoint import _groups
@@ -290,7 +290,7 @@ def _in_background(mesh: DeviceMesh, jobs: list[Job], folder: str) -> list[list[
 
 def test_in_the_background_the_state_of_the_call_is_written(tmp_path: Path) -> None:
     case = msgspec.structs.replace(
-        on(CASES["plain"], 3, "block"), resume=(Leg(mesh=(2,), background=True),)
+        on(CASES["plain"], 3, "block"), resume=(TrainingSegment(mesh=(2,), background=True),)
     )
     jobs: list[Job] = [(kind, case) for kind in (Ddp, Fsdp1, Fsdp1NoShard, Fsdp2)]
     kept = in_ranks(3, _in_background, jobs, str(tmp_path))

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from slices import sliced
 from torch.distributed.device_mesh import DeviceMesh
 
-from zerocheck.case.schema import Block, Case, Leg, Model, Precision
+from zerocheck.case.schema import Block, Case, Model, Precision, TrainingSegment
 from zerocheck.contract import BuiltImplementation, Implementation
 from zerocheck.implementations.ddp import Ddp
 from zerocheck.implementations.fsdp1 import Fsdp1, Fsdp1GradOp, Fsdp1NoShard
@@ -148,7 +148,7 @@ def test_what_kinds_handle_is_not_refused_and_the_rest_with_a_reason(
     kind: type[Implementation],
 ) -> None:
     assert kind.supports(Case()) is None
-    for case in (Case(mesh=(2, 2)), Case(resume=(Leg(mesh=(2, 2)),))):
+    for case in (Case(mesh=(2, 2)), Case(resume=(TrainingSegment(mesh=(2, 2)),))):
         reason = kind.supports(case)
         assert reason is None if "two_axes" in kind.handles else "one axis only" in (reason or "")
     reason = kind.supports(Case(precision=Precision(compute="bf16")))

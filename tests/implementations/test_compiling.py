@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from slices import sliced
 from torch.distributed.device_mesh import DeviceMesh
 
-from zerocheck.case.measuring import UNMEASURED
+from zerocheck.case.measurement import UNMEASURED
 from zerocheck.case.schema import Block, Case, Data, Disturbance, Model, Sharding, Training
 from zerocheck.contract import Implementation
 from zerocheck.implementations.ddp import Ddp

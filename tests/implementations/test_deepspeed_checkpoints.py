@@ -14,7 +14,7 @@ from borrowing import borrowed
 from slices import WHOLE, sliced
 from torch.distributed.device_mesh import DeviceMesh
 
-from zerocheck.case.schema import Case, Leg, Precision, ReadOutKind, Sharding, Training
+from zerocheck.case.schema import Case, Precision, ReadOutKind, Sharding, Training, TrainingSegment
 from zerocheck.catalogue import OF_EXTRAS
 from zerocheck.contract import Implementation, loading
 from zerocheck.drive.checkpoints import Position
@@ -41,7 +41,7 @@ def pool(deepspeed_pool: Pool) -> Iterator[Pool]:
 def _resumed(name: str, saving: int, *loading_on: int, **options: Any) -> Case:
     case = chosen(name, saving)
     sharding = msgspec.structs.replace(case.sharding, **options)
-    legs = tuple(Leg(mesh=(size,)) for size in loading_on)
+    legs = tuple(TrainingSegment(mesh=(size,)) for size in loading_on)
     return msgspec.structs.replace(case, resume=legs, sharding=sharding)
 
 

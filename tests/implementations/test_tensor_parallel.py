@@ -9,16 +9,16 @@ from borrowing import borrowed
 from msgspec.structs import replace
 from slices import sliced
 
-from zerocheck.case.measuring import UNTOLD
+from zerocheck.case.measurement import UNTOLD
 from zerocheck.case.schema import (
     Block,
     Case,
     Data,
-    Leg,
     Model,
     Precision,
     Sharding,
     Training,
+    TrainingSegment,
 )
 from zerocheck.implementations.ddp import Ddp
 from zerocheck.implementations.fsdp2 import Fsdp2
@@ -98,7 +98,7 @@ def test_what_is_right_holds_and_is_said_to_be_estimated(pool: Pool, case: Case)
 @pytest.mark.parametrize("kind", sliced(["distributed", "full"], ["distributed"]))
 def test_a_checkpoint_is_loaded_on_another_shard_axis(pool: Pool, kind: str) -> None:
     sharding = Sharding(tensor_parallel=2, checkpoint=kind)  # type: ignore[arg-type]
-    case = cut(resume=(Leg(mesh=(2,), steps=1),), sharding=sharding)
+    case = cut(resume=(TrainingSegment(mesh=(2,), steps=1),), sharding=sharding)
     found = Trial(pool, "fsdp2", case).outcome()
     assert found.status == "holds" and found.judgement is not None, (found.reason, found.judgement)
     assert found.judgement.statuses["roundtrip"] == "holds"

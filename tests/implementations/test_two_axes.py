@@ -8,7 +8,16 @@ from math import prod
 import pytest
 from borrowing import borrowed
 
-from zerocheck.case.schema import Block, Case, Leg, Mesh, Model, Sharding, SyncKind, Training
+from zerocheck.case.schema import (
+    Block,
+    Case,
+    Mesh,
+    Model,
+    Sharding,
+    SyncKind,
+    Training,
+    TrainingSegment,
+)
 from zerocheck.contract.implementation import Implementation
 from zerocheck.contract.layout import Call
 from zerocheck.drive.rank import load
@@ -70,7 +79,7 @@ def test_all_holds(pool: Pool, name: str, mesh: Mesh, sync: SyncKind, told: bool
     ],
 )
 def test_checkpoints_go_from_mesh_to_mesh(pool: Pool, name: str, save: Mesh, load_on: Mesh) -> None:
-    case = Case(mesh=save, model=MODEL, resume=(Leg(mesh=load_on),))
+    case = Case(mesh=save, model=MODEL, resume=(TrainingSegment(mesh=load_on),))
     outcome = Trial(pool, name, case, obligations=(*EQUIVALENCE, *RESUME)).outcome()
     assert outcome.status == "holds", (outcome.reason, outcome.judgement)
     assert outcome.judgement is not None
@@ -80,7 +89,7 @@ def test_checkpoints_go_from_mesh_to_mesh(pool: Pool, name: str, save: Mesh, loa
 def test_fsdp1_refuses_what_torch_has_not_and_takes_what_it_gets_wrong() -> None:
     case = Case(mesh=(2, 2), sharding=Sharding(sync="shards"), training=Training(microbatches=2))
     assert "no deferred reduction" in (Fsdp1.supports(case) or "")
-    sharded = Case(resume=(Leg(mesh=(2, 2)),), sharding=Sharding(checkpoint="sharded"))
+    sharded = Case(resume=(TrainingSegment(mesh=(2, 2)),), sharding=Sharding(checkpoint="sharded"))
     assert Fsdp1.supports(sharded) is None
 
 

@@ -155,13 +155,13 @@ def _zero2_events(mesh: DeviceMesh, case: Case) -> tuple[list[str], int, bool]:
         events.append("reduce")
         launch(*given)
         filling = sum(gradient._whole is not None for gradient in implementation.gradients)
-        most = max(most, filling + len(implementation.reduction._flying))
+        most = max(most, filling + len(implementation.reduction._in_flight))
 
     implementation.reduction.launch = launched  # type: ignore[method-assign, assignment]
     implementation.train_step(step_of(case, 0, dist.get_rank(), lambda _: None))
     left = any(parameter.grad is not None for parameter in model.parameters())
     left |= any(gradient._whole is not None for gradient in implementation.gradients)
-    return events, most, left or bool(implementation.reduction._flying)
+    return events, most, left or bool(implementation.reduction._in_flight)
 
 
 def test_zero2_reduces_in_the_backward_and_frees() -> None:

@@ -16,7 +16,7 @@ from zerocheck.case.shapes import unfrozen
 from zerocheck.contract import Implementation
 from zerocheck.contract.implementation import Moment, Step
 from zerocheck.contract.layout import Call, Phase
-from zerocheck.drive.calls import CallTrace
+from zerocheck.drive.collective_trace import CallTrace
 from zerocheck.errors import Unsupported
 from zerocheck.execution.kernels import deterministic
 from zerocheck.models.network import build_model

@@ -17,7 +17,7 @@ from zerocheck.case.schema import Case
 from zerocheck.protocol.jobs import Observe
 from zerocheck.protocol.observations import RankObservation
 from zerocheck.ranks.pool import Pool
-from zerocheck.ranks.slot import Slot
+from zerocheck.ranks.view import Slot
 from zerocheck.run.rank_replies import received
 
 

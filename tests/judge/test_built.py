@@ -10,7 +10,7 @@ import pytest
 from observing import Observed
 
 from zerocheck.case.schema import Block, Case, Data, Group, Model, Optimizer, Start, Training
-from zerocheck.models.looking import look
+from zerocheck.models.inspection import inspect_model
 from zerocheck.protocol.verdicts import Judgement
 
 BLOCKS = (Block(kind="mlp", residual=True), Block(kind="layer_norm"))
@@ -128,7 +128,7 @@ def test_a_declared_stage_that_shards_nothing_is_violated(observe: Observe) -> N
 
 @pytest.mark.parametrize("name", ["ddp", "wrapped"])
 def test_a_model_with_keywords_and_a_loss_inside_holds(observe: Observe, name: str) -> None:
-    model = Model(user=look(f"{Path(__file__).parents[1] / 'own_models.py'}:named"))
+    model = Model(user=inspect_model(f"{Path(__file__).parents[1] / 'own_models.py'}:named"))
     case = msgspec.structs.replace(CASE, model=model)
     where = name if name == "ddp" else f"built_subjects:{name}"
     judgement = observe(where, case).judge()

@@ -13,7 +13,7 @@ from zerocheck.judge.obligations.communication import check, predicted, volume
 from zerocheck.judge.weighing import trained_bytes
 from zerocheck.protocol.measurements import Measured
 from zerocheck.protocol.verdicts import Violation
-from zerocheck.run.paper import in_psi
+from zerocheck.run.footprint import in_psi
 
 CASE = Case(
     mesh=(2,),

@@ -15,7 +15,7 @@ from zerocheck.case.schema import Case, Data, Model, Start, UserModel
 from zerocheck.errors import UsageError
 from zerocheck.models import build_model, initial_state
 from zerocheck.models.batches import batch, loss_of
-from zerocheck.models.looking import look
+from zerocheck.models.inspection import inspect_model
 from zerocheck.models.parts import block_list, show_blocks
 from zerocheck.models.scramble import scramble
 from zerocheck.models.user import call_with
@@ -25,7 +25,7 @@ replace = msgspec.structs.replace
 
 
 def case_of(name: str, **fields: object) -> Case:
-    return Case(model=Model(user=look(f"{MODELS}:{name}")), **fields)  # type: ignore[arg-type]
+    return Case(model=Model(user=inspect_model(f"{MODELS}:{name}")), **fields)  # type: ignore[arg-type]
 
 
 def weights(case: Case) -> dict[str, torch.Tensor]:
@@ -154,7 +154,7 @@ def _other(**fields: object) -> Change:
     ],
 )
 def test_another_model_than_that_of_the_case_is_refused(change: Change, said: str) -> None:
-    user = look(f"{MODELS}:gpt")
+    user = inspect_model(f"{MODELS}:gpt")
     with pytest.raises(UsageError, match=said):
         build_model(Case(model=Model(user=change(user))))
 

@@ -14,7 +14,7 @@ import torch
 
 from zerocheck.errors import UsageError
 from zerocheck.ranks.device import GLOO, NCCL, SHARED, backend_of, check_there, prepare, shares
-from zerocheck.run.launch import sharing
+from zerocheck.run.launch import sharing_note
 
 FLAGS = [
     (torch.backends.cuda.matmul, "allow_tf32", True),
@@ -94,10 +94,10 @@ def test_more_ranks_than_gpus_share_them_and_use_gloo(taken: list[int]) -> None:
 
 
 def test_it_is_said_that_ranks_share(taken: list[int]) -> None:
-    assert "up to 3 ranks share the GPUs of cuda: with gloo" in sharing("cuda", 3)
-    assert sharing("cuda", 2) == sharing("cpu", 9) == ""
+    assert "up to 3 ranks share the GPUs of cuda: with gloo" in sharing_note("cuda", 3)
+    assert sharing_note("cuda", 2) == sharing_note("cpu", 9) == ""
     with pytest.raises(UsageError, match="this machine has 2"):
-        sharing("cuda:2", 1)
+        sharing_note("cuda:2", 1)
 
 
 def test_the_mesh_of_ranks_that_share_takes_the_default_group() -> None:

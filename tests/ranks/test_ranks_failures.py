@@ -28,16 +28,16 @@ def works_again(ask: Ask) -> bool:
 )
 def test_death(ask: Ask, what: str, signal_name: str, exit_code: int | None) -> None:
     result = ask(3, what)
-    dead = result.stood[1]
+    dead = result.rank_outcomes[1]
     assert result.outcome == "crashed"
     assert result.first_failed == 1
     assert (dead.state, dead.signal_name, dead.exit_code) == ("killed", signal_name, exit_code)
     assert result.payloads == (None, None, None)
     # gloo tells the others that their peer is gone; one may wait for the other, though.
-    others = [result.stood[0], result.stood[2]]
-    assert all(stood.echo or stood.state == "waiting" for stood in others)
-    assert any(stood.echo for stood in others)
-    assert all(stood.collective == "all_reduce" for stood in others)
+    others = [result.rank_outcomes[0], result.rank_outcomes[2]]
+    assert all(outcome.echo or outcome.state == "waiting" for outcome in others)
+    assert any(outcome.echo for outcome in others)
+    assert all(outcome.collective == "all_reduce" for outcome in others)
     if what == "kill_one":
         assert dead.where == "about to die"
     if signal_name in ("SIGABRT", "SIGSEGV"):
@@ -54,17 +54,23 @@ def test_one_raises_while_the_others_wait(ask: Ask, what: str, name: str, text: 
     result = ask(3, what)
     assert result.outcome == "crashed"
     assert result.first_failed == 1
-    assert (result.stood[1].type_name, result.stood[1].text) == (name, text)
-    assert what in result.stood[1].traceback
-    assert re.search(rf", in {what} \(.*ranks_targets\.py:\d+\)", result.stood[1].headline())
-    assert "worker.py" not in result.stood[1].traceback
+    assert (result.rank_outcomes[1].type_name, result.rank_outcomes[1].text) == (name, text)
+    assert what in result.rank_outcomes[1].traceback
+    assert re.search(
+        rf", in {what} \(.*ranks_targets\.py:\d+\)", result.rank_outcomes[1].headline()
+    )
+    assert "worker.py" not in result.rank_outcomes[1].traceback
     for rank in (0, 2):
-        stood = result.stood[rank]
-        assert (stood.state, stood.where, stood.collective) == ("waiting", "the sum", "all_reduce")
-        assert "in all_reduce" in stood.stack
-        assert "zygote.py" not in stood.stack
+        outcome = result.rank_outcomes[rank]
+        assert (outcome.state, outcome.where, outcome.collective) == (
+            "waiting",
+            "the sum",
+            "all_reduce",
+        )
+        assert "in all_reduce" in outcome.stack
+        assert "zygote.py" not in outcome.stack
     if what == "raise_one":
-        assert result.stood[1].output == "a word before the end"
+        assert result.rank_outcomes[1].output == "a word before the end"
     assert works_again(ask)
 
 
@@ -86,7 +92,7 @@ def test_all_raise_alike_and_the_team_is_kept(ask: Ask, what: str) -> None:
     before = answers(ask(3, "pid"))
     result = ask(3, what)
     assert result.outcome == "crashed"
-    assert [stood.state for stood in result.stood] == ["raised"] * 3
+    assert [outcome.state for outcome in result.rank_outcomes] == ["raised"] * 3
     assert answers(ask(3, "pid")) == before
 
 
@@ -96,8 +102,8 @@ def test_hang(ask: Ask) -> None:
     assert time.monotonic() - began < 30  # seen, and not waited for: a collective has minutes
     assert result.outcome == "hung"
     assert result.first_failed is None
-    assert [stood.state for stood in result.stood] == ["waiting", "finished", "waiting"]
-    assert "skip_one" in result.stood[2].stack
+    assert [outcome.state for outcome in result.rank_outcomes] == ["waiting", "finished", "waiting"]
+    assert "skip_one" in result.rank_outcomes[2].stack
     text = result.summary()
     place = r"in _reduce \(.*ranks_targets\.py:\d+\)"
     said = f"rank 0 waited at step 2, forward, {place}, last collective all_reduce #1"
@@ -149,6 +155,6 @@ def test_busy_without_progress_is_hung_at_the_ceiling(
     ask(2, "leave_one")  # the next team has the new ceiling
     result = ask(2, "burn 60")
     assert result.outcome == "hung"
-    assert [stood.state for stood in result.stood] == ["running", "waiting"]
-    assert "burn" in result.stood[0].stack
+    assert [outcome.state for outcome in result.rank_outcomes] == ["running", "waiting"]
+    assert "burn" in result.rank_outcomes[0].stack
     ask(2, "leave_one")

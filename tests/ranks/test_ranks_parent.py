@@ -87,9 +87,9 @@ def test_control_c_in_the_parent() -> None:
 IMPORTING = f"""
 import sys, time
 sys.path[:0] = [{ROOT!r}, {HERE!r}]
-from zerocheck.ranks.nursery import Nursery
-nursery = Nursery("ranks_targets:run", scratch=[], log=sys.argv[1], warm=["endless_import"])
-print(nursery.pid, flush=True)
+from zerocheck.ranks.spawner import Spawner
+spawner = Spawner("ranks_targets:run", scratch=[], log=sys.argv[1], warm=["endless_import"])
+print(spawner.pid, flush=True)
 time.sleep(60)
 """
 
@@ -130,9 +130,9 @@ WAITING = f"""
 import sys
 sys.path[:0] = [{ROOT!r}, {HERE!r}]
 from zerocheck.errors import HarnessError
-from zerocheck.ranks import nursery
-nursery.START_TIMEOUT_S = 2.0
-made = nursery.Nursery("ranks_targets:run", scratch=[], log=sys.argv[1], warm=[sys.argv[2]])
+from zerocheck.ranks import spawner
+spawner.START_TIMEOUT_S = 2.0
+made = spawner.Spawner("ranks_targets:run", scratch=[], log=sys.argv[1], warm=[sys.argv[2]])
 try:
     made.wait_until_ready()
     print("ready")

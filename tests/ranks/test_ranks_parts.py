@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from zerocheck.errors import HarnessError
-from zerocheck.ranks import ArenaView, JobResult, RankStood, Slot
+from zerocheck.ranks import ArenaView, JobResult, RankOutcome, Slot
 from zerocheck.ranks import arena as arena_module
 from zerocheck.ranks.arena import Arena
 from zerocheck.ranks.failures import place_in_users_code, trim_stack
@@ -322,9 +322,9 @@ def test_frames_come_out_whole_however_they_are_cut() -> None:
 
 def test_the_first_to_fail_is_not_an_echo() -> None:
     stood = (
-        RankStood(0, "raised", at_s=0.9, echo=True),
-        RankStood(1, "killed", at_s=1.0, signal_name="SIGKILL"),
-        RankStood(2, "waiting"),
+        RankOutcome(0, "raised", at_s=0.9, echo=True),
+        RankOutcome(1, "killed", at_s=1.0, signal_name="SIGKILL"),
+        RankOutcome(2, "waiting"),
     )
     assert first_to_fail(stood) == 1
     assert first_to_fail(stood[:1]) == 0
@@ -362,7 +362,7 @@ def test_the_line_of_the_users_code_is_named(monkeypatch: pytest.MonkeyPatch) ->
     assert place_in_users_code(installed).startswith("rearrange (")
     assert place_in_users_code(f'  File "{in_torch}", line 3 in all_reduce\n') == ""
     assert place_in_users_code("RuntimeError: no frames") == ""
-    stood = RankStood(1, "waiting", where="step 0", stack=stack, collective="allreduce(3)")
+    stood = RankOutcome(1, "waiting", where="step 0", stack=stack, collective="allreduce(3)")
     assert stood.headline() == (
         "rank 1 waited at step 0, in average (/home/me/my_ddp.py:11), last collective "
         "allreduce(3) #0"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from zerocheck.errors import UsageError
-from zerocheck.ranks.result import JobResult, RankStood
+from zerocheck.ranks.result import JobResult, RankOutcome
 from zerocheck.ranks.torchrun import TorchrunPool
 
 SCRIPT = os.path.join(os.path.dirname(__file__), "torchrun_script.py")
@@ -47,7 +47,7 @@ def test_ranks_that_hang_at_one_place_twice(monkeypatch: pytest.MonkeyPatch) -> 
     pool: Any = object.__new__(TorchrunPool)
     pool._asked_s = pool._timeout_s = 2.0
     pool._broken, pool.waited = "", []
-    alike = tuple(RankStood(rank=rank, state="waiting", where="step 1") for rank in range(2))
+    alike = tuple(RankOutcome(rank=rank, state="waiting", where="step 1") for rank in range(2))
 
     def run(_pending: object) -> JobResult:
         pool.waited.append(pool._timeout_s)
@@ -58,7 +58,7 @@ def test_ranks_that_hang_at_one_place_twice(monkeypatch: pytest.MonkeyPatch) -> 
         "waited for 8 s, and for 2 s in the process group before"
     )
     assert pool._patiently(None).outcome == "hung" and pool.waited == [2, 8, 8, 8]
-    alike = (alike[0], RankStood(rank=1, state="waiting", where="step 2"))
+    alike = (alike[0], RankOutcome(rank=1, state="waiting", where="step 2"))
     assert pool._patiently(None).reason == "waited for 8 s" and len(pool.waited) == 5
 
 

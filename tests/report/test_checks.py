@@ -10,9 +10,9 @@ import pytest
 from hand_made import KNOWN, case, failed, finding, finished, held, known, stale, started
 
 from zerocheck.case.features import BASIC, GROUPS, groups
-from zerocheck.case.schema import Block, Case, Leg, Model, Sharding
+from zerocheck.case.schema import Block, Case, Model, Sharding, TrainingSegment
 from zerocheck.protocol.verdicts import EQUIVALENCE, MEMORY, OBLIGATIONS, RESUME, Obligation
-from zerocheck.report.checks import groups_of, told, told_of_coverage
+from zerocheck.report.checks import coverage_outcome, groups_of, outcome_of
 from zerocheck.run.records import CaseFinished, Finding, Record
 from zerocheck.run.tally import exit_code, tally
 
@@ -23,7 +23,7 @@ def outcomes(records: Sequence[Record], name: str = "zero2") -> dict[tuple[str, 
     """(obligation, group) -> outcome, but for what is skipped."""
     counted = tally(records)
     found = {
-        (obligation, group): told(counted, name, obligation, group).outcome
+        (obligation, group): outcome_of(counted, name, obligation, group).outcome
         for obligation in counted.obligations
         for group in groups_of(obligation)
     }
@@ -49,8 +49,8 @@ def test_groups() -> None:
     assert groups(SHARDED, ignored=("keep-gathered",)) == {BASIC}
     both = Case(mesh=(3,), model=Model(blocks=(Block(kind="mlp"),)))
     assert groups(both) == {BASIC, "world", "model"}
-    assert groups(Case(resume=(Leg(),))) == {BASIC}
-    assert groups(Case(resume=(Leg(mesh=(3,)),))) == {BASIC, "resume"}
+    assert groups(Case(resume=(TrainingSegment(),))) == {BASIC}
+    assert groups(Case(resume=(TrainingSegment(mesh=(3,)),))) == {BASIC, "resume"}
     for obligation in OBLIGATIONS:
         assert ("resume" in groups_of(obligation)) == (obligation in RESUME)
     assert len(GROUPS) == 10 and groups_of("gradient")[0] == BASIC
@@ -61,10 +61,10 @@ def test_what_holds_passes_where_it_was_exercised() -> None:
     assert set(found) == {(o, g) for o in EQUIVALENCE for g in (BASIC, "sharding")}
     assert set(found.values()) == {"passed"}
     counted = tally(held())
-    assert told(counted, "zero2", "clip", "model").text == (
+    assert outcome_of(counted, "zero2", "clip", "model").text == (
         "clip with features of model: not exercised in 2 cases"
     )
-    assert told_of_coverage(counted, "zero2").outcome == "passed"
+    assert coverage_outcome(counted, "zero2").outcome == "passed"
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_finding_fails_the_groups_that_it_needs(needs: tuple[str, ...], where:
 
 
 def test_a_failure_reads_as_on_the_console() -> None:
-    text = told(tally(run(finding())), "zero2", "gradient", BASIC).text
+    text = outcome_of(tally(run(finding())), "zero2", "gradient", BASIC).text
     lines = text.splitlines()
     assert lines[0] == "VIOLATED zero2: the reduced gradient is 4 times too large"
     assert lines[-1].startswith("  replay      zerocheck replay ")
@@ -93,7 +93,7 @@ def test_what_follows_fails_with_what_it_follows_from() -> None:
         finding(groups=("sharding",), follows=("publish",)), cases=[violated(publish="violated")]
     )
     assert failing(records) == {("gradient", "sharding"), ("publish", "sharding")}
-    text = told(tally(records), "zero2", "publish", "sharding").text
+    text = outcome_of(tally(records), "zero2", "publish", "sharding").text
     assert text.startswith("publish: 1 violated of 2, which may follow from this:\nVIOLATED zero2")
 
 
@@ -103,7 +103,7 @@ def test_a_violation_without_a_finding_fails_too() -> None:
 
 def test_a_crash_fails_every_obligation_and_shows_its_stacks() -> None:
     assert failing(failed(), "ddp") == {(o, BASIC) for o in EQUIVALENCE}
-    said = told(tally(failed()), "ddp", "clip", BASIC)
+    said = outcome_of(tally(failed()), "ddp", "clip", BASIC)
     assert said.text.startswith("CRASHED ddp: the ranks crashed: IndexError")
     assert "Traceback" in said.detail and "Traceback" not in said.text
 
@@ -116,7 +116,7 @@ def test_known_and_stale_issues() -> None:
     # Another finding of the same obligation is not hidden by it.
     both = [*known()[:-1], violated(2), finding(number=1, groups=("sharding",)), finished(1)]
     assert failing(both) == {("gradient", "sharding")}
-    assert KNOWN.reason in told(tally(known()), "zero2", "gradient", BASIC).text
+    assert KNOWN.reason in outcome_of(tally(known()), "zero2", "gradient", BASIC).text
 
 
 def test_what_was_not_checked_fails() -> None:
@@ -124,7 +124,7 @@ def test_what_was_not_checked_fails() -> None:
     assert failing(records) == {("clip", BASIC)}
     records = [started(), case(status="unsupported", reason="no mesh"), finished(1)]
     assert failing(records) == {(o, g) for o in EQUIVALENCE for g in groups_of(o)}
-    said = told_of_coverage(tally(records), "zero2")
+    said = coverage_outcome(tally(records), "zero2")
     assert said.outcome == "failed" and "since no mesh" in said.text
 
 
@@ -132,8 +132,12 @@ def test_an_obligation_that_a_model_leaves_no_room_for_is_skipped() -> None:
     left = tuple(obligation for obligation in EQUIVALENCE if obligation != "loss")
     one = started(obligations=left, without={"loss": "its loss is no scalar"})
     counted = tally([one, case(), finished()])
-    assert told(counted, "zero2", "loss", BASIC) == ("skipped", "loss: its loss is no scalar", "")
-    assert told(counted, "zero2", "gradient", BASIC).outcome == "passed"
+    assert outcome_of(counted, "zero2", "loss", BASIC) == (
+        "skipped",
+        "loss: its loss is no scalar",
+        "",
+    )
+    assert outcome_of(counted, "zero2", "gradient", BASIC).outcome == "passed"
 
 
 def test_what_an_implementation_says_that_no_case_exercises_is_skipped() -> None:
@@ -141,10 +145,14 @@ def test_what_an_implementation_says_that_no_case_exercises_is_skipped() -> None
     one = started("zero2", "ddp", without_of={"zero2": {"clip": "it clips nothing"}})
     records = [one, case(clip="not exercised"), case(1, "ddp", clip="not exercised"), finished(1)]
     counted = tally(records)
-    assert told(counted, "zero2", "clip", BASIC) == ("skipped", "clip: it clips nothing", "")
-    assert told(counted, "ddp", "clip", BASIC).outcome == "failed"
+    assert outcome_of(counted, "zero2", "clip", BASIC) == (
+        "skipped",
+        "clip: it clips nothing",
+        "",
+    )
+    assert outcome_of(counted, "ddp", "clip", BASIC).outcome == "failed"
     counted = tally([one, case(), case(1, "ddp"), finished()])
-    assert told(counted, "zero2", "clip", BASIC).outcome == "passed"
+    assert outcome_of(counted, "zero2", "clip", BASIC).outcome == "passed"
 
 
 @pytest.mark.parametrize(
@@ -168,7 +176,7 @@ def test_what_an_implementation_says_that_no_case_exercises_is_skipped() -> None
 )
 def test_tests_fail_where_the_command_line_does(records: list[Record]) -> None:
     counted = tally(records)
-    fails = bool(failing(records)) or told_of_coverage(counted, "zero2").outcome == "failed"
+    fails = bool(failing(records)) or coverage_outcome(counted, "zero2").outcome == "failed"
     assert fails == bool(exit_code(counted))
 
 

@@ -38,8 +38,8 @@ def test_what_it_adds_up_to() -> None:
     assert summary.as_expected == Share(4, 5)
     assert summary.named == Share(3, 4) and summary.named_alone == Share(2, 4)
     assert [row.fault for row in summary.misnamed] == ["ccc"]
-    assert summary.seen.loss_curve == summary.seen.parameters == Share(3, 4)
-    assert summary.seen.judged == Share(1, 4)  # the hang
+    assert summary.alarms.loss_curve == summary.alarms.parameters == Share(3, 4)
+    assert summary.alarms.judged == Share(1, 4)  # the hang
     assert [row.fault for row in summary.neither] == ["bb"]
     # The hang and `a`: with `ccc` the parent gives the same alarms.
     assert summary.told_apart == Alarms(Share(1, 4), Share(2, 4), Share(2, 4))
@@ -65,7 +65,7 @@ def test_from_a_usual_start_those_count_that_are_flagged_there() -> None:
         tried("ccc", usual_rivals=replace(ALARM, flagged="update"), usual_control=ALARM),
     ]
     summary = Summary([started("a", "bb", "ccc"), *rows, DONE])
-    assert summary.seen_usually == Alarms(Share(2, 2), Share(1, 2), Share(1, 2))
+    assert summary.usual_alarms == Alarms(Share(2, 2), Share(1, 2), Share(1, 2))
     assert summary.usually_told_apart == Alarms(Share(2, 2), Share(0, 2), Share(0, 2))
     assert summary.usual_false_alarms == Alarms(Share(1, 3), Share(1, 3), Share(1, 3))
 

@@ -20,7 +20,7 @@ from zerocheck.run.outcome import Outcome
 from zerocheck.run.records import CaseFile, CaseFinished, Finding, RunFinished
 from zerocheck.run.replay import ReplayedCase, replay
 from zerocheck.run.suspicion import RACE
-from zerocheck.run.timed import TimedCases
+from zerocheck.run.timing_choice import TimingChoice
 
 # A sharder that is wrong in the runs for which `wrong(run)` says so; each rank counts its own.
 SUBJECT = """
@@ -70,7 +70,7 @@ class Gradient(zerocheck.BuiltImplementation):
 @pytest.fixture(autouse=True)
 def nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sharders here count their runs."""
-    monkeypatch.setattr(TimedCases, "next", lambda *_: False)
+    monkeypatch.setattr(TimingChoice, "next", lambda *_: False)
     monkeypatch.setattr("zerocheck.run.engine.check_builds", lambda *_: None)
 
 

@@ -134,7 +134,7 @@ def test_vacuous_exercises_are_counted_and_named() -> None:
     run = counted(wanted(PLAIN), *[vacuous("clip")] * 3, vacuous())
     implementation = run.implementations["zero2"]
     clip = implementation.cells["clip"]
-    assert (clip.checked, clip.vacuous, clip.telling) == (4, 3, 1)
+    assert (clip.checked, clip.vacuous, clip.informative) == (4, 3, 1)
     assert implementation.cells["loss"].vacuous == 0
     assert set(implementation.hardly_checked) == {"clip"}
     said = "clip could have failed in 1 of 4 cases; in the others the norm does not reach"

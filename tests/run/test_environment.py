@@ -10,12 +10,12 @@ from click.testing import CliRunner
 
 from zerocheck import cli
 from zerocheck.run import engine
-from zerocheck.run.environment import TESTED, untested
+from zerocheck.run.environment import TESTED, untested_versions
 
 
 def test_the_tested_torch_is_silent() -> None:
     assert torch.__version__.split("+")[0] in TESTED
-    assert untested() == ""
+    assert untested_versions() == ""
 
 
 def test_another_torch_gets_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

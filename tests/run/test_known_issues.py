@@ -11,7 +11,7 @@ from collected import Collect, Run
 from hand_made import VIOLATION, case
 
 from zerocheck.case.features import features
-from zerocheck.case.schema import Case, Leg, Training
+from zerocheck.case.schema import Case, Training, TrainingSegment
 from zerocheck.contract.layout import Term
 from zerocheck.contract.shard import Role
 from zerocheck.errors import UsageError
@@ -19,8 +19,8 @@ from zerocheck.protocol.verdicts import EQUIVALENCE, RESUME, Obligation, Violati
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.casefile import read as read_case
 from zerocheck.run.engine import run
+from zerocheck.run.issue_matcher import KnownIssueMatcher
 from zerocheck.run.known_issues import OURS, ROLES, KnownIssue, load, ours, read
-from zerocheck.run.ledger import KnownIssueMatcher
 from zerocheck.run.options import RunOptions
 from zerocheck.run.records import CaseFinished, Finding, RunFinished, RunStarted, StaleIssue
 
@@ -237,7 +237,9 @@ def test_what_is_wrong_in_a_step_is_known_after_a_load_too(
     (issue,) = issues_of(tmp_path, entry(fingerprint, features=features))
     finished, violation = violated("norm of another step")
     of = msgspec.structs.replace(violation, obligation="continuation", role="norm", in_step="clip")
-    resumed = Case(mesh=(2,), training=Training(clip=1.0, norm="inf"), resume=(Leg(mesh=(3,)),))
+    resumed = Case(
+        mesh=(2,), training=Training(clip=1.0, norm="inf"), resume=(TrainingSegment(mesh=(3,)),)
+    )
     assert issue.matches(msgspec.structs.replace(finished, case=resumed), of) is same
 
 

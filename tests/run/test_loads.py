@@ -5,7 +5,7 @@ from __future__ import annotations
 from hand_made import loaded, resumed
 
 from zerocheck.protocol.verdicts import EQUIVALENCE, RESUME, Load
-from zerocheck.run.loads import Loads, together
+from zerocheck.run.loads import Loads, sum_loads
 from zerocheck.run.tally import tally
 
 
@@ -62,5 +62,5 @@ def test_together_leaves_its_parts_alone() -> None:
     one, other = Loads(), Loads()
     one.add(loaded(0, Load(leg=1)), RESUME)
     other.add(loaded(0, Load(leg=1)), RESUME)
-    assert together((one, other)).pairs == {(3, 2): {"holds": 2}}
+    assert sum_loads((one, other)).pairs == {(3, 2): {"holds": 2}}
     assert one.pairs == {(3, 2): {"holds": 1}}

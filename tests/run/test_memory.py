@@ -24,13 +24,13 @@ from zerocheck.protocol.measurements import UNEXPLAINED
 from zerocheck.protocol.replies import MemoryReply
 from zerocheck.protocol.verdicts import MEMORY, Weighed
 from zerocheck.ranks.pool import Pool
-from zerocheck.report.weights import lines as weighed_lines
+from zerocheck.report.footprint import lines as weighed_lines
 from zerocheck.run.casefile import write
 from zerocheck.run.environment import environment
-from zerocheck.run.legs import Legs
 from zerocheck.run.rank_replies import received
 from zerocheck.run.records import CaseFile
 from zerocheck.run.replay import replay
+from zerocheck.run.segments import Segments
 from zerocheck.run.tally import tally
 from zerocheck.run.trial import Trial
 
@@ -119,7 +119,7 @@ def test_looking_for_an_overflow_takes_no_memory(pool: Pool, name: str) -> None:
 
 def test_what_is_measured_closes_and_tells_every_phase(pool: Pool) -> None:
     result = Trial(pool, "ddp", CASES["plain"], obligations=ASKED).result()
-    assert not result.legs and result.measured is not None
+    assert not result.segments and result.measured is not None
     replies = received(result.measured, MemoryReply)
     result.measured.release()
     for reply in replies:
@@ -135,7 +135,7 @@ def test_what_is_measured_closes_and_tells_every_phase(pool: Pool) -> None:
 
 def test_with_other_obligations_the_steps_are_run_too(pool: Pool) -> None:
     result = Trial(pool, "zero1", CASES["plain"], obligations=("update", "release")).result()
-    assert len(result.legs) == 1 and len(result.all) == 2
+    assert len(result.segments) == 1 and len(result.all) == 2
     for one in result.all:
         one.release()
     plain = Trial(pool, "zero1", CASES["plain"]).result()
@@ -167,7 +167,7 @@ def test_a_finding_of_memory_is_replayed_bit_for_bit(pool: Pool, tmp_path: Path)
 def test_nothing_is_delayed_where_ranks_are_measured() -> None:
     """A collective that begins on another thread lets go of its memory there, unseen."""
     case = msgspec.structs.replace(CASES["plain"], disturbance=Disturbance(delay=2.0))
-    job = Legs("zero-redundancy", case, trace=False).measuring()
+    job = Segments("zero-redundancy", case, trace=False).measuring()
     assert job == Measure("zero-redundancy", CASES["plain"])
 
 

@@ -13,12 +13,12 @@ from borrowing import borrowed
 from collected import Collect
 from hand_made import VIOLATION, case
 
-from zerocheck.case.schema import Case, Leg
+from zerocheck.case.schema import Case, TrainingSegment
 from zerocheck.case.shapes import parameter_shapes
 from zerocheck.protocol.verdicts import Violation
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.engine import run
-from zerocheck.run.kinds import is_of, most_bytes, ranks_of
+from zerocheck.run.issue_scope import is_of, most_bytes, ranks_of
 from zerocheck.run.known_issues import OURS, KnownIssue, matching, ours
 from zerocheck.run.options import RunOptions
 from zerocheck.run.records import CaseFinished, Finding
@@ -118,7 +118,7 @@ def case_of(issue: KnownIssue) -> Case:
     """Its own case, or that of another entry of the same fault that has all its features."""
     if issue.case is not None:
         return issue.case
-    last = Leg(mesh=(2,), killed=0.5, over="resume-over" in issue.features)
+    last = TrainingSegment(mesh=(2,), killed=0.5, over="resume-over" in issue.features)
     universal = {"universal": "universal-checkpoint" in issue.features}
     made = Case(resume=(replace(last, over=True),))
     if universal["universal"]:

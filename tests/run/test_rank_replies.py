@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from zerocheck.case.schema import Case, Leg, Training
+from zerocheck.case.schema import Case, Training, TrainingSegment
 from zerocheck.errors import HarnessError, Unsupported
 from zerocheck.protocol.measurements import Measured, Timed
 from zerocheck.protocol.observations import RankObservation
 from zerocheck.protocol.replies import CaseUnsupported, MemoryReply, Reply, TimeReply
 from zerocheck.ranks.result import JobResult
 from zerocheck.run.outcome import Results, judged
-from zerocheck.run.rank_replies import complete, observed, received
+from zerocheck.run.rank_replies import complete, read_observations, received
 from zerocheck.run.trial import Trial
 
 CASE = Case(mesh=(2,))
@@ -32,12 +32,12 @@ def test_every_kind_comes_back() -> None:
 
 def test_a_refusal_of_any_rank_is_its_reason() -> None:
     with pytest.raises(Unsupported, match="not on rank 1"):
-        observed(result(RankObservation(), CaseUnsupported("not on rank 1")))
+        read_observations(result(RankObservation(), CaseUnsupported("not on rank 1")))
 
 
 def test_another_kind_is_an_error_of_ours() -> None:
     with pytest.raises(HarnessError, match="replied TimeReply, not RankObservation"):
-        observed(result(TimeReply(Timed())))
+        read_observations(result(TimeReply(Timed())))
 
 
 def test_a_rank_without_a_reply() -> None:
@@ -69,7 +69,12 @@ class OneAnswer:
 
 def test_a_victim_that_refuses_is_not_killed() -> None:
     """Rank 0 may have been observed: then the job is judged, as unsupported."""
-    case = Case(mesh=(2,), seed=1, training=Training(steps=1), resume=(Leg(mesh=(2,), killed=0.5),))
+    case = Case(
+        mesh=(2,),
+        seed=1,
+        training=Training(steps=1),
+        resume=(TrainingSegment(mesh=(2,), killed=0.5),),
+    )
     ranks = OneAnswer(result(RankObservation(), CaseUnsupported("not on rank 1")))
     trial = Trial(ranks, "zero2", case)  # type: ignore[arg-type]
     outcome = trial.judged(trial.result())

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from collected import Collect
 
-from zerocheck.case.resuming import draw_resumed
-from zerocheck.case.schema import Block, Case, Leg, Model, Training
+from zerocheck.case.resume import draw_resumed
+from zerocheck.case.schema import Block, Case, Model, Training, TrainingSegment
 from zerocheck.protocol.verdicts import RESUME, Load, Obligation, Violation
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.engine import run
@@ -84,7 +84,9 @@ def test_a_broken_checkpoint_is_caught_and_named(
 
 
 def test_shards_that_are_lost_by_a_load_are_of_the_load(pool: Pool) -> None:
-    judgement = Trial(pool, f"{SUBJECTS}:ShardLost", Case(resume=(Leg(),))).outcome().judgement
+    judgement = (
+        Trial(pool, f"{SUBJECTS}:ShardLost", Case(resume=(TrainingSegment(),))).outcome().judgement
+    )
     assert judgement is not None
     (violation,) = judgement.violations
     assert (violation.obligation, violation.step) == ("roundtrip", 1)
@@ -94,13 +96,15 @@ def test_shards_that_are_lost_by_a_load_are_of_the_load(pool: Pool) -> None:
 
 
 def test_a_violation_after_a_load_says_of_what_in_the_step(pool: Pool) -> None:
-    found = violations([Trial(pool, f"{SUBJECTS}:DecayLost", Case(resume=(Leg(),))).outcome()])
+    found = violations(
+        [Trial(pool, f"{SUBJECTS}:DecayLost", Case(resume=(TrainingSegment(),))).outcome()]
+    )
     assert [(v.obligation, v.in_step) for v in found] == [("continuation", "update")]
 
 
 def test_a_checkpoint_before_the_first_step_changes_nothing(pool: Pool) -> None:
     for over in (False, True):
-        case = Case(resume=(Leg(over=over),))
+        case = Case(resume=(TrainingSegment(over=over),))
         found = violations([Trial(pool, f"{SUBJECTS}:SavingBegins", case).outcome()])
         told = [(v.obligation, v.role, v.step, v.causes) for v in independent(found)]
         causes = ("changed by saving", "first step counted by saving")
@@ -108,7 +112,7 @@ def test_a_checkpoint_before_the_first_step_changes_nothing(pool: Pool) -> None:
 
 
 def test_the_random_state_of_another_rank_is_seen_where_ranks_are_as_many(pool: Pool) -> None:
-    case = Case(mesh=(2,), resume=(Leg(mesh=(2,)),))
+    case = Case(mesh=(2,), resume=(TrainingSegment(mesh=(2,)),))
     (violation,) = violations([Trial(pool, f"{SUBJECTS}:RandomOfRank0", case).outcome()])
     assert (violation.role, violation.ranks) == ("rng", (1,))
     assert violation.causes == ("random state of rank 0 on all ranks",)
@@ -118,7 +122,7 @@ def test_a_lost_older_checkpoint_and_an_unseen_damage_are_violations(pool: Pool)
     """torch.save over the only file keeps neither the old one nor a checksum."""
     found: list[Violation] = []
     for seed in range(6):
-        for leg in (Leg(over=True, killed=0.5), Leg(damage="flip")):
+        for leg in (TrainingSegment(over=True, killed=0.5), TrainingSegment(damage="flip")):
             case = Case(seed=seed, training=Training(steps=1), resume=(leg,))
             found += violations([Trial(pool, f"{SUBJECTS}:Keeping", case).outcome()])
     assert {v.obligation for v in found} >= {"damage"}
@@ -128,7 +132,7 @@ def test_a_lost_older_checkpoint_and_an_unseen_damage_are_violations(pool: Pool)
 
 def test_ranks_that_wait_for_one_that_refused_are_no_hang(pool: Pool) -> None:
     """A damaged file is refused by one rank alone; and so is a whole one, which is tried first."""
-    case = Case(seed=1, mesh=(2,), resume=(Leg(mesh=(2,), damage="truncate"),))
+    case = Case(seed=1, mesh=(2,), resume=(TrainingSegment(mesh=(2,), damage="truncate"),))
     (violation,) = violations([Trial(pool, f"{SUBJECTS}:RefusesAlone", case).outcome()])
     told = (violation.obligation, violation.ranks, violation.causes)
     assert told == ("damage", (1,), ("ranks disagree",))
@@ -140,7 +144,9 @@ def test_ranks_that_wait_for_one_that_refused_are_no_hang(pool: Pool) -> None:
 
 
 def test_every_load_is_told_of(pool: Pool) -> None:
-    case = Case(mesh=(2,), resume=(Leg(mesh=(3,)), Leg(mesh=(1,), damage="remove")))
+    case = Case(
+        mesh=(2,), resume=(TrainingSegment(mesh=(3,)), TrainingSegment(mesh=(1,), damage="remove"))
+    )
     judgement = Trial(pool, f"{SUBJECTS}:Keeping", case).outcome().judgement
     assert judgement is not None
     assert judgement.loads[:2] == (Load(leg=1), Load(leg=2))
@@ -151,7 +157,7 @@ def test_every_load_is_told_of(pool: Pool) -> None:
 
 
 def test_a_save_that_spoils_the_state_counts_for_the_load_that_reads_it(pool: Pool) -> None:
-    case = Case(resume=(Leg(), Leg()))
+    case = Case(resume=(TrainingSegment(), TrainingSegment()))
     judgement = Trial(pool, f"{SUBJECTS}:SavingSteps", case).outcome().judgement
     assert judgement is not None
     assert [load.leg for load in judgement.loads] == [1, 2]
@@ -159,14 +165,14 @@ def test_a_save_that_spoils_the_state_counts_for_the_load_that_reads_it(pool: Po
 
 
 def test_only_what_was_asked_for_is_told_of_loads(pool: Pool) -> None:
-    case = Case(resume=(Leg(),))
+    case = Case(resume=(TrainingSegment(),))
     trial = Trial(pool, f"{SUBJECTS}:MomentsLost", case, obligations=("export",))
     judgement = trial.outcome().judgement
     assert judgement is not None and judgement.loads == (Load(leg=1),)
 
 
 def test_a_crash_says_how_many_loads_had_begun(pool: Pool) -> None:
-    for resume in ((Leg(),), (Leg(mesh=(3,)), Leg(mesh=(1,)))):
+    for resume in ((TrainingSegment(),), (TrainingSegment(mesh=(3,)), TrainingSegment(mesh=(1,)))):
         outcome = Trial(pool, f"{SUBJECTS}:CannotLoad", Case(resume=resume)).outcome()
         assert outcome.status == "crashed" and outcome.begun == 1, outcome.reason
         assert outcome.reason.startswith("after load 1: ")
@@ -174,7 +180,7 @@ def test_a_crash_says_how_many_loads_had_begun(pool: Pool) -> None:
 
 def test_a_writer_is_killed_before_it_has_finished(pool: Pool) -> None:
     """Though its first save was much slower than the one that is killed."""
-    case = Case(resume=(Leg(killed=0.9),))
+    case = Case(resume=(TrainingSegment(killed=0.9),))
     outcome = Trial(pool, f"{SUBJECTS}:SlowAtFirst", case).outcome()
     assert outcome.judgement is not None
     assert outcome.judgement.loads[1].gave in ("new", "none", "wrong")  # not unharmed
@@ -183,13 +189,15 @@ def test_a_writer_is_killed_before_it_has_finished(pool: Pool) -> None:
 
 def test_an_implementation_without_checkpoints_says_so(pool: Pool) -> None:
     outcome = Trial(
-        pool, f"{Path(__file__).with_name('subjects.py')}:NoSaving", Case(resume=(Leg(),))
+        pool,
+        f"{Path(__file__).with_name('subjects.py')}:NoSaving",
+        Case(resume=(TrainingSegment(),)),
     )
     assert outcome.outcome().reason == "it has no save() and load(), so it cannot be resumed"
 
 
 def test_a_leg_on_more_ranks_is_judged_from_the_first_step_after_the_load(pool: Pool) -> None:
-    case = Case(mesh=(1,), resume=(Leg(mesh=(3,), steps=2), Leg(mesh=(2,))))
+    case = Case(mesh=(1,), resume=(TrainingSegment(mesh=(3,), steps=2), TrainingSegment(mesh=(2,))))
     outcome = Trial(pool, f"{SUBJECTS}:Keeping", case).outcome(digest=True)
     assert outcome.judgement is not None
     assert outcome.judgement.statuses["continuation"] == "holds"
@@ -226,10 +234,12 @@ def test_a_bug_of_many_ranks_keeps_them_when_shrunk(tmp_path: Path, pool: Pool) 
 
 
 OF_TORCH = {
-    "a step for a state that was asked for": Case(resume=(Leg(over=True),)),
-    "the same in the background": Case(resume=(Leg(over=True, background=True),)),
+    "a step for a state that was asked for": Case(resume=(TrainingSegment(over=True),)),
+    "the same in the background": Case(resume=(TrainingSegment(over=True, background=True),)),
     "buffers of several ranks": Case(
-        mesh=(3,), model=Model(blocks=(Block(kind="batch_norm"),)), resume=(Leg(mesh=(2,)),)
+        mesh=(3,),
+        model=Model(blocks=(Block(kind="batch_norm"),)),
+        resume=(TrainingSegment(mesh=(2,)),),
     ),
 }
 

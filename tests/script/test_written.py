@@ -26,7 +26,7 @@ from zerocheck.run.journal import encode
 from zerocheck.run.known_issues import ours
 from zerocheck.run.records import CaseFile
 from zerocheck.script import LONGEST, script_of
-from zerocheck.script.injected import FAULTS
+from zerocheck.script.injections import FAULTS
 from zerocheck.script.layout import WIDTH, fitted
 from zerocheck.script.sharding import TITLES
 

@@ -12,9 +12,9 @@ import torch
 from ..contract.semantics import Semantics
 from ..devices import CPU, kind_of, placed
 from ..errors import UsageError
-from ..importing import imported
 from ..protocol.verdicts import Judgement, Violation
 from ..ranks.device import check_there
+from ..user_code import import_user_code
 from .bundle import Bundle, read
 from .exchange import with_gradient
 from .full import Full, joined, why_not
@@ -147,7 +147,7 @@ def _gradient(bundle: Bundle, ranks: list[Observed], model: str, on: str | None)
     device, why = _chosen(kind_of(ranks[0].device), on)
     if reason or why:
         return Full(reason=reason or why)
-    reference = Reference(imported(model), device)
+    reference = Reference(import_user_code(model), device)
     tensors = tensors_of(every)
     reference.check({one.name: one.shape for one in tensors})
     for tensor in tensors:

@@ -17,7 +17,7 @@ import msgspec
 
 from ..hosts import drawn as drawn_hosts
 from .engine_options import drawn as drawn_engine_options
-from .picking import Picking, section
+from .picker import Picker, section
 from .precision import drawn as drawn_precision
 from .schema import (
     Block,
@@ -69,7 +69,7 @@ from .values import (
 )
 
 
-class Choices(Picking):
+class Choices(Picker):
     """Choices of one case, in order; a fixed field is not chosen."""
 
     def case(self) -> Case:

@@ -107,15 +107,15 @@ def candidates(
     source = random.Random(seed)  # only random() is used: its sequence is promised to stay
     needed = [FEATURES[name].present for name in having]
     found: dict[Case, int] = {}
-    seen = quiet = 0
+    visits = quiet = 0
     for attempt in range(MOST):
         case = maker.make(_Tilted(source).choose if attempt else lambda n: 0)
         quiet += 1
         if case is not None and case not in found and all(has(case) for has in needed):
             found[case] = held = pairs.of(case)
-            if held & ~seen:
+            if held & ~visits:
                 quiet = 0
-            seen |= held
+            visits |= held
         if attempt >= LEAST and quiet >= QUIET:
             break
     return found

@@ -11,7 +11,7 @@ import msgspec
 from ..errors import UsageError
 from .choices import Choices
 from .codec import merged
-from .picking import Choose, Part, T
+from .picker import Choose, Part, T
 from .schema import Block, Case, Mesh
 from .validity import check
 

@@ -7,7 +7,7 @@ import msgspec
 from ..hosts import counts, spelled
 from .schema import Block, BlockKind, Case, Model, Optimizer
 from .shapes import matching, parameter_shapes, trainable
-from .tensor_parallel import fitted
+from .tensor_parallel import fit_plan
 
 _OPTIONS_OF: dict[str, tuple[BlockKind, ...]] = {
     "hidden": ("mlp", "experts"),
@@ -22,7 +22,7 @@ _DEFAULTS = {name: getattr(Block(kind="mlp"), name) for name in _OPTIONS_OF}
 _replace = msgspec.structs.replace
 
 
-def fitting(case: Case) -> Case:
+def fit(case: Case) -> Case:
     """Return the case without the options that need parts it no longer has."""
     model = _fitting_model(case.model)
     data, start, training = case.data, case.start, case.training
@@ -48,7 +48,7 @@ def fitting(case: Case) -> Case:
     sharding = case.sharding
     if len(case.mesh) == 1 and sharding.sync == "shards":
         sharding = _replace(sharding, sync="last")
-    sharding = fitted(_replace(case, sharding=sharding)).sharding
+    sharding = fit_plan(_replace(case, sharding=sharding)).sharding
     hosts = case.hosts
     if not case.resume:  # else they are those of other numbers of ranks too
         hosts = spelled(counts(hosts, case.world_size))

@@ -17,8 +17,8 @@ import msgspec
 
 from ..errors import UsageError
 from .codec import to_plain
-from .fitting import fitting
-from .schema import Block, BlockKind, Case, Group, Leg, Mesh, Model, Optimizer
+from .fitting import fit
+from .schema import Block, BlockKind, Case, Group, Mesh, Model, Optimizer, TrainingSegment
 from .validity import check
 
 Cut = Callable[[Case], Iterator[Case]]
@@ -59,14 +59,14 @@ def simpler(case: Case, *, kept: Collection[str] = ()) -> Generator[Case, bool, 
     of the case that it returns fails any more. kept: paths that stay as they are, such as `mesh`,
     `model` or `training.clip`.
     """
-    seen = {case}
+    visited = {case}
     before = None
     while case != before:
         before = case
         for cut in (*_cuts(), _each_block, _plain_blocks):
-            case = yield from _taken(case, cut, kept, seen)
+            case = yield from _taken(case, cut, kept, visited)
         for path in _paths(case):
-            case = yield from _taken(case, partial(_field, path=path), kept, seen)
+            case = yield from _taken(case, partial(_field, path=path), kept, visited)
     return case
 
 
@@ -96,7 +96,7 @@ def value_at(case: Case, path: str) -> Any:
 
 
 def _taken(
-    case: Case, cut: Cut, kept: Collection[str], seen: set[Case]
+    case: Case, cut: Cut, kept: Collection[str], visited: set[Case]
 ) -> Generator[Case, bool, Case]:
     """Apply the reduction repeatedly, as long as a candidate still fails."""
     went = True
@@ -104,9 +104,9 @@ def _taken(
         went = False
         for candidate in cut(case):
             valid = _valid(candidate, case, kept)
-            if valid is None or valid in seen:
+            if valid is None or valid in visited:
                 continue
-            seen.add(valid)
+            visited.add(valid)
             if (yield valid):
                 case, went = valid, True
                 break
@@ -115,7 +115,7 @@ def _taken(
 
 def _valid(candidate: Case, case: Case, kept: Collection[str]) -> Case | None:
     """Return the candidate without options that no longer fit; None if it cannot be run."""
-    candidate = fitting(candidate)
+    candidate = fit(candidate)
     try:
         check(candidate)
         same = all(value_at(candidate, path) == value_at(case, path) for path in kept)
@@ -143,8 +143,8 @@ def _everything(case: Case) -> Iterator[Case]:
     plain = Case(mesh=_two_ranks(case.mesh), seed=case.seed, training=one, model=model)
     if case.resume:
         last = _replace(case.resume[-1], mesh=_two_ranks(case.resume[-1].mesh), steps=1)
-        for leg in dict.fromkeys((Leg(), last)):
-            yield _replace(plain, resume=(leg,))
+        for segment in dict.fromkeys((TrainingSegment(), last)):
+            yield _replace(plain, resume=(segment,))
     else:
         yield plain
         if case.hosts:
@@ -176,7 +176,7 @@ def _bare(model: Model) -> Model:
 def _fewer_legs(case: Case) -> Iterator[Case]:
     """Reduce to one segment, or by one. A checkpoint stays: without one it is another case."""
     if len(case.resume) > 1:
-        yield from (_replace(case, resume=(leg,)) for leg in case.resume)
+        yield from (_replace(case, resume=(segment,)) for segment in case.resume)
         yield from (_replace(case, resume=rest) for rest in _with_one_out(case.resume))
 
 
@@ -243,8 +243,8 @@ def _without(case: Case, out: Collection[int]) -> Case:
 def _paths(case: Case) -> Iterator[str]:
     """Iterate over every field that has a simplest value, in the order in which they are tried."""
     yield "hosts"
-    for index, leg in enumerate(case.resume):
-        yield from (f"resume[{index}].{f}" for f in leg.__struct_fields__)
+    for index, segment in enumerate(case.resume):
+        yield from (f"resume[{index}].{f}" for f in segment.__struct_fields__)
     for section in SECTIONS:
         for name in getattr(case, section).__struct_fields__:
             if (section, name) == ("model", "user"):
@@ -306,7 +306,7 @@ def _default(case: Case, path: str) -> Any:
     if path.startswith("optimizer.groups["):
         return getattr(Group(), path.rpartition(".")[2])
     if path.startswith("resume["):
-        return getattr(Leg(), path.rpartition(".")[2])
+        return getattr(TrainingSegment(), path.rpartition(".")[2])
     return value_at(_DEFAULT, path)
 
 
@@ -330,9 +330,9 @@ def _set(case: Case, path: str, value: Any) -> Case:
     """Return the case with another value at the path."""
     if path.startswith("resume["):
         index, _, name = path.removeprefix("resume[").partition("].")
-        legs = list(case.resume)
-        legs[int(index)] = _replace(legs[int(index)], **{name: value})
-        return _replace(case, resume=tuple(legs))
+        segments = list(case.resume)
+        segments[int(index)] = _replace(segments[int(index)], **{name: value})
+        return _replace(case, resume=tuple(segments))
     if path == "hosts":
         return _replace(case, hosts=value)
     section, _, rest = path.partition(".")

@@ -320,7 +320,7 @@ Mesh = Annotated[
 Hosts = Annotated[tuple[Annotated[int, Meta(ge=1, le=MAX_WORLD_SIZE)], ...], Meta(max_length=64)]
 
 
-class Leg(_Data, frozen=True, kw_only=True):
+class TrainingSegment(_Data, frozen=True, kw_only=True):
     """Training segment after a checkpoint: other ranks load it and continue."""
 
     mesh: Mesh = (2,)
@@ -365,7 +365,7 @@ class Case(_Data, frozen=True, kw_only=True):
     precision: Precision = Precision()
     sharding: Sharding = Sharding()
     disturbance: Disturbance = Disturbance()
-    resume: Annotated[tuple[Leg, ...], Meta(max_length=4)] = ()
+    resume: Annotated[tuple[TrainingSegment, ...], Meta(max_length=4)] = ()
     """After the steps of `training` a checkpoint is saved, and each leg loads the one before."""
 
     @property

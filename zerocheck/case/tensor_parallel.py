@@ -83,10 +83,10 @@ def drawn(seed: int, world_size: int) -> int:
     return sizes[seed % len(sizes)] if kind == 11 and sizes else 1
 
 
-def fitted(case: Case) -> Case:
+def fit_plan(case: Case) -> Case:
     """Remove tensor parallelism where a mesh of the case, or of a segment, does not allow it."""
     count = case.sharding.tensor_parallel
-    meshes = (case.mesh, *(leg.mesh for leg in case.resume))
+    meshes = (case.mesh, *(segment.mesh for segment in case.resume))
     if count == 1 or all(len(mesh) == 1 and mesh[0] % count == 0 for mesh in meshes):
         return case
     sharding = msgspec.structs.replace(case.sharding, tensor_parallel=1)

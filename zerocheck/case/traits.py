@@ -5,14 +5,14 @@ from __future__ import annotations
 from .schema import Case
 
 
-def lowered(case: Case) -> bool:
+def reduced_precision(case: Case) -> bool:
     """Return True if anything is computed or reduced in a dtype other than fp32."""
     return case.precision.compute != "fp32" or case.precision.reduce != "fp32"
 
 
 def two_axes(case: Case) -> bool:
     """Return True if some segment has a mesh of two axes."""
-    return len(case.mesh) > 1 or any(len(leg.mesh) > 1 for leg in case.resume)
+    return len(case.mesh) > 1 or any(len(segment.mesh) > 1 for segment in case.resume)
 
 
 def cuts(case: Case) -> bool:

@@ -226,7 +226,7 @@ def _check_tensor_parallel(case: Case) -> None:
     count = case.sharding.tensor_parallel
     for where, mesh in (
         ("mesh", case.mesh),
-        *((f"resume[{number}].mesh", leg.mesh) for number, leg in enumerate(case.resume)),
+        *((f"resume[{number}].mesh", segment.mesh) for number, segment in enumerate(case.resume)),
     ):
         if count > 1 and (len(mesh) > 1 or mesh[0] % count):
             raise UsageError(
@@ -244,23 +244,23 @@ def _check_resume(case: Case) -> None:
         )
     if case.resume and training.unfreeze is not None:
         raise UsageError("training.unfreeze with resume is not supported; allowed: None")
-    for number, leg in enumerate(case.resume):
-        size = math.prod(leg.mesh)
+    for number, segment in enumerate(case.resume):
+        size = math.prod(segment.mesh)
         if size > MAX_WORLD_SIZE:
             raise UsageError(
-                f"resume[{number}].mesh {list(leg.mesh)} has {size} ranks; allowed: at most "
+                f"resume[{number}].mesh {list(segment.mesh)} has {size} ranks; allowed: at most "
                 f"{MAX_WORLD_SIZE}"
             )
-        tried = leg.killed is not None or leg.damage != "none"
+        tried = segment.killed is not None or segment.damage != "none"
         if tried and number < len(case.resume) - 1:
             raise UsageError(
                 f"resume[{number}] has killed or damage; allowed: in the last leg, since nothing "
                 "is trained after it"
             )
-        if leg.killed is not None and leg.damage != "none":
+        if segment.killed is not None and segment.damage != "none":
             raise UsageError(f"resume[{number}] has killed and damage; allowed: one of them")
-        if leg.into and leg.into not in NAMED:
-            raise unknown(f"implementation in resume[{number}].into", leg.into, NAMED)
+        if segment.into and segment.into not in NAMED:
+            raise unknown(f"implementation in resume[{number}].into", segment.into, NAMED)
 
 
 def _few(names: list[str]) -> str:

@@ -4,19 +4,19 @@ A cause is a text in journals, fingerprints and known issues. Here it has a cons
 obligations under which it is named, a tier, the way it shows and the usual reason. One file for
 each family:
 
-- `gradient`: causes of a wrong reduced gradient: factors, microbatches, missing terms
-- `reduction`: causes of a gradient reduced over other ranks, or with misplaced elements
-- `clip`: causes of a wrong gradient norm, or of a wrongly clipped gradient
-- `update`: causes of a wrong AdamW update, step count or skipped step
-- `publish`: causes of parameters that are not the updated ones on every rank
-- `loss`: causes of a wrong loss in the forward
-- `buffers`: causes of wrong running statistics
-- `ownership`: causes of shards that do not tile the tensors
-- `resume`: causes of a wrong state after a checkpoint was loaded
-- `checkpoint`: causes of wrong exports, and of damaged or half written checkpoints
-- `memory`: causes of memory that is held too long, or higher than predicted
-- `communication`: causes of collectives that were not predicted
-- `registry`: what one cause is, and look-up by text or by an older name
+- `gradient.py`: causes of a wrong reduced gradient: factors, microbatches, missing terms
+- `reduction.py`: causes of a gradient reduced over other ranks, or with misplaced elements
+- `clip.py`: causes of a wrong gradient norm, or of a wrongly clipped gradient
+- `update.py`: causes of a wrong AdamW update, step count or skipped step
+- `publish.py`: causes of parameters that are not the updated ones on every rank
+- `loss.py`: causes of a wrong loss in the forward
+- `buffers.py`: causes of wrong running statistics
+- `ownership.py`: causes of shards that do not tile the tensors
+- `resume.py`: causes of a wrong state after a checkpoint was loaded
+- `checkpoint.py`: causes of wrong exports, and of damaged or half written checkpoints
+- `memory.py`: causes of memory that is held too long, or higher than predicted
+- `communication.py`: causes of collectives that were not predicted
+- `registry.py`: what one cause is, and look-up by text or by an older name
 
 A cause whose text depends on a dtype or the like is a family, and its constant is called with it:
 `REDUCED_IN(format="bf16")`. `docs/causes.md` is made of this by `zerocheck.faults.causes_page`.

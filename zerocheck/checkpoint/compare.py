@@ -15,9 +15,9 @@ from .contents import MODEL, OTHER, Contents, Item, contents_of
 from .explain import Explainer
 from .formats import open_checkpoint
 from .groups import IMPLEMENTATION
-from .places import Marked, at, bits, wide
+from .places import MarkedElements, at, bits, wide
 from .result import COMPARED, CheckpointProblem, CheckpointReport
-from .source import Damaged
+from .source import DamagedCheckpoint
 from .tiling import problems
 
 
@@ -56,9 +56,9 @@ def compare(path: Path, other: Path) -> CheckpointReport:
         ),
         unchecked=unchecked,
         notes=tuple(f"{one.path}: {note}" for one in pair for note in one.notes),
-        verified=tuple(f"{one.path}: {said}" for one in pair for said in one.source.verified),
+        verified=tuple(f"{one.path}: {text}" for one in pair for text in one.source.verified),
         unverifiable=tuple(
-            f"{one.path}: {said}" for one in pair for said in one.source.unverifiable
+            f"{one.path}: {text}" for one in pair for text in one.source.unverifiable
         ),
     )
 
@@ -132,7 +132,7 @@ class _Comparison:
             if not torn:
                 try:
                     read.append(contents.read(item))
-                except Damaged as error:
+                except DamagedCheckpoint as error:
                     torn, check = str(error), "readable"
             if torn:
                 yield CheckpointProblem(
@@ -148,7 +148,7 @@ class _Comparison:
         if same_dtype and torch.equal(bits(mine), bits(its)):
             return
         one, other = wide(mine), wide(its)
-        marked = Marked()
+        marked = MarkedElements()
         if same_dtype and not one.is_complex():
             marked.add(0, bits(mine) != bits(its))
         else:

@@ -19,7 +19,7 @@ from ..contract.names import unwrapped
 from .groups import ParamGroup, groups_of, written_names
 from .optimizer_keys import GroupKey, StateKey, group_key, owners, state_key
 from .result import CheckpointSummary, GroupSettings, RoleTotal
-from .source import CheckpointSource, Damaged, Key, Stored, dotted
+from .source import CheckpointSource, DamagedCheckpoint, Key, Stored, dotted
 
 MODEL, OTHER = "model", "other"
 _MODEL_WORDS = ("model", "model_state_dict", "state_dict", "module", "pytorch_model", "net")
@@ -197,7 +197,7 @@ def _number(source: CheckpointSource, key: Key) -> object:
         return f"a tensor of shape {list(source.tensors[key].shape)}"
     try:
         value: object = source.read(key).item()
-    except Damaged:
+    except DamagedCheckpoint:
         return "damaged"
     return value
 

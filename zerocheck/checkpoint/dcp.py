@@ -26,9 +26,9 @@ from .dcp_metadata import Broken, read_metadata
 from .records import RefusedPickle, load
 from .result import CheckpointProblem
 from .source import (
-    Damaged,
+    DamagedCheckpoint,
     Key,
-    Opened,
+    OpenCheckpoint,
     Stored,
     StoredBox,
     dotted,
@@ -41,7 +41,7 @@ from .source import (
 INDEX = ".metadata"
 
 
-class Dcp(Opened):
+class Dcp(OpenCheckpoint):
     """An opened directory of torch.distributed.checkpoint; see `Source`."""
 
     format = "torch.distributed.checkpoint"
@@ -126,7 +126,7 @@ class Dcp(Opened):
                     self.values[leaf_key] = leaf
         except RefusedPickle as error:
             self.notes.append(str(error))
-        except Damaged as error:
+        except DamagedCheckpoint as error:
             self.wrong("readable", dotted(key), str(error))
 
     def read(self, key: Key) -> torch.Tensor:
@@ -139,12 +139,12 @@ class Dcp(Opened):
         for chunk in stored.chunks:
             place = self._places.get(MetadataIndex(name, chunk.offsets))
             if place is None:
-                raise Damaged("the index does not say where a chunk lies")
+                raise DamagedCheckpoint("the index does not say where a chunk lies")
             part = load(self._bytes(place), f"the entry {name!r}")
             if not isinstance(part, torch.Tensor):
-                raise Damaged(f"a chunk is no tensor but {type(part).__name__}")
+                raise DamagedCheckpoint(f"a chunk is no tensor but {type(part).__name__}")
             if tuple(part.shape) != chunk.sizes or part.dtype != stored.dtype:
-                raise Damaged(
+                raise DamagedCheckpoint(
                     f"the chunk at {list(chunk.offsets)} is {_form(part.shape, part.dtype)} in "
                     f"{place.relative_path}, {_form(chunk.sizes, stored.dtype)} in the index"
                 )
@@ -155,7 +155,7 @@ class Dcp(Opened):
             try:
                 tensor[box] = part
             except (RuntimeError, IndexError) as error:
-                raise Damaged("a chunk is out of the bounds of its tensor") from error
+                raise DamagedCheckpoint("a chunk is out of the bounds of its tensor") from error
         return tensor
 
     def files_of(self, key: Key) -> frozenset[str]:
@@ -170,24 +170,26 @@ class Dcp(Opened):
         places = [self._places.get(MetadataIndex(name, one.offsets)) for one in stored.chunks]
         room = sum(place.length for place in places if place is not None)
         if stored.nbytes > room:
-            raise Damaged(f"it takes {stored.nbytes} bytes, and its records have {room}")
+            raise DamagedCheckpoint(f"it takes {stored.nbytes} bytes, and its records have {room}")
 
     def _bytes(self, place: Any) -> bytes:
         name = place.relative_path
         if name not in self._files:
             path = self._directory / name
             if not _inside(self._directory, name) or not path.is_file():
-                raise Damaged(f"its file {name} is missing")
+                raise DamagedCheckpoint(f"its file {name} is missing")
             if not path.stat().st_size:
-                raise Damaged(f"its file {name} is empty")
+                raise DamagedCheckpoint(f"its file {name} is empty")
             try:
                 with path.open("rb") as file:
                     self._files[name] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             except OSError as error:
-                raise Damaged(f"its file {name} cannot be read: {error.strerror}") from error
+                raise DamagedCheckpoint(
+                    f"its file {name} cannot be read: {error.strerror}"
+                ) from error
         end = place.offset + place.length
         if end > len(self._files[name]):
-            raise Damaged(f"its file {name} is truncated")
+            raise DamagedCheckpoint(f"its file {name} is truncated")
         return self._files[name][place.offset : end]
 
 

@@ -74,11 +74,11 @@ def _steps_of_files(contents: Contents) -> Iterator[CheckpointProblem]:
     alone = {file: next(iter(steps)) for file, steps in by_file.items() if len(steps) == 1}
     if len(alone) < len(by_file) or len(set(alone.values())) < 2:
         return
-    told = ", ".join(f"{file} {step:g}" for file, step in sorted(alone.items()))
+    counts = ", ".join(f"{file} {step:g}" for file, step in sorted(alone.items()))
     yield CheckpointProblem(
         check="files",
         where="all",
-        detail=f"they are of different saves: each has one step count ({told})",
+        detail=f"they are of different saves: each has one step count ({counts})",
     )
 
 

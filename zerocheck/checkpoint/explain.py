@@ -12,7 +12,7 @@ import torch
 
 from .contents import Contents, Item
 from .places import bits
-from .source import Damaged
+from .source import DamagedCheckpoint
 
 _TRIES = 64
 
@@ -61,7 +61,7 @@ class Explainer:
                     continue
                 try:
                     digest = _digest(bits(contents.read(one)))
-                except Damaged:
+                except DamagedCheckpoint:
                     continue
                 digests.setdefault(digest, []).append(one.label)
         return digests.get(_digest(tensor), [])

@@ -41,7 +41,7 @@ def index_of(flat: int, shape: tuple[int, ...]) -> list[int]:
     return index[::-1]
 
 
-class Marked:
+class MarkedElements:
     """Number and first element, in row-major order, of those that masks of blocks mark."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..errors import UsageError
-from .source import Damaged
+from .source import DamagedCheckpoint
 
 _BLOCK = 1 << 20
 
@@ -37,7 +37,7 @@ def load(data: Path | bytes, where: str) -> Any:
     if archive:
         _verify(file)
     elif not isinstance(data, Path):
-        raise Damaged("these bytes are no record of torch.save")
+        raise DamagedCheckpoint("these bytes are no record of torch.save")
     if not isinstance(data, Path):
         file.seek(0)
     try:
@@ -47,13 +47,13 @@ def load(data: Path | bytes, where: str) -> Any:
     except pickle.UnpicklingError as error:
         name = re.search(r"GLOBAL (\S+)", str(error))
         if name is None:
-            raise Damaged("its pickle is damaged") from error
+            raise DamagedCheckpoint("its pickle is damaged") from error
         raise RefusedPickle(
             f"{where} holds an object of {name[1]}, which is not a tensor, number or container; "
             "it was not loaded, since that would run its code"
         ) from error
     except Exception as error:  # damaged bytes lead to whatever torch stumbles over
-        raise Damaged(
+        raise DamagedCheckpoint(
             f"torch.load fails: {(str(error).splitlines() or [type(error).__name__])[0][:200]}"
         ) from error
 
@@ -63,7 +63,7 @@ def is_archive(file: Any) -> bool:
     try:
         return zipfile.is_zipfile(file)
     except Exception as error:
-        raise Damaged(f"its archive is damaged: {error}") from error
+        raise DamagedCheckpoint(f"its archive is damaged: {error}") from error
 
 
 def has_checksums(path: Path) -> bool:
@@ -88,9 +88,9 @@ def _verify(file: Any) -> None:
             for record in records:
                 _verify_one(archive, record)
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError) as error:
-        raise Damaged(f"checksum: {error}") from error
+        raise DamagedCheckpoint(f"checksum: {error}") from error
     except Exception as error:  # damaged bytes lead to whatever zipfile stumbles over
-        raise Damaged(f"its archive is damaged: {error}") from error
+        raise DamagedCheckpoint(f"its archive is damaged: {error}") from error
 
 
 def _verify_one(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> None:

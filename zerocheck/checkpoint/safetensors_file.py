@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import torch
 
-from .source import Key, Opened, Stored, StoredBox, shape_problem
+from .source import Key, OpenCheckpoint, Stored, StoredBox, shape_problem
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -53,7 +53,7 @@ class _HeaderEntry(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
-class SafetensorsFile(Opened):
+class SafetensorsFile(OpenCheckpoint):
     """An opened safetensors file; see `Source`."""
 
     format = "safetensors"

@@ -25,7 +25,7 @@ _SMALL = 1 << 28
 """Bytes of a tensor that may repeat what is stored of it."""
 
 
-class Damaged(Exception):
+class DamagedCheckpoint(Exception):
     """Error for a stored tensor that cannot be read; its message is a short reason."""
 
 
@@ -83,7 +83,7 @@ class CheckpointSource(Protocol):
         ...
 
 
-class Opened:
+class OpenCheckpoint:
     """State that every format fills in while it opens a checkpoint; see `Source`."""
 
     def __init__(self) -> None:
@@ -131,12 +131,14 @@ def with_values(tensor: torch.Tensor) -> torch.Tensor:
     Raises Damaged for one on the meta device, quantized, or far larger than its stored bytes.
     """
     if tensor.is_meta:
-        raise Damaged("it is on the meta device, so it has no values")
+        raise DamagedCheckpoint("it is on the meta device, so it has no values")
     if tensor.is_quantized:
-        raise Damaged("it is quantized, which is not read")
+        raise DamagedCheckpoint("it is quantized, which is not read")
     stored = tensor.untyped_storage().nbytes()
     if tensor.numel() * tensor.dtype.itemsize > max(_SMALL, stored):
-        raise Damaged(f"its shape {list(tensor.shape)} repeats the {stored} bytes that are stored")
+        raise DamagedCheckpoint(
+            f"its shape {list(tensor.shape)} repeats the {stored} bytes that are stored"
+        )
     return tensor.detach()
 
 
@@ -176,7 +178,7 @@ class _TreeWalk:
     def _value(self, value: object, depth: int) -> None:
         self._count(depth)
         if isinstance(value, int) and value.bit_length() > _MOST_BITS:
-            raise Damaged(f"a number of it has {value.bit_length()} bits")
+            raise DamagedCheckpoint(f"a number of it has {value.bit_length()} bits")
         if isinstance(value, Mapping):
             value = [*value.keys(), *value.values()]
         if isinstance(value, list | tuple | set | frozenset):
@@ -186,14 +188,14 @@ class _TreeWalk:
     def _count(self, depth: int) -> None:
         self._left -= 1
         if depth > _DEEPEST:
-            raise Damaged("it is nested too deeply, or contains itself")
+            raise DamagedCheckpoint("it is nested too deeply, or contains itself")
         if self._left < 0:
-            raise Damaged(f"it has more than {_MOST_LEAVES} entries")
+            raise DamagedCheckpoint(f"it has more than {_MOST_LEAVES} entries")
 
 
 def _part(name: object) -> str | int:
     if isinstance(name, int):
         if name.bit_length() > 64:
-            raise Damaged(f"a key of it is a number of {name.bit_length()} bits")
+            raise DamagedCheckpoint(f"a key of it is a number of {name.bit_length()} bits")
         return name
     return name if isinstance(name, str) else repr(name)[:1000]

@@ -13,10 +13,10 @@ from torch.distributed.tensor import DTensor
 
 from ..errors import UsageError
 from .records import has_checksums, load
-from .source import Damaged, Key, Opened, leaves, whole, with_values
+from .source import DamagedCheckpoint, Key, OpenCheckpoint, leaves, whole, with_values
 
 
-class TorchSave(Opened):
+class TorchSave(OpenCheckpoint):
     """An opened file of torch.save; see `Source`."""
 
     format = "torch.save"
@@ -31,7 +31,7 @@ class TorchSave(Opened):
             self.unverifiable.append("values (these files of torch.save have no checksums)")
         try:
             found = leaves(load(path, repr(str(path))))
-        except Damaged as error:
+        except DamagedCheckpoint as error:
             self.wrong("readable", path.name, str(error))
             return
         for way, leaf in found:

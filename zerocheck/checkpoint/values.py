@@ -7,9 +7,9 @@ import torch
 from .contents import Contents, Item
 from .groups import betas
 from .moment_bound import largest
-from .places import Marked, at, blocks, wide
+from .places import MarkedElements, at, blocks, wide
 from .result import CheckpointProblem
-from .source import Damaged
+from .source import DamagedCheckpoint
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
@@ -49,11 +49,11 @@ class ValueChecks:
             return None
         try:
             tensor = wide(self._contents.read(item))
-        except Damaged as error:
+        except DamagedCheckpoint as error:
             self._wrong("readable", item.label, str(error))
             return None
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-            marked = Marked()
+            marked = MarkedElements()
             for start, (block,) in blocks(tensor):
                 marked.add(start, ~torch.isfinite(block))
             if marked.count:
@@ -64,7 +64,7 @@ class ValueChecks:
     def _second(self, name: str, held: dict[str, torch.Tensor]) -> None:
         for role in ("exp_avg_sq", "max_exp_avg_sq"):
             if role in held:
-                marked = Marked()
+                marked = MarkedElements()
                 for start, (block,) in blocks(held[role]):
                     marked.add(start, block < 0)
                 if marked.count:
@@ -76,7 +76,7 @@ class ValueChecks:
         v, most = held.get("exp_avg_sq"), held.get("max_exp_avg_sq")
         if v is None or most is None or v.shape != most.shape:
             return
-        marked = Marked()
+        marked = MarkedElements()
         for start, (one, its) in blocks(v, most):
             marked.add(start, its < one)
         if marked.count:
@@ -100,7 +100,7 @@ class ValueChecks:
         if m.shape != v.shape or not (m.is_floating_point() and v.is_floating_point()):
             return
         coarse = m if torch.finfo(m.dtype).eps > torch.finfo(v.dtype).eps else v
-        marked, example = Marked(), ""
+        marked, example = MarkedElements(), ""
         for start, (first, second) in blocks(m, v):
             bound = largest(second.to(coarse.dtype), pair, step)
             if bound is None:

@@ -16,7 +16,7 @@ import torch
 from ..errors import UsageError
 from .records import RefusedPickle
 from .safetensors_file import SafetensorsFile
-from .source import CheckpointSource, Key, Opened, dotted
+from .source import CheckpointSource, Key, OpenCheckpoint, dotted
 from .torch_save import TorchSave
 
 OPENERS: dict[str, Callable[[Path], CheckpointSource]] = {
@@ -32,7 +32,7 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
-class WholeFiles(Opened):
+class WholeFiles(OpenCheckpoint):
     """Opened files of whole tensors; see `Source`."""
 
     def __init__(self, paths: Sequence[Path]) -> None:

@@ -1,4 +1,17 @@
-"""The command line. Imports no torch before a command needs it, so that help comes at once."""
+"""Command line. Imports no torch before a command needs it, so that help comes at once.
+
+- `checkpoint.py`: the command `zerocheck checkpoint`
+- `faults.py`: the command `zerocheck faults`
+- `journal.py`: shared part of the commands that write or read a journal
+- `list.py`: the command `zerocheck list`: all names
+- `memory.py`: the command `zerocheck memory`
+- `options.py`: options that several commands have
+- `output.py`: printing, with every character made printable
+- `program.py`: failures of the command line: one line for people, and an exit code
+- `replay.py`: the command `zerocheck replay`
+- `report.py`: the command `zerocheck report`
+- `run.py`: the command `zerocheck run`
+"""
 
 from __future__ import annotations
 

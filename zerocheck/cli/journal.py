@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import launched, stopping
+from .. import launcher, signals
 from ..devices import CPU
 from ..errors import UsageError
 from ..foreign_text import printable
@@ -31,7 +31,7 @@ def start_run(options: RunOptions) -> int:
         return _run_recorded(options, None)
     from ..run.launch import with_ranks
 
-    # The other ranks are let go when the reports are written: see launched.py.
+    # The other ranks are let go when the reports are written: see launcher.py.
     return with_ranks(
         options.ranks,
         lambda opened: _run_recorded(options, opened),
@@ -56,7 +56,9 @@ def _run_recorded(options: RunOptions, ranks: RankPool | None) -> int:
         start,
         _write_run,
     )
-    launched.tell(code, f"zerocheck ends with exit code {code}: see {options.report_dir}/report.md")
+    launcher.report_exit(
+        code, f"zerocheck ends with exit code {code}: see {options.report_dir}/report.md"
+    )
     return code
 
 
@@ -91,7 +93,7 @@ def show_replay(
     for failure in failures_of(replayed.finished):
         print_finding(console, failure)
     console.print(Text(replayed.verdict))
-    launched.tell(replayed.exit_code, printable(replayed.verdict))
+    launcher.report_exit(replayed.exit_code, printable(replayed.verdict))
     return replayed.exit_code
 
 
@@ -108,7 +110,7 @@ def _recorded(
     except KeyboardInterrupt:
         code = INTERRUPTED
     finally:
-        stopping.ignore()
+        signals.ignore()
         # Also where the harness failed: what was found so far stays readable.
         progress.close()
         journal.close()
@@ -129,17 +131,17 @@ def _check_outputs(journal: Path) -> None:
     }:
         return
     from ..report.write import FORMATS, MATRIX_FORMATS
-    from ..run.earlier import check_outputs
+    from ..run.previous_runs import check_outputs
 
     check_outputs(journal.parent, (*FORMATS, *MATRIX_FORMATS))
 
 
 def note_untested() -> None:
     """Note a torch version that zerocheck is not tested with; only rank 0 of a launch prints it."""
-    from ..run.environment import untested
+    from ..run.environment import untested_versions
 
-    if untested() and launched.is_rank_0():
-        note(untested())
+    if untested_versions() and launcher.is_rank_0():
+        note(untested_versions())
 
 
 def note_configs(names: Sequence[str]) -> None:
@@ -148,7 +150,7 @@ def note_configs(names: Sequence[str]) -> None:
     from ..ds_config import read
 
     configs = dict.fromkeys(innermost(name) for name in names if is_config(name))
-    for config in configs if launched.is_rank_0() else ():
+    for config in configs if launcher.is_rank_0() else ():
         for text in read(config).notes:
             note(text)
 
@@ -164,11 +166,11 @@ def _note_sharing(device: str, world_sizes: Sequence[int]) -> None:
     """Note that ranks share GPUs, if they do. Raises UsageError for a device that is not there."""
     if device == CPU:
         return
-    from ..run.launch import sharing
+    from ..run.launch import sharing_note
 
-    said = sharing(device, max(world_sizes))
-    if said:
-        note(said)
+    text = sharing_note(device, max(world_sizes))
+    if text:
+        note(text)
 
 
 def _write_run(journal: Path) -> Path:
@@ -229,8 +231,8 @@ def report_run(journal: Path, directory: Path, against: Path | None) -> int:
 
 
 def _compare(console: Console, counted: Tally, directory: Path, against: Path) -> int:
-    from ..report import against_text, github
-    from ..report.against import compare, read_report, report_of
+    from ..report import comparison_text, github
+    from ..report.comparison import compare, read_report, report_of
     from ..report.progress import print_finding
     from ..report.write import write_changes
 
@@ -239,11 +241,11 @@ def _compare(console: Console, counted: Tally, directory: Path, against: Path) -
     for finding in counted.findings:
         if finding.fingerprint in new:
             print_finding(console, finding)
-    against_text.print_changes(console, changes)
+    comparison_text.print_changes(console, changes)
     write_changes(changes, directory)
     if github.listening():
         with suppress(OSError):  # it stands in against.md too
-            github.summarize(against_text.markdown(changes))
+            github.summarize(comparison_text.markdown(changes))
     say(f"comparison: {directory / 'against.md'}")
     return changes.exit_code
 

@@ -38,7 +38,7 @@ def list_() -> None:
     from ..case.features import FEATURES
     from ..catalogue import BUILT_IN, OF_EXTRAS, extra_of
     from ..protocol.verdicts import TITLES
-    from ..report.known import listed_lines
+    from ..report.known_issues import listed_lines
     from ..run.known_issues import ours
     from ..run.profiles import PROFILES
 

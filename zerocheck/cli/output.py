@@ -31,6 +31,6 @@ def shown(report: Any, text: str, json_file: Path | None) -> int:
         try:
             json_file.write_bytes(as_json(report))
         except (OSError, ValueError) as error:
-            said = getattr(error, "strerror", None) or str(error)
-            raise UsageError(f"{str(json_file)!r} cannot be written: {said}") from error
+            reason = getattr(error, "strerror", None) or str(error)
+            raise UsageError(f"{str(json_file)!r} cannot be written: {reason}") from error
     return int(report.exit_code)

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import click
 
-from .. import __version__, launched, stopping
+from .. import __version__, launcher, signals
 from ..errors import HarnessError, RanksLost, UsageError, unknown
 from ..foreign_text import printable
 from ..shortage import shortage
@@ -39,14 +39,14 @@ class Program(click.Group):
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> NoReturn:
         """Run the program and exit."""
-        if launched.launched():  # its signals have handlers of their own, see launched.py
+        if launcher.has_launcher():  # its signals have handlers of their own, see launcher.py
             self._main(args, prog_name, **extra)
-        handlers = stopping.Stopping()
+        handlers = signals.StopSignals()
         handlers.__enter__()
         try:
             self._main(args, prog_name, **extra)
         finally:
-            stopping.ignore()
+            signals.ignore()
             if args is not None:  # called from Python, which goes on
                 handlers.__exit__(None, None, None)
 
@@ -68,7 +68,7 @@ class Program(click.Group):
         except UsageError as error:
             code = _say(str(error), USAGE)
         except click.Abort:
-            stopping.ignore()
+            signals.ignore()
             code = _say("interrupted", INTERRUPTED)
         except BrokenPipeError:  # who reads has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -95,18 +95,18 @@ def _say(message: str, code: int) -> int:
 
     If all ranks of a launch find the same error, only rank 0 prints it.
     """
-    if launched.is_rank_0() or code == HARNESS:
+    if launcher.is_rank_0() or code == HARNESS:
         remark(f"error: {message}")
-    launched.tell(code, printable(message))
+    launcher.report_exit(code, printable(message))
     return code
 
 
 def _leave(code: int) -> NoReturn:
-    stopping.ignore()
+    signals.ignore()
     exec("")  # Python would end itself by SIGINT where an interrupt once left another `exec`
-    if code in (USAGE, INTERRUPTED) and not launched.is_rank_0():
-        launched.let_rank_0_speak(code, LINGER_S)
-    if launched.launched():
+    if code in (USAGE, INTERRUPTED) and not launcher.is_rank_0():
+        launcher.wait_for_rank_0(code, LINGER_S)
+    if launcher.has_launcher():
         # Process groups that broke take seconds to tear down, and the launcher ends us meanwhile.
         _flush()
         os._exit(code)

@@ -54,8 +54,8 @@ def run(
     usage.
     """
     from ..catalogue import BUILT_IN, innermost
-    from ..importing import check_file
     from ..run.options import RunOptions, choose_ranks
+    from ..user_code import check_file
 
     settings = {**project_settings(Path.cwd()), **option.given_settings(given)}
     options = RunOptions(

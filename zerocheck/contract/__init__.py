@@ -1,4 +1,24 @@
-"""Contract between zerocheck and the code under test."""
+"""Contract between zerocheck and the code under test.
+
+- `adamw.py`: test that an optimizer is AdamW, run alone on one whole tensor before any case
+- `build.py`: short form of the contract, for code that looks like torch: a model and an optimizer
+- `checkpoint.py`: checkpoints of code that looks like torch: its distributed state-dict API and dcp
+- `flat.py`: shards of a rank's flat parameters as parts of the original ones
+- `groups.py`: parameter groups by name pattern, and learning rates per step
+- `implementation.py`: interface that an implementation needs in order to be judged
+- `layout.py`: prediction of an implementation's memory and collectives: exact, per rank
+- `loading.py`: loading of an implementation by name
+- `memory_order.py`: ranges in the order of memory, as boxes of a tensor
+- `names.py`: names of parameters in the unwrapped model, whatever wraps it
+- `optimizers.py`: torch optimizers inside the object that trains a model
+- `refusals.py`: refusals by torch of any caller's code: such cases are unsupported
+- `semantics.py`: declarations of an implementation's semantics: correct trainers differ
+- `shard.py`: local view of a tensor, with its location in the whole
+- `states.py`: states of AdamW by role, read from and written into optimizers
+- `user_optimizers.py`: user-defined optimizer classes: hidden state, effects of their `step()`
+- `versions.py`: numbered checkpoints in one directory, so that a killed writer leaves the last one
+- `wrapper_limits.py`: cases that DDP and FSDP1 cannot run with the user's wrapping
+"""
 
 from .build import Built, BuiltImplementation
 from .groups import grouped, groups

@@ -13,8 +13,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from ..case.legs import in_background
 from ..case.schema import Case
+from ..case.segments import in_background
 from ..compat import FlatHandle, flat_parameters, local_index, reduces_unused, release
 from ..errors import Unsupported, UsageError
 from . import checkpoint, flat
@@ -22,11 +22,11 @@ from .adamw import template_of
 from .groups import case_group, check_options, group_of, optimized
 from .implementation import Call, Implementation, Kept, Loader, Saving, Step, StepReport
 from .names import named_buffers, named_parameters, register, unwrapped
-from .opaque import Opaque, changed, gradients_of
 from .optimizers import Optimizers, set_learning_rate
 from .refusals import check_built, refused_infinity_norm, torch_refusals
 from .shard import Index, Shard
 from .states import Full, States
+from .user_optimizers import UserOptimizers, changed, gradients_of
 from .versions import fresh, newest
 from .wrapper_limits import by_mesh, check_torch_faults, check_wrapped, ddp_in, uses_partly
 
@@ -77,7 +77,7 @@ class BuiltImplementation(Implementation):
     """Add "loss_scale" where `build` gives a scaler."""
     keeps: ClassVar[Collection[Kept]] = ("data", "rng")
 
-    mended: ClassVar[bool] = True
+    avoids_torch_faults: ClassVar[bool] = True
     """Listed faults of torch, for which this code is not to blame, are avoided: `save` and `export`
     go round them, and cases that show others are unsupported. What tests torch itself is False."""
 
@@ -102,7 +102,7 @@ class BuiltImplementation(Implementation):
         self.built = built
         self.flats: list[FlatHandle] = flat_parameters(built.model)
         check_wrapped(built.model, case, self.flats)
-        if self.mended:
+        if self.avoids_torch_faults:
             check_torch_faults(case, self.flats)
         if uses_partly(self.flats, case):
             self.semantics = replace(self.semantics, unused="zero")
@@ -111,7 +111,7 @@ class BuiltImplementation(Implementation):
         templates = {kind: state for kind, state in inner.items() if state is not None}
         self.states = States(self.optimizers, built.states, built.roles, templates)
         self._group_of = {id(p): group_of(case, name) for name, p in optimized(built.model, case)}
-        self._opaque = Opaque.of(self.optimizers, self.states, built, mesh)
+        self._opaque = UserOptimizers.of(self.optimizers, self.states, built, mesh)
         check_options(self.optimizers.groups(), self._group_of, case)
         self._opaque.check(case)
         self.hides = self._opaque.hidden
@@ -219,8 +219,8 @@ class BuiltImplementation(Implementation):
     def save(self, directory: str, loader: Loader) -> Saving | None:
         """Save `get_state_dict` by `dcp.save`, in the background by `dcp.async_save`."""
         built = self._checkpointed()
-        states = checkpoint.beside(loader, built.scaler)
-        if self.mended:
+        states = checkpoint.other_states(loader, built.scaler)
+        if self.avoids_torch_faults:
             directory = fresh(directory)
         with torch_refusals():
             return checkpoint.save(
@@ -229,13 +229,13 @@ class BuiltImplementation(Implementation):
                 states,
                 directory,
                 background=in_background(self.case),
-                mended=self.mended,
+                avoids_torch_faults=self.avoids_torch_faults,
             )
 
     def load(self, directory: str, loader: Loader) -> None:
         built = self._checkpointed()
-        states = checkpoint.beside(loader, built.scaler)
-        if self.mended:
+        states = checkpoint.other_states(loader, built.scaler)
+        if self.avoids_torch_faults:
             directory = newest(directory)
         checkpoint.load(built.model, self.optimizers.inner, states, directory)
         checkpoint.take_over(states, loader, built.scaler)
@@ -245,7 +245,11 @@ class BuiltImplementation(Implementation):
         built = self._checkpointed()
         rename = built.names or unwrapped
         return checkpoint.export(
-            built.model, self.optimizers.inner, self.names, rename, mended=self.mended
+            built.model,
+            self.optimizers.inner,
+            self.names,
+            rename,
+            avoids_torch_faults=self.avoids_torch_faults,
         )
 
     def _checkpointed(self) -> Built:
@@ -256,7 +260,7 @@ class BuiltImplementation(Implementation):
                 "and export() of its own are needed"
             )
         self._opaque.check_checkpointed()
-        if self.mended and self.flats and not by_mesh(self.built.model):
+        if self.avoids_torch_faults and self.flats and not by_mesh(self.built.model):
             raise Unsupported(
                 "FSDP1 without device_mesh gives ShardedTensors, which torch's get_state_dict and "
                 "dcp do not go together with: give it device_mesh=mesh, or save() and load() of "

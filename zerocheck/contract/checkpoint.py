@@ -4,7 +4,7 @@ A checkpoint holds `model` and `optimizer` as `get_state_dict` gives them, and b
 `scaler` (if losses are scaled) and `rng`, the random state of each rank under its number.
 
 Two faults of torch are listed (reports/findings: state-dict-invents-a-step-for-an-unused-parameter,
-dcp-buffers-of-several-ranks). `mended` does what their pages say to do.
+dcp-buffers-of-several-ranks). `avoids_torch_faults` does what their pages say to do.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ warnings.filterwarnings("ignore", message="Detected an existing checkpoint in")
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 Full = dict[tuple[str, str], torch.Tensor]
-Beside = dict[str, Any]
+OtherStates = dict[str, Any]
 """What a checkpoint holds beside `model` and `optimizer`."""
 
 _groups: dict[object, dist.ProcessGroup | None] = {}
 
 
-def beside(loader: Loader, scaler: torch.amp.GradScaler | None) -> Beside:
+def other_states(loader: Loader, scaler: torch.amp.GradScaler | None) -> OtherStates:
     """Return this rank's state to save next to the model and the optimizer."""
-    states: Beside = {
+    states: OtherStates = {
         "loader": dict(loader.state_dict()),
         "rng": {str(dist.get_rank()): _random_state()},
     }
@@ -55,7 +55,7 @@ def beside(loader: Loader, scaler: torch.amp.GradScaler | None) -> Beside:
 def take_over(
     states: Mapping[str, Any], loader: Loader, scaler: torch.amp.GradScaler | None
 ) -> None:
-    """Restore the state of `beside` that was read. Without `rng`, this rank's stays."""
+    """Restore the state of `other_states` that was read. Without `rng`, this rank's stays."""
     loader.load_state_dict(states["loader"])
     if scaler is not None:
         scaler.load_state_dict(states["scaler"])
@@ -78,15 +78,15 @@ def _device() -> torch.device:
 def save(
     model: nn.Module,
     optimizers: Optimizers,
-    states: Beside,
+    states: OtherStates,
     directory: str,
     *,
     background: bool,
-    mended: bool = False,
+    avoids_torch_faults: bool = False,
 ) -> Saving | None:
     """Save model, optimizer and `states` by `dcp.save`; in the background by `dcp.async_save`."""
-    held, moments = _state_dict(model, optimizers, mended=mended)
-    planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True) if mended else None
+    held, moments = _state_dict(model, optimizers, avoids_torch_faults=avoids_torch_faults)
+    planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True) if avoids_torch_faults else None
     whole: dict[str, Any] = {"model": held, "optimizer": moments, **states}
     return write(whole, directory, background=background, planner=planner)
 
@@ -96,13 +96,15 @@ def _state_dict(
     optimizers: Optimizers,
     options: StateDictOptions | None = None,
     *,
-    mended: bool,
+    avoids_torch_faults: bool,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return `get_state_dict` of model and optimizer."""
     every = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
     unborn = [one for one in every if not one.state]
     held, moments = get_state_dict(model, every, options=options)
-    if mended and len(unborn) == len(every):  # it has made states, with a step that nobody took
+    if avoids_torch_faults and len(unborn) == len(
+        every
+    ):  # it has made states, with a step that nobody took
         for one in unborn:
             one.state.clear()
         return held, {**moments, "state": {}}
@@ -129,8 +131,8 @@ def write(
     return None
 
 
-def load(model: nn.Module, optimizers: Optimizers, states: Beside, directory: str) -> None:
-    """Load model, optimizer and `states` by `dcp.load`; `states` must be that of `beside` here.
+def load(model: nn.Module, optimizers: Optimizers, states: OtherStates, directory: str) -> None:
+    """Load model, optimizer and `states` by `dcp.load`; `states` is that of `other_states` here.
 
     torch's optimizers make the state of a parameter at its first gradient, so that a checkpoint has
     none for a parameter that had no gradient yet. `get_state_dict` asks for one all the same, and
@@ -161,7 +163,7 @@ def load(model: nn.Module, optimizers: Optimizers, states: Beside, directory: st
     states.update((name, read[name]) for name in states)
 
 
-def fit_rng(states: Beside, kept: Collection[str]) -> None:
+def fit_rng(states: OtherStates, kept: Collection[str]) -> None:
     """Read the random state only if as many ranks wrote theirs as there are now.
 
     kept: the names that the checkpoint has.
@@ -176,7 +178,7 @@ def export(
     names: Collection[str],
     rename: Callable[[str], str],
     *,
-    mended: bool = False,
+    avoids_torch_faults: bool = False,
 ) -> Full:
     """Return the whole state on rank 0, {} elsewhere. names: parameters of the unwrapped model.
 
@@ -187,7 +189,7 @@ def export(
     on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
     offload = not (on_cpu and FullyShardedDataParallel.fsdp_modules(model))
     options = StateDictOptions(full_state_dict=True, cpu_offload=offload)
-    held, moments = _state_dict(model, optimizers, options, mended=mended)
+    held, moments = _state_dict(model, optimizers, options, avoids_torch_faults=avoids_torch_faults)
     return whole(held, moments.get("state", {}), names, buffers, rename)
 
 

@@ -19,7 +19,7 @@ from ..catalogue import (
     missing,
 )
 from ..errors import UsageError
-from ..importing import imported
+from ..user_code import import_user_code
 from .build import BuiltImplementation, from_function
 from .implementation import Implementation
 
@@ -36,8 +36,8 @@ def load(name: str) -> type[Implementation]:
         if name in OF_EXTRAS or is_config(name):
             _check_installed(name, extra_of(name))
         if is_config(name):
-            return imported(OF_CONFIG)(name)  # type: ignore[no-any-return]
-        _loaded[name] = _as_class(name, imported(NAMED.get(name, name)))
+            return import_user_code(OF_CONFIG)(name)  # type: ignore[no-any-return]
+        _loaded[name] = _as_class(name, import_user_code(NAMED.get(name, name)))
     return _loaded[name]
 
 

@@ -68,12 +68,12 @@ def named_buffers(
 def _named(
     model: nn.Module, kind: Literal["_parameters", "_buffers"], rename: Rename | None
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    seen: set[int] = set()
+    visited: set[int] = set()
     for path, module in model.named_modules():
         for own, tensor in getattr(module, kind).items():
-            if tensor is None or id(tensor) in seen:
+            if tensor is None or id(tensor) in visited:
                 continue
-            seen.add(id(tensor))
+            visited.add(id(tensor))
             whole = f"{path}.{own}".lstrip(".")
             yield rename(whole) if rename else name_of(module, own, whole), tensor
 

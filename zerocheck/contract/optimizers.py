@@ -50,11 +50,11 @@ class Optimizers:
 
     def groups(self) -> Iterator[dict[str, Any]]:
         """Every visible parameter group, of wrappers and of their inner optimizers, once."""
-        seen: set[int] = set()
+        visited: set[int] = set()
         for one in (*self.grouped, *self.inner):
             for group in _groups(one) or ():
-                if id(group) not in seen:
-                    seen.add(id(group))
+                if id(group) not in visited:
+                    visited.add(id(group))
                     yield group
 
     def state_of(self, parameter: torch.Tensor) -> Mapping[str, Any]:

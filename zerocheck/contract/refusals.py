@@ -113,9 +113,9 @@ def torch_refusals() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        said = str(error)
-        if any(isinstance(error, r.kind) and re.search(r.message, said) for r in REFUSALS):
-            raise Unsupported(f"torch refuses the model: {said.splitlines()[0]}") from error
+        message = str(error)
+        if any(isinstance(error, r.kind) and re.search(r.message, message) for r in REFUSALS):
+            raise Unsupported(f"torch refuses the model: {message.splitlines()[0]}") from error
         raise
 
 

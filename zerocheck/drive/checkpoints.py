@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ..case.legs import in_background, samples_read
 from ..case.schema import Case
+from ..case.segments import in_background, samples_read
 from ..contract.implementation import KEPT, Implementation, Kept, Saving
 from ..contract.shard import Shard
 from ..devices import drawn_from, random_state
@@ -139,9 +139,9 @@ class Checkpoints:
     def _list(self, directory: Path) -> None:
         """Record the files of the older checkpoint in a place that outlives a killed rank."""
         names = [str(p.relative_to(directory)) for p in directory.rglob("*") if p.is_file()]
-        beside = listing_of(directory)
-        beside.mkdir(exist_ok=True)
-        (beside / str(self.rank)).write_text("\n".join(names), encoding="utf-8")
+        sidecar = listing_of(directory)
+        sidecar.mkdir(exist_ok=True)
+        (sidecar / str(self.rank)).write_text("\n".join(names), encoding="utf-8")
 
     def save(self, subject: Implementation, recorder: Recorder) -> None:
         """Write the segment's checkpoint, or begin to; record state that saving must not change."""
@@ -210,8 +210,8 @@ def gist(error: BaseException) -> str:
     An error that quotes the tracebacks of ranks, as dcp's does, is shortened to its text before
     them and the error at the end of the first one.
     """
-    said, quotes, rest = str(error).partition("Traceback (most recent call last)")
+    message, quotes, rest = str(error).partition("Traceback (most recent call last)")
     if quotes:
         ends = (line for line in rest.splitlines()[1:] if line and not line.startswith(" "))
-        said = ": ".join(filter(None, (said.strip(), next(ends, ""))))
-    return f"{type(error).__name__}: {said}"[:500]
+        message = ": ".join(filter(None, (message.strip(), next(ends, ""))))
+    return f"{type(error).__name__}: {message}"[:500]

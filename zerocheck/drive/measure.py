@@ -10,7 +10,7 @@ from types import FrameType
 
 import torch
 
-from ..case.measuring import settled
+from ..case.measurement import settled
 from ..case.schema import Case
 from ..compat_memory import Allocation, AllocatorLog
 from ..contract.implementation import Implementation, Moment, Step
@@ -18,13 +18,13 @@ from ..contract.layout import Call, Layout, Phase
 from ..devices import CPU
 from ..models.network import build_model
 from ..protocol.measurements import Measured
-from .calls import CallTrace
-from .census import Claims, fresh_objects, held, reducers, shown
-from .in_flight import InFlight
-from .ledger import GONE, LOOKED, LOOKING, MARK, USED, AllocationLedger, PhaseEnd
-from .on_gpu import DeviceLog
+from .attribution import GONE, LOOKED, LOOKING, MARK, USED, Attribution, PhaseEnd
+from .collective_release import CollectiveRelease
+from .collective_storages import CollectiveStorages
+from .collective_trace import CallTrace
+from .gpu_memory import DeviceLog
+from .holders import Claims, fresh_objects, object_claims, reducers, shard_claims
 from .peaks import peaks
-from .touched import Touched
 
 ALIKE = 2
 """Steps, at least, that must not grow, after the first that ends with all there is to have."""
@@ -35,7 +35,7 @@ def measured_end(case: Case) -> int:
     return max(case.training.steps, settled(case) + 1 + ALIKE)
 
 
-class Measuring:
+class MemoryMeasurement:
     """Measurement of one rank through its steps.
 
     step, part: where it is now; part is the phase that comes to its end next. What is noted of a
@@ -59,18 +59,18 @@ class Measuring:
         self._events: list[str | Allocation] = []
         self._reducers: Counter[int] = Counter()
         self._log = AllocatorLog() if device.type == CPU else DeviceLog(device)
-        self._in_flight = InFlight(lambda address: self._log.mark(f"{GONE}{address}"))
+        self._releases = CollectiveRelease(lambda address: self._log.mark(f"{GONE}{address}"))
         self._calls = CallTrace(self._within)
-        self._touched = Touched(lambda use, at: self._log.mark(f"{USED}{use} {at}"))
+        self._storages = CollectiveStorages(lambda use, at: self._log.mark(f"{USED}{use} {at}"))
 
     @contextmanager
-    def watching(self) -> Iterator[Measuring]:
+    def watching(self) -> Iterator[MemoryMeasurement]:
         """Account for all allocations within the context."""
         with fresh_objects():
             self._end = _caller()
             self._log.start()
             try:
-                with self._in_flight, self._calls, self._touched:
+                with self._releases, self._calls, self._storages:
                     yield self
             finally:
                 self._events = self._log.stop(MARK)
@@ -117,13 +117,13 @@ class Measuring:
         """Note that `close` has returned, and that the implementation is released."""
         self._over(next_part="closed")
 
-    def measured(self) -> Measured:
+    def result(self) -> Measured:
         """Return all measurements."""
-        ledger = AllocationLedger(self._events, self._looked, self._reducers)
+        attribution = Attribution(self._events, self._looked, self._reducers)
         pools = self._log.pools if isinstance(self._log, DeviceLog) else []
         return Measured(
-            lines=tuple(ledger.lines()),
-            peaks=() if pools else tuple(peaks(ledger)),
+            lines=tuple(attribution.lines()),
+            peaks=() if pools else tuple(peaks(attribution)),
             pools=tuple(pools),
             layout=self.layout,
             calls=tuple(self._calls_of(step) for step in range(self.first, self.end)),
@@ -143,12 +143,12 @@ class Measuring:
         taking, self._taking = self._taking, False
         self._log.mark(LOOKING)
         place = PhaseEnd(self.step, self.part)
-        claims = held(self._subject, self._samples, _caller(), self._end)
+        claims = object_claims(self._subject, self._samples, _caller(), self._end)
         if shows and self._subject is not None:
-            claims |= shown(self._subject)
+            claims |= shard_claims(self._subject)
         living = reducers()
         self._reducers |= living
-        self._in_flight.settle(lambda one: has_a_holder(one, claims, living))
+        self._releases.settle(lambda one: has_a_holder(one, claims, living))
         self._looked[place] = claims
         if isinstance(self._log, DeviceLog):
             self._log.over(place, claims)

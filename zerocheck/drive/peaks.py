@@ -1,7 +1,7 @@
 """Peak memory of one rank within each phase, and its composition.
 
-Every block is known by what it turned out to be: what the ledger says of it where it was there at
-the end of some phase, else by the collective that used it. What is left is temporary (`other`):
+Every block is known by its attribution at the end of some phase, where it was there then, else by
+the collective that used it. What is left is temporary (`other`):
 operators' own memory, and gradients that are on their way. Not counted is what a backend allocates
 within a collective, since nobody tells when it is given back; the harness's samples; and all that
 is allocated while the harness looks at what is held.
@@ -14,16 +14,16 @@ from collections.abc import Iterator
 
 from ..contract.layout import ALLOCATED, Category, Peak, Phase, Term, works
 from ..protocol.measurements import HARNESS, LOCAL
-from .ledger import AllocationChange, AllocationLedger, PhaseEnd, TrackedAllocation
+from .attribution import AllocationChange, Attribution, PhaseEnd, TrackedAllocation
 
 STEP_PHASES: tuple[Phase, ...] = ("forward", "backward", "step")
 
 
-def peaks(ledger: AllocationLedger) -> Iterator[Peak]:
+def peaks(attribution: Attribution) -> Iterator[Peak]:
     """Iterate over the peaks of forward, backward and step of each step, in their order."""
-    terms = {id(block): _term(ledger, block) for block in ledger.blocks}
-    changes: dict[PhaseEnd, list[AllocationChange]] = {place: [] for place in ledger.places}
-    for change in ledger.changes:
+    terms = {id(block): _term(attribution, block) for block in attribution.blocks}
+    changes: dict[PhaseEnd, list[AllocationChange]] = {place: [] for place in attribution.places}
+    for change in attribution.changes:
         changes[change.place].append(change)
     held: Counter[Category] = Counter()
     working: Counter[Category] = Counter()
@@ -53,7 +53,7 @@ def peaks(ledger: AllocationLedger) -> Iterator[Peak]:
             yield Peak(place.phase, place.step, dict(+most), dict(+highest))
 
 
-def _term(ledger: AllocationLedger, block: TrackedAllocation) -> Category | None:
+def _term(attribution: Attribution, block: TrackedAllocation) -> Category | None:
     """Return the category of a block, or None for one that is not counted."""
     claim = block.best
     if claim is not None and claim.holder == HARNESS:
@@ -67,4 +67,4 @@ def _term(ledger: AllocationLedger, block: TrackedAllocation) -> Category | None
         return None
     if local or not block.ends:
         return "other"
-    return ledger.explained(block)[0]
+    return attribution.explained(block)[0]

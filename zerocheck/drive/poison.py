@@ -13,7 +13,7 @@ _original: Callable[..., Any] = torch.UntypedStorage.resize_
 
 
 @contextmanager
-def poisoned() -> Iterator[None]:
+def poison_memory() -> Iterator[None]:
     """Fill `torch.empty` and growing storages with NaN in the context (all bits set; integers: -1).
 
     torch fills what `empty` hands out itself while deterministic algorithms are asked for; what

@@ -53,7 +53,7 @@ class CarriedRandomness:
         return numbers
 
 
-class RandomLeft:
+class RandomRecorder:
     """Recorder of a hash of the random state at the end of each forward, for the diagnosis.
 
     Off where forwards draw no random numbers.

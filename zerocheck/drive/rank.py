@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from ..case.measuring import unmeasured
+from ..case.measurement import unmeasured
 from ..case.schema import Case, Sharding, Training
-from ..case.traits import cuts, lowered, two_axes
+from ..case.traits import cuts, reduced_precision, two_axes
 from ..catalogue import INJECTED, PLANTING, apart
 from ..compat_memory import quiet_profiler
 from ..contract import loading
@@ -25,8 +25,7 @@ from ..contract.semantics import Semantics
 from ..devices import CPU
 from ..errors import Unsupported, UsageError, unknown
 from ..execution.kernels import deterministic
-from ..importing import imported
-from ..models.looking import look
+from ..models.inspection import inspect_model
 from ..protocol.jobs import (
     Build,
     CaseJob,
@@ -42,6 +41,7 @@ from ..protocol.jobs import (
     TimeSteps,
 )
 from ..protocol.replies import CaseReply, CaseUnsupported, Description, ModelLook, Refusals, Reply
+from ..user_code import import_user_code
 from .checkpoints import NO_CHECKPOINTS, Checkpoints, kept, resumes
 from .collectives import CollectiveTrace
 from .leaks.guard import LeakSink, StateGuard
@@ -101,13 +101,13 @@ def run(payload: bytes, context: Context) -> bytes:
 def _imports(job: Job) -> list[tuple[str, Callable[[], object]]]:
     """Return the names of the user's code that a job imports, with the function to import each."""
     if isinstance(job, LookAtModel):
-        return [(job.factory, partial(imported, job.factory))]
+        return [(job.factory, partial(import_user_code, job.factory))]
     names: list[tuple[str, Callable[[], object]]] = [
         (job.implementation, partial(load, job.implementation))
     ]
     user = None if isinstance(job, Describe | Supports) else job.case.model.user
     if user is not None and user.factory:
-        names.append((user.factory, partial(imported, user.factory)))
+        names.append((user.factory, partial(import_user_code, user.factory)))
     return names
 
 
@@ -147,7 +147,7 @@ def _named(place: str) -> Any:
 def _look(name: str, device: torch.device) -> ModelLook:
     deterministic(device)
     try:
-        return ModelLook(model=look(name, device))
+        return ModelLook(model=inspect_model(name, device))
     except UsageError as error:
         return ModelLook(error=str(error))
 
@@ -236,13 +236,13 @@ def _run_case(job: CaseJob, context: Context) -> CaseReply:
                 case TakeSteps():
                     return driver.bare()
                 case Observe():
-                    return driver.observed(Recorder(context.arena))
+                    return driver.observe_steps(Recorder(context.arena))
                 case LoadCheckpoint():
-                    return driver.loaded(Recorder(context.arena))
+                    return driver.load_checkpoint(Recorder(context.arena))
                 case Measure():
-                    return driver.measured()
+                    return driver.measure_memory()
                 case TimeSteps():
-                    return driver.timed()
+                    return driver.time_steps()
     except Unsupported as refusal:
         return CaseUnsupported(str(refusal))
     except Exception as error:
@@ -288,11 +288,11 @@ def _unhandled(implementation: type[Implementation], case: Case) -> str | None:
         asked["a mesh of two axes (two_axes)"] = "two_axes"
     if cuts(case):
         asked["sharding.tensor_parallel"] = "tensor_parallel"
-    if lowered(case):
+    if reduced_precision(case):
         asked["case.precision (precision)"] = "precision"
-    for said, extra in asked.items():
+    for problem, extra in asked.items():
         if extra not in implementation.handles:
-            return f"it does not declare that it handles {said} (class attribute handles)"
+            return f"it does not declare that it handles {problem} (class attribute handles)"
     return None
 
 

@@ -14,8 +14,8 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..case.legs import end_of
 from ..case.schema import Case
+from ..case.segments import end_of
 from ..case.shapes import unfrozen
 from ..case.traits import estimated
 from ..contract.groups import learning_rates
@@ -43,11 +43,11 @@ from ..protocol.replies import MemoryReply, StepsTaken, TimeReply
 from .checkpoints import Checkpoints, exports, gist, kept
 from .delays import Delays
 from .forward_probe import ForwardProbe
-from .given_state import GivenState
-from .measure import Measuring
-from .poison import poisoned
-from .randomness import ON_CPU, CarriedRandomness, RandomLeft
+from .measure import MemoryMeasurement
+from .poison import poison_memory
+from .randomness import ON_CPU, CarriedRandomness, RandomRecorder
 from .recorder import GRADIENT_ROLES, STATE_ROLES, Recorder
+from .restore_state import RestoreState
 from .timing import Timing
 
 
@@ -90,7 +90,7 @@ class Driver:
         self.delays = Delays(case, rank)
         self.device = device
         self._random = CarriedRandomness(case, rank, device)
-        self._left = RandomLeft(case, device)
+        self._left = RandomRecorder(case, device)
         self._graphs: GraphNotes | None = None
         self._notes = True
         self._loss_of = loss_of(case)
@@ -108,10 +108,10 @@ class Driver:
         self._built()[0].close()
         return StepsTaken()
 
-    def observed(self, recorder: Recorder) -> RankObservation:
+    def observe_steps(self, recorder: Recorder) -> RankObservation:
         """Take all steps, then a forward and backward without update, and record everything."""
         with ExitStack() as stack:
-            stack.enter_context(poisoned())
+            stack.enter_context(poison_memory())
             subject, model_probe = self._built()
             if not estimated(self.case):  # its hooks would break the graphs of a compiled model
                 stack.enter_context(model_probe.watching())
@@ -146,10 +146,10 @@ class Driver:
             processor=processor(self.device),
         )
 
-    def loaded(self, recorder: Recorder) -> RankObservation:
+    def load_checkpoint(self, recorder: Recorder) -> RankObservation:
         """Load a checkpoint that was killed or damaged; return its state or the error."""
         with ExitStack() as stack:
-            stack.enter_context(poisoned())
+            stack.enter_context(poison_memory())
             subject, _ = self._built(load=False)
             self.progress.at("load()")
             try:
@@ -207,7 +207,7 @@ class Driver:
         self._restored = state is not None
         return subject, probe
 
-    def _start_state(self, model: nn.Module) -> GivenState | None:
+    def _start_state(self, model: nn.Module) -> RestoreState | None:
         """Return the state to restore, or None for a start at step 0.
 
         On a GPU, step counts are on the device where torch's AdamW has them: there for its fused
@@ -224,7 +224,7 @@ class Driver:
                 (name, role): value if role in stay else value.to(self.device)
                 for (name, role), value in state.items()
             }
-        return GivenState(state, model)
+        return RestoreState(state, model)
 
     def _observe(
         self,
@@ -279,13 +279,13 @@ class Driver:
 
     def _graphs_of(self, probe: ForwardProbe) -> tuple[str, ...]:
         """Return the fingerprints of this step; none where they are incomplete."""
-        noted = () if self._graphs is None else self._graphs.taken()
-        return () if probe.hooked else noted
+        fingerprints = () if self._graphs is None else self._graphs.taken()
+        return () if probe.hooked else fingerprints
 
-    def measured(self) -> MemoryReply:
+    def measure_memory(self) -> MemoryReply:
         """Take the steps like `bare`, and measure memory and collectives."""
         self._notes = False  # what it allocates would count
-        measuring_ = Measuring(self.implementation, self.case, self.rank, self.device)
+        measuring_ = MemoryMeasurement(self.implementation, self.case, self.rank, self.device)
         with measuring_.watching() as measuring:
             subject = self._built()[0]
             measuring.built(subject)
@@ -306,10 +306,10 @@ class Driver:
             del subject
             measuring.closed()
         return MemoryReply(
-            semantics=semantics, measured=measuring.measured(), device=str(self.device)
+            semantics=semantics, measured=measuring.result(), device=str(self.device)
         )
 
-    def timed(self) -> TimeReply:
+    def time_steps(self) -> TimeReply:
         """Take the steps like `bare`, and measure times."""
         timing = Timing(self.implementation, self.case)
         subject = self._built()[0]
@@ -323,7 +323,7 @@ class Driver:
                 timing.taken()
         self.progress.at("close()")
         subject.close()
-        return TimeReply(timing.timed())
+        return TimeReply(timing.result())
 
     def _step(
         self,

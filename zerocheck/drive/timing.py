@@ -31,12 +31,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..case.measuring import settled
+from ..case.measurement import settled
 from ..case.schema import Case
 from ..compat import Operators, when_over
 from ..contract.implementation import Implementation, Moment
 from ..protocol.measurements import CollectiveTimes, StepTimes, Timed
-from .calls import call_of
+from .collective_trace import call_of
 from .collectives import is_collective, name_of
 
 COUNTED = 3
@@ -112,7 +112,7 @@ class Timing:
                 StepTimes(self._began, ended, self._forward, self._reduced, copied, calls)
             )
 
-    def timed(self) -> Timed:
+    def result(self) -> Timed:
         """Return all times."""
         there = _on_accelerator()
         return Timed(
@@ -175,7 +175,7 @@ class _Trace(Operators):
         if not self._on:
             return func(*args, **kwargs)
         collective = is_collective(func)
-        one = self._noted(func, args, kwargs) if collective else None
+        one = self._call_record(func, args, kwargs) if collective else None
         began = time.monotonic_ns()
         self._inside = True
         try:
@@ -194,7 +194,7 @@ class _Trace(Operators):
                 waited.stalled, waited.over = began, now
         return result
 
-    def _noted(
+    def _call_record(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> _CollectiveInFlight:
         call = call_of(func, args, kwargs, 0, "step")

@@ -1,16 +1,17 @@
 """DeepSpeed config of the user's own (`ds_config.json`), read and sorted by meaning.
 
-text      from the file to plain data
-keys      every key of DeepSpeed's configuration, and what becomes of it
-section   values of one object of it, checked one by one
-precision, optimizer, zero
-          what it says of dtypes, of AdamW, and of sharding
-sorting   all of it: fields of cases that it fixes, what the engine is given as it stands, what is
-          left out, and what is refused
-
 Imports neither torch nor DeepSpeed, so that errors are reported up front.
+
+- `config.py`: whole config, sorted: fields that it fixes in cases, keys of the engine, the rest
+- `keys.py`: all keys of DeepSpeed 0.19.8's configuration, and their treatment in a check
+- `optimizer.py`: AdamW in a DeepSpeed config: whether the engine makes it, and with which options
+- `precision.py`: dtypes in a DeepSpeed config
+- `section.py`: values of one object of the config, checked one by one
+- `text.py`: parsing of a config file into plain data
+- `treatment.py`: keys of one object, sorted by the table of its keys
+- `zero.py`: `zero_optimization` in a DeepSpeed config: fields of `case.sharding`, and the rest
 """
 
-from .sorting import Given, read, stage_of
+from .config import DeepSpeedConfig, read, stage_of
 
-__all__ = ["Given", "read", "stage_of"]
+__all__ = ["DeepSpeedConfig", "read", "stage_of"]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from .keys import BF16, DATA_TYPES, FP16
 from .section import Section
-from .sorted import sort
+from .treatment import treat_keys
 
 DTYPES = {
     "fp32": "fp32",
@@ -54,8 +54,8 @@ def dtypes_of(top: Section, stage: int) -> Dtypes:
             "DeepSpeed computes in fp16 on a GPU only, and zerocheck runs it on the CPU",
             'false, or "auto"; bf16.enabled can be true',
         )
-    of_bf16 = sort(bf16, BF16, "it refuses the config")
-    of_types = sort(top.part("data_types"), DATA_TYPES, "it would ignore it")
+    of_bf16 = treat_keys(bf16, BF16, "it refuses the config")
+    of_types = treat_keys(top.part("data_types"), DATA_TYPES, "it would ignore it")
     types = top.part("data_types")
     reduce = top.word("communication_data_type", None, ("fp32", "bf16"), "fp16 needs a GPU")
     named = types.word("grad_accum_dtype", None, tuple(DTYPES), "fp16 needs a GPU")

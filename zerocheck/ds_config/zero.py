@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ..errors import UsageError
 from .keys import ALIASES, OFFLOAD, ZERO
 from .section import Section
-from .sorted import sort
+from .treatment import treat_keys
 
 SMALL = 4096
 """Elements; a larger size is drawn."""
@@ -51,7 +51,7 @@ class Zero(NamedTuple):
 def zero_of(top: Section) -> Zero:
     """Read `zero_optimization` from the config. Without the key, it is stage 0."""
     given = _section(top)
-    sorted_keys = sort(given, ZERO, "it refuses the config")
+    sorted_keys = treat_keys(given, ZERO, "it refuses the config")
     stage = given.whole("stage", 0)
     if stage not in STAGES:
         raise given.wrong("stage", "0, 1, 2, 3")
@@ -107,7 +107,7 @@ def _section(top: Section) -> Section:
 def _offloads(zero: Section, key: str, old: str) -> bool:
     """Return True if the section offloads to the CPU."""
     given = zero.part(key)
-    sort(given, OFFLOAD, "it refuses the config")
+    treat_keys(given, OFFLOAD, "it refuses the config")
     device = given.values.get("device")
     if device == "nvme":
         raise given.refuse("device", "nothing is kept on disks here", '"none", "cpu"')

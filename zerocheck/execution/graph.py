@@ -26,16 +26,16 @@ class GraphNotes:
     """Collector of the fingerprint of each loss of a step."""
 
     def __init__(self) -> None:
-        self._noted: list[str] = []
+        self._fingerprints: list[str] = []
 
     def note(self, loss: torch.Tensor) -> None:
         """Record the graph of a forward that ended with this loss."""
-        self._noted.append(fingerprint(loss))
+        self._fingerprints.append(fingerprint(loss))
 
     def taken(self) -> tuple[str, ...]:
         """Return the fingerprints since the last call, and forget them."""
-        noted, self._noted = tuple(self._noted), []
-        return noted
+        names, self._fingerprints = tuple(self._fingerprints), []
+        return names
 
 
 def fingerprint(loss: torch.Tensor) -> str:

@@ -20,12 +20,12 @@ from ..implementations.fsdp2 import Fsdp2
 from ..implementations.textbook.reduction import Reduction
 from ..implementations.textbook.zero1 import Zero1
 from ..implementations.textbook.zero2 import Zero2
-from .parts import scaled, telling
+from .parts import scaled, with_callback
 
 
 class _Overwriting(Reduction):
     def _land(self) -> None:
-        self._flying[0][2].zero_()
+        self._in_flight[0][2].zero_()
         super()._land()
 
 
@@ -42,7 +42,7 @@ class LastMicrobatchOnly(Zero2):
 
 class _Rescaling(Reduction):
     def _land(self) -> None:
-        work, part, into = self._flying.popleft()
+        work, part, into = self._in_flight.popleft()
         if work is not None:
             work.wait()
         into.add_(part).div_(self.world_size)
@@ -153,12 +153,12 @@ class UnclippedKept(Zero2):
     def train_step(self, step: Step) -> StepReport:
         return super().train_step(replace(step, reached=partial(self._reached, step.reached)))
 
-    def _reached(self, tell: Callable[[Moment], None], moment: Moment) -> None:
+    def _reached(self, notify: Callable[[Moment], None], moment: Moment) -> None:
         if moment == "reduced":
             for number, kept in enumerate(self.kept):  # none before the first step
                 self.gradients[number].shard.add_(kept)
             self.kept = [gradient.shard.clone() for gradient in self.gradients]
-        tell(moment)
+        notify(moment)
 
 
 class AccumulateGated(Zero1):
@@ -170,7 +170,7 @@ class AccumulateGated(Zero1):
     configured = 1
 
     def train_step(self, step: Step) -> StepReport:
-        return super().train_step(telling(step, self._clear))
+        return super().train_step(with_callback(step, self._clear))
 
     def _clear(self) -> None:
         if self.configured == 1:

@@ -12,7 +12,7 @@ import torch
 from ..contract.groups import learning_rates
 from ..contract.implementation import Loader, Step, StepReport
 from ..implementations.textbook.checkpoint.chunk import Chunk
-from ..implementations.textbook.checkpoint.directory import Found
+from ..implementations.textbook.checkpoint.directory import FoundCheckpoint
 from ..implementations.textbook.checkpoint.resumable import Resumable
 from ..implementations.textbook.checkpoint.training import AdamWOptions, SavedTraining
 from ..implementations.textbook.partition import Piece
@@ -144,7 +144,7 @@ class RngOneForAll(Zero1):
 
     loading = False
 
-    def take_tensors(self, found: Found, training: SavedTraining) -> None:
+    def take_tensors(self, found: FoundCheckpoint, training: SavedTraining) -> None:
         self.loading = True
         super().take_tensors(found, training)
         self.loading = False

@@ -16,7 +16,7 @@ from ..implementations.textbook.reduction import Reduction
 from ..implementations.textbook.zero1 import Zero1
 from ..implementations.textbook.zero2 import Zero2
 from ..implementations.textbook.zero3 import Zero3
-from .parts import telling
+from .parts import with_callback
 
 
 class OneCollectivePerParameter(Ddp):
@@ -32,10 +32,10 @@ class OneCollectivePerParameter(Ddp):
 
 class _AllReduces(Reduction):
     def launch(self, whole: torch.Tensor, mine: slice, into: torch.Tensor) -> None:
-        while len(self._flying) >= self.depth:
+        while len(self._in_flight) >= self.depth:
             self._land()
         work = dist.all_reduce(whole, group=self.group, async_op=True)
-        self._flying.append((work, whole[mine], into))
+        self._in_flight.append((work, whole[mine], into))
 
 
 class AllReduceForReduceScatter(Zero2):
@@ -76,7 +76,7 @@ class ReducedWithEachMicrobatch(Zero1):
 
     def train_step(self, step: Step) -> StepReport:
         self._begun = False
-        return super().train_step(telling(step, self._reduce_copies))
+        return super().train_step(with_callback(step, self._reduce_copies))
 
     def _reduce_copies(self) -> None:
         if self._begun:

@@ -6,7 +6,13 @@ import shutil
 from pathlib import Path
 
 from ..errors import CheckpointError
-from ..implementations.textbook.checkpoint.directory import POINTER, PREFIX, Found, Writer, find
+from ..implementations.textbook.checkpoint.directory import (
+    POINTER,
+    PREFIX,
+    FoundCheckpoint,
+    Writer,
+    find,
+)
 from ..implementations.textbook.zero1 import Zero1
 from ..implementations.textbook.zero2 import Zero2
 from ..implementations.textbook.zero3 import Zero3
@@ -62,14 +68,14 @@ class PointerFirst(Zero3):
 class FilesNotVerified(Zero1):
     """Checksums are written, and never read. Flagged: mix."""
 
-    def find(self, directory: str) -> Found:
+    def find(self, directory: str) -> FoundCheckpoint:
         return find(directory)
 
 
 class SizesAlone(Zero3):
     """Only the size of each file is checked. Flagged: mix."""
 
-    def find(self, directory: str) -> Found:
+    def find(self, directory: str) -> FoundCheckpoint:
         found = find(directory)
         for name, entry in found.files.items():
             if Path(found.path, name).stat().st_size != entry.size:

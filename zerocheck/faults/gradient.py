@@ -285,15 +285,15 @@ class NotWaitedFor(Zero1):
         try:
             return super().train_step(step)
         finally:
-            for work in self.flying:
+            for work in self.in_flight:
                 if work is not None:
                     work.wait()
 
     def _reduce(self) -> None:
-        self.flying = []
+        self.in_flight = []
         for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
             mine = self._own(bucket, gradients)
-            self.flying.append(reduce_scatter_single(mine, gradients, self.group))
+            self.in_flight.append(reduce_scatter_single(mine, gradients, self.group))
             mine.div_(self.world_size)
         self.reduced = True
 
@@ -336,14 +336,17 @@ class WaitsForTheOneBefore(Zero1):
         try:
             return super().train_step(step)
         finally:
-            if self.flying is not None:
-                self.flying.wait()
+            if self.in_flight is not None:
+                self.in_flight.wait()
 
     def _reduce(self) -> None:
-        self.flying = None
+        self.in_flight = None
         for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
             mine = self._own(bucket, gradients)
-            before, self.flying = self.flying, reduce_scatter_single(mine, gradients, self.group)
+            before, self.in_flight = (
+                self.in_flight,
+                reduce_scatter_single(mine, gradients, self.group),
+            )
             mine.div_(self.world_size)
             if before is not None:
                 before.wait()

@@ -14,7 +14,7 @@ from ..implementations.ddp import Ddp
 from ..implementations.fsdp2 import Fsdp2
 from ..implementations.textbook.bucket import Bucket
 from ..implementations.textbook.partition import Piece
-from ..implementations.textbook.sharded_adamw import Owned, ShardedAdamW
+from ..implementations.textbook.sharded_adamw import OwnedPiece, ShardedAdamW
 from ..implementations.textbook.zero1 import Zero1
 from ..implementations.textbook.zero3 import Zero3
 
@@ -28,7 +28,7 @@ def _own(subject: Zero1, pieces: Callable[[Bucket], list[Piece]]) -> None:
         )
         for piece in pieces(bucket):
             inside = slice(start[piece.name] + piece.start, start[piece.name] + piece.stop)
-            owned.append(Owned(piece, bucket.flat[inside], gradients[inside]))
+            owned.append(OwnedPiece(piece, bucket.flat[inside], gradients[inside]))
     own = subject.optimizer
     subject.optimizer = ShardedAdamW(subject.case, owned, subject.group, own.device)
 

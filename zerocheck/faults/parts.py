@@ -41,23 +41,23 @@ def scaled(step: Step, *, times: float = 1.0, over: float = 1.0) -> Step:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Told(Microbatch):
-    """Microbatch that calls `tell` before it begins."""
+class CallbackMicrobatch(Microbatch):
+    """Microbatch that calls `callback` before it begins."""
 
-    tell: Callable[[], None]
+    callback: Callable[[], None]
 
     def loss(self, call: Any) -> torch.Tensor:
-        self.tell()
+        self.callback()
         return super().loss(call)
 
 
-def telling(step: Step, tell: Callable[[], None]) -> Step:
-    """Return the step, with `tell` called before each microbatch."""
+def with_callback(step: Step, callback: Callable[[], None]) -> Step:
+    """Return the step, with `callback` called before each microbatch."""
     given = [field.name for field in fields(Microbatch)]
     return replace(
         step,
         microbatches=[
-            _Told(**{name: getattr(one, name) for name in given}, tell=tell)
+            CallbackMicrobatch(**{name: getattr(one, name) for name in given}, callback=callback)
             for one in step.microbatches
         ],
     )

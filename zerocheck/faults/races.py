@@ -27,7 +27,7 @@ class _InFlight(Reduction):
 
     def launch(self, whole: torch.Tensor, mine: slice, into: torch.Tensor) -> None:
         part = torch.empty_like(into)
-        self._flying.append((self.send(part, whole), part, into))
+        self._in_flight.append((self.send(part, whole), part, into))
 
     def send(self, part: torch.Tensor, whole: torch.Tensor) -> dist.Work | None:
         """Launch the reduce-scatter."""

@@ -115,24 +115,26 @@ class Account:
         return 8 * begun + 4 * (phase == "backward")
 
 
-Told = Mapping[Category, int]
+CategoryBytes = Mapping[Category, int]
 """Bytes by category."""
 
 
-def layout_of(account: Account, told: Callable[[int, Phase], Told | None]) -> Layout:
-    """Build a layout from told(step, phase), for `built` (first step - 1) and every later phase.
+def layout_of(account: Account, predict: Callable[[int, Phase], CategoryBytes | None]) -> Layout:
+    """Build a layout from predict(step, phase), for `built` (first step - 1) and every later phase.
 
     None: that phase is not predicted.
     """
-    return Layout(lines=tuple(_lines(account, told)))
+    return Layout(lines=tuple(_lines(account, predict)))
 
 
-def _lines(account: Account, told: Callable[[int, Phase], Told | None]) -> Iterator[Line]:
+def _lines(
+    account: Account, predict: Callable[[int, Phase], CategoryBytes | None]
+) -> Iterator[Line]:
     steps = account.steps()
     places: list[tuple[int, Phase]] = [(steps.start - 1, "built")]
     places += [(step, phase) for step in steps for phase in STEP_PHASES]
     for step, phase in places:
-        held = told(step, phase)
+        held = predict(step, phase)
         if held is None:
             continue
         # A line of 0 bytes says that a phase is predicted of which all is 0.

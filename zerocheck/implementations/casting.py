@@ -9,7 +9,7 @@ import torch
 from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
 
 from ..case.schema import Case
-from ..case.traits import lowered
+from ..case.traits import reduced_precision
 from ..contract import Semantics
 from ..contract.implementation import Call
 from ..models.blocks import DTYPES
@@ -17,7 +17,7 @@ from ..models.blocks import DTYPES
 
 def fsdp2_policy(case: Case) -> MixedPrecisionPolicy:
     """Return FSDP2's mixed-precision policy: the compute and the reduction dtype; fp32: default."""
-    if lowered(case):
+    if reduced_precision(case):
         compute, reduce = DTYPES[case.precision.compute], DTYPES[case.precision.reduce]
         return MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce)
     return MixedPrecisionPolicy()
@@ -25,7 +25,7 @@ def fsdp2_policy(case: Case) -> MixedPrecisionPolicy:
 
 def fsdp1_policy(case: Case) -> MixedPrecision | None:
     """Return FSDP1's mixed-precision policy: the compute and the reduction dtype; None in fp32."""
-    if lowered(case):
+    if reduced_precision(case):
         compute, reduce = DTYPES[case.precision.compute], DTYPES[case.precision.reduce]
         return MixedPrecision(param_dtype=compute, reduce_dtype=reduce)
     return None
@@ -39,7 +39,7 @@ def of_fsdp2(semantics: Semantics, case: Case) -> Semantics:
     it), and so are shards that wait for their reduction over replicas (`foreach_reduce`). Shards of
     microbatches that are reduced each are cast to the parameter's dtype first.
     """
-    if not lowered(case):
+    if not reduced_precision(case):
         return semantics
     each = semantics.accumulate == "reduce_each"
     words: Any = {"summed": "fp32" if each else case.precision.reduce}
@@ -55,7 +55,7 @@ def of_fsdp1(semantics: Semantics, case: Case) -> Semantics:
     rank on the shard axis FSDP1 does not shard: it casts and reduces the running sum with each
     microbatch (`_reduce_grad_no_shard`).
     """
-    if not lowered(case):
+    if not reduced_precision(case):
         return semantics
     each = semantics.accumulate == "reduce_each"
     words: Any = {"summed": "fp32" if each else "own"}

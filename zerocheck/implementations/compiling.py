@@ -16,7 +16,7 @@ from torch import nn
 
 from ..case.schema import Case
 from ..case.shapes import draws_random
-from ..case.traits import lowered
+from ..case.traits import reduced_precision
 
 COMPILERS = ("g++", "clang++")
 """Of C++, which inductor looks for where CXX does not name one."""
@@ -27,7 +27,7 @@ def compiles(case: Case) -> bool:
     return case.training.compile != "none"
 
 
-def compiled(modules: Iterable[nn.Module], case: Case) -> None:
+def compile_model(modules: Iterable[nn.Module], case: Case) -> None:
     """Compile each of the modules in place, if the case asks for it, at its first call."""
     if not compiles(case):
         return
@@ -49,7 +49,7 @@ def uncompiled(case: Case) -> str | None:
     """Return the reason why the case's model cannot be compiled or compared, or None."""
     if not compiles(case):
         return None
-    if lowered(case):
+    if reduced_precision(case):
         return "bounds of a compiled model are estimated in fp32 only (training.compile)"
     if case.disturbance.delay:
         return (

@@ -14,22 +14,22 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..case.schema import Case
 from ..case.shapes import sometimes_used, uncalled
-from ..case.traits import lowered
+from ..case.traits import reduced_precision
 from ..contract import Built, BuiltImplementation, Loader, Saving, Semantics, groups
-from ..contract.checkpoint import beside, take_over, whole
+from ..contract.checkpoint import other_states, take_over, whole
 from ..contract.implementation import OF_TRAINING, Call, Stage
 from ..contract.layout import Layout
 from ..contract.names import unwrapped
 from ..errors import Unsupported
-from . import whole as file
+from . import full_checkpoint as file
 from .casting import autocast, of_autocast
-from .compiling import compiled, compiles, forget, uncompiled
+from .collectives import ddp as predicted_calls
+from .collectives.writing import with_collectives
+from .compiling import compile_model, compiles, forget, uncompiled
 from .ddp_bytes import ddp_layout, replicated_states
 from .limits import norm_of_empties, one_axis, under_autocast
 from .scaling import scaler_of
 from .sync import accumulation, synchronized
-from .traffic import ddp as traffic
-from .traffic.writing import with_told
 
 # Of norms under autocast: their weights stay fp32.
 warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
@@ -59,7 +59,7 @@ class Ddp(BuiltImplementation):
         "checkpoint",
     )
     handles = (*OF_TRAINING, "precision")
-    mended = False
+    avoids_torch_faults = False
 
     @classmethod
     def supports(cls, case: Case) -> str | None:
@@ -74,9 +74,9 @@ class Ddp(BuiltImplementation):
         held = ddp_layout(
             model, case, gradient_views=case.sharding.bucket_view, states=replicated_states
         )
-        if lowered(case):  # gradients come in another order than the bare model's in fp32
+        if reduced_precision(case):  # gradients come in another order than the bare model's in fp32
             return held
-        return with_told(held, traffic.ddp(model, case), case)
+        return with_collectives(held, predicted_calls.ddp(model, case), case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
@@ -106,7 +106,7 @@ class Ddp(BuiltImplementation):
     def save(self, directory: str, loader: Loader) -> Saving | None:
         if self.case.sharding.checkpoint != "full":
             return super().save(directory, loader)
-        file.write(directory, self._whole_states(), beside(loader, self.built.scaler))
+        file.write(directory, self._whole_states(), other_states(loader, self.built.scaler))
         return None
 
     def load(self, directory: str, loader: Loader) -> None:
@@ -169,7 +169,7 @@ def ddp(
         find_unused_parameters=sharding.find_unused or left_out,
         static_graph=sharding.static_graph,
     )
-    compiled([wrapped], case)  # from outside, so that torch splits the graph by buckets
+    compile_model([wrapped], case)  # from outside, so that torch splits the graph by buckets
     return wrapped
 
 

@@ -10,13 +10,13 @@ from ..case.schema import Case
 from ..case.shapes import sometimes_used, uncalled
 from ..contract.groups import group_of
 from ..contract.layout import Layout, Phase
-from .account import Account, Told, layout_of
+from .account import Account, CategoryBytes, layout_of
 
 EMPTY_BUCKET_BYTES = 4
 """One element of fp32."""
 MAP_BYTES = 8
 """Of each parameter in the two maps of used parameters, which the reducer keeps to find unused
-ones: int32, on the device and beside it."""
+ones: int32, on the device and next to it."""
 
 
 def ddp_layout(
@@ -25,12 +25,12 @@ def ddp_layout(
     *,
     gradient_views: bool,
     states: Callable[[Account, int, Phase], int],
-    beside: Callable[[Account, int, Phase], int] = lambda account, step, phase: 0,
+    extra: Callable[[Account, int, Phase], int] = lambda account, step, phase: 0,
 ) -> Layout | None:
     """Return the layout of DDP: whole parameters and gradients, and C++ buckets of the same size.
 
     Where gradients are views of the buckets, the buckets count as gradients and are allocated from
-    the start. states(account, step, phase): bytes of optimizer state; beside: additional bytes.
+    the start. states(account, step, phase): bytes of optimizer state; extra: additional bytes.
 
     None where batches use parameters of their own, since then the data determine which gradients
     exist; where gradients that are views outlive their bucket, which depends on when DDP rebuilds
@@ -50,7 +50,7 @@ def ddp_layout(
     whole = sum(one.bytes for one in account.parameters.values())
     finds = sharding.find_unused or sharding.static_graph or bool(uncalled(case.model))
 
-    def told(step: int, phase: Phase) -> Told:
+    def predict(step: int, phase: Phase) -> CategoryBytes:
         learning = account.learning(step)
         bucket = sum(account.parameters[name].bytes for name in learning)
         maps = MAP_BYTES * len(learning) if finds else 0
@@ -58,7 +58,7 @@ def ddp_layout(
             account.parameters[name].bytes for name in with_gradient(account, step, phase)
         )
         if gradient_views:
-            # Without a reduction they are made beside the bucket, which takes them over after it.
+            # Without a reduction they are made next to the bucket, which takes them over after it.
             kept = training.microbatches > 1 and sharding.sync == "last" and phase == "forward"
             gradient = bucket + gradient * kept
         return {
@@ -67,10 +67,10 @@ def ddp_layout(
             "bucket": maps + (0 if gradient_views else bucket),
             "optimizer": states(account, step, phase),
             "buffer": account.buffers,
-            "other": account.scaler(step, phase) + beside(account, step, phase),
+            "other": account.scaler(step, phase) + extra(account, step, phase),
         }
 
-    return layout_of(account, told)
+    return layout_of(account, predict)
 
 
 def with_gradient(account: Account, step: int, phase: Phase) -> list[str]:
@@ -115,10 +115,10 @@ def dummies(account: Account, step: int, phase: Phase) -> int:
     case = account.case
     if not case.sharding.bucket_view:
         return 0
-    seen = step if phase == "step" else step - 1
-    while account.skips(seen):
-        seen -= 1
-    learning = set(account.learning(seen))
+    last = step if phase == "step" else step - 1
+    while account.skips(last):
+        last -= 1
+    learning = set(account.learning(last))
     return EMPTY_BUCKET_BYTES * sum(
         not any(account.parameters[n].numel for n in shared_out(account, rank) & learning)
         for rank in range(case.world_size)

@@ -23,13 +23,15 @@ from ..case.schema import Case
 from ..case.shapes import sometimes_used
 from ..case.traits import cuts
 from ..contract import Built, BuiltImplementation, Loader, Saving, Semantics, groups
-from ..contract.checkpoint import beside, take_over
+from ..contract.checkpoint import other_states, take_over
 from ..contract.implementation import EXTRAS
 from ..contract.layout import Layout
 from ..errors import Unsupported
-from . import whole as file
+from . import full_checkpoint as file
 from .casting import fsdp2_policy, of_fsdp2
-from .compiling import compiled, forget, uncompiled
+from .collectives import fsdp2 as predicted_calls
+from .collectives.writing import with_collectives
+from .compiling import compile_model, forget, uncompiled
 from .fsdp2_bytes import fsdp2_layout
 from .limits import (
     bf16_only,
@@ -43,9 +45,7 @@ from .limits import (
 )
 from .scaling import scaler_of
 from .sync import accumulation, deferred, synchronized
-from .tensor_parallel import clip, parallelized, split_groups, uncut
-from .traffic import fsdp2 as traffic
-from .traffic.writing import with_told
+from .tensor_parallel import clip, parallelized, refuse_uneven, split_groups
 from .units import in_order_of_calls, unit_modules
 
 # Our models write to no output in place; the warning would come for every Linear of every case.
@@ -100,7 +100,7 @@ class Fsdp2(BuiltImplementation):
         "tensor_parallel",
     )
     handles = EXTRAS
-    mended = False
+    avoids_torch_faults = False
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
@@ -112,7 +112,7 @@ class Fsdp2(BuiltImplementation):
         reason = one_precision(case) or bf16_only(case) or norms_cast(case)
         reason = reason or dim0_sharded(case) or same_units(case) or unpinned(case)
         reason = reason or one_dtype(case, wrap=case.sharding.wrap) or uncompiled(case)
-        return reason or (uncut(case) if cuts(case) else norm_of_empty_shards(case))
+        return reason or (refuse_uneven(case) if cuts(case) else norm_of_empty_shards(case))
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
@@ -123,7 +123,7 @@ class Fsdp2(BuiltImplementation):
         if cuts(case):
             return None
         held = fsdp2_layout(model, case, rank)
-        return with_told(held, traffic.fsdp2(model, case), case)
+        return with_collectives(held, predicted_calls.fsdp2(model, case), case)
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         """Shard the model in place, then make the optimizer over its sharded parameters.
@@ -142,7 +142,9 @@ class Fsdp2(BuiltImplementation):
             mp_policy=fsdp2_policy(case),
             offload_policy=_offloading(case),
         )
-        compiled(units or [model], case)  # unit by unit, beneath what fully_shard hooks around them
+        compile_model(
+            units or [model], case
+        )  # unit by unit, beneath what fully_shard hooks around them
         for module in units:
             wrap(module, reshard_after_forward=reshard)
         wrap(model, reshard_after_forward=None if reshard else False)
@@ -174,7 +176,7 @@ class Fsdp2(BuiltImplementation):
             return super().save(directory, loader)
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         held, moments = get_state_dict(self.built.model, self.built.optimizer, options=options)
-        states = beside(loader, self.built.scaler)
+        states = other_states(loader, self.built.scaler)
         file.write(directory, {"model": held, "optimizer": moments}, states)
         return None
 

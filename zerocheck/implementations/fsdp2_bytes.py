@@ -9,10 +9,10 @@ from torch import nn
 
 from ..case.schema import Case
 from ..case.shapes import sometimes_used, uncalled
-from ..case.traits import lowered
+from ..case.traits import reduced_precision
 from ..contract.layout import Layout, Phase
 from ..models.blocks import DTYPES
-from .account import Account, AccountedParameter, Told, layout_of
+from .account import Account, AccountedParameter, CategoryBytes, layout_of
 from .sync import deferred
 from .units import members, unit_modules
 
@@ -35,7 +35,7 @@ def fsdp2_layout(model: nn.Module, case: Case, rank: int) -> Layout | None:
     their reduction over replicas.
 
     What is offloaded from the CPU to the CPU is not copied. From an accelerator each gradient is,
-    out of the buffer of its unit, so that none is told where there is one.
+    out of the buffer of its unit, so that none is predicted where there is one.
     """
     if sometimes_used(case.model) or case.sharding.optimizer_first or waiting(case):
         return None
@@ -49,7 +49,7 @@ def fsdp2_layout(model: nn.Module, case: Case, rank: int) -> Layout | None:
     compute, reduction = DTYPES[case.precision.compute], DTYPES[case.precision.reduce]
 
     def cast(one: AccountedParameter, dtype: torch.dtype) -> AccountedParameter:
-        return one._replace(itemsize=dtype.itemsize) if lowered(case) else one
+        return one._replace(itemsize=dtype.itemsize) if reduced_precision(case) else one
 
     gathered = sum(
         padded(cast(account.parameters[name], compute), ranks) * ranks
@@ -77,7 +77,7 @@ def fsdp2_layout(model: nn.Module, case: Case, rank: int) -> Layout | None:
     def chunks(names: Iterable[str]) -> int:
         return sum(padded(account.parameters[name], ranks) for name in names)
 
-    def told(step: int, phase: Phase) -> Told | None:
+    def predict(step: int, phase: Phase) -> CategoryBytes | None:
         training = case.training
         if phase == "forward" and prefetches:
             return None
@@ -98,7 +98,7 @@ def fsdp2_layout(model: nn.Module, case: Case, rank: int) -> Layout | None:
             "other": account.scaler(step, phase),
         }
 
-    return layout_of(account, told)
+    return layout_of(account, predict)
 
 
 def waiting(case: Case) -> bool:

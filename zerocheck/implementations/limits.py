@@ -15,7 +15,7 @@ from ..case.shapes import (
     scalars,
     transposed,
 )
-from ..case.traits import lowered, two_axes
+from ..case.traits import reduced_precision, two_axes
 
 
 def under_autocast(case: Case) -> str | None:
@@ -35,14 +35,14 @@ def one_axis(case: Case) -> str | None:
 
 def fp32(case: Case) -> str | None:
     """Return the reason to reject mixed precision, or None."""
-    if lowered(case):
+    if reduced_precision(case):
         return "computes and reduces in fp32 only"
     return None
 
 
 def one_precision(case: Case) -> str | None:
     """Return the reason to reject mixed parameter dtypes under a single compute dtype, or None."""
-    if lowered(case) and set(parameter_dtypes(case.model).values()) != {"fp32"}:
+    if reduced_precision(case) and set(parameter_dtypes(case.model).values()) != {"fp32"}:
         return "casts parameters of fp32 to the dtype of compute; the model has others"
     return None
 

@@ -26,7 +26,7 @@ from torch.distributed.tensor.parallel import (
 from ..case.schema import Case
 from ..case.shapes import learning, leaves_a_rank_empty, parameter_dtypes, parameter_shapes
 from ..case.tensor_parallel import Style, cut_dim, plan_of
-from ..case.traits import cuts, lowered
+from ..case.traits import cuts, reduced_precision
 
 STYLES: dict[Style, Callable[[], ParallelStyle]] = {
     "column": ColwiseParallel,
@@ -50,7 +50,7 @@ def parallelized(model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         tied.head.weight = tied.stem.weight
 
 
-def uncut(case: Case) -> str | None:
+def refuse_uneven(case: Case) -> str | None:
     """Return the reason why layers of the case cannot be sharded or compared, or None."""
     if not cuts(case):
         return None
@@ -58,7 +58,7 @@ def uncut(case: Case) -> str | None:
         return "which layers of the user's own model to cut is not known (tensor_parallel)"
     if not plan_of(case.model, case.sharding.tensor_parallel):
         return "the model has no layer that could be cut (tensor_parallel)"
-    if lowered(case) or set(parameter_dtypes(case.model).values()) != {"fp32"}:
+    if reduced_precision(case) or set(parameter_dtypes(case.model).values()) != {"fp32"}:
         return "bounds of layers that are cut are estimated in fp32 only (tensor_parallel)"
     if case.training.compile != "none":
         return "a compiled model of which layers are cut is not checked yet (tensor_parallel)"

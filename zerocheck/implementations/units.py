@@ -68,8 +68,8 @@ def in_order_of_calls(model: nn.Module, units: list[nn.Module], case: Case) -> l
     if case.model.user is not None:
         order = case.model.user.order
         path_of = {module: path for path, module in model.named_modules()}
-        seen = [unit for unit in units if path_of[unit] in order]
-        return sorted(seen, key=lambda unit: order.index(path_of[unit]))
+        ordered = [unit for unit in units if path_of[unit] in order]
+        return sorted(ordered, key=lambda unit: order.index(path_of[unit]))
     idle = tuple(prefix.rstrip(".") for prefix in uncalled(case.model))
     paths = {module: path for path, module in model.named_modules()}
     calls = case.model.calls

@@ -14,17 +14,17 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from ..case.schema import Case
 from ..case.shapes import learning, parameter_dtypes
-from ..case.traits import lowered
+from ..case.traits import reduced_precision
 from ..contract import Built, Loader, groups
-from ..contract.checkpoint import beside, take_over
+from ..contract.checkpoint import other_states, take_over
 from ..contract.layout import Layout
-from . import whole as file
+from . import full_checkpoint as file
+from .collectives import ddp as predicted_calls
+from .collectives.writing import with_collectives
 from .ddp import Ddp, ddp
 from .ddp_bytes import ddp_layout, dummies, shared_states
 from .scaling import scaler_of
 from .sync import accumulation
-from .traffic import ddp as traffic
-from .traffic.writing import with_told
 
 
 class ZeroRedundancy(Ddp):
@@ -63,11 +63,11 @@ class ZeroRedundancy(Ddp):
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
         """Return a rank's memory layout (see `ddp_layout`) and collectives, as far as predicted."""
         held = ddp_layout(
-            model, case, gradient_views=False, states=shared_states(rank), beside=dummies
+            model, case, gradient_views=False, states=shared_states(rank), extra=dummies
         )
-        if lowered(case):  # gradients come in another order than the bare model's in fp32
+        if reduced_precision(case):  # gradients come in another order than the bare model's in fp32
             return held
-        return with_told(held, traffic.zero_redundancy(model, case), case)
+        return with_collectives(held, predicted_calls.zero_redundancy(model, case), case)
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         """Wrap the model and share out its optimizer states.
@@ -87,7 +87,7 @@ class ZeroRedundancy(Ddp):
         )
 
     def save(self, directory: str, loader: Loader) -> None:
-        file.write(directory, self._whole_states(), beside(loader, self.built.scaler))
+        file.write(directory, self._whole_states(), other_states(loader, self.built.scaler))
 
     def load(self, directory: str, loader: Loader) -> None:
         found = file.read(directory)

@@ -9,8 +9,8 @@ import msgspec
 import torch
 
 from .. import causes as bugs
-from ..case.legs import end_of
 from ..case.schema import Case
+from ..case.segments import end_of
 from ..protocol.verdicts import Violation, said, together
 from .assemble import Observation
 from .compare import different_bits, same_bits

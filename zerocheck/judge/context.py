@@ -7,8 +7,8 @@ from functools import cached_property, partial
 
 import torch
 
-from ..case.legs import end_of
 from ..case.schema import Case
+from ..case.segments import end_of
 from ..case.traits import cuts, estimated
 from ..contract.semantics import Semantics
 from ..devices import CPU

@@ -10,8 +10,8 @@ from collections.abc import Collection, Sequence
 import msgspec
 import torch
 
-from ..case.legs import legs_of, only_loads, samples_before
 from ..case.schema import Case
+from ..case.segments import only_loads, samples_before, segments_of
 from ..protocol.observations import RankObservation
 from ..protocol.verdicts import (
     EQUIVALENCE,
@@ -61,7 +61,7 @@ def judge_legs(
         loads: list[Load] = []
         spoilt = False
         checkpoint: Checkpoint | None = None
-        for number, leg in enumerate(legs_of(case)):
+        for number, leg in enumerate(segments_of(case)):
             seen, fetch = legs[number]
             if number and only_loads(case, number):
                 assert checkpoint is not None

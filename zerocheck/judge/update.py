@@ -9,8 +9,8 @@ import msgspec
 import torch
 
 from .. import causes as bugs
-from ..case.legs import end_of
 from ..case.schema import Case, Group
+from ..case.segments import end_of
 from ..contract.groups import learning_rates
 from ..protocol.verdicts import Violation
 from . import bounds, vectors

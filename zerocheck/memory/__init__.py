@@ -1,1 +1,20 @@
-"""Memory of a rank in advance: formulas, known models, and the real code on fake tensors."""
+"""Memory of a rank in advance: formulas, known models, and the real code on fake tensors.
+
+- `advice.py`: advice on what would fit: each alternative is simulated before it is reported
+- `allocation_tracker.py`: allocation tracker of one rank: origin, module, phase and release
+- `analyse.py`: analysis of a setup: simulation, extrapolation where it is proven, and report
+- `extrapolate.py`: extrapolation from a model with a few blocks: a block in the middle repeats
+- `formulas.py`: formulas of the ZeRO paper for bytes per rank and communication per step
+- `log.py`: log of the allocation tracker: storages, and when their sizes changed
+- `measure.py`: measurement of the same run on tensors with data, by torch's CPU allocator
+- `presets.py`: shapes and parameter counts of known models, as data
+- `result.py`: result of a simulation, as data: `zerocheck memory --json` writes it
+- `setup.py`: input of a simulation: the model, the implementation, ranks and options
+- `simulate.py`: simulation: the implementation's own code on tensors without data
+- `sizes.py`: sizes in bytes, parsed and formatted
+- `source.py`: source of the model, a preset or the user's factory, and its blocks
+- `tables.py`: well-known tables from the formulas, next to simulated and measured bytes
+- `text.py`: report of a simulated rank, in words and tables
+- `timeline.py`: live memory over time, from the log of a run
+- `transformer.py`: modules of the presets: decoder-only transformers
+"""

@@ -24,7 +24,7 @@ def advise(setup: Setup, limit: int, peak_of: Callable[[Setup], int]) -> tuple[A
     single = [one for one in tried if one is not None]
     if any(one.fits for one in single):
         return tuple(single)
-    return (*single, *_together(setup, limit, peak_of))
+    return (*single, *_combined(setup, limit, peak_of))
 
 
 def _first_that_fits(
@@ -64,7 +64,7 @@ def _changes(setup: Setup) -> Iterator[Iterator[Change]]:
     yield _more_ranks(setup)
 
 
-def _together(setup: Setup, limit: int, peak_of: Callable[[Setup], int]) -> Iterator[Alternative]:
+def _combined(setup: Setup, limit: int, peak_of: Callable[[Setup], int]) -> Iterator[Alternative]:
     """Combine changes, those that need no more machines first."""
     words: list[str] = []
     for change in (_highest, _checkpointed, _smallest, _finer, _more_ranks):

@@ -19,7 +19,7 @@ MANY = 2 * max(TRIED)
 
 
 @dataclass(frozen=True, slots=True)
-class Simulated:
+class SimulatedRank:
     """Timeline of the whole model, and its origin.
 
     counts: bytes of step counts; simulated, reason: see Report.
@@ -71,7 +71,7 @@ def analyse(setup: Setup, *, exact: bool = False, limit: int | None = None) -> M
     )
 
 
-def run(setup: Setup, given: ModelSource, *, exact: bool = False) -> Simulated:
+def run(setup: Setup, given: ModelSource, *, exact: bool = False) -> SimulatedRank:
     """Return the timeline of the whole model."""
     found = block_list(given.build())
     if exact or found is None or len(found[1]) < MANY:
@@ -92,14 +92,14 @@ def run(setup: Setup, given: ModelSource, *, exact: bool = False) -> Simulated:
             raise NotUniform("step counts do not grow by a constant")
         made = extrapolate(lines, path, len(blocks))
         counts = few + (len(blocks) - TRIED[0]) * (more - few)
-        return Simulated(made, counts, path, simulated=TRIED)
+        return SimulatedRank(made, counts, path, simulated=TRIED)
     except NotUniform as reason:
         return _whole(setup, given, reason=str(reason))
 
 
-def _whole(setup: Setup, given: ModelSource, reason: str = "") -> Simulated:
+def _whole(setup: Setup, given: ModelSource, reason: str = "") -> SimulatedRank:
     one = simulate(setup, given)
-    return Simulated(timeline(one.log, one.blocks), _counts(one), one.blocks, reason=reason)
+    return SimulatedRank(timeline(one.log, one.blocks), _counts(one), one.blocks, reason=reason)
 
 
 def _counts(one: Simulation) -> int:
@@ -111,7 +111,7 @@ def _counts(one: Simulation) -> int:
     return sum(more for _, number, more in one.log.changes if more > 0 and storages[number].counts)
 
 
-def _between(setup: Setup, elements: int, done: Simulated) -> Between:
+def _between(setup: Setup, elements: int, done: SimulatedRank) -> Between:
     held = done.timeline.at_end("step", STEPS - 1)
     ours = held.get("parameter", 0) + held.get("gradient", 0) + held.get("optimizer", 0)
     formula = paper = None
@@ -142,7 +142,7 @@ WORDS = {
 """The formulas of the stages with fp32 weights: 4 + 4 + 8 bytes per parameter."""
 
 
-def _rows(done: Simulated) -> list[ModulePeak]:
+def _rows(done: SimulatedRank) -> list[ModulePeak]:
     """Return the modules of the last step in order of time, all blocks as one."""
     groups: dict[tuple[str, str], list[HeldBytes]] = {}
     for (step, phase, module), held in done.timeline.peaks().items():

@@ -1,4 +1,4 @@
-"""Log of a census: storages, and when their sizes changed."""
+"""Log of the allocation tracker: storages, and when their sizes changed."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
-from .census import MARK
+from .allocation_tracker import MARK
 from .setup import Setup
 from .simulate import Simulation, simulate
 from .source import ModelSource

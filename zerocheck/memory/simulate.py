@@ -22,7 +22,7 @@ from ..contract.names import unwrapped
 from ..errors import UsageError, ZerocheckError
 from ..implementations.fsdp2 import Fsdp2
 from ..models.parts import block_list, show_blocks
-from .census import Census
+from .allocation_tracker import AllocationTracker
 from .log import Log
 from .setup import OWN_PRECISION, Setup
 from .source import ModelSource
@@ -44,13 +44,13 @@ class Simulation:
 class _Watched(Microbatch):
     """Microbatch whose forward runs in a context and reports its end."""
 
-    census: Census
+    tracker: AllocationTracker
     casts: AbstractContextManager[Any]
 
     def loss(self, call: Call) -> torch.Tensor:
         with self.casts:
             loss = super().loss(call)
-        self.census.forward_over()
+        self.tracker.forward_over()
         return loss
 
 
@@ -74,27 +74,27 @@ def simulate(
     show_blocks(model)
     case = setup.case(len(inside))
     fake = None if data else fake_mode()
-    census = Census(fake)
+    tracker = AllocationTracker(fake)
     on = fake or nullcontext()
     with _nothing_collected(), fake_ranks(setup.world_size, setup.rank):
         mesh = init_device_mesh("cpu", (setup.world_size,))
-        with _said(setup):
+        with _errors_of_setup(setup):
             kind = load(setup.implementation)
-            census.enter("built", -1)
-            implementation, wrapped = built(kind, model, case, mesh, on, census)
+            tracker.enter("built", -1)
+            implementation, wrapped = built(kind, model, case, mesh, on, tracker)
             names = [(_path(path), module) for path, module in wrapped.named_modules()]
-            census.name(names)
-            with on, census:
-                census.claim(implementation.shards())
-                _steps(setup, implementation, census)
-                census.enter("closed", STEPS - 1)
+            tracker.name(names)
+            with on, tracker:
+                tracker.claim(implementation.shards())
+                _steps(setup, implementation, tracker)
+                tracker.enter("closed", STEPS - 1)
             implementation.close()
-    return Simulation(census.log, path)
+    return Simulation(tracker.log, path)
 
 
 def built(
     kind: type[Implementation], model: nn.Module, case: Case, mesh: DeviceMesh,
-    on: AbstractContextManager[Any], census: Census,
+    on: AbstractContextManager[Any], tracker: AllocationTracker,
 ) -> tuple[Implementation, nn.Module]:  # fmt: skip
     """Build the implementation with its memory; return it and the wrapped model.
 
@@ -103,12 +103,12 @@ def built(
     """
     if issubclass(kind, Fsdp2):
         sharder = kind(model, case, mesh)
-        with on, census:
+        with on, tracker:
             materialize(model)
             optimizer = torch.optim.AdamW(groups(model, case))
         sharder.built = replace(sharder.built, optimizer=optimizer)
         return sharder, model
-    with on, census:
+    with on, tracker:
         materialize(model)
         implementation = kind(model, case, mesh)
     wrapped = implementation.built.model if hasattr(implementation, "built") else model
@@ -127,16 +127,16 @@ def materialize(model: nn.Module) -> None:
             setattr(other, alias, getattr(module, name))
 
 
-def _steps(setup: Setup, implementation: Implementation, census: Census) -> None:
+def _steps(setup: Setup, implementation: Implementation, tracker: AllocationTracker) -> None:
     tokens = torch.randint(2, (setup.batch, setup.sequence))
-    census.claim_rest([tokens], "inputs")
+    tracker.claim_rest([tokens], "inputs")
     autocast = setup.precision == "mixed" and setup.implementation not in OWN_PRECISION
     for index in range(STEPS):
-        census.enter("forward", index)
+        tracker.enter("forward", index)
 
         def reached(_: str) -> None:
-            census.claim(implementation.shards())
-            census.enter("step", census.step)
+            tracker.claim(implementation.shards())
+            tracker.enter("step", tracker.step)
 
         casts = torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext()
         microbatch = _Watched(
@@ -144,14 +144,14 @@ def _steps(setup: Setup, implementation: Implementation, census: Census) -> None
             target=tokens,
             seed=None,
             loss_of=loss_of,
-            census=census,
+            tracker=tracker,
             casts=casts,
         )
         rates = [1e-3]
         implementation.train_step(
             Step(index=index, microbatches=[microbatch], lr=rates, reached=reached)
         )
-        census.claim(implementation.shards())
+        tracker.claim(implementation.shards())
 
 
 def loss_of(outputs: Any, target: torch.Tensor) -> torch.Tensor:
@@ -196,15 +196,15 @@ def _nothing_collected() -> Iterator[None]:
 
 
 @contextmanager
-def _said(setup: Setup) -> Iterator[None]:
+def _errors_of_setup(setup: Setup) -> Iterator[None]:
     """Turn errors of the implementation or the model into a UsageError for the user."""
     try:
         yield
     except ZerocheckError:
         raise
     except Exception as error:
-        said = (str(error).splitlines() or [""])[0]
+        message = (str(error).splitlines() or [""])[0]
         raise UsageError(
             f"{setup.model} with {setup.implementation} fails on tensors without data: "
-            f"{type(error).__name__}: {said}"
+            f"{type(error).__name__}: {message}"
         ) from error

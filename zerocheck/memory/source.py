@@ -11,8 +11,8 @@ from torch import nn
 
 from ..catalogue import check_factory
 from ..errors import UsageError, unknown
-from ..importing import imported
 from ..models.parts import block_list, model_of
+from ..user_code import import_user_code
 from .presets import PRESETS, Architecture
 from .transformer import build
 
@@ -72,7 +72,7 @@ def source(name: str) -> ModelSource:
         error = unknown("model", name, PRESETS)
         raise UsageError(f"{error}; or give package.module:factory or path/to/file.py:factory")
     check_factory(name)
-    made: Any = imported(name)
+    made: Any = import_user_code(name)
     if not callable(made):
         raise UsageError(
             f"{name} is of type {type(made).__name__}; needed is a function that returns the model"

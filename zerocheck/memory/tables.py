@@ -117,14 +117,14 @@ def simulated_fp32() -> str:
             precision="fp32",
             sequence=16,
         )
-        rows.append(_beside(setup))
+        rows.append(_row_of(setup))
     return _table(HEADERS, rows)
 
 
 def simulated_shards(model: str, worlds: tuple[int, ...]) -> str:
     """FSDP2 on several numbers of ranks."""
     return _table(
-        HEADERS, [_beside(Setup(model=model, world_size=ranks, sequence=16)) for ranks in worlds]
+        HEADERS, [_row_of(Setup(model=model, world_size=ranks, sequence=16)) for ranks in worlds]
     )
 
 
@@ -138,7 +138,7 @@ HEADERS = [
 ]
 
 
-def _beside(setup: Setup) -> list[object]:
+def _row_of(setup: Setup) -> list[object]:
     shape = source(setup.model).shape
     assert shape is not None and setup.stage is not None
     held = run(setup, source(setup.model)).timeline.at_end("step", STEPS - 1)

@@ -25,7 +25,7 @@ AUTOCAST = (
 
 def render(report: MemoryReport) -> str:
     """Render the whole report for a terminal."""
-    parts = [_head(report), _ledger(report), _between(report), _peak(report)]
+    parts = [_head(report), _attribution(report), _between(report), _peak(report)]
     if report.device is not None:
         parts.append(_device(report.device))
     notes = [NOT_IN_IT]
@@ -55,7 +55,7 @@ def _head(report: MemoryReport) -> Iterator[str]:
         yield f"all blocks simulated, since they do not repeat: {report.reason}"
 
 
-def _ledger(report: MemoryReport) -> Iterator[str]:
+def _attribution(report: MemoryReport) -> Iterator[str]:
     used = [c for c in CATEGORIES if any(line.category == c for line in report.lines)]
     ends = dict.fromkeys((line.step, line.phase) for line in report.lines)
     rows = []

@@ -1,4 +1,16 @@
-"""Model, samples and start of a case; everything follows from the case alone."""
+"""Model, samples and start of a case; everything follows from the case alone.
+
+- `batches.py`: samples of a case, different on every rank, at every step and in every microbatch
+- `blocks.py`: blocks of a model: each maps (batch, length, width) to the same shape
+- `inspection.py`: inspection of the user's model: its description, and whether it can be judged
+- `layers.py`: torch's layers without their initialization, and their values instead
+- `network.py`: model of a case: an nn.Module with the same bits on every rank and in the judge
+- `parts.py`: parts of a user's model: the factory's module, and its repeated blocks
+- `scramble.py`: other weights and buffers than the case's, before a checkpoint is loaded
+- `seeds.py`: one case seed, many streams of random numbers that never coincide
+- `start.py`: state of a case that starts in mid-training
+- `user.py`: user's own model as the model of a case: `--model path/to/file.py:factory`
+"""
 
 from ..case.validity import check
 from .batches import Batch, batch, loss_of

@@ -8,7 +8,7 @@ from torch import nn
 from ..case.schema import Case
 from .layers import fill
 from .seeds import SCRAMBLED, generator_of
-from .user import varied
+from .user import vary_batch
 
 
 @torch.no_grad()
@@ -22,7 +22,7 @@ def scramble(model: nn.Module, case: Case) -> None:
     generator = generator_of(case.seed, SCRAMBLED)
     for name, parameter in model.named_parameters():
         if case.model.user is not None:
-            parameter.copy_(varied(parameter, generator))
+            parameter.copy_(vary_batch(parameter, generator))
             continue
         other = torch.empty_like(parameter)
         fill(name, other, generator)

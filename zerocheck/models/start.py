@@ -9,7 +9,7 @@ from ..case.schema import Case
 from ..case.shapes import matching
 from .layers import fill
 from .seeds import STATE, generator_of
-from .user import varied
+from .user import vary_batch
 
 SCALES = {"typical": 1.0, "tiny": 1e-12, "huge": 1e6}
 """Size of exp_avg; exp_avg_sq has its square. `typical` is spread over 1e-2 to 1 by tensor."""
@@ -34,7 +34,7 @@ def initial_state(case: Case, model: nn.Module) -> dict[tuple[str, str], torch.T
     for name, parameter in parameters.items():
         value = torch.zeros(parameter.shape)
         if name not in zeros and case.model.user is not None:
-            value = varied(parameter, generator)
+            value = vary_batch(parameter, generator)
         elif name not in zeros:
             fill(name, value, generator)
         state[name, "parameter"] = value

@@ -27,7 +27,7 @@ from torch import nn
 from ..case.schema import Case, UserModel, UserParameter
 from ..case.shapes import matching
 from ..errors import UsageError
-from ..importing import imported
+from ..user_code import import_user_code
 from .parts import model_of, show_blocks
 from .seeds import WEIGHTS, seed_of
 
@@ -127,12 +127,12 @@ _parts: dict[str, Parts] = {}
 
 
 def factory_of(name: str) -> Callable[[], Any]:
-    """Return the function of that name, imported once per process. Runs the user's code.
+    """Return the function of that name, import_user_code once per process. Runs the user's code.
 
     Raises UsageError, with the nearest name, where there is none.
     """
     if name not in _factories:
-        found = imported(name)
+        found = import_user_code(name)
         if not callable(found) or isinstance(found, nn.Module):
             raise UsageError(
                 f"{name} is of type {type(found).__name__}; needed is a function that returns "
@@ -142,7 +142,7 @@ def factory_of(name: str) -> Callable[[], Any]:
     return _factories[name]
 
 
-def made(name: str, seed: int) -> tuple[nn.Module, Parts]:
+def make_model(name: str, seed: int) -> tuple[nn.Module, Parts]:
     """Call the factory with torch's global generator seeded; its state is put back.
 
     Raises UsageError for what it raises, and for what is not a model with its batches.
@@ -171,7 +171,7 @@ def made(name: str, seed: int) -> tuple[nn.Module, Parts]:
 def parts_of(user: UserModel) -> Parts:
     """Return batches and loss of the model: those of the first that was made in this process."""
     if user.factory not in _parts:
-        made(user.factory, 0)
+        make_model(user.factory, 0)
     return _parts[user.factory]
 
 
@@ -182,7 +182,7 @@ def build_user_model(case: Case) -> nn.Module:
     """
     user = case.model.user
     assert user is not None
-    model, _ = made(user.factory, seed_of(case.seed, WEIGHTS))
+    model, _ = make_model(user.factory, seed_of(case.seed, WEIGHTS))
     parameters = dict(model.named_parameters())
     _check_same(user, parameters)
     with torch.no_grad():
@@ -194,7 +194,7 @@ def build_user_model(case: Case) -> nn.Module:
 
 
 @torch.no_grad()
-def varied(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def vary_batch(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Return different fp32 values of about the same size: every element changes, and no 0 stays.
 
     The user's own initialization determines the size.
@@ -208,7 +208,7 @@ def varied(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return torch.where(other == value, other + 1, other)
 
 
-def described(name: str, parameter: torch.Tensor, used: Any = "always") -> UserParameter:
+def describe_model(name: str, parameter: torch.Tensor, used: Any = "always") -> UserParameter:
     """Describe a parameter for cases. Raises UsageError for one that cannot be judged."""
     if parameter.dtype not in DTYPES:
         raise UsageError(
@@ -247,7 +247,7 @@ def _check_same(user: UserModel, parameters: dict[str, nn.Parameter]) -> None:
         if name not in parameters or name not in wanted:
             where = "the case" if name in wanted else "the model"
             raise UsageError(f"{user.factory}: only {where} has the parameter {name}")
-        now, then = described(name, parameters[name]), wanted[name]
+        now, then = describe_model(name, parameters[name]), wanted[name]
         for field in ("shape", "dtype", "trains", "contiguous"):
             if getattr(now, field) != getattr(then, field):
                 raise UsageError(

@@ -81,8 +81,8 @@ the writer had finished before, or there was nothing to damage."""
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Result of one load of a resumed case.
 
-    leg: index in `case.legs.legs_of`, from 1; violated: obligations that the load, or a step after
-    it, violates; gave: of one that only tries a killed or damaged checkpoint, else None.
+    leg: index in `case.segments.segments_of`, from 1; violated: obligations that the load, or a
+    step after it, violates; gave: of one that only tries a killed or damaged checkpoint, else None.
     """
 
     leg: int
@@ -168,8 +168,8 @@ class Weighed(msgspec.Struct, frozen=True, kw_only=True):
 
 def said(names: Sequence[str], sentences: Mapping[str, str]) -> str:
     """Format alternative causes: `"; it is 0; or it is that of an earlier step"`."""
-    told = [sentences[name] for name in names if name in sentences]
-    return f"; {'; or '.join(told)}" if told else ""
+    parts = [sentences[name] for name in names if name in sentences]
+    return f"; {'; or '.join(parts)}" if parts else ""
 
 
 def statuses_of(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from zerocheck.errors import HarnessError
 from zerocheck.host import FULL, leaves_half, reserve
-from zerocheck.ranks.slot import KEPT_BYTES, Slot, align
+from zerocheck.ranks.view import KEPT_BYTES, Slot, align
 
 FIRST_BYTES = 1 << 20
 _DOUBLED_BYTES = 64 << 20

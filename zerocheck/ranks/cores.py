@@ -15,7 +15,7 @@ import stat
 import tempfile
 import time
 
-from zerocheck import stopping
+from zerocheck import signals
 from zerocheck.ranks.watchdog import activity
 
 _POLL_S = 0.01
@@ -88,7 +88,7 @@ class Cores:
     def hold(self) -> None:
         """Take a slot; block while all are taken, but not for ever."""
         while not self.try_hold():
-            stopping.check()
+            signals.check()
             time.sleep(_POLL_S)
 
     def should_pass_on(self) -> bool:
@@ -117,10 +117,10 @@ class Cores:
         assert self._directory is not None
         try:
             with open(os.path.join(self._directory, f"slot-{slot}"), "rb") as file:
-                seen = activity(int(file.read()), alone=True)
+                state = activity(int(file.read()), alone=True)
         except (OSError, ValueError):
             return False
-        return seen is not None and seen.stopped
+        return state is not None and state.stopped
 
     def _stop_waiting(self) -> None:
         self._wanted_since = None

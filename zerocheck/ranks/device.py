@@ -1,4 +1,4 @@
-"""Which device a rank has, and what is set before it starts, so that runs can be repeated."""
+"""Device of a rank, and the settings before it starts that make runs repeatable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A thread that tells rank 0 through the store where another rank stands."""
+"""Heartbeat thread, which reports the position of a rank to rank 0 through the store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import traceback
 import msgspec
 
 from zerocheck.ranks.messages import Message, frame
-from zerocheck.ranks.progress import Board, Standing
+from zerocheck.ranks.progress import Board, RankPosition
 from zerocheck.ranks.store_mail import StoreMail
 
 INTERVAL_S = 1.0
@@ -68,7 +68,7 @@ class Heartbeat:
                 return
 
     def _beat(self) -> Beat:
-        standing: Standing = self._board.read(0)
+        standing: RankPosition = self._board.read(0)
         top = sys._current_frames().get(self._main)
         stack = "".join(traceback.format_stack(top)) if top is not None else ""
         self._number += 1

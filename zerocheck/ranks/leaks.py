@@ -19,23 +19,23 @@ def leaks_of(replies: Mapping[int, Reply], *, replaced: bool = True) -> tuple[st
         for leak in reply.leaks:
             ranks.setdefault((leak.words, leak.undone), []).append(rank)
     remedy = "so its ranks were replaced" if replaced else "and it cannot be undone"
-    said = []
+    lines = []
     for (words, undone), which in ranks.items():
         where = "" if len(which) == len(replies) else f" on rank {', '.join(map(str, which))}"
-        said.append(f"{words}{where}" + ("" if undone else f", {remedy}"))
+        lines.append(f"{words}{where}" + ("" if undone else f", {remedy}"))
     disagreement = _disagreement(replies)
     # Ranks that raised or refused may stand anywhere.
     if disagreement and not any(reply.error for reply in replies.values()):
         remedy = "so its ranks were replaced" if replaced else "so they got a new process group"
-        said.append(f"left {disagreement}, {remedy}")
-    return tuple(said)
+        lines.append(f"left {disagreement}, {remedy}")
+    return tuple(lines)
 
 
 def _disagreement(replies: Mapping[int, Reply]) -> str:
     """Name the process group in which ranks called different numbers of collectives, or ""."""
-    told = {rank: reply.collectives for rank, reply in replies.items() if reply.collectives}
-    for name in sorted({name for counts in told.values() for name in counts}):
-        counts = {rank: one[name] for rank, one in sorted(told.items()) if name in one}
+    collectives = {rank: reply.collectives for rank, reply in replies.items() if reply.collectives}
+    for name in sorted({name for counts in collectives.values() for name in counts}):
+        counts = {rank: one[name] for rank, one in sorted(collectives.items()) if name in one}
         if len(set(counts.values())) > 1:
             what = f"in process group {name}" if name else "process groups"
             listed = ", ".join(f"rank {rank} {count}" for rank, count in counts.items())

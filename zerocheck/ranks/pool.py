@@ -10,18 +10,18 @@ import weakref
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 
-from zerocheck import stopping
+from zerocheck import signals
 from zerocheck.devices import CPU
 from zerocheck.errors import HarnessError, UsageError
 from zerocheck.ranks import post_mortem
 from zerocheck.ranks.cores import Cores
-from zerocheck.ranks.flight import Flight, Pending
+from zerocheck.ranks.in_flight_job import InFlightJob, Pending
 from zerocheck.ranks.leaks import fit
 from zerocheck.ranks.limits import check_world_size
 from zerocheck.ranks.memory_bound import room
-from zerocheck.ranks.nursery import Nursery
 from zerocheck.ranks.result import JobResult
 from zerocheck.ranks.scratch import SHARED_MEMORY, Scratch
+from zerocheck.ranks.spawner import Spawner, shut_down
 from zerocheck.ranks.team import Team
 
 _LOOK_S = 0.2
@@ -85,30 +85,30 @@ class Pool:
         self._shared_memory = shared_memory
         self._selector = selectors.DefaultSelector()
         self._teams: list[Team] = []
-        self._queue: list[Flight] = []
+        self._queue: list[InFlightJob] = []
         self._looked_at = 0.0
         self._closed = False
-        with stopping.held():
-            self._start_nursery()
+        with signals.deferred():
+            self._start_spawner()
 
-    def _start_nursery(self) -> None:
+    def _start_spawner(self) -> None:
         self._scratch = Scratch(shared_memory=self._shared_memory)
         log = os.path.join(self._scratch.slow, "zygote.log")
-        self._nursery = Nursery(
+        self._spawner = Spawner(
             self._target, scratch=self._scratch.directories, log=log, warm=self._warm
         )
         # Runs at exit too. A fork of this process must not end what is not its own.
         self._finalizer = weakref.finalize(
-            self, _finish, self._nursery, self._scratch, self._cores, os.getpid()
+            self, shut_down, self._spawner, self._scratch, self._cores, os.getpid()
         )
 
     def wait_until_ready(self) -> float:
         """Wait for the zygote's imports; returns the seconds they took. Raises HarnessError."""
-        return self._nursery.wait_until_ready()
+        return self._spawner.wait_until_ready()
 
     @property
     def zygote_pid(self) -> int:
-        return self._nursery.pid
+        return self._spawner.pid
 
     @property
     def rank_pids(self) -> dict[int, list[int]]:
@@ -144,12 +144,12 @@ class Pool:
         if len(payloads) != world_size:
             raise UsageError(f"{len(payloads)} payloads for a world size of {world_size}")
         bound = room(world_size, memory) if self.device == CPU else 0
-        flight = Flight(world_size, payloads, fresh, hosts, bound)
+        job = InFlightJob(world_size, payloads, fresh, hosts, bound)
         with self._all_or_nothing():
-            self._queue.append(flight)
+            self._queue.append(job)
             self._turn(0.0)
             self._dispatch()
-        return Pending(flight)
+        return Pending(job)
 
     def renew(self) -> None:
         """Keep none of the processes that are there now for jobs that are submitted after this."""
@@ -162,24 +162,24 @@ class Pool:
         Raises HarnessError when zerocheck itself failed; then, and on KeyboardInterrupt, all
         jobs under way are lost and their ranks ended.
         """
-        flight = pending._flight
+        job = pending._job
         with self._all_or_nothing():
-            while flight.result is None:
-                stopping.check()
-                if flight.lost:
-                    raise HarnessError(f"this job was lost: {flight.lost}")
+            while job.result is None:
+                signals.check()
+                if job.lost:
+                    raise HarnessError(f"this job was lost: {job.lost}")
                 self._dispatch()
                 if self._queue and not self._cores.held:
                     self._cores.hold()
                     continue
                 self._turn(_LOOK_S)
-        return flight.result
+        return job.result
 
     def close(self) -> None:
         """End all ranks and the zygote, and remove their files. Closing twice is fine."""
         if self._closed:
             return
-        with stopping.held():
+        with signals.deferred():
             self._closed = True
             self._lose("the pool was closed")
             with contextlib.suppress(OSError):
@@ -210,48 +210,48 @@ class Pool:
         if not self._cores.try_hold():
             return
         blocked: set[object] = set()
-        for flight in list(self._queue):
-            if flight.kind in blocked:
+        for job in list(self._queue):
+            if job.kind in blocked:
                 continue
-            team = self._team_for(flight)
+            team = self._team_for(job)
             if team is None:
-                blocked.add(flight.kind)
+                blocked.add(job.kind)
                 continue
-            self._queue.remove(flight)
-            team.send(flight)
+            self._queue.remove(job)
+            team.send(job)
 
     def _must_pass_on(self) -> bool:
         """Return True if other runs want the processors and jobs have to drain first."""
         if not self._cores.held or not self._cores.should_pass_on():
             return False
-        if any(team.flights for team in self._teams):
+        if any(team.jobs for team in self._teams):
             return True
         self._cores.release(give_way=True)
         return False
 
-    def _team_for(self, flight: Flight) -> Team | None:
+    def _team_for(self, job: InFlightJob) -> Team | None:
         """None when the job has to wait until a broken team is gone."""
-        if flight.fresh:
-            return self._new_team(flight, dedicated=True)
+        if job.fresh:
+            return self._new_team(job, dedicated=True)
         for team in self._teams:
-            if (team.world_size, team.hosts) == flight.kind and not team.dedicated:
+            if (team.world_size, team.hosts) == job.kind and not team.dedicated:
                 if team.accepting:
                     return team
-                if team.flights:
+                if team.jobs:
                     return None
                 self._end(team)
                 break
-        return self._new_team(flight)
+        return self._new_team(job)
 
-    def _new_team(self, flight: Flight, *, dedicated: bool = False) -> Team:
-        if not self._nursery.alive:
+    def _new_team(self, job: InFlightJob, *, dedicated: bool = False) -> Team:
+        if not self._spawner.alive:
             self._restart()
         team = Team(
-            flight.world_size,
-            nursery=self._nursery,
+            job.world_size,
+            spawner=self._spawner,
             scratch=self._scratch,
             ceiling_s=self._ceiling_s,
-            hosts=flight.hosts,
+            hosts=job.hosts,
             dedicated=dedicated,
             device=self.device,
             backend=self._backend,
@@ -263,11 +263,11 @@ class Pool:
 
     def _restart(self) -> None:
         """The zygote was killed, and its ranks with it."""
-        with stopping.held():
+        with signals.deferred():
             self._finalizer.detach()
-            self._nursery.close()
+            self._spawner.close()
             self._scratch.remove()
-            self._start_nursery()
+            self._start_spawner()
 
     # Replies in
 
@@ -277,34 +277,34 @@ class Pool:
             timeout_s = min(timeout_s, 0.001)
             for team in self._teams:
                 team.flush()
-        touched: list[Team] = []
+        teams: list[Team] = []
         for key, _ in self._selector.select(timeout_s):
             team, rank = key.data
             if not team.receive(rank):
                 self._selector.unregister(key.fileobj)
-            if team not in touched:
-                touched.append(team)
+            if team not in teams:
+                teams.append(team)
         now = time.monotonic()
         # Not in a quick look in passing: hangs are told from a series of looks.
-        looking = timeout_s > 0 and now - self._looked_at >= _LOOK_S
-        if looking:
+        inspect = timeout_s > 0 and now - self._looked_at >= _LOOK_S
+        if inspect:
             self._looked_at = now
-        for team in list(self._teams) if looking else touched:
-            self._settle(team, looking=looking)
-        busy = [team for team in self._teams if team.flights]
+        for team in list(self._teams) if inspect else teams:
+            self._settle(team, inspect=inspect)
+        busy = [team for team in self._teams if team.jobs]
         if self._cores.held and not self._queue and all(team.watchdog.idle for team in busy):
             self._cores.release()
 
-    def _settle(self, team: Team, *, looking: bool) -> None:
+    def _settle(self, team: Team, *, inspect: bool) -> None:
         """Finish the jobs at the head of the team that can be finished."""
-        while team.alive and team.flights:
-            head = team.flights[0]
+        while team.alive and team.jobs:
+            head = team.jobs[0]
             if head.complete:
                 team.take_head()
                 if head.put_back:
                     self._requeue([head])
                     continue
-                head.result = post_mortem.finished(team, head)
+                head.result = post_mortem.result_of(team, head)
                 if team.dedicated or not self._keepable(head):
                     self._end(team)
                 team.failing = False
@@ -324,7 +324,7 @@ class Pool:
                 if failed and not team.failing:
                     team.failing = True
                     team.start_watch()
-                if not looking:
+                if not inspect:
                     return
                 patience = self._grace_s if failed else self._patience_s
                 verdict = team.watchdog.look(unfinished, team.pids(), patience_s=patience)
@@ -335,29 +335,29 @@ class Pool:
             head.result = post_mortem.broken(team, head, verdict)
             team.take_head()
             self._end(team)
-        if team.alive and not team.flights:
+        if team.alive and not team.jobs:
             if team.gone:
                 self._end(team)
             else:
                 self._close_oldest()
 
-    def _keepable(self, flight: Flight) -> bool:
+    def _keepable(self, job: InFlightJob) -> bool:
         """Return True if the ranks may do another job."""
-        if not fit(flight.replies):
+        if not fit(job.replies):
             return False
-        raised = [reply.error for reply in flight.raised if reply.error is not None]
+        raised = [reply.error for reply in job.raised if reply.error is not None]
         if not raised:
             return True
-        assert flight.result is not None
+        assert job.result is not None
         return (
             self._keep_after_same_exception
-            and len(raised) == flight.world_size
+            and len(raised) == job.world_size
             and len({error.type_name for error in raised}) == 1
-            and not any(stood.echo for stood in flight.result.stood)
+            and not any(outcome.echo for outcome in job.result.rank_outcomes)
         )
 
     def _close_oldest(self) -> None:
-        idle = sorted((t for t in self._teams if not t.flights), key=lambda t: t.used_at)
+        idle = sorted((t for t in self._teams if not t.jobs), key=lambda t: t.used_at)
         while len(idle) > 1 and sum(t.world_size for t in idle) > self._max_idle_ranks:
             self._end(idle.pop(0))
 
@@ -367,12 +367,12 @@ class Pool:
         for sock in team.sockets:
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(sock)
-        self._requeue(list(team.flights))
-        team.flights.clear()
+        self._requeue(list(team.jobs))
+        team.jobs.clear()
         team.kill()
 
-    def _requeue(self, flights: Sequence[Flight]) -> None:
-        self._queue[:0] = flights
+    def _requeue(self, jobs: Sequence[InFlightJob]) -> None:
+        self._queue[:0] = jobs
 
     @contextlib.contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -390,14 +390,6 @@ class Pool:
             raise
 
     def _lose(self, why: str) -> None:
-        """No flight will have a result any more."""
-        for flight in self._queue + [f for team in self._teams for f in team.flights]:
-            flight.lost = flight.lost or why
-
-
-def _finish(nursery: Nursery, scratch: Scratch, cores: Cores, owner: int) -> None:
-    if os.getpid() != owner:
-        return
-    nursery.close()
-    scratch.remove()
-    cores.release()
+        """No job will have a result any more."""
+        for job in self._queue + [f for team in self._teams for f in team.jobs]:
+            job.lost = job.lost or why

@@ -1,4 +1,4 @@
-"""Turns what came back from a team, or did not, into a JobResult."""
+"""Conversion of the replies of a team, or their absence, to a JobResult."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ import msgspec
 
 from zerocheck.errors import HarnessError, UsageError
 from zerocheck.ranks.failures import is_echo, is_usage_error
-from zerocheck.ranks.flight import Flight
+from zerocheck.ranks.in_flight_job import InFlightJob
 from zerocheck.ranks.leaks import leaks_of
 from zerocheck.ranks.messages import Exit, Leak, Raised, Reply
-from zerocheck.ranks.progress import Standing
-from zerocheck.ranks.result import JobResult, RankStood, State, first_to_fail, once, signal_name
+from zerocheck.ranks.progress import RankPosition
+from zerocheck.ranks.result import JobResult, RankOutcome, State, first_to_fail, once, signal_name
 from zerocheck.ranks.team import Team
 from zerocheck.ranks.view import ArenaView
 from zerocheck.ranks.watchdog import Verdict
 
 
-def finished(team: Team, flight: Flight) -> JobResult:
+def result_of(team: Team, job: InFlightJob) -> JobResult:
     """All ranks replied: the job finished, or raised on some of them."""
-    return _result(team, flight, reason="", exits={}, stacks={})
+    return _result(team, job, reason="", exits={}, stacks={})
 
 
-def broken(team: Team, flight: Flight, verdict: Verdict | None) -> JobResult:
+def broken(team: Team, job: InFlightJob, verdict: Verdict | None) -> JobResult:
     """Some ranks died, hang, or both. Asks the living for their stacks."""
     if verdict is not None:
-        team.look_for_the_dead(flight.unfinished(team.gone))
-    stacks = team.stacks(flight.unfinished(team.gone))
+        team.look_for_the_dead(job.unfinished(team.gone))
+    stacks = team.stacks(job.unfinished(team.gone))
     exits = team.exits()
-    hung = verdict is not None and not exits and not flight.raised
+    hung = verdict is not None and not exits and not job.raised
     reason = ""
     if hung:
         reason = (
@@ -44,42 +44,44 @@ def broken(team: Team, flight: Flight, verdict: Verdict | None) -> JobResult:
     elif team.garbled:
         who = ", ".join(map(str, sorted(team.garbled)))
         reason = f"rank {who} wrote to the socket of zerocheck's own messages, and was ended"
-    return _result(team, flight, reason=reason, exits=exits, stacks=stacks)
+    return _result(team, job, reason=reason, exits=exits, stacks=stacks)
 
 
 def _result(
     team: Team,
-    flight: Flight,
+    job: InFlightJob,
     *,
     reason: str,
     exits: dict[int, Exit],
     stacks: dict[int, str],
 ) -> JobResult:
-    arenas = _arenas(team, flight)
-    replies = flight.replies
+    arenas = _arenas(team, job)
+    replies = job.replies
     for reply in replies.values():
         if reply.error is not None and reply.error.harness:
             if is_usage_error(reply.error):
                 raise UsageError(reply.error.text)
             text = reply.error.traceback or reply.error.text
             raise HarnessError(f"a rank could not join its process group\n{text}")
-    began = min((reply.began for reply in replies.values()), default=flight.sent_at)
-    bad = not flight.complete or bool(flight.raised)
-    stood = tuple(
-        _stood(team, rank, replies.get(rank), exits.get(rank), stacks.get(rank), began, bad=bad)
-        for rank in range(flight.world_size)
+    began = min((reply.began for reply in replies.values()), default=job.sent_at)
+    bad = not job.complete or bool(job.raised)
+    outcomes = tuple(
+        _rank_outcome(
+            team, rank, replies.get(rank), exits.get(rank), stacks.get(rank), began, bad=bad
+        )
+        for rank in range(job.world_size)
     )
     ends = [reply.ended for reply in replies.values()]
-    ended = max(ends) if flight.complete else time.monotonic()
-    first = first_to_fail(stood)
-    arena = flight.arena
+    ended = max(ends) if job.complete else time.monotonic()
+    first = first_to_fail(outcomes)
+    arena = job.arena
     return JobResult(
         outcome="finished" if not bad else "crashed" if first is not None else "hung",
         payloads=tuple(
-            replies[rank].payload if rank in replies else None for rank in range(flight.world_size)
+            replies[rank].payload if rank in replies else None for rank in range(job.world_size)
         ),
         arenas=arenas,
-        stood=stood,
+        rank_outcomes=outcomes,
         duration_s=max(0.0, ended - began),
         first_failed=first,
         reason=reason,
@@ -89,18 +91,18 @@ def _result(
     )
 
 
-def _arenas(team: Team, flight: Flight) -> tuple[ArenaView | None, ...]:
+def _arenas(team: Team, job: InFlightJob) -> tuple[ArenaView | None, ...]:
     """Open the arena of each rank. One whose file is gone counts as raised, and is not used any
     more: the user's code removed it."""
     views: list[ArenaView | None] = []
-    for rank in range(flight.world_size):
+    for rank in range(job.world_size):
         try:
-            views.append(team.view(rank, flight))
+            views.append(team.view(rank, job))
         except OSError as error:
             views.append(None)
             text = f"what it held cannot be read, since zerocheck's file was removed: {error}"
-            reply = flight.replies[rank]
-            flight.replies[rank] = msgspec.structs.replace(
+            reply = job.replies[rank]
+            job.replies[rank] = msgspec.structs.replace(
                 reply,
                 payload=None,
                 error=reply.error or Raised(type(error).__name__, text, ""),
@@ -109,7 +111,7 @@ def _arenas(team: Team, flight: Flight) -> tuple[ArenaView | None, ...]:
     return tuple(views)
 
 
-def _stood(
+def _rank_outcome(
     team: Team,
     rank: int,
     reply: Reply | None,
@@ -118,8 +120,8 @@ def _stood(
     began: float,
     *,
     bad: bool,
-) -> RankStood:
-    standing: Standing = team.board.read(rank)
+) -> RankOutcome:
+    standing: RankPosition = team.board.read(rank)
     state: State
     error = reply.error if reply is not None else None
     if reply is not None:
@@ -130,7 +132,7 @@ def _stood(
         state = "running" if rank in team.watchdog.awake else "waiting"
     at = reply.ended if reply is not None else end.at if end is not None else None
     lost = reply is None and end is not None
-    return RankStood(
+    return RankOutcome(
         rank=rank,
         state=state,
         at_s=None if at is None else at - began,

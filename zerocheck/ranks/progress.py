@@ -1,4 +1,4 @@
-"""Where each rank stands, in shared memory: written in a microsecond, read without locks.
+"""Position of each rank, in shared memory: written in a microsecond, read without locks.
 
 One record per rank. A reader may catch a record half written; it reads again until two readings
 agree, and a text that is torn all the same harms nobody.
@@ -86,7 +86,7 @@ class Progress:
         _write_number(self._page, self._at + _FINISHED_AT, sequence + 1)
 
 
-class Standing(NamedTuple):
+class RankPosition(NamedTuple):
     """A reading of one record. `collective` is empty when none was entered."""
 
     counter: int
@@ -117,7 +117,7 @@ class Board:
         value: int = _COUNTER.unpack_from(self.page, rank * RECORD_BYTES)[0]
         return value
 
-    def read(self, rank: int) -> Standing:
+    def read(self, rank: int) -> RankPosition:
         start = rank * RECORD_BYTES
         record = self.page[start : start + RECORD_BYTES]
         for _ in range(3):
@@ -128,7 +128,7 @@ class Board:
         counter, where = _WHERE.unpack_from(record, 0)
         sequence, name = _COLLECTIVE.unpack_from(record, _COLLECTIVE_AT)
         begun, offset = _JOB.unpack_from(record, _JOB_AT)
-        return Standing(counter, _text(where), _text(name), sequence, begun, offset)
+        return RankPosition(counter, _text(where), _text(name), sequence, begun, offset)
 
     def begun(self, rank: int) -> int:
         """Sequence number of the last job that the rank started."""

@@ -15,7 +15,7 @@ State = Literal["finished", "raised", "killed", "waiting", "running"]
 
 
 @dataclass(frozen=True)
-class RankStood:
+class RankOutcome:
     """One rank at the end of a job.
 
     `killed`: it ended without our doing, by `signal_name` or with `exit_code`. `waiting` and
@@ -67,14 +67,14 @@ class JobResult:
     """The end of a job. Its arenas may be read until `release()`.
 
     `payloads` and `arenas` hold None for ranks that gave none; a rank that raised has its arena.
-    `stood` is in rank order. `first_failed` is the rank whose failure came before the others',
-    or None. `duration_s` is from the first rank's begin to the last one's end.
+    `rank_outcomes` is in rank order. `first_failed` is the rank whose failure came before the
+    others', or None. `duration_s` is from the first rank's begin to the last one's end.
     """
 
     outcome: Outcome
     payloads: tuple[bytes | None, ...]
     arenas: tuple[ArenaView | None, ...]
-    stood: tuple[RankStood, ...]
+    rank_outcomes: tuple[RankOutcome, ...]
     duration_s: float
     first_failed: int | None = None
     reason: str = ""
@@ -86,7 +86,7 @@ class JobResult:
 
     @property
     def world_size(self) -> int:
-        return len(self.stood)
+        return len(self.rank_outcomes)
 
     def release(self) -> None:
         """Give the arenas back for later jobs. Calling it again does nothing."""
@@ -96,14 +96,14 @@ class JobResult:
     def summary(self, *, stacks: bool = True) -> str:
         """Plain text: the outcome, where each rank stood, and the stacks and output."""
         lines = [f"{self.outcome} after {self.duration_s:.3g} s" + self._because()]
-        lines += [f"  {stood.headline()}" for stood in self.stood]
+        lines += [f"  {outcome.headline()}" for outcome in self.rank_outcomes]
         if stacks and self.outcome != "finished":
             texts: dict[tuple[str, str], list[str]] = {}
-            for stood in self.stood:
+            for outcome in self.rank_outcomes:
                 for title in ("traceback", "stack", "output"):
-                    text = getattr(stood, title).strip()
+                    text = getattr(outcome, title).strip()
                     if text:
-                        texts.setdefault((title, text), []).append(str(stood.rank))
+                        texts.setdefault((title, text), []).append(str(outcome.rank))
             for (title, text), ranks in texts.items():
                 who = f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}"
                 body = "\n".join(f"    {line}" for line in text.splitlines())
@@ -117,22 +117,24 @@ class JobResult:
         return reason
 
 
-def at_one_place(stood: Sequence[RankStood]) -> bool:
+def at_one_place(outcomes: Sequence[RankOutcome]) -> bool:
     """Return True if all ranks wait in the same collective, or before any: as slow ones do.
 
     Ranks that left one out, or called another, stand apart.
     """
-    places = {(rank.state, rank.where, rank.collective, rank.collective_sequence) for rank in stood}
-    return len(places) == 1 and stood[0].state == "waiting"
+    places = {
+        (rank.state, rank.where, rank.collective, rank.collective_sequence) for rank in outcomes
+    }
+    return len(places) == 1 and outcomes[0].state == "waiting"
 
 
-def first_to_fail(stood: tuple[RankStood, ...]) -> int | None:
+def first_to_fail(outcomes: tuple[RankOutcome, ...]) -> int | None:
     """The rank that failed on its own account, and of several the earliest.
 
     A rank's sockets close a moment before its death is seen, so a peer's "connection closed"
     may bear the earlier time: an echo counts only if nothing else is there.
     """
-    failed = [one for one in stood if one.state in ("raised", "killed")]
+    failed = [one for one in outcomes if one.state in ("raised", "killed")]
     if not failed:
         return None
     return min(failed, key=lambda one: (one.echo, one.at_s or 0.0, one.rank)).rank

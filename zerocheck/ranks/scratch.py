@@ -1,4 +1,4 @@
-"""The private directories of a pool, and the removal of what dead pools left behind."""
+"""Private directories of a pool, their files, and the removal of those of dead pools."""
 
 from __future__ import annotations
 
@@ -8,6 +8,22 @@ import os
 import shutil
 import tempfile
 import time
+
+
+def log_path(directory: str, rank: int) -> str:
+    """Where the rank's stdout and stderr go."""
+    return os.path.join(directory, f"output-{rank}")
+
+
+def stack_path(directory: str, rank: int) -> str:
+    """Where the rank writes its Python stacks on SIGUSR1."""
+    return os.path.join(directory, f"stack-{rank}")
+
+
+def rendezvous_path(directory: str) -> str:
+    """Where the ranks of a team find each other."""
+    return os.path.join(directory, "rendezvous")
+
 
 _PREFIX = "zerocheck-ranks-"
 _OWNER = ".owner"

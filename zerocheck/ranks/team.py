@@ -17,14 +17,13 @@ import msgspec
 from zerocheck.devices import CPU
 from zerocheck.errors import HarnessError
 from zerocheck.ranks.failures import trim_stack
-from zerocheck.ranks.flight import Flight
+from zerocheck.ranks.in_flight_job import InFlightJob
 from zerocheck.ranks.messages import Exit, Inbox, Reply
-from zerocheck.ranks.nursery import Nursery
 from zerocheck.ranks.progress import Board
-from zerocheck.ranks.scratch import Scratch
+from zerocheck.ranks.scratch import Scratch, log_path, stack_path
+from zerocheck.ranks.spawner import Spawner
 from zerocheck.ranks.view import ArenaView, Mappings
 from zerocheck.ranks.watchdog import Watchdog
-from zerocheck.ranks.worker_files import log_path, stack_path
 
 _STACK_WAIT_S = 1.0
 _DEATH_PATIENCE_S = 2.0
@@ -42,7 +41,7 @@ class Team:
         self,
         world_size: int,
         *,
-        nursery: Nursery,
+        spawner: Spawner,
         scratch: Scratch,
         ceiling_s: float,
         hosts: tuple[int, ...] = (),
@@ -57,13 +56,13 @@ class Team:
         self.world_size = world_size
         self.hosts = hosts
         self.dedicated = dedicated
-        self.flights: deque[Flight] = deque()
+        self.jobs: deque[InFlightJob] = deque()
         self.gone: frozenset[int] = frozenset()
         self.failing = False
         self.alive = True
         self.used_at = time.monotonic()
         self._ceiling_s = ceiling_s
-        self._nursery = nursery
+        self._spawner = spawner
         self._sequence = 0
         self._floor = 0
         self._arenas = 0
@@ -93,7 +92,7 @@ class Team:
                 self.sockets.append(near)
                 far_ends.append(far)
                 near.setblocking(False)
-            self._ticket = nursery.spawn(
+            self._ticket = spawner.spawn(
                 far_ends,
                 directory=self._directory,
                 board=board,
@@ -121,21 +120,21 @@ class Team:
     def pids(self) -> list[int]:
         """In rank order. Waits for the zygote. Raises HarnessError when that is gone."""
         if self._pids is None:
-            self._pids = self._nursery.spawned(self._ticket)
+            self._pids = self._spawner.spawned(self._ticket)
         return self._pids
 
     # Jobs out, replies in
 
-    def send(self, flight: Flight) -> None:
+    def send(self, job: InFlightJob) -> None:
         """Queue the job and write what the sockets take at once; `flush` writes the rest."""
         self._sequence += 1
         arena = self._free.pop() if self._free else self._arenas
         self._arenas = max(self._arenas, arena + 1)
-        for rank, data in enumerate(flight.prepare(self._sequence, arena, self._floor)):
+        for rank, data in enumerate(job.prepare(self._sequence, arena, self._floor)):
             self._unsent[rank] += data
-        if not self.flights:
+        if not self.jobs:
             self.start_watch()
-        self.flights.append(flight)
+        self.jobs.append(job)
         self.flush()
 
     def start_watch(self) -> None:
@@ -175,33 +174,33 @@ class Team:
                 self.gone |= {rank}
                 return False
             for reply in replies:
-                for flight in self.flights:
-                    if flight.sequence == reply.sequence:
-                        flight.replies[rank] = reply
+                for job in self.jobs:
+                    if job.sequence == reply.sequence:
+                        job.replies[rank] = reply
             if len(chunk) < _RECEIVE_BYTES:
                 return True
 
-    def take_head(self) -> Flight:
+    def take_head(self) -> InFlightJob:
         """Remove the head, all of whose replies were seen."""
-        flight = self.flights.popleft()
-        self._floor = flight.sequence
+        job = self.jobs.popleft()
+        self._floor = job.sequence
         self.used_at = time.monotonic()
-        if self.flights:
+        if self.jobs:
             self.start_watch()
-        return flight
+        return job
 
-    def died_early(self, flight: Flight) -> bool:
+    def died_early(self, job: InFlightJob) -> bool:
         """Return True if a rank died without beginning the job: that is not the job's fault."""
-        return any(self.board.begun(rank) < flight.sequence for rank in self.gone)
+        return any(self.board.begun(rank) < job.sequence for rank in self.gone)
 
     # Arenas
 
-    def view(self, rank: int, flight: Flight) -> ArenaView | None:
+    def view(self, rank: int, job: InFlightJob) -> ArenaView | None:
         """Open the arena of a rank that replied. Raises OSError where its file was removed."""
-        reply = flight.replies.get(rank)
+        reply = job.replies.get(rank)
         if reply is None or not reply.started:
             return None
-        return self._mappings.view(rank, flight.arena, reply.arena_path, reply.arena_bytes)
+        return self._mappings.view(rank, job.arena, reply.arena_path, reply.arena_bytes)
 
     def free(self, arena: int) -> None:
         """The parent is done with the arenas of that number."""
@@ -260,9 +259,9 @@ class Team:
         if ranks:
             pids = [self.pids()[rank] for rank in ranks]
             try:
-                ends = self._nursery.reap(pids, patience_s=patience_s)
+                ends = self._spawner.reap(pids, patience_s=patience_s)
             except HarnessError:
-                if self._nursery.alive or _exists(self._nursery.pid):
+                if self._spawner.alive or _exists(self._spawner.pid):
                     raise
                 self.orphaned = True
                 ends = [Exit(pid, -signal.SIGKILL, time.monotonic()) for pid in pids]

@@ -14,16 +14,17 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import NoReturn
 
-from zerocheck import stopping
+from zerocheck import signals
 from zerocheck.errors import HarnessError, RanksLost, UsageError
 from zerocheck.hosts import Hosts, counts, spelled
-from zerocheck.launched import host_number
+from zerocheck.launcher import host_number
 from zerocheck.ranks.device import backend_of
 from zerocheck.ranks.failures import is_echo, is_timeout
 from zerocheck.ranks.heartbeat import Beat, moved, read_beat
 from zerocheck.ranks.leaks import fit, leaks_of
-from zerocheck.ranks.remote import BytesCache, LocalView, Post, RemoteView, received
+from zerocheck.ranks.remote_arenas import BytesCache, LocalView, Post, RemoteView, received
 from zerocheck.ranks.result import JobResult, at_one_place, first_to_fail, once
+from zerocheck.ranks.torchrun_outcome import rank_outcome
 from zerocheck.ranks.torchrun_rank import (
     Order,
     RankReport,
@@ -33,7 +34,6 @@ from zerocheck.ranks.torchrun_rank import (
     encode,
     machine,
 )
-from zerocheck.ranks.torchrun_stood import stood_of
 from zerocheck.ranks.view import ArenaView, Mappings
 
 TIMEOUT_S = 60.0
@@ -152,7 +152,7 @@ class TorchrunPool:
             if self._broken or self._closed:
                 raise HarnessError(self._broken or "the pool is closed")
             pending._result = self._patiently(pending)
-            stopping.check()
+            signals.check()
         return pending._result
 
     def serve(self) -> int:
@@ -202,7 +202,7 @@ class TorchrunPool:
     def _patiently(self, pending: TorchrunPending) -> JobResult:
         began = time.monotonic()
         result = self._run(pending)
-        if result.outcome != "hung" or self._broken or not at_one_place(result.stood):
+        if result.outcome != "hung" or self._broken or not at_one_place(result.rank_outcomes):
             return result
         before = self._timeout_s
         if before == self._asked_s:
@@ -231,7 +231,7 @@ class TorchrunPool:
             self._mail.put(f"order/{number}/{rank}", encode(order))
         began = time.monotonic()
         reply = self._self.perform(number, order, pending._payloads[0])
-        stopping.check()
+        signals.check()
         reports = {0: RankReport(reply, self._self.board.read(0))}
         beats = self._collect(number, reports)
         return self._judge(number, arena, reports, beats, time.monotonic() - began)
@@ -248,10 +248,10 @@ class TorchrunPool:
             hosts.append(arrived.host)
             self._names[rank] = arrived.name
             self._shared |= arrived.shares
-        together = [(host, len(list(ranks))) for host, ranks in itertools.groupby(hosts)]
-        if len({host for host, _ in together}) < len(together):
+        counts = [(host, len(list(ranks))) for host, ranks in itertools.groupby(hosts)]
+        if len({host for host, _ in counts}) < len(counts):
             return ()
-        return spelled([count for _, count in together])
+        return spelled([count for _, count in counts])
 
     def _wait_for(self, rank: int, key: str) -> None:
         until = time.monotonic() + self._timeout_s
@@ -285,19 +285,19 @@ class TorchrunPool:
                     moved_at = time.monotonic()
             now = time.monotonic()
             if now - looked_at > 1.0:
-                seen = {rank: read_beat(self._mail, f"beat/{number}/{rank}") for rank in waiting}
-                for rank, beat in seen.items():
+                latest = {rank: read_beat(self._mail, f"beat/{number}/{rank}") for rank in waiting}
+                for rank, beat in latest.items():
                     if beat is not None and beat.number != numbers.get(rank):
                         numbers[rank], heard[rank] = beat.number, now
                 lost = [rank for rank in sorted(waiting) if now - heard[rank] > _LOST_S]
                 if lost:
                     self._lose(lost, f"no sign of life for {_LOST_S:.0f} s")
-                if moved(beats, seen, now - moved_at):
-                    beats, moved_at = seen, now
+                if moved(beats, latest, now - moved_at):
+                    beats, moved_at = latest, now
                 looked_at = now
                 # Collectives that cannot end raise at the group's timeout, which is sooner.
                 if now - moved_at > self._timeout_s + _SPARE_S:
-                    return {rank: seen[rank] for rank in waiting}
+                    return {rank: latest[rank] for rank in waiting}
             if waiting:
                 time.sleep(pause)
                 pause = min(2 * pause, 0.02)
@@ -327,21 +327,24 @@ class TorchrunPool:
         given = {rank: report.reply for rank, report in reports.items()}
         self._tainted = bool(errors) and not (alike and not any(map(is_echo, errors)))
         self._tainted |= not fit(given)
-        stood = tuple(
-            stood_of(rank, reports.get(rank), beats.get(rank), late=late)
+        outcomes = tuple(
+            rank_outcome(rank, reports.get(rank), beats.get(rank), late=late)
             for rank in range(self.world_size)
         )
-        first = first_to_fail(stood)
+        first = first_to_fail(outcomes)
         held = BytesCache()  # of this job alone: arenas are filled again
         views = [
-            self._view(number, rank, arena, reports.get(rank), held) for rank in range(len(stood))
+            self._view(number, rank, arena, reports.get(rank), held)
+            for rank in range(len(outcomes))
         ]
-        replies = [reports[rank].reply if rank in reports else None for rank in range(len(stood))]
+        replies = [
+            reports[rank].reply if rank in reports else None for rank in range(len(outcomes))
+        ]
         return JobResult(
             outcome="hung" if beats or late else "crashed" if errors else "finished",
             payloads=tuple(reply.payload if reply else None for reply in replies),
             arenas=tuple(views),
-            stood=stood,
+            rank_outcomes=outcomes,
             duration_s=seconds,
             first_failed=None if late else first,
             reason="no sign of progress from some ranks"

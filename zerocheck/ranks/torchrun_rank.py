@@ -14,15 +14,15 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from zerocheck.errors import RanksLost
-from zerocheck.launched import check_environment, choose_interface, host_number
+from zerocheck.launcher import check_environment, choose_interface, host_number
 from zerocheck.ranks.arena import Arena
 from zerocheck.ranks.context import RankContext, load_target
 from zerocheck.ranks.device import GLOO, prepare, shares
 from zerocheck.ranks.failures import describe
 from zerocheck.ranks.heartbeat import Heartbeat
 from zerocheck.ranks.messages import Message, Raised, Reply
-from zerocheck.ranks.progress import Board, Progress, Standing
-from zerocheck.ranks.remote import WHOLE_BYTES, Answers
+from zerocheck.ranks.progress import Board, Progress, RankPosition
+from zerocheck.ranks.remote_arenas import WHOLE_BYTES, Answers
 from zerocheck.ranks.scratch import Scratch
 from zerocheck.ranks.store_mail import StoreMail
 from zerocheck.ranks.worker import Tidy, execute
@@ -47,12 +47,12 @@ class RankReport(Message, frozen=True):
     `mailed`: they follow in the store."""
 
     reply: Reply
-    standing: Standing
+    standing: RankPosition
     used: int = -1
     mailed: bool = False
 
 
-class Arrived(Message, frozen=True):
+class ReceivedJob(Message, frozen=True):
     """Where a rank is: its host, as the launcher numbers or names it; shares: whether it has a GPU
     together with others."""
 
@@ -64,7 +64,7 @@ class Arrived(Message, frozen=True):
 encode = msgspec.msgpack.Encoder().encode
 decode_order = msgspec.msgpack.Decoder(Order).decode
 decode_report = msgspec.msgpack.Decoder(RankReport).decode
-decode_arrived = msgspec.msgpack.Decoder(Arrived).decode
+decode_arrived = msgspec.msgpack.Decoder(ReceivedJob).decode
 
 
 def machine() -> str:
@@ -104,7 +104,7 @@ class TorchrunRank:
         self._group = -1
         self._answers = Answers(self.mail, self.rank)
         if self.rank != 0:
-            arrived = Arrived(host_number(), socket.gethostname(), self.shares)
+            arrived = ReceivedJob(host_number(), socket.gethostname(), self.shares)
             self.mail.put(f"arrived/{self.rank}", encode(arrived))
 
     def perform(self, number: int, order: Order, payload: bytes) -> Reply:

@@ -1,4 +1,7 @@
-"""The parent's side of an arena. Imports torch only when a tensor is asked for."""
+"""Arenas as the parent maps them, and the slots in which tensors are packed.
+
+Imports torch only when a tensor is asked for. A slot is small enough to travel inside a payload.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,29 @@ import mmap
 import os
 from typing import TYPE_CHECKING
 
-from zerocheck.ranks.slot import KEPT_BYTES
+import msgspec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from zerocheck.ranks.slot import Slot
+ALIGNMENT = 64
+"""Bytes. Every slot starts at a multiple of it, so that vectorised kernels see aligned data."""
+
+KEPT_BYTES = 256 << 20
+"""A larger arena is given back when its job is done; others keep their pages."""
+
+
+class Slot(msgspec.Struct, frozen=True, array_like=True):
+    """`numel` elements of `dtype` ("float32", "bfloat16", ...) from byte `offset` on."""
+
+    offset: int
+    numel: int
+    dtype: str
+
+
+def align(offset: int) -> int:
+    """The first slot offset at or after `offset` (bytes)."""
+    return (offset + ALIGNMENT - 1) & -ALIGNMENT
 
 
 class ArenaView:

@@ -1,4 +1,4 @@
-"""Tells a team that hangs from one that is slow, by progress and not by wall time.
+"""Watchdog: distinguishes a team that hangs from a slow one, by progress and not by wall time.
 
 On a loaded machine a rank may wait seconds for a core; then it is runnable, and runnable is not
 hung. Hung means: for `patience_s` no unfinished rank moved its progress counter, none used the
@@ -136,12 +136,12 @@ class Watchdog:
         ticks = {}
         awake, stopped = set(), set()
         for rank in ranks:
-            seen = self._look(pids[rank]) if self._proc else None
-            if seen is not None:
-                ticks[rank] = seen.ticks
-                if not seen.asleep:
+            state = self._look(pids[rank]) if self._proc else None
+            if state is not None:
+                ticks[rank] = state.ticks
+                if not state.asleep:
                     awake.add(rank)
-                if seen.stopped:
+                if state.stopped:
                     stopped.add(rank)
         self.awake, self.stopped = frozenset(awake), frozenset(stopped)
         return ticks

@@ -29,8 +29,8 @@ from zerocheck.ranks.failures import describe
 from zerocheck.ranks.memory_bound import MemoryBound
 from zerocheck.ranks.messages import JobMessage, Raised, Reply, Spawn, frame, receive
 from zerocheck.ranks.progress import Board, Progress
-from zerocheck.ranks.slot import KEPT_BYTES
-from zerocheck.ranks.worker_files import log_path, rendezvous_path, stack_path
+from zerocheck.ranks.scratch import log_path, rendezvous_path, stack_path
+from zerocheck.ranks.view import KEPT_BYTES
 
 GROUP_TIMEOUT_S = 600.0
 """Far behind the parent's watchdog, which is to be first."""

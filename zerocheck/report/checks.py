@@ -16,7 +16,7 @@ from ..case.features import BASIC, FEATURES, GROUPS, OF_RESUME
 from ..protocol.verdicts import RESUME, TITLES, Obligation
 from ..run.records import Finding
 from ..run.tally import FAILING, Tally, why_nothing
-from .known import known_text, stale_text
+from .known_issues import known_issue_text, stale_text
 from .text import cell_text, finding_text
 
 
@@ -37,7 +37,7 @@ def groups_of(obligation: Obligation) -> tuple[str, ...]:
     return tuple(name for name in GROUPS if obligation in RESUME or name not in of_resume)
 
 
-def told(counted: Tally, name: str, obligation: Obligation, group: str) -> TestOutcome:
+def outcome_of(counted: Tally, name: str, obligation: Obligation, group: str) -> TestOutcome:
     """Return the result of an obligation and a feature group for the implementation `name`."""
     without = counted.started.without if counted.started is not None else {}
     if obligation in without:
@@ -55,8 +55,8 @@ def told(counted: Tally, name: str, obligation: Obligation, group: str) -> TestO
     if implementation.nothing_checked:
         return TestOutcome("failed", f"nothing was checked: {why_nothing(implementation)}")
     if cell.status == "known" and group == BASIC:
-        said = known_text(counted, name, obligation)
-        return TestOutcome("known", f"{obligation}: {cell_text(cell)}: {said}")
+        text = known_issue_text(counted, name, obligation)
+        return TestOutcome("known", f"{obligation}: {cell_text(cell)}: {text}")
     if cell.groups[group]:
         return PASSED
     cases = sum(cell.counts.values())
@@ -75,7 +75,7 @@ def told(counted: Tally, name: str, obligation: Obligation, group: str) -> TestO
     )
 
 
-def told_of_coverage(counted: Tally, name: str) -> TestOutcome:
+def coverage_outcome(counted: Tally, name: str) -> TestOutcome:
     """Return the result of the coverage test: whether all promised pairs were exercised."""
     implementation = counted.implementations[name]
     if implementation.nothing_checked:

@@ -24,7 +24,7 @@ def render(counted: Tally) -> str:
     """Render the whole page as Markdown."""
     parts = [
         "# Conformance",
-        *_said(counted),
+        *_sentences(counted),
         "## Obligations",
         _summary(counted),
         "\n".join(f"- {one}: {escape(TITLES[one])}" for one in counted.obligations),
@@ -39,7 +39,7 @@ def render(counted: Tally) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _said(counted: Tally) -> Iterable[str]:
+def _sentences(counted: Tally) -> Iterable[str]:
     if not counted.complete:
         yield f"**The run did not finish: {counted.cases} of {counted.planned} cases were run.**"
     if counted.started is None:
@@ -67,16 +67,16 @@ def _issues(title: str, findings: Iterable[Finding]) -> Iterable[str]:
     cases: dict[tuple[str, str], dict[str, int]] = {}
     for finding in findings:
         known = finding.known
-        said = known.reason if known is not None else finding.title
+        reason = known.reason if known is not None else finding.title
         where = known.page if known is not None and known.page else finding.fingerprint
-        of = cases.setdefault((said, where), {})
+        of = cases.setdefault((reason, where), {})
         of[finding.implementation] = of.get(finding.implementation, 0) + finding.cases
     if cases:
         yield f"## {title}"
         yield "\n".join(
-            f"- {escape(said)} {', '.join(f'{escape(n)} {c}' for n, c in of.items())} "
+            f"- {escape(reason)} {', '.join(f'{escape(n)} {c}' for n, c in of.items())} "
             f"({escape(where)})"
-            for (said, where), of in cases.items()
+            for (reason, where), of in cases.items()
         )
 
 
@@ -107,5 +107,5 @@ def _cell(cell: Cell, feature: str) -> str:
     if not others:
         return str(holds) if holds else "–"
     bold = any(cell.features[feature, status] for status in FAILING)
-    said = ", ".join(others)
-    return f"{holds}, **{said}**" if bold else f"{holds}, {said}"
+    text = ", ".join(others)
+    return f"{holds}, **{text}**" if bold else f"{holds}, {text}"

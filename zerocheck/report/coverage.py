@@ -8,7 +8,7 @@ from typing import Any
 from ..case.features import FEATURES
 from ..foreign_text import one_line
 from ..protocol.verdicts import VACUOUS
-from ..run.coverage import FEW, Covered
+from ..run.coverage import FEW, CoveredPairs
 from ..run.tally import ImplementationTally, Tally
 
 PAIRS_SHOWN = 200
@@ -29,15 +29,16 @@ def vacuous_lines(implementation: ImplementationTally) -> list[str]:
     """Return one line for each obligation that holds and could hardly have failed."""
     return [
         one_line(
-            f"{implementation.name}: {obligation} could have failed in {cell.telling or 'none'} of "
-            f"{cell.checked} cases; in the others {VACUOUS[obligation]}"
+            f"{implementation.name}: {obligation} could have failed in "
+            f"{cell.informative or 'none'} of {cell.checked} cases; "
+            f"in the others {VACUOUS[obligation]}"
         )
         for obligation, cell in implementation.hardly_checked.items()
         if cell.vacuous
     ]
 
 
-def pairs_cell(covered: Covered) -> str:
+def pairs_cell(covered: CoveredPairs) -> str:
     """Format pairs as `3,410 of 3,410`, or a dash where none were wanted."""
     if not covered.counted:
         return "–"
@@ -120,7 +121,8 @@ def as_data(implementation: ImplementationTally) -> dict[str, Any]:
             if cell.vacuous
         },
         "could_fail_in_few": {
-            obligation: cell.telling for obligation, cell in implementation.hardly_checked.items()
+            obligation: cell.informative
+            for obligation, cell in implementation.hardly_checked.items()
         },
         "few": FEW,
     }

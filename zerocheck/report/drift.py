@@ -38,11 +38,11 @@ def sentence(drift: Drift) -> str:
     if drift.own is None or drift.twin is None:
         return f"It could not be left to itself: {drift.broken}"
     steps = len(drift.expected)
-    own, twin = drift.own.relative[-1], drift.twin.relative[-1]
+    own, replica = drift.own.relative[-1], drift.twin.relative[-1]
     parts = "" if drift.parts is None else f" It is violated in step {drift.parts}."
     return (
         f"After {steps} step{'s' if steps > 1 else ''} its parameters are {_far(own)} from the "
-        f"reference, relative to their 2-norm, those of the twin {_far(twin)}.{parts}"
+        f"reference, relative to their 2-norm, those of the twin {_far(replica)}.{parts}"
     )
 
 
@@ -52,12 +52,12 @@ def _far(value: float) -> str:
 
 def rows(drift: Drift) -> list[list[str]]:
     """Return a row for each step; none if the free run failed."""
-    own, twin = drift.own, drift.twin
-    if own is None or twin is None:
+    own, replica = drift.own, drift.twin
+    if own is None or replica is None:
         return []
     columns: Sequence[Sequence[float]] = (
-        drift.expected, own.losses, twin.losses, own.relative, twin.relative, own.largest,
-        twin.largest,
+        drift.expected, own.losses, replica.losses, own.relative, replica.relative, own.largest,
+        replica.largest,
     )  # fmt: skip
     digits = (6, 6, 6, 2, 2, 2, 2)
     return [

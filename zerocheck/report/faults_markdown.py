@@ -57,7 +57,7 @@ def render(summary: Summary) -> str:
         _faults(summary.rows, summary.shrunk),
         "## Who flags what first",
         _first_by(summary),
-        *_rivals(summary),
+        *_baselines(summary),
         *_environment(summary),
     ]
     return "\n\n".join(parts) + "\n"
@@ -144,7 +144,7 @@ def _first_by(summary: Summary) -> str:
     )
 
 
-def _rivals(summary: Summary) -> Iterable[str]:
+def _baselines(summary: Summary) -> Iterable[str]:
     if summary.started is None:
         return
     yield "## The rivals"

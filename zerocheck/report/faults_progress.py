@@ -74,11 +74,11 @@ class FaultsProgress:
 
     def _status(self) -> Text:
         done = sum(isinstance(record, FaultTried) for record in self._records)
-        said = f"{done} of {self._planned} faults"
+        status = f"{done} of {self._planned} faults"
         if done:
             left = (time.monotonic() - self._began) / done * (self._planned - done)
-            said += f", {duration(left)} left"
-        return Text(said, style="dim")
+            status += f", {duration(left)} left"
+        return Text(status, style="dim")
 
     def show(self, summary: Summary) -> None:
         """Print the summary of the matrix."""

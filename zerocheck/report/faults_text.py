@@ -27,8 +27,8 @@ def cases_text(row: FaultTried) -> str:
 
 def cause_text(row: FaultTried) -> str:
     """Return the named causes, and the true one if it is not among them."""
-    said = ", ".join(row.causes) or "–"
-    return f"{said} (it is: {', '.join(row.true_causes)})" if row.named is False else said
+    text = ", ".join(row.causes) or "–"
+    return f"{text} (it is: {', '.join(row.true_causes)})" if row.named is False else text
 
 
 def loss_text(run: Rivals | None) -> str:
@@ -83,11 +83,11 @@ def summary_lines(summary: Summary) -> list[str]:
     lines += [
         f"flagged first by the obligation that the catalogue says: {summary.as_expected}",
         f"true cause named: {summary.named} that have a name, alone: {summary.named_alone}",
-        f"free runs of the same cases show the fault: {_alarms(summary.seen)}; "
+        f"free runs of the same cases show the fault: {_alarms(summary.alarms)}; "
         f"{len(summary.neither)} to neither rival",
         f"false alarms on the parents in these: {_alarms(summary.false_alarms)}",
         f"fault and parent told apart in these: {_alarms(summary.told_apart)}",
-        f"from a usual start they show the fault: {_alarms(summary.seen_usually)}",
+        f"from a usual start they show the fault: {_alarms(summary.usual_alarms)}",
         f"false alarms on the parents in these: {_alarms(summary.usual_false_alarms)}",
         f"fault and parent told apart in these: {_alarms(summary.usually_told_apart)}",
     ]

@@ -18,7 +18,7 @@ from pathlib import Path
 from ..foreign_text import one_line, printable
 from ..run.tally import Tally, why_of
 from . import markdown
-from .known import stale_lines
+from .known_issues import stale_lines
 from .text import finding_lines
 
 SUMMARY_BYTES = 1024 * 1024
@@ -35,15 +35,15 @@ def listening() -> bool:
     return os.environ.get("GITHUB_ACTIONS") == "true"
 
 
-def publish(counted: Tally, say: Callable[[str], object]) -> None:
+def publish(counted: Tally, write: Callable[[str], object]) -> None:
     """Print the annotations of a run, and add its report to the summary of the job."""
     for line in commands(counted):
-        say(line)
+        write(line)
     try:
         summarize(markdown.render(counted))
     except OSError as error:
-        said = f"cannot write the summary of the job: {error.strerror}"
-        say(_command("warning", ["zerocheck", said]))
+        message = f"cannot write the summary of the job: {error.strerror}"
+        write(_command("warning", ["zerocheck", message]))
 
 
 def commands(counted: Tally) -> list[str]:
@@ -54,13 +54,13 @@ def commands(counted: Tally) -> list[str]:
     for name in counted.implementations:
         if not counted.findings_of(name):
             lines += [
-                _command("error", ["zerocheck", said], name) for said in why_of(counted, name)
+                _command("error", ["zerocheck", message], name) for message in why_of(counted, name)
             ]
     for stale in counted.stale:
         lines.append(_command("error", stale_lines(stale), stale.implementation))
     if not counted.complete:
-        said = f"interrupted after {counted.cases} of {counted.planned} cases"
-        lines.append(_command("warning", ["zerocheck", said]))
+        message = f"interrupted after {counted.cases} of {counted.planned} cases"
+        lines.append(_command("warning", ["zerocheck", message]))
     for finding in counted.unreproduced:
         lines.append(_command("warning", finding_lines(finding), finding.implementation))
     for finding in counted.known:
@@ -98,8 +98,8 @@ def _command(kind: str, lines: Sequence[str], implementation: str = "") -> str:
     title, *rest = lines
     file, line = where(implementation)
     properties = {"file": file, "line": str(line) if line else "", "title": one_line(title)}
-    said = ",".join(f"{key}={_property(value)}" for key, value in properties.items() if value)
-    return f"::{kind} {said}::{_data(printable(chr(10).join(rest)))}"
+    fields = ",".join(f"{key}={_property(value)}" for key, value in properties.items() if value)
+    return f"::{kind} {fields}::{_data(printable(chr(10).join(rest)))}"
 
 
 def _data(text: str) -> str:

@@ -10,8 +10,8 @@ from ..protocol.verdicts import STATUSES
 from ..run.journal import encode
 from ..run.records import Finding
 from ..run.tally import ImplementationTally, Tally, run_exit_code, why
-from . import coverage, drift, metrics, resumed, weights
-from .observed import placement
+from . import coverage, drift, footprint, loads, metrics
+from .observability import placement
 from .text import replay_line
 
 REPORT_FORMAT = 1
@@ -48,7 +48,7 @@ def as_data(counted: Tally) -> dict[str, Any]:
             name: _implementation(implementation)
             for name, implementation in counted.implementations.items()
         },
-        "loads": resumed.as_data(counted.loads),
+        "loads": loads.as_data(counted.loads),
         "drift": drift.as_data(counted.drifts),
         "findings": _findings(counted.findings),
         "unreproduced": _findings(counted.unreproduced),
@@ -77,8 +77,8 @@ def _implementation(implementation: ImplementationTally) -> dict[str, Any]:
             }
             for obligation, cell in implementation.cells.items()
         },
-        "loads": resumed.as_data(implementation.loads),
-        "memory": weights.as_data(implementation),
+        "loads": loads.as_data(implementation.loads),
+        "memory": footprint.as_data(implementation),
         "coverage": coverage.as_data(implementation),
         "cases_digest": implementation.digest,
         "metrics": metrics.as_data(implementation.metrics),

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from ..foreign_text import printable
 from ..protocol.verdicts import TITLES, Obligation
 from ..run.tally import FAILING, Cell, ImplementationTally, Tally
-from .known import known_text, stale_text
+from .known_issues import known_issue_text, stale_text
 from .text import cell_text, finding_text
 
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -76,7 +76,7 @@ def _testcase(
     elif cell.status == "known":
         # As pytest writes what is expected to fail.
         skipped = ET.SubElement(case, "skipped", type="known", message=cell_text(cell))
-        skipped.text = clean(known_text(counted, implementation.name, obligation))
+        skipped.text = clean(known_issue_text(counted, implementation.name, obligation))
     else:
         output = ET.SubElement(case, "system-out")
         output.text = f"{cell_text(cell)}; largest share of the bound {cell.share:.3g}"

@@ -13,14 +13,14 @@ from ..run.records import Finding
 from ..run.tally import Tally, unchecked, why
 from . import metrics
 from .coverage import feature_rows, pairs_cell, refused_rows, vacuous_rows
-from .known import all_hold, left_out_lines, stale_lines
+from .footprint import EXPLAINED, HEADERS
+from .footprint import TITLE as WEIGHED
+from .footprint import rows as weighed_rows
+from .known_issues import all_hold, left_out_lines, stale_lines
 from .leaks import LEAKED, NOT_REPRODUCED, leak_lines
-from .observed import observed_lines
-from .resumed import TITLE, headers, rows, tried_lines
+from .loads import TITLE, headers, rows, tried_lines
+from .observability import observability_lines
 from .text import cell_text, finding_lines, finding_title, number
-from .weights import EXPLAINED, HEADERS
-from .weights import TITLE as WEIGHED
-from .weights import rows as weighed_rows
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&!])")
 
@@ -38,7 +38,7 @@ def render(counted: Tally) -> str:
         "## Obligations",
         _matrix(counted),
         *_resumed(counted),
-        *_weighed(counted),
+        *_footprints(counted),
         *_findings(counted),
         *_unreproduced(counted),
         *_known(counted),
@@ -68,8 +68,8 @@ def _summary(counted: Tally) -> Iterable[str]:
     if failing:
         yield "\n".join(f"- {escape(reason)}" for reason in failing)
     else:
-        said = all_hold(counted)
-        yield f"{said[0].upper()}{said[1:]}."
+        verdict = all_hold(counted)
+        yield f"{verdict[0].upper()}{verdict[1:]}."
 
 
 def _matrix(counted: Tally) -> str:
@@ -97,7 +97,7 @@ def _resumed(counted: Tally) -> Iterable[str]:
             yield from _loads(loads)
 
 
-def _weighed(counted: Tally) -> Iterable[str]:
+def _footprints(counted: Tally) -> Iterable[str]:
     rows = [list(map(escape, row)) for row in weighed_rows(counted.implementations)]
     if rows:
         yield "## Memory and communication"
@@ -268,7 +268,7 @@ def _semantics(counted: Tally) -> Iterable[str]:
     ]
     yield "## Declared semantics"
     yield table(["implementation", "shown", *map(escape, words)], rows)
-    lines = observed_lines(counted)
+    lines = observability_lines(counted)
     if lines:
         yield "## Observed placement"
         yield "\n".join(f"- {escape(line)}" for line in lines)

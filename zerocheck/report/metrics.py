@@ -69,12 +69,12 @@ def lines(implementations: Implementations) -> list[str]:
 
     The first are of the most ranks that were timed.
     """
-    said = []
+    text = []
     for name, implementation in implementations.items():
         metrics = implementation.metrics
         if metrics.paces:
-            said.append(_line(name, metrics.paces[max(metrics.paces)]))
-    return said + pattern_lines(implementations)
+            text.append(_line(name, metrics.paces[max(metrics.paces)]))
+    return text + pattern_lines(implementations)
 
 
 def _line(name: str, one: Paces) -> str:
@@ -115,15 +115,15 @@ def ranked_lines(implementations: Implementations) -> list[str]:
             late = min(range(len(idle)), key=idle.__getitem__)
             others = sum(idle) - idle[late]
             mean = others / (len(idle) - 1)
-            said = (
+            text = (
                 f"{name}, {one.ranks} ranks: rank {late} is waited for most: the others are idle "
                 f"{_percent(mean)} of the step, it {_percent(idle[late])}"
             )
-            waits.append((mean, said))
+            waits.append((mean, text))
         copied = one.middle(lambda pace: pace.copied)
         if copied:
-            said = f"copies between devices (offload) take {_percent(copied)} of the step"
-            copies.append((copied, f"{name}, {one.ranks} ranks: {said}"))
+            text = f"copies between devices (offload) take {_percent(copied)} of the step"
+            copies.append((copied, f"{name}, {one.ranks} ranks: {text}"))
     return [line for found in (copies, waits) for _, line in sorted(found, reverse=True)]
 
 

@@ -17,13 +17,13 @@ from ..run.tally import FAILING, Cell, Tally, unchecked, why
 from . import metrics
 from .console import new_console
 from .coverage import coverage_lines
-from .known import all_hold, left_out_lines, stale_lines
+from .footprint import TITLE as WEIGHED
+from .footprint import lines as weighed_lines
+from .known_issues import all_hold, left_out_lines, stale_lines
 from .leaks import leak_lines
-from .observed import observed_lines
-from .resumed import TITLE, headers, rows, tried_lines
+from .loads import TITLE, headers, rows, tried_lines
+from .observability import observability_lines
 from .text import cell_text, finding_lines, finding_title
-from .weights import TITLE as WEIGHED
-from .weights import lines as weighed_lines
 
 PLAIN_SECONDS = 10.0
 """Time between two lines where the output is not a terminal."""
@@ -48,7 +48,7 @@ class ProgressDisplay:
         self._tally = Tally()
         self._live: Live | None = None
         self._titles: dict[int, str] = {}
-        self._began = self._said = time.monotonic()
+        self._began = self._last_line = time.monotonic()
 
     def handle(self, record: Record) -> None:
         """Show one record."""
@@ -77,7 +77,7 @@ class ProgressDisplay:
 
     def _start(self) -> None:
         started = self._tally.started
-        self._began = self._said = time.monotonic()
+        self._began = self._last_line = time.monotonic()
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(console=self._console, get_renderable=self._picture, transient=True)
             self._live.start()
@@ -93,8 +93,8 @@ class ProgressDisplay:
 
     def _case_finished(self) -> None:
         now = time.monotonic()
-        if self._live is None and now - self._said >= self._plain_seconds:
-            self._said = now
+        if self._live is None and now - self._last_line >= self._plain_seconds:
+            self._last_line = now
             self._say(self._status())
         self._last_stretch()
 
@@ -218,7 +218,7 @@ def print_outcome(console: Console, counted: Tally) -> None:
     console.print()
     _print_loads(console, counted.loads)
     _print_weights(console, counted)
-    for line in observed_lines(counted):
+    for line in observability_lines(counted):
         console.print(Text(line))
     for line in metrics.lines(counted.implementations):
         console.print(Text(one_line(line)))
@@ -258,10 +258,10 @@ def _print_loads(console: Console, loads: Loads) -> None:
 
 def _print_weights(console: Console, counted: Tally) -> None:
     """Print the memory and communication of measured cases."""
-    said = weighed_lines(counted.implementations)
-    if not said:
+    text = weighed_lines(counted.implementations)
+    if not text:
         return
     console.print(Text(f"{WEIGHED} (small models: padding is much of it):"))
-    for line in said:
+    for line in text:
         console.print(Text(f"  {one_line(line)}"))
     console.print()

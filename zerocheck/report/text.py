@@ -45,8 +45,8 @@ def finding_lines(finding: Finding) -> list[str]:
     if finding.extent:
         lines += row("extent", finding.extent)
     if finding.follows:
-        said = "violated in the same case, and may follow from this"
-        lines += row("also", f"{', '.join(finding.follows)}: {said}")
+        note = "violated in the same case, and may follow from this"
+        lines += row("also", f"{', '.join(finding.follows)}: {note}")
     if finding.reason:
         lines += row("reason", finding.reason)
     if finding.tries:
@@ -75,15 +75,15 @@ def _reproduced(finding: Finding) -> str:
 
     Where that was not always, possible reasons are added.
     """
-    said = f"{finding.confirmed} of {finding.tries} times in fresh rank processes"
+    counts = f"{finding.confirmed} of {finding.tries} times in fresh rank processes"
     if finding.confirmed == finding.tries:
-        return said
+        return counts
     others = ", ".join(f"{what} {count}" for what, count in finding.otherwise.items())
-    said += f" (otherwise: {others})" if others else ""
+    counts += f" (otherwise: {others})" if others else ""
     if finding.confirmed:
-        return f"intermittent: {said}\na race, or memory that is read before it is written"
-    seen = "seen once" if finding.cases == 1 else f"seen in {finding.cases} cases"
-    return f"{seen}, {said}"
+        return f"intermittent: {counts}\na race, or memory that is read before it is written"
+    occurrence = "seen once" if finding.cases == 1 else f"seen in {finding.cases} cases"
+    return f"{occurrence}, {counts}"
 
 
 def finding_text(finding: Finding) -> str:
@@ -204,5 +204,5 @@ def cell_text(cell: Cell) -> str:
 
 
 def _holding(cell: Cell) -> str:
-    said = f"{cell.counts['holds']} hold{'s' if cell.counts['holds'] == 1 else ''}"
-    return f"{said} ({cell.estimated} estimated)" if cell.estimated else said
+    text = f"{cell.counts['holds']} hold{'s' if cell.counts['holds'] == 1 else ''}"
+    return f"{text} ({cell.estimated} estimated)" if cell.estimated else text

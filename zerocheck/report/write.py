@@ -14,7 +14,7 @@ from ..run.matrix.summary import Summary
 from ..run.records import Record
 from ..run.tally import Tally, tally
 from . import (
-    against_text,
+    comparison_text,
     conformance,
     faults_json,
     faults_markdown,
@@ -23,7 +23,7 @@ from . import (
     junit,
     markdown,
 )
-from .against import Changes
+from .comparison import Changes
 
 FORMATS: dict[str, Callable[[Tally], str]] = {
     "report.json": json_report.render,
@@ -41,8 +41,8 @@ MATRIX_FORMATS: dict[str, Callable[[Summary], str]] = {
 """The same for the kill matrix."""
 
 AGAINST_FORMATS: dict[str, Callable[[Changes], str]] = {
-    "against.json": against_text.as_json,
-    "against.md": against_text.markdown,
+    "against.json": comparison_text.as_json,
+    "against.md": comparison_text.markdown,
 }
 """The same for a comparison with an earlier run."""
 

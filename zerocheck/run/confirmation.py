@@ -82,14 +82,14 @@ def fails_alike(status: Status, obligations: Collection[Obligation], again: Outc
     return not obligations or any(one.obligation in obligations for one in violations)
 
 
-def _same(seen: Violation | None, again: Outcome) -> bool:
+def _same(before: Violation | None, again: Outcome) -> bool:
     """Return True if the violation is repeated, number by number; NaN equals NaN.
 
     A crash or hang counts as repeated.
     """
-    if seen is None or again.judgement is None:
+    if before is None or again.judgement is None:
         return True
-    return encode(seen) in [encode(violation) for violation in again.judgement.violations]
+    return encode(before) in [encode(violation) for violation in again.judgement.violations]
 
 
 def in_a_word(again: Outcome) -> str:

@@ -24,7 +24,7 @@ _OF_MODELS = frozenset(
 """Features that are not drawn where the model is the user's own."""
 
 
-class Covered:
+class CoveredPairs:
     """Features and pairs of features of one implementation, case by case.
 
     `wanted` None: its journal does not say what was wanted.

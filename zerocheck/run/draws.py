@@ -47,7 +47,7 @@ LARGEST_DRAWN = 8
 
 
 @dataclass(frozen=True)
-class Apart:
+class SeparateDraws:
     """Cases that a run must try and that no covering array is sure to contain.
 
     They have all of these features, `count` on each world size from `least` to LARGEST_APART.
@@ -62,11 +62,11 @@ class Apart:
 
 APART = (
     # In no pair, since such cases are slow. Inductor takes a minute or more: for those who ask.
-    Apart(frozenset(("compile",)), {"training.compile": "eager"}),
-    Apart(frozenset(("compile-aot",)), {"training.compile": "aot_eager"}),
-    Apart(frozenset(("tensor-parallel",)), {"sharding.tensor_parallel": 2}),
+    SeparateDraws(frozenset(("compile",)), {"training.compile": "eager"}),
+    SeparateDraws(frozenset(("compile-aot",)), {"training.compile": "aot_eager"}),
+    SeparateDraws(frozenset(("tensor-parallel",)), {"sharding.tensor_parallel": 2}),
     # A race shows where all three meet, and then in a third of the runs (faults/catalogue/races).
-    Apart(
+    SeparateDraws(
         frozenset(("delays", "microbatches", "bucket-small")),
         {"disturbance.delay": 2.0, "training.microbatches": 3, "sharding.bucket": 64},
         count=3,

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from .. import stopping
+from .. import signals
 from ..case.schema import Case
 from ..catalogue import is_built_in
 from ..errors import RanksLost, UsageError
@@ -22,24 +22,24 @@ from ..ranks.limits import check_world_size
 from ..ranks.torchrun import TorchrunPool
 from .casefile import write
 from .confirmation import TRIES, confirm
-from .drifting import Drifting
+from .drift import DriftRuns
 from .environment import environment
 from .events import Bus, Handler
 from .findings import Bug, Findings
+from .host_memory import check as check_room
+from .host_memory import must_run_alone
+from .issue_matcher import KnownIssueMatcher
 from .launch import with_ranks
-from .ledger import KnownIssueMatcher
 from .model import with_models
 from .options import RunOptions
 from .outcome import Outcome, Results
-from .plan import Plan, Planned
+from .plan import Plan, PlannedCase
 from .rank_requests import check_builds, describe, refusals
 from .records import CaseFile, CaseFinished, Finding, Record, RunFinished, RunStarted
-from .room import alone
-from .room import check as check_room
 from .shrink import RUN_TRIES, Limits, paths, shrink, worth
 from .suspicion import Confirmer
 from .tally import INTERRUPTED, LOST, exit_code, tally, why
-from .timed import TimedCases
+from .timing_choice import TimingChoice
 from .trial import RankPool, Trial
 
 HANGS = 3
@@ -93,11 +93,11 @@ class _RunUnderWay:
         self.records: list[Record] = []
         self.bus = Bus((*handlers, _Collector(self.records.append)))
         self.environment = environment(options.device)
-        self.ledger = KnownIssueMatcher(options, self.environment.torch)
-        self.findings = Findings(self.ledger.issue_of)
-        self.told: dict[int, Finding] = {}
+        self.issue_matcher = KnownIssueMatcher(options, self.environment.torch)
+        self.findings = Findings(self.issue_matcher.issue_of)
+        self.reported: dict[int, Finding] = {}
         self.running: Trial | None = None
-        self.timed = TimedCases(options.world_sizes)
+        self.timed = TimingChoice(options.world_sizes)
         self.hangs: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
         self.folder = Path(options.report_dir) / "findings"
@@ -112,16 +112,16 @@ class _RunUnderWay:
             name: describe(self.ranks, name, world_size=min(options.world_sizes))
             for name in options.implementations
         }
-        self.drifting = Drifting(self.ranks, {n: one.fixed for n, one in described.items()})
+        self.drift_runs = DriftRuns(self.ranks, {n: one.fixed for n, one in described.items()})
         described, without = with_models(self.ranks, described, options)
         if without:
             options = self.options = options.leaving_out(without)
-            self.ledger = KnownIssueMatcher(options, self.environment.torch)
-            self.findings = Findings(self.ledger.issue_of)
+            self.issue_matcher = KnownIssueMatcher(options, self.environment.torch)
+            self.findings = Findings(self.issue_matcher.issue_of)
         self.confirmer = Confirmer(self.findings, self.ranks, options.obligations)
         self.fixed = {name: paths(described[name].fixed) for name in described}
         self.plan = Plan(options, described, self._refusals)
-        self.plan.cases, left_out = self.ledger.arrange(self.plan.cases)
+        self.plan.cases, left_out = self.issue_matcher.arrange(self.plan.cases)
         check_room(planned.case for planned in self.plan.cases)
         self._check_builds()
         self.started = time.perf_counter()
@@ -140,7 +140,7 @@ class _RunUnderWay:
             without_of={name: one.without for name, one in described.items() if one.without},
         )
         try:
-            with stopping.held():
+            with signals.deferred():
                 self.bus.handle(started)
                 for coverage in self.plan.coverage:
                     self.bus.handle(coverage)
@@ -148,13 +148,13 @@ class _RunUnderWay:
             self._stale(self.plan.cases)
             self._shrink()
             self._drift()
-            stopping.ignore()
+            signals.ignore()
         except KeyboardInterrupt:
-            stopping.ignore()
+            signals.ignore()
             self._finish("interrupted")
             raise
         except RanksLost as lost:
-            stopping.ignore()
+            signals.ignore()
             return self._finish("lost", f"{lost}{self._under_way()}")
         return self._finish("done")
 
@@ -198,11 +198,11 @@ class _RunUnderWay:
         size = min(self.options.world_sizes)
         reasons = refusals(self.ranks, implementation, cases, world_size=size)
         return [
-            reason or self.ledger.hang(Planned(implementation, case))
+            reason or self.issue_matcher.hang(PlannedCase(implementation, case))
             for case, reason in zip(cases, reasons, strict=True)
         ]
 
-    def _cases(self, planned: Sequence[Planned]) -> None:
+    def _cases(self, planned: Sequence[PlannedCase]) -> None:
         """Judge each case while the ranks run the next one, unless that needs the memory."""
         waiting: tuple[int, Trial] | None = None
         number = 0
@@ -213,14 +213,14 @@ class _RunUnderWay:
                 self.running = waiting[1]
                 result = waiting[1].result()
                 self.running = None
-                if alone(waiting[1].case):
+                if must_run_alone(waiting[1].case):
                     self._judge(waiting, result)
                     waiting = None
             upcoming: tuple[int, Trial] | None = None
             if (
                 item is not None
                 and self.hangs[item.implementation] >= HANGS
-                and number not in self.ledger.own
+                and number not in self.issue_matcher.own
             ):
                 self.left_out[item.implementation] += 1
             elif item is not None:
@@ -243,7 +243,7 @@ class _RunUnderWay:
         number, trial = run
         finished = self._marked(number, trial, trial.judged(result, words=True))
         if finished.pace is None:
-            self.timed.failed(Planned(trial.implementation, trial.case))
+            self.timed.failed(PlannedCase(trial.implementation, trial.case))
         bugs = self.findings.add(finished)
         try:
             finished = self.confirmer.confirm(
@@ -255,12 +255,12 @@ class _RunUnderWay:
                 self._write(bug)
 
     def _marked(self, number: int, trial: Trial, outcome: Outcome) -> CaseFinished:
-        return self.ledger.marked(outcome.record(number, trial.implementation, trial.case))
+        return self.issue_matcher.marked(outcome.record(number, trial.implementation, trial.case))
 
     def _finished(self, finished: CaseFinished) -> None:
         self.bus.handle(finished)
-        self.drifting.note(finished)
-        item = Planned(finished.implementation, finished.case)
+        self.drift_runs.note(finished)
+        item = PlannedCase(finished.implementation, finished.case)
         if finished.judgement is not None or finished.status == "unsupported" or finished.known:
             self.plan.note(item, refused=finished.judgement is None)
         if finished.status == "hung" and not finished.known:
@@ -282,7 +282,7 @@ class _RunUnderWay:
                 bug.extent = f"not searched for, others took {RUN_TRIES} tries"
             else:
                 left -= self._shrink_one(bug, min(Limits.tries, left))
-            self._tell(bug) if bug.shrunk is None else self._write(bug)
+            self._report(bug) if bug.shrunk is None else self._write(bug)
 
     def _shrink_one(self, bug: Bug, tries: float) -> float:
         """Search for the smallest case of a bug; return the cost in tries."""
@@ -290,8 +290,8 @@ class _RunUnderWay:
         limits = Limits(
             tries=tries,
             kept=(*self.fixed[name], *(["mesh"] if self.options.ranks == "torchrun" else [])),
-            avoided=lambda case: self.ledger.hang(Planned(name, case)) is not None,
-            listed=self.ledger.listed,
+            avoided=lambda case: self.issue_matcher.hang(PlannedCase(name, case)) is not None,
+            listed=self.issue_matcher.listed,
         )
         bug.shrunk = shrink(bug, self.ranks, self.options.obligations, limits)
         if bug.shrunk is None:
@@ -321,12 +321,12 @@ class _RunUnderWay:
                 ),
             )
         )
-        self._tell(bug)
+        self._report(bug)
 
-    def _tell(self, bug: Bug) -> None:
+    def _report(self, bug: Bug) -> None:
         finding = bug.finding(self.findings.bugs.index(bug))
-        if self.told.get(finding.number) != finding:
-            self.told[finding.number] = finding
+        if self.reported.get(finding.number) != finding:
+            self.reported[finding.number] = finding
             self.bus.handle(finding)
 
     def _drift(self) -> None:
@@ -335,17 +335,17 @@ class _RunUnderWay:
         Those of findings too, but not with ranks of a launcher, which cannot be restarted if one
         breaks them.
         """
-        for drift in self.drifting.held():
+        for drift in self.drift_runs.results():
             self.bus.handle(drift)
         if self.options.ranks == "processes":
-            for drift in self.drifting.of_findings(self.findings.bugs):
+            for drift in self.drift_runs.of_findings(self.findings.bugs):
                 self.bus.handle(drift)
 
-    def _stale(self, planned: Sequence[Planned]) -> None:
+    def _stale(self, planned: Sequence[PlannedCase]) -> None:
         """Look for known issues that did not show, again and in fresh processes: some are rare."""
-        for issue, number in self.ledger.unseen():
+        for issue, number in self.issue_matcher.unseen():
             tries = 0
-            while number is not None and tries < TRIES and not self.ledger.shown(issue):
+            while number is not None and tries < TRIES and not self.issue_matcher.shown(issue):
                 case = planned[number].case
                 trial = Trial(
                     self.ranks,
@@ -356,17 +356,17 @@ class _RunUnderWay:
                 )
                 again = self._marked(number, trial, trial.outcome(words=True))
                 tries += 1
-                if self.ledger.shown(issue):
+                if self.issue_matcher.shown(issue):
                     for bug in self.findings.add(again):
                         if bug.issue is None:
                             confirm(bug, self.ranks, self.options.obligations)
                         self._write(bug)
-            if not self.ledger.shown(issue):
-                self.bus.handle(self.ledger.stale(issue, tries))
+            if not self.issue_matcher.shown(issue):
+                self.bus.handle(self.issue_matcher.stale(issue, tries))
 
     def _finish(self, outcome: Literal["done", "interrupted", "lost"], *more: str) -> int:
         for bug in self.findings.bugs:
-            self._tell(bug)
+            self._report(bug)
         tallied = tally(self.records)
         code = exit_code(tallied)
         if outcome == "interrupted":

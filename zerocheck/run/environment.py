@@ -19,7 +19,7 @@ TESTED = ("2.13.0",)
 """torch versions that the test suite runs."""
 
 
-def untested() -> str:
+def untested_versions() -> str:
     """Return a warning for a torch that zerocheck is not tested with; empty for a tested one."""
     this = torch.__version__.split("+")[0]
     if this in TESTED:

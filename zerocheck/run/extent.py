@@ -35,7 +35,7 @@ _GROUP_OF = {"mesh": "world", "precision": "training"}
 def size(case: Case) -> str:
     """Format the size of a case: `"2 ranks, 1 block, 1 step"`."""
     blocks, user = len(case.model.blocks), case.model.user
-    ranks = " then ".join(" x ".join(map(str, leg.mesh)) for leg in case.resume)
+    ranks = " then ".join(" x ".join(map(str, segment.mesh)) for segment in case.resume)
     mesh = f" ({' x '.join(map(str, case.mesh))})" if len(case.mesh) > 1 else ""
     number = len(counts(case.hosts, case.world_size))
     hosts = f" on {number} hosts" if number > 1 else ""
@@ -80,15 +80,15 @@ def groups(case: Case, needed: Sequence[tuple[str, Case]]) -> tuple[str, ...]:
     for path, reset in needed:
         if not plain.get(path):
             section = re.split(r"[.\[]", path)[0]
-            told = {FEATURES[name].dimension for name in _direct(case, reset, path)}
-            named |= told or {_GROUP_OF.get(section, section)}
+            dimensions = {FEATURES[name].dimension for name in _direct(case, reset, path)}
+            named |= dimensions or {_GROUP_OF.get(section, section)}
     return tuple(group for group in GROUPS if group in named) or (BASIC,)
 
 
 def not_searched(tries: int, case: Case, violation: Violation | None) -> str:
     """Return the sentence for a search that came to the end of its budget."""
-    said = f"what it needs is not all known, the search ended after {_count(tries, 'try')}"
-    return "; ".join([said, *_places(case, violation)])
+    text = f"what it needs is not all known, the search ended after {_count(tries, 'try')}"
+    return "; ".join([text, *_places(case, violation)])
 
 
 def _needs(case: Case, needed: Sequence[tuple[str, Case]], first: int, *, from_world: bool) -> str:
@@ -120,8 +120,8 @@ def _needs(case: Case, needed: Sequence[tuple[str, Case]], first: int, *, from_w
         elif path == "model.blocks" and len(value) > 1:
             having.append(f"{len(value)} blocks")
         else:
-            said = _lost(case, reset, path) or f"{path} {_plain(value)}"
-            (where if _is_clause(said) else having).append(said)
+            text = _lost(case, reset, path) or f"{path} {_plain(value)}"
+            (where if _is_clause(text) else having).append(text)
     parts = []
     if having:
         parts.append(f"with {_listed(having)}")
@@ -130,8 +130,8 @@ def _needs(case: Case, needed: Sequence[tuple[str, Case]], first: int, *, from_w
     parts += since
     if first > 0:
         parts.append(f"from the {_ORDINALS.get(first + 1, f'{first + 1}th')} step on")
-    said = f"only {', '.join(parts)}" if parts else "with all options at their default"
-    return f"{said}, on one rank already" if case.world_size == 1 else said
+    text = f"only {', '.join(parts)}" if parts else "with all options at their default"
+    return f"{text}, on one rank already" if case.world_size == 1 else text
 
 
 def _without(case: Case, reset: Case) -> list[str]:
@@ -152,10 +152,10 @@ def _lost(case: Case, reset: Case, path: str) -> str:
     """Describe in the words of features what the case has and the reset one has not."""
     direct = _direct(case, reset, path)
     # A size may be told by several features; which of them it is was not tried.
-    said = " or ".join(FEATURES[name].title for name in direct)
+    features = " or ".join(FEATURES[name].title for name in direct)
     if "sometimes-used" in _without(case, reset) and case.world_size > 1:
-        return f"{FEATURES['sometimes-used'].title} ({said})"
-    return said
+        return f"{FEATURES['sometimes-used'].title} ({features})"
+    return features
 
 
 def _is_clause(title: str) -> bool:
@@ -166,24 +166,24 @@ def _places(case: Case, violation: Violation | None) -> list[str]:
     """Return on which ranks the bug shows, and in which parameters."""
     if violation is None:
         return []
-    said = []
+    places = []
     ranks = violation.ranks
     if ranks and case.world_size > 1:
         if len(set(ranks)) == case.world_size:
-            said.append("on every rank")
+            places.append("on every rank")
         else:
             word = "rank" if len(ranks) == 1 else "ranks"
-            said.append(f"on {word} {_listed([str(rank) for rank in ranks])}")
+            places.append(f"on {word} {_listed([str(rank) for rank in ranks])}")
     names = violation.tensors
     model = case.model
     learning = set(trainable(model)).difference(empties(model))
     if len(learning) > 1 and learning <= set(names):
-        said.append("in all parameters")
+        places.append("in all parameters")
     elif names:
         shown = list(names[:_SHOWN])
         more = len(names) - len(shown)
-        said.append(f"in {_listed([*shown, f'{more} more'] if more else shown)}")
-    return said
+        places.append(f"in {_listed([*shown, f'{more} more'] if more else shown)}")
+    return places
 
 
 def _listed(parts: Sequence[str]) -> str:

@@ -93,8 +93,10 @@ class Bug:
             return self.issue.fingerprint
         if self.violation is None:
             return joined(self.implementation, self.status, self.first.error)
-        told = self.violation
-        return joined(self.implementation, told.obligation, told.role, "+".join(self.causes))
+        violation = self.violation
+        return joined(
+            self.implementation, violation.obligation, violation.role, "+".join(self.causes)
+        )
 
     @property
     def replayed(self) -> CaseFinished:
@@ -104,23 +106,27 @@ class Bug:
     @property
     def _estimated(self) -> bool:
         """True if the bound that the replayed case violates is estimated."""
-        told, judgement = self.violation, self.replayed.judgement
-        return told is not None and judgement is not None and told.obligation in judgement.estimated
+        violation, judgement = self.violation, self.replayed.judgement
+        return (
+            violation is not None
+            and judgement is not None
+            and violation.obligation in judgement.estimated
+        )
 
     def _follows(self) -> tuple[Obligation, ...]:
         judgement = self.first.judgement
         if judgement is None:
             return ()
-        told = {violation.obligation for violation in independent(judgement.violations)}
-        return tuple(v.obligation for v in judgement.violations if v.obligation not in told)
+        obligations = {violation.obligation for violation in independent(judgement.violations)}
+        return tuple(v.obligation for v in judgement.violations if v.obligation not in obligations)
 
     @property
     def title(self) -> str:
         """Title of the finding, one plain sentence."""
         if self.violation is not None:
             return self.violation.explanation
-        said = f"the ranks {self.status}" + (f": {self.first.error}" if self.first.error else "")
-        return self.headline or self.first.title or said
+        text = f"the ranks {self.status}" + (f": {self.first.error}" if self.first.error else "")
+        return self.headline or self.first.title or text
 
     @property
     def slug(self) -> str:
@@ -222,14 +228,14 @@ class Findings:
         if finished.judgement is None:
             return []
         new: list[Bug] = []
-        told: set[object] = set()
+        reported: set[object] = set()
         judgement = finished.judgement
         for violation in sources_of(judgement, lambda v: self._issue_of(finished, v) is not None):
             kind = (violation.obligation, violation.role, violation.causes)
             issue = self._issue_of(finished, violation)
-            if kind not in told and issue not in told:
+            if kind not in reported and issue not in reported:
                 new += self._merge(finished, "violated", violation)
-            told |= {kind} if issue is None else {kind, issue}
+            reported |= {kind} if issue is None else {kind, issue}
         return new
 
     def _merge(

@@ -14,10 +14,10 @@ from typing import IO, Any, TypeVar
 
 import msgspec
 
-from .. import stopping
+from .. import signals
 from ..errors import UsageError
 from ..foreign_text import encodable
-from . import earlier
+from . import previous_runs
 from .matrix.records import FaultsStarted, MatrixRecord
 from .records import JOURNAL_FORMAT, Drift, Record, RunStarted
 
@@ -61,8 +61,8 @@ def _finite(value: Any) -> Any:
 class Journal:
     """Writer of a new journal, locked so that two runs never share one.
 
-    It takes its name with its first record, so that a run that is refused leaves the earlier
-    journal alone; that one is kept then (see earlier.py).
+    It takes its name with its first record, so that a run that is refused leaves the previous_runs
+    journal alone; that one is kept then (see previous_runs.py).
     """
 
     def __init__(self, path: Path) -> None:
@@ -76,7 +76,7 @@ class Journal:
         """Whether it has its name, and a record."""
         self._made = path.with_name(f"{path.name}.new")
         with ExitStack() as undo:
-            with stopping.held():  # an interrupt comes where it is undone
+            with signals.deferred():  # an interrupt comes where it is undone
                 self._open()
                 undo.callback(self._file.close)
                 self._lock(self._file)
@@ -84,7 +84,7 @@ class Journal:
                 if path.is_file():  # and no FIFO, which would have us wait
                     with path.open("rb") as other:
                         self._lock(other)
-                earlier.check_name(path)
+                previous_runs.check_name(path)
             undo.pop_all()
         self._file.truncate(0)
         self._synced = time.monotonic()
@@ -115,7 +115,7 @@ class Journal:
         self._file.write(encode(record) + b"\n")
         self._file.flush()
         if not self.begun:
-            earlier.keep(self.path)
+            previous_runs.keep(self.path)
             os.replace(self._made, self.path)
             self.begun = True
         now = time.monotonic()

@@ -22,15 +22,15 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from ..case.codec import merged
 from ..case.features import FEATURES, feature, features
-from ..case.legs import legs_of
 from ..case.schema import Case
+from ..case.segments import segments_of
 from ..case.validity import check
 from ..catalogue import check_spelling, family
 from ..causes.registry import current, find
 from ..devices import CPU, CUDA, kind_of
 from ..errors import UsageError, did_you_mean, unknown
 from ..protocol.verdicts import OBLIGATIONS, Obligation, Violation
-from .kinds import check_kinds, is_of, most_bytes, ranks_of
+from .issue_scope import check_kinds, is_of, most_bytes, ranks_of
 from .records import CaseFinished, KnownReference
 
 OURS = Path(__file__).with_name("known_issues.toml")
@@ -160,7 +160,7 @@ class KnownIssue:
                 violation.in_step is not None and self._names(violation, violation.in_step)
             )
             same = same and self._fits(finished.case, violation)
-        return same and any(self.covers(leg) for leg in legs_of(finished.case))
+        return same and any(self.covers(segment) for segment in segments_of(finished.case))
 
     def _fits(self, case: Case, violation: Violation) -> bool:
         """Return True if tensors, ranks and extent of the violation are those of the issue."""
@@ -307,8 +307,8 @@ def _issue(raw: dict[str, Any], source: str) -> KnownIssue:
 
 def _in_words(message: str) -> str:
     """Move the field of a msgspec message to its front: `reason: expected str, got int`."""
-    said, _, place = message.replace("`", "").partition(" - at $.")
-    return f"{place}: {said[0].lower()}{said[1:]}" if place else said
+    text, _, place = message.replace("`", "").partition(" - at $.")
+    return f"{place}: {text[0].lower()}{text[1:]}" if place else text
 
 
 def _checked_fingerprint(given: str) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from .. import launched
+from .. import launcher
 from ..catalogue import modules_of
 from ..devices import CPU
 from ..errors import RanksLost, UsageError
 from ..ranks.device import check_there, shares
 from ..ranks.pool import Pool
 from ..ranks.torchrun import TIMEOUT_S, TorchrunPool
-from ..stopping import Stopping
+from ..signals import StopSignals
 from .machine import check_machine
 from .trial import TARGET, RankPool
 
@@ -42,21 +42,21 @@ def with_ranks(
     device that is not there.
     """
     if kind == "processes":
-        with started(device, backend, implementations, most_ranks=most_ranks) as pool:
+        with start_ranks(device, backend, implementations, most_ranks=most_ranks) as pool:
             return do(pool)
-    launched.check_environment()
-    if launched.is_rank_0():
+    launcher.check_environment()
+    if launcher.is_rank_0():
         return _on_rank_0(do, device, backend, timeout_s)
     # Rank 0 says what there is to be said, of Ctrl-C too.
-    launched.leave_at_once(INTERRUPTED)
+    launcher.leave_at_once(INTERRUPTED)
     with TorchrunPool(TARGET, device=device, backend=backend, timeout_s=timeout_s) as pool:
         code = pool.serve()
-    launched.leave_at_once(code)
-    launched.tell(code, launched.SEE_RANK_0)
+    launcher.leave_at_once(code)
+    launcher.report_exit(code, launcher.SEE_RANK_0)
     return code
 
 
-def started(
+def start_ranks(
     device: str = CPU,
     backend: str | None = None,
     implementations: Iterable[str] = (),
@@ -79,7 +79,7 @@ def started(
     )
 
 
-def sharing(device: str, most: int) -> str:
+def sharing_note(device: str, most: int) -> str:
     """Return a note on ranks that share a GPU, `most` of them at once; empty if none does.
 
     Raises UsageError for a device that is not there.
@@ -94,7 +94,7 @@ def _on_rank_0(
     do: Callable[[RankPool], int], device: str, backend: str | None, timeout_s: float
 ) -> int:
     code = LOST
-    Stopping(launched.INTERRUPTS).__enter__()  # until the process ends
+    StopSignals(launcher.INTERRUPTS).__enter__()  # until the process ends
     with TorchrunPool(TARGET, device=device, backend=backend, timeout_s=timeout_s) as pool:
         try:
             code = do(pool)
@@ -109,5 +109,5 @@ def _on_rank_0(
             raise
         finally:
             pool.code = code
-            launched.leave_at_once(code)
+            launcher.leave_at_once(code)
     return code

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..case.legs import legs_of, only_loads
 from ..case.schema import Case
+from ..case.segments import only_loads, segments_of
 from ..protocol.verdicts import Gave, Obligation, Status
 from .records import CaseFinished
 
@@ -72,7 +72,7 @@ class Loads:
         return sorted({pair[1] for pair in self.pairs})
 
 
-def together(some: Iterable[Loads]) -> Loads:
+def sum_loads(some: Iterable[Loads]) -> Loads:
     """Merge the loads of several implementations."""
     whole = Loads()
     for loads in some:
@@ -91,9 +91,9 @@ def _loads(record: CaseFinished) -> Iterator[_Load]:
         return
     if record.judgement is None:
         broken: Status = "known" if record.known else record.status
-        leg = max(1, min(record.begun, len(case.resume)))
+        number = max(1, min(record.begun, len(case.resume)))
         tries = record.begun > len(case.resume)
-        yield _Load(_pair(case, leg), broken, _kind(case, leg) if tries else "")
+        yield _Load(_pair(case, number), broken, _kind(case, number) if tries else "")
         return
     for load in record.judgement.loads:
         status: Status = "holds"
@@ -110,13 +110,13 @@ def _obligations(kind: str) -> set[Obligation]:
     return {"durability" if kind == "killed" else "damage"}
 
 
-def _pair(case: Case, leg: int) -> Pair:
-    legs = legs_of(case)
-    return legs[leg - 1].world_size, legs[leg].world_size
+def _pair(case: Case, number: int) -> Pair:
+    segments = segments_of(case)
+    return segments[number - 1].world_size, segments[number].world_size
 
 
-def _kind(case: Case, leg: int) -> str:
-    if not only_loads(case, leg):
+def _kind(case: Case, number: int) -> str:
+    if not only_loads(case, number):
         return ""
-    last = case.resume[leg - 1]
+    last = case.resume[number - 1]
     return "killed" if last.killed is not None else last.damage

@@ -9,9 +9,9 @@ from statistics import median
 
 from ..case.schema import Case
 from ..case.shapes import parameter_bytes
-from .pace import Pace
-from .patterns import patterns
 from .records import CaseFinished
+from .timing_hints import patterns
+from .timings import Pace
 
 
 @dataclass

@@ -65,7 +65,7 @@ def _without(
     They are `buffers`, where every case has a model of the user's without any, and those that
     cannot be judged on the device.
     """
-    without = _untold(options)
+    without = _undeclared(options)
     if not set(options.obligations) - set(without):
         name, reason = next(iter(without.items()))
         raise UsageError(f"--obligations {name}: {reason}")
@@ -86,7 +86,7 @@ PEAK_ON_GPU = (
 )
 
 
-def _untold(options: RunOptions) -> dict[Obligation, str]:
+def _undeclared(options: RunOptions) -> dict[Obligation, str]:
     if options.device == CPU or "peak" not in options.obligations:
         return {}
     return {"peak": PEAK_ON_GPU}

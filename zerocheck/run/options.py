@@ -14,7 +14,7 @@ from ..catalogue import BUILT_IN, check_factory, check_spelling
 from ..devices import CPU, check_device
 from ..errors import UsageError, did_you_mean, unknown
 from ..hosts import Hosts
-from ..launched import launched
+from ..launcher import has_launcher
 from ..protocol.verdicts import EQUIVALENCE, MEMORY, OBLIGATIONS, RESUME, Obligation
 from .known_issues import KnownIssue, load
 from .profiles import PROFILES
@@ -134,7 +134,7 @@ def choose_ranks(given: str | None) -> Ranks:
     Raises UsageError for an unknown kind.
     """
     if given is None:
-        return "torchrun" if launched() else "processes"
+        return "torchrun" if has_launcher() else "processes"
     check_ranks(given)
     return "torchrun" if given == "torchrun" else "processes"
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from .. import causes as bugs
-from ..case.measuring import unmeasured
+from ..case.measurement import unmeasured
 from ..case.schema import Case
 from ..errors import HarnessError, Unsupported
 from ..judge.case import judge
@@ -21,10 +21,10 @@ from ..judge.words import declared, with_words
 from ..protocol.replies import MemoryReply, TimeReply
 from ..protocol.verdicts import MEMORY, Judgement, Obligation, Status
 from ..ranks.result import JobResult
-from .pace import Pace
-from .pacing import DIGITS, paced
-from .rank_replies import complete, observed, received
+from .rank_replies import complete, read_observations, received
 from .records import CaseFinished
+from .timing_analysis import DIGITS, pace_of
+from .timings import Pace
 
 
 class Results(NamedTuple):
@@ -36,7 +36,7 @@ class Results(NamedTuple):
     one.
     """
 
-    legs: tuple[JobResult, ...]
+    segments: tuple[JobResult, ...]
     done: str = ""
     measured: JobResult | None = None
     missing: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class Results(NamedTuple):
     @property
     def all(self) -> tuple[JobResult, ...]:
         """Results of each job that is judged."""
-        return self.legs if self.measured is None else (*self.legs, self.measured)
+        return self.segments if self.measured is None else (*self.segments, self.measured)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +80,8 @@ class Outcome:
 
     def record(self, number: int, implementation: str, case: Case) -> CaseFinished:
         """Convert to a journal record."""
-        told = {field.name: getattr(self, field.name) for field in fields(self)}
-        return CaseFinished(number=number, implementation=implementation, case=case, **told)
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return CaseFinished(number=number, implementation=implementation, case=case, **values)
 
 
 def judged(
@@ -118,12 +118,12 @@ def _judged(
     parts = []
     measured: list[MemoryReply] = []
     try:
-        legs = [observed(result) for result in results.legs]
+        segments = [read_observations(result) for result in results.segments]
         if results.measured is not None:
             measured = received(results.measured, MemoryReply)
         started = time.perf_counter()
-        if legs:
-            parts.append(_judged_steps(case, legs, results, digest=digest, words=words))
+        if segments:
+            parts.append(_judged_steps(case, segments, results, digest=digest, words=words))
     except Unsupported as refusal:
         return Outcome(status="unsupported", reason=str(refusal))
     if measured:
@@ -138,8 +138,10 @@ def _judged(
     return Outcome(
         status="violated" if judgement.violations else "holds",
         judgement=judgement,
-        save_seconds=_longest([r.checkpoint.written_seconds for r in ranks] for ranks, _ in legs),
-        load_seconds=_longest([r.checkpoint.load_seconds for r in ranks] for ranks, _ in legs),
+        save_seconds=_longest(
+            [r.checkpoint.written_seconds for r in ranks] for ranks, _ in segments
+        ),
+        load_seconds=_longest([r.checkpoint.load_seconds for r in ranks] for ranks, _ in segments),
         pace=_pace(case, results.timed),
         peak_bytes=_peak(measured),
         seconds=sum(result.duration_s for result in results.all) + spent,
@@ -148,21 +150,23 @@ def _judged(
 
 
 def _judged_steps(
-    case: Case, legs: Sequence[Seen], results: Results, *, digest: bool, words: bool
+    case: Case, segments: Sequence[Seen], results: Results, *, digest: bool, words: bool
 ) -> Judgement:
     """Return the judgement of all obligations but those of memory."""
 
-    def judgement(legs: Sequence[Seen], *, digest: bool, brief: bool) -> Judgement:
+    def judgement(segments: Sequence[Seen], *, digest: bool, brief: bool) -> Judgement:
         if case.resume:
             done, missing = results.done, results.missing
-            return judge_legs(case, legs, done=done, missing=missing, digest=digest, brief=brief)
-        return judge(case, *legs[0], digest=digest, brief=brief)
+            return judge_legs(
+                case, segments, done=done, missing=missing, digest=digest, brief=brief
+            )
+        return judge(case, *segments[0], digest=digest, brief=brief)
 
     def again(field: str, word: str) -> Judgement:
-        other = [(declared(seen, field, word), fetch) for seen, fetch in legs]
+        other = [(declared(observations, field, word), fetch) for observations, fetch in segments]
         return judgement(other, digest=False, brief=True)
 
-    found = judgement(legs, digest=digest, brief=False)
+    found = judgement(segments, digest=digest, brief=False)
     return with_words(found, case, again) if words else found
 
 
@@ -182,7 +186,7 @@ def _pace(case: Case, result: JobResult | None) -> Pace | None:
     if not complete(result):
         return Pace(broken=result.summary(stacks=False))
     try:
-        return paced(case, [reply.timed for reply in received(result, TimeReply)])
+        return pace_of(case, [reply.timed for reply in received(result, TimeReply)])
     except Unsupported as refusal:  # which it was not when it was judged
         return Pace(broken=str(refusal))
 
@@ -193,9 +197,9 @@ def _peak(replies: Sequence[MemoryReply]) -> int | None:
     return max((peak.total for peak in peaks), default=None)
 
 
-def _longest(legs: Iterable[Sequence[float]]) -> tuple[float, ...]:
+def _longest(segments: Iterable[Sequence[float]]) -> tuple[float, ...]:
     """Return the seconds of the slowest rank, for each training segment that has any."""
-    return tuple(float(f"{max(leg):.{DIGITS}g}") for leg in legs if any(leg))
+    return tuple(float(f"{max(segment):.{DIGITS}g}") for segment in segments if any(segment))
 
 
 def _broken(case: Case, result: JobResult, begun: int) -> Outcome:
@@ -206,8 +210,8 @@ def _broken(case: Case, result: JobResult, begun: int) -> Outcome:
     status: Status = "hung" if result.outcome == "hung" else "crashed"
     error = ""
     if result.first_failed is not None:
-        stood = result.stood[result.first_failed]
-        error = stood.type_name or stood.signal_name or f"exit code {stood.exit_code}"
+        failed = result.rank_outcomes[result.first_failed]
+        error = failed.type_name or failed.signal_name or f"exit code {failed.exit_code}"
     if status == "crashed" and not error and result.outcome == "finished":
         raise HarnessError(f"a rank gave no reply: {result.summary()}")
     where = f"after load {min(begun, len(case.resume))}: " if begun else ""
@@ -229,13 +233,13 @@ def _causes(result: JobResult) -> tuple[str, ...]:
     They wait in different ones; or, in a crash, those of one number, by which calls of ranks are
     matched, differ in kind or size. A rank at another number may only be ahead.
     """
-    stood = [one for one in result.stood if one.collective]
+    ranks = [one for one in result.rank_outcomes if one.collective]
     called: dict[int, set[str]] = {}
-    for one in stood:
+    for one in ranks:
         called.setdefault(one.collective_sequence, set()).add(one.collective)
     if any(len(names) > 1 for names in called.values()):
         return (bugs.DIFFERENT_COLLECTIVES,)
-    waiting = {one.collective_sequence for one in stood if one.state == "waiting"}
+    waiting = {one.collective_sequence for one in ranks if one.state == "waiting"}
     return (bugs.DIFFERENT_COLLECTIVES,) if result.outcome == "hung" and len(waiting) > 1 else ()
 
 
@@ -245,9 +249,9 @@ def _title(status: Status, error: str, result: JobResult) -> str:
         return f"the ranks hung: they called {bugs.DIFFERENT_COLLECTIVES}"
     if result.first_failed is None:
         return f"the ranks {status}" + (f": {error}" if error else "")
-    text = result.stood[result.first_failed].text.strip().splitlines()[:1]
-    said = ": ".join([error.rpartition(".")[2], *text])
-    return f"the ranks {status}: {said}"[:200]
+    text = result.rank_outcomes[result.first_failed].text.strip().splitlines()[:1]
+    title = ": ".join([error.rpartition(".")[2], *text])
+    return f"the ranks {status}: {title}"[:200]
 
 
 def _only(judgement: Judgement, obligations: Collection[Obligation]) -> Judgement:

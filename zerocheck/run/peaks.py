@@ -107,14 +107,14 @@ def stages(pool: Pool, names: Iterable[str] = STAGES) -> Iterator[Terms]:
     )
     for checkpointed, model in ((False, CASE.model), (True, again)):
         for name in names:
-            seen = measured(pool, name, replace(CASE, model=model))
-            lines = [one for one in seen.lines if one.step == seen.peaks[-1].step]
+            measurement = measured(pool, name, replace(CASE, model=model))
+            lines = [one for one in measurement.lines if one.step == measurement.peaks[-1].step]
             yield Terms(
                 name,
                 checkpointed,
                 sum(one.bytes for one in lines if _is(one, "forward", "activation")),
                 sum(one.bytes for one in lines if _is(one, "backward", *LASTING)),
-                max(one.total for one in _last(seen.peaks)),
+                max(one.total for one in _last(measurement.peaks)),
             )
 
 
@@ -140,23 +140,23 @@ def pool() -> Pool:
 
 
 def _point(pool: Pool, name: str, curve: str, x: int, sharding: Sharding) -> Point:
-    seen = measured(pool, name, replace(CASE, sharding=sharding))
-    last = _last(seen.peaks)
+    measurement = measured(pool, name, replace(CASE, sharding=sharding))
+    last = _last(measurement.peaks)
     highest: dict[Term, int] = {}
     for one in last:
         for term, size in one.highest.items():
             highest[term] = max(highest.get(term, 0), size)
-    return Point(name, curve, x, predicted(seen), max(one.total for one in last), highest)
+    return Point(name, curve, x, predicted(measurement), max(one.total for one in last), highest)
 
 
-def predicted(seen: Measured) -> int:
+def predicted(measurement: Measured) -> int:
     """Return the peak of the last step by the layout: lasting bytes, and the most working ones."""
-    layout = seen.layout
+    layout = measurement.layout
     if layout is None or layout.highest is None:
         raise ZerocheckError("no layout says how much is held within a step")
-    step = min(seen.peaks[-1].step, layout.last)
-    told = max(line.step for line in layout.lines if line.step <= step)
-    lasting = sum(one.bytes for one in layout.lines if _is(one, "backward", *LASTING, step=told))
+    step = min(measurement.peaks[-1].step, layout.last)
+    last = max(line.step for line in layout.lines if line.step <= step)
+    lasting = sum(one.bytes for one in layout.lines if _is(one, "backward", *LASTING, step=last))
     return lasting + max(
         one.bytes for one in layout.highest if (one.step, one.term) == (step, "working")
     )

@@ -21,14 +21,14 @@ from ..case.features import (
     OF_RESUME,
     OF_STEPS,
 )
-from ..case.legs import legs_of
-from ..case.resuming import Harm, draw_resumed
+from ..case.resume import Harm, draw_resumed
 from ..case.schema import Case, Mesh
+from ..case.segments import segments_of
 from ..catalogue import EXCHANGING
 from ..errors import UsageError
 from ..protocol.replies import Description
 from ..protocol.verdicts import EQUIVALENCE, MEMORY, RESUME, Obligation
-from .array import Array
+from .covering_array import Array
 from .draws import apart, at_random, complete, mapping, two_axes_asked
 from .options import RunOptions
 from .profiles import PROFILES
@@ -43,7 +43,7 @@ Ask = Callable[[str, Sequence[Case]], list[str | None]]
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedCase:
     """Case to run on an implementation."""
 
     implementation: str
@@ -87,7 +87,7 @@ class SharedDraws:
         which = (key, reasons, tuple(ignored))
         if which not in self._arrays:
             self._arrays[which] = Array(self._pairs, pool, reasons, ignored)
-        return self._arrays[which].anew(), pool
+        return self._arrays[which].restarted(), pool
 
 
 class Plan:
@@ -116,12 +116,12 @@ class Plan:
         self.coverage: list[Coverage] = []
         """What is to be exercised on each implementation."""
         queues = [
-            [Planned(name, case) for case in self._cases(name, described[name], ask)]
+            [PlannedCase(name, case) for case in self._cases(name, described[name], ask)]
             for name in options.implementations
         ]
         self.cases = [planned for turn in zip_longest(*queues) for planned in turn if planned]
 
-    def note(self, done: Planned, *, refused: bool) -> None:
+    def note(self, done: PlannedCase, *, refused: bool) -> None:
         """Note a case that was judged, or refused while it was built."""
         for stream in self._streams[done.implementation] if refused else ():
             stream.note(done.case)
@@ -142,7 +142,7 @@ class Plan:
             cases = [case for source in sources for case in source.more() if case not in there]
             if self._options.max_cases is not None:
                 del cases[max(0, self._options.max_cases - len(there)) :]
-            self.cases += [Planned(name, case) for case in cases]
+            self.cases += [PlannedCase(name, case) for case in cases]
             added = added or bool(cases)
         return added
 
@@ -187,7 +187,9 @@ class Plan:
         )
         cases = self._stream(name, draw_some, count, ask) if described.resumes else draw_some(1)
         # Small ones first: they say most for their time.
-        return sorted(cases, key=lambda case: sum(leg.world_size for leg in legs_of(case)))
+        return sorted(
+            cases, key=lambda case: sum(segment.world_size for segment in segments_of(case))
+        )
 
     def _fixed(self, described: Description) -> dict[str, object]:
         """Return the fields that all cases of the implementation must have.
@@ -254,8 +256,8 @@ class Plan:
             wanted = ", ".join(options.features)
             raise UsageError(f"no case for {name} has the features asked for: {wanted}")
         if profile.covering:
-            told = self._arrays[name].coverage(name, max_cases=cut, model=_model(described))
-            self.coverage.append(told)
+            coverage = self._arrays[name].coverage(name, max_cases=cut, model=_model(described))
+            self.coverage.append(coverage)
         else:
             self.coverage.append(
                 Coverage(

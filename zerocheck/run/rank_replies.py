@@ -12,7 +12,7 @@ from ..judge.assemble import Fetch
 from ..protocol.observations import RankObservation, Recorded
 from ..protocol.replies import CaseUnsupported, Reply
 from ..ranks.result import JobResult
-from ..ranks.slot import Slot
+from ..ranks.view import Slot
 
 R = TypeVar("R")
 
@@ -22,7 +22,7 @@ def complete(result: JobResult) -> bool:
     return result.outcome == "finished" and None not in result.payloads
 
 
-def decoded(payload: bytes) -> Reply:
+def decode_reply(payload: bytes) -> Reply:
     """Decode the reply of one rank."""
     reply: Reply = msgspec.msgpack.decode(payload, type=Reply)
     return reply
@@ -34,7 +34,7 @@ def expect(payload: bytes, kind: type[R]) -> R:
     Raises Unsupported, with the reason, where the rank does not support the case, and HarnessError
     for another kind.
     """
-    reply = decoded(payload)
+    reply = decode_reply(payload)
     if isinstance(reply, CaseUnsupported):
         raise Unsupported(reply.reason)
     if not isinstance(reply, kind):
@@ -47,7 +47,7 @@ def received(result: JobResult, kind: type[R]) -> list[R]:
     return [expect(payload, kind) for payload in result.payloads if payload is not None]
 
 
-def observed(result: JobResult) -> tuple[list[RankObservation], Fetch]:
+def read_observations(result: JobResult) -> tuple[list[RankObservation], Fetch]:
     """Decode the observation of each rank of a complete result, with a reader of its tensors.
 
     Raises Unsupported, with the reason, where a rank does not support the case.

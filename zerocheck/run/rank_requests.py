@@ -52,9 +52,9 @@ def check_builds(ranks: RankPool, implementation: str, case: Case) -> None:
     job = msgspec.msgpack.encode(Build(implementation, case))
     result = ranks.wait(ranks.submit(case.world_size, job, hosts=case.hosts))
     result.release()
-    for stood in result.stood:
-        if stood.type_name == f"{UsageError.__module__}.{UsageError.__qualname__}":
-            raise UsageError(f"{implementation}: {stood.text.strip()}")
+    for outcome in result.rank_outcomes:
+        if outcome.type_name == f"{UsageError.__module__}.{UsageError.__qualname__}":
+            raise UsageError(f"{implementation}: {outcome.text.strip()}")
 
 
 def refusals(

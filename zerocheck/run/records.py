@@ -12,7 +12,7 @@ import msgspec
 
 from ..case.schema import Case
 from ..protocol.verdicts import Judgement, Obligation, Status, Violation
-from .pace import Pace
+from .timings import Pace
 
 JOURNAL_FORMAT = 1
 

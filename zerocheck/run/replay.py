@@ -21,7 +21,7 @@ from .casefile import read
 from .confirmation import TRIES, fails_alike, in_a_word, runs_to_see
 from .environment import environment
 from .findings import Findings
-from .launch import started
+from .launch import start_ranks
 from .model import case_with
 from .outcome import Outcome
 from .rank_requests import describe
@@ -62,7 +62,7 @@ def replay(
     if ranks is not None:
         return _replayed(case_file, name, model, ranks)
     device = device or device_for(case_file.environment.device)
-    with started(device, backend, most_ranks=case_file.case.world_size) as pool:
+    with start_ranks(device, backend, most_ranks=case_file.case.world_size) as pool:
         return _replayed(case_file, name, model, pool)
 
 
@@ -164,15 +164,15 @@ class ReplayedCase:
     def alike(self, outcome: Outcome) -> bool:
         """Return True if a run fails as in the file: by the same crash, hang or obligation."""
         was = self.case_file
-        told = () if was.judgement is None else was.judgement.violations
-        return fails_alike(was.status, [violation.obligation for violation in told], outcome)
+        violations = () if was.judgement is None else was.judgement.violations
+        return fails_alike(was.status, [violation.obligation for violation in violations], outcome)
 
     @property
     def outcome(self) -> Outcome:
         """Outcome to show: one that fails as the file says, else one that fails."""
         failing = [one for one in self.outcomes if one.status in FAILING]
-        alike = [one for one in failing if self.alike(one)]
-        return (alike or failing or self.outcomes)[0]
+        same_violation = [one for one in failing if self.alike(one)]
+        return (same_violation or failing or self.outcomes)[0]
 
     @property
     def finished(self) -> CaseFinished:
@@ -202,14 +202,14 @@ class ReplayedCase:
         """Return a sentence on the number of runs that reproduced the failure."""
         count, shown = len(self.outcomes), sum(map(self.alike, self.outcomes))
         others = Counter(in_a_word(one) for one in self.outcomes if not self.alike(one))
-        said = ", ".join(f"{what} {times}" for what, times in others.items())
+        text = ", ".join(f"{what} {times}" for what, times in others.items())
         name = self.implementation
         whose = "" if name == self.case_file.implementation else f"{name}: "
         if shown == count:
             return f"{whose}reproduced: it shows in each of {count} runs"
         if shown:
-            return f"{whose}intermittent: it shows in {shown} of {count} runs (otherwise: {said})"
-        return f"{whose}not reproduced in {count} runs: {said}; it was {self.case_file.status}"
+            return f"{whose}intermittent: it shows in {shown} of {count} runs (otherwise: {text})"
+        return f"{whose}not reproduced in {count} runs: {text}; it was {self.case_file.status}"
 
     def _elsewhere(self) -> str:
         """Return a note that the failure was found on another kind of device, if so."""

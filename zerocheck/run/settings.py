@@ -78,8 +78,8 @@ class Setting:
             "whole numbers": ("a list of whole numbers", int),
             "files": ("a list of strings", str),
         }
-        said, kind = allowed[self.kind]
-        several = said.startswith("a list")
+        words, kind = allowed[self.kind]
+        several = words.startswith("a list")
         if several and kind is str and isinstance(given, str):
             return self.of_text(given)
         items = given if several and isinstance(given, list) else [given]
@@ -88,7 +88,7 @@ class Setting:
             for item in items
         )
         if not right:
-            raise UsageError(f"{self.name} is {said}, not {given!r}")
+            raise UsageError(f"{self.name} is {words}, not {given!r}")
         if several:
             return tuple(items)
         return Path(given) if self.kind == "folder" else given

@@ -124,14 +124,14 @@ class _Shrinking:
         if ended:
             needed = left(case, kept=self.limits.kept)
             needs = groups(case, needed)
-            said = extent(case, needed, violation, from_world=self._from_world(case))
+            sentence = extent(case, needed, violation, from_world=self._from_world(case))
         else:
-            said = not_searched(self.tries, case, violation)
+            sentence = not_searched(self.tries, case, violation)
         return Shrunk(
             finished=finished,
             violation=violation,
             size=size(case),
-            extent=said,
+            extent=sentence,
             groups=needs,
             tries=self.tries,
             spent=self.spent,

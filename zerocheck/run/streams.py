@@ -94,11 +94,11 @@ class Stream:
 def _worth(cases: Sequence[Case], reasons: Sequence[str | None], count: int) -> list[Case]:
     """Return the first `count` cases that can be run, and some of the first refused ones."""
     kept: list[Case] = []
-    told: set[str] = set()
+    explained: set[str] = set()
     for case, reason in zip(cases, reasons, strict=True):
         if reason is None:
             kept.append(case)
-        elif reason not in told and len(told) < max(1, count // 4):
-            told.add(reason)
+        elif reason not in explained and len(explained) < max(1, count // 4):
+            explained.add(reason)
             kept.append(case)
     return kept[:count]

@@ -12,8 +12,10 @@ import msgspec
 
 from ..case.features import features, groups
 from ..protocol.verdicts import EQUIVALENCE, Obligation, Status
-from .coverage import FEW, Covered
-from .loads import Loads, together
+from .coverage import FEW, CoveredPairs
+from .footprint import Footprint
+from .footprint import add as weigh
+from .loads import Loads, sum_loads
 from .metrics import Metrics
 from .records import (
     CaseFinished,
@@ -25,8 +27,6 @@ from .records import (
     RunStarted,
     StaleIssue,
 )
-from .weights import Weights
-from .weights import add as weigh
 
 FAILING: tuple[Status, ...] = ("violated", "crashed", "hung")
 """Verdicts that make a run fail."""
@@ -69,7 +69,7 @@ class Cell:
         return sum(self.counts[status] for status in _LOOKED_AT) - self.broken
 
     @property
-    def telling(self) -> int:
+    def informative(self) -> int:
         """Number of cases in which the obligation was checked and could have failed."""
         return self.checked - self.vacuous
 
@@ -87,9 +87,9 @@ class ImplementationTally:
     cells: dict[Obligation, Cell]
     cases: Counter[Status] = field(default_factory=Counter)
     world_sizes: Counter[int] = field(default_factory=Counter)
-    covered: Covered = field(default_factory=Covered)
+    covered: CoveredPairs = field(default_factory=CoveredPairs)
     loads: Loads = field(default_factory=Loads)
-    weights: dict[int, Weights] = field(default_factory=dict)
+    weights: dict[int, Footprint] = field(default_factory=dict)
     """What measured cases hold and send, by world size."""
     refused: Counter[str] = field(default_factory=Counter)
     """Why cases were unsupported: reason and count."""
@@ -116,7 +116,7 @@ class ImplementationTally:
     @property
     def hardly_checked(self) -> dict[Obligation, Cell]:
         """Obligations that could have failed in fewer than FEW cases."""
-        return {o: cell for o, cell in self.cells.items() if cell.telling < FEW}
+        return {o: cell for o, cell in self.cells.items() if cell.informative < FEW}
 
     @property
     def nothing_checked(self) -> bool:
@@ -145,13 +145,13 @@ class ImplementationTally:
                 kinds.setdefault(kind, []).append(share)
             self.semantics = judgement.semantics or self.semantics
             self.refused.update(set(judgement.unjudged.values()))
-        says = groups(record.case, self.covered.ignored)
+        groups_of_case = groups(record.case, self.covered.ignored)
         has = [name for name in features(record.case) if name not in self.covered.ignored]
         for obligation, cell in self.cells.items():
             status = _status_of(record, obligation)
             cell.counts[status] += 1
             if judgement is not None and status in _LOOKED_AT:
-                cell.groups.update(says)
+                cell.groups.update(groups_of_case)
             cell.broken += status == "known" and judgement is None
             vacuous = judgement is not None and obligation in judgement.vacuous
             if status in _LOOKED_AT and not vacuous:
@@ -206,7 +206,7 @@ class Tally:
                 for name in record.implementations:
                     self._of(name).without = record.without_of.get(name, {})
             case Coverage():
-                self._of(record.implementation).covered = Covered(record)
+                self._of(record.implementation).covered = CoveredPairs(record)
             case CaseFinished():
                 self.cases += 1
                 self._of(record.implementation).add(record)
@@ -249,7 +249,7 @@ class Tally:
     @property
     def loads(self) -> Loads:
         """Loads of resumed cases, of all implementations together."""
-        return together(one.loads for one in self.implementations.values())
+        return sum_loads(one.loads for one in self.implementations.values())
 
     @property
     def planned(self) -> int:
@@ -295,19 +295,19 @@ def tally(records: Iterable[Record]) -> Tally:
 
 def why(counted: Tally) -> tuple[str, ...]:
     """Return why the run fails, one plain sentence each; empty if all obligations hold."""
-    said = [reason for name in counted.implementations for reason in why_of(counted, name)]
-    said += [
+    reasons = [reason for name in counted.implementations for reason in why_of(counted, name)]
+    reasons += [
         f"{stale.implementation}: a known issue is stale: {stale.known.fingerprint} "
         f"({stale.known.source})"
         for stale in counted.stale
     ]
-    return tuple(said)
+    return tuple(reasons)
 
 
 def why_of(counted: Tally, name: str) -> list[str]:
     """Return why one implementation fails the run, stale known issues aside; see `why`."""
     implementation = counted.implementations[name]
-    said: list[str] = []
+    reasons: list[str] = []
     failing = [
         f"{implementation.cases[status]} {status}"
         for status in FAILING
@@ -317,24 +317,24 @@ def why_of(counted: Tally, name: str) -> list[str]:
     if failing or found:
         cases = sum(implementation.cases.values())
         findings = f" ({found} finding{'s' if found != 1 else ''})" if found else ""
-        said.append(f"{name}: {', '.join(failing) or 'violated'} of {cases} cases{findings}")
+        reasons.append(f"{name}: {', '.join(failing) or 'violated'} of {cases} cases{findings}")
     if counted.finished is not None and counted.finished.outcome == "interrupted":
-        return said  # what was not checked may stand in a case that was not run
+        return reasons  # what was not checked may stand in a case that was not run
     left_out = implementation.covered.sentence(name)
     if left_out:
-        said.append(left_out)
+        reasons.append(left_out)
     if implementation.nothing_checked:
-        return [*said, f"{name}: nothing was checked: {why_nothing(implementation)}"]
+        return [*reasons, f"{name}: nothing was checked: {why_nothing(implementation)}"]
     if failing:
-        return said  # a case that failed early may have been the one for an obligation
+        return reasons  # a case that failed early may have been the one for an obligation
     for obligation, cell in implementation.cells.items():
         if not cell.checked and obligation not in implementation.without:
-            said.append(
+            reasons.append(
                 f"{name}: nothing was checked for {obligation}: "
                 f"none of {sum(cell.counts.values())} cases exercised it "
                 "(--obligations can leave it out)"
             )
-    return said
+    return reasons
 
 
 def unchecked(counted: Tally) -> Iterator[tuple[str, Obligation, str]]:

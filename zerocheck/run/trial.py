@@ -7,17 +7,17 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ..case.measuring import unmeasured
+from ..case.measurement import unmeasured
 from ..case.schema import Case
 from ..protocol.jobs import CaseJob, LoadCheckpoint
 from ..protocol.observations import RankObservation
 from ..protocol.replies import CaseUnsupported
 from ..protocol.verdicts import MEMORY, Obligation
 from ..ranks.result import JobResult
-from .legs import Legs, without_waiting
+from .host_memory import granted_bytes
 from .outcome import Outcome, Results, judged
-from .rank_replies import complete, decoded
-from .room import granted
+from .rank_replies import complete, decode_reply
+from .segments import Segments, without_waiting
 
 TARGET = "zerocheck.drive.rank:run"
 """What rank processes run."""
@@ -75,17 +75,17 @@ class Trial:
         if unmeasured(case) and not asked <= set(MEMORY):
             asked -= set(MEMORY)  # see `judged`
             timed = False
-        self._legs = Legs(implementation, case, trace=trace)
-        self._measures = self._legs.measuring() if asked & set(MEMORY) else None
-        self._times = self._legs.timing() if timed else None
+        self._segments = Segments(implementation, case, trace=trace)
+        self._measures = self._segments.measuring() if asked & set(MEMORY) else None
+        self._times = self._segments.timing() if timed else None
         self._only_measures = self._measures is not None and asked <= set(MEMORY)
         measured = self._measures if self._only_measures else None
-        self._pending = self._submit(measured or self._legs.job(0))
+        self._pending = self._submit(measured or self._segments.job(0))
 
     def _submit(self, job: CaseJob) -> Any:
         payload = msgspec.msgpack.encode(job)
         size, hosts = job.case.world_size, job.case.hosts
-        memory = granted(job.case)
+        memory = granted_bytes(job.case)
         return self._ranks.submit(size, payload, fresh=self._fresh, hosts=hosts, memory=memory)
 
     @property
@@ -97,14 +97,14 @@ class Trial:
         """Wait for the ranks. Afterwards the next trial may be submitted, then `judged` called."""
         results = [self._ranks.wait(self._pending)]
         if self._only_measures:
-            self._legs.remove()
+            self._segments.remove()
             return Results((), measured=results[0], timed=self._timed(results[0]))
         measured = None
         try:
-            for number in range(1, len(self._legs)):
+            for number in range(1, len(self._segments)):
                 if _ended(results[-1]):
                     break
-                control = self._legs.control(number)
+                control = self._segments.control(number)
                 if control is not None:
                     before = results[-1]
                     self._pending = self._submit(control)
@@ -112,7 +112,7 @@ class Trial:
                     if _ended(results[-1]):
                         break
                     self._between(number - 1, before)
-                job = self._legs.job(number)
+                job = self._segments.job(number)
                 self._pending = self._submit(job)
                 result = self._ranks.wait(self._pending)
                 results.append(
@@ -122,9 +122,9 @@ class Trial:
                 self._pending = self._submit(self._measures)
                 measured = self._ranks.wait(self._pending)
         finally:
-            self._legs.remove()
+            self._segments.remove()
         timed = self._timed(measured or results[-1])
-        return Results(tuple(results), self._legs.done, measured, self._legs.missing, timed)
+        return Results(tuple(results), self._segments.done, measured, self._segments.missing, timed)
 
     def _timed(self, before: JobResult) -> JobResult | None:
         """Run the timed job, if there is one and the earlier run came to its end."""
@@ -139,21 +139,21 @@ class Trial:
         A later save is often faster than the first. Where it was over before the kill, it is killed
         again at the same share of the time that it took.
         """
-        victim = self._legs.victim(number)
+        victim = self._segments.victim(number)
         for _ in range(KILLS):
-            reply = decoded(result.payloads[victim] or b"")
+            reply = decode_reply(result.payloads[victim] or b"")
             if not isinstance(reply, RankObservation):
                 break
-            killed = self._legs.killed(number, reply.checkpoint)
+            killed = self._segments.killed(number, reply.checkpoint)
             if killed is None:
                 break
             result = self._ranks.wait(self._submit(killed))
             result.release()
             if _ended(result):
-                self._legs.done = f"rank {victim} was killed while it saved"
-                self._legs.look(number)
+                self._segments.done = f"rank {victim} was killed while it saved"
+                self._segments.look(number)
                 break
-        self._legs.damage(number)
+        self._segments.damage(number)
 
     def outcome(self, *, digest: bool = False, words: bool = False) -> Outcome:
         """Wait and judge."""
@@ -169,4 +169,4 @@ def _ended(result: JobResult) -> bool:
     """Return True if no further training segment can follow: the ranks broke, or refused."""
     if not complete(result):
         return True
-    return isinstance(decoded(result.payloads[0] or b""), CaseUnsupported)
+    return isinstance(decode_reply(result.payloads[0] or b""), CaseUnsupported)

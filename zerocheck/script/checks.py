@@ -48,7 +48,7 @@ def checks_of(file: CaseFile, *, replicated: bool) -> tuple[Check, ...]:
     """
     if file.status in ("crashed", "hung"):
         return ()
-    violation = told(file)
+    violation = judged_violation(file)
     if violation is None:
         found: tuple[Check, ...] = ("gradient", "update")
         return ("gradient", "clip", "update") if file.case.training.clip is not None else found
@@ -69,13 +69,13 @@ def steps_of(file: CaseFile) -> int:
     They lead to the first wrong one, and one further where only the next forward shows the
     violation.
     """
-    violation = told(file)
+    violation = judged_violation(file)
     if violation is None:
         return file.case.training.steps
     return violation.step + (2 if violation.obligation == "publish" else 1)
 
 
-def told(file: CaseFile) -> Violation | None:
+def judged_violation(file: CaseFile) -> Violation | None:
     """Return the violation of the file's finding: the one that its title explains, else the first.
 
     A case may show several.

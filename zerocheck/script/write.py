@@ -18,7 +18,7 @@ from ..contract.groups import learning_rates
 from ..errors import UsageError
 from ..run.records import CaseFile
 from .checks import Check, checks_of, margin, steps_of
-from .injected import ScriptInjection, injection_of
+from .injections import ScriptInjection, injection_of
 from .layout import fitted, imports, prose, quoted, words
 from .model import model_text, samples
 from .refusals import reasons
@@ -198,9 +198,9 @@ def _header(file: CaseFile, name: str, sharding: ShardingText) -> list[str]:
         "Exits with 1 and prints what is off if a rank differs from one process that has the "
         "samples of all ranks; else with 0.",
     )
-    said = f"{WRITTEN} {file.environment.zerocheck}; needs torch alone. {does}"
+    origin = f"{WRITTEN} {file.environment.zerocheck}; needs torch alone. {does}"
     first, *rest = prose(f"{sharding.title} in torch {torch}: {title.rstrip('.')}.", width=97)
-    return [first, *rest, "", *prose(said)]
+    return [first, *rest, "", *prose(origin)]
 
 
 def _init(file: CaseFile) -> str:
@@ -216,8 +216,8 @@ def _failure(file: CaseFile) -> str:
         return quoted("process")  # however the rank ends that waited too long
     if file.status != "crashed":
         return ""
-    said = file.title.partition(":")[2].strip()
-    error, _, message = said.partition(":")
+    text = file.title.partition(":")[2].strip()
+    error, _, message = text.partition(":")
     words = re.split(r'["\'\d/\\]', message.strip(), maxsplit=1)[0].strip() or error.strip()
     return quoted(words[:60])
 

@@ -12,7 +12,7 @@ import torch
 from slices import sliced
 from torch.distributed.device_mesh import DeviceMesh
 
-from zerocheck.case.schema import Block, Case, Data, Leg, Model, Optimizer, Training
+from zerocheck.case.schema import Block, Case, Data, Model, Optimizer, Training, TrainingSegment
 from zerocheck.contract.implementation import Saving
 from zerocheck.drive.checkpoints import Position
 from zerocheck.errors import CheckpointError
@@ -170,7 +170,7 @@ def _meanwhile(mesh: DeviceMesh, job: Job) -> Held:
 
 @pytest.mark.parametrize("kind", [Zero2, Zero3, _WithoutCopy])
 def test_training_goes_on_while_it_is_written(tmp_path: Path, kind: type[Resumable]) -> None:
-    case = msgspec.structs.replace(KINDS["buffers"], resume=(Leg(background=True),))
+    case = msgspec.structs.replace(KINDS["buffers"], resume=(TrainingSegment(background=True),))
     job = Job(kind, _placed(case, 2, 0), str(tmp_path))
     saved = in_ranks(2, _meanwhile, job)
     loaded = [one[0] for one in in_ranks(3, load_all, [_on(job, 3)])]

@@ -1,6 +1,11 @@
 """Every dimension of a case as named features: the rows of the coverage table, and --feature.
 
-One file for each kind of dimension; `row` says what a feature is.
+- `model.py`: features of the model: zerocheck's own, or the user's
+- `resume.py`: features of checkpoints, and of disturbances of a run
+- `row.py`: one feature, and tables of them
+- `sharding.py`: features of sharding: each is about a field that an implementation may ignore
+- `training.py`: features of the data, the optimizer, the start, and how a step is taken
+- `world.py`: features of the ranks: their number, their hosts, and the divisibility of sizes
 """
 
 from __future__ import annotations
@@ -9,7 +14,7 @@ from collections.abc import Collection
 from itertools import chain
 
 from ...errors import unknown
-from ..schema import Case, Leg
+from ..schema import Case, TrainingSegment
 from .model import MODEL, OF_PARAMETERS
 from .resume import DISTURBANCE, RESUME
 from .row import Feature, Present
@@ -80,7 +85,7 @@ def feature(name: str) -> Feature:
 
 
 _PLAIN = frozenset(features(Case()))
-_PLAIN_RESUMED = frozenset(features(Case(resume=(Leg(),))))
+_PLAIN_RESUMED = frozenset(features(Case(resume=(TrainingSegment(),))))
 
 
 def groups(case: Case, ignored: Collection[str] = ()) -> frozenset[str]:

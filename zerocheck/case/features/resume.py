@@ -10,12 +10,12 @@ from .row import table
 
 
 def _damaged(case: Case, kind: str) -> bool:
-    return any(leg.damage == kind for leg in case.resume)
+    return any(segment.damage == kind for segment in case.resume)
 
 
 def _sizes(case: Case) -> list[tuple[int, int]]:
     """Return the world sizes that save and load each checkpoint."""
-    sizes = [case.world_size, *(prod(leg.mesh) for leg in case.resume)]
+    sizes = [case.world_size, *(prod(segment.mesh) for segment in case.resume)]
     return list(pairwise(sizes))
 
 

@@ -192,7 +192,7 @@ def mappings() -> Iterator[Mapping]:
 def _owners() -> Iterator[Any]:
     """Iterate over the modules and classes that are watched."""
     within = tuple(f"{name}." for name in _WITHIN)
-    seen: set[int] = set(map(id, _CLASSES))
+    visited: set[int] = set(map(id, _CLASSES))
     yield from _CLASSES
     for name, module in list(sys.modules.items()):
         watched = name in _ALONE or f"{name}.".startswith(within)
@@ -200,8 +200,8 @@ def _owners() -> Iterator[Any]:
             continue
         yield module
         for value in list(vars(module).values()):
-            if isinstance(value, type) and id(value) not in seen and _holds_code(value):
-                seen.add(id(value))
+            if isinstance(value, type) and id(value) not in visited and _holds_code(value):
+                visited.add(id(value))
                 yield value
 
 

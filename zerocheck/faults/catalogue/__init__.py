@@ -1,6 +1,21 @@
-"""All faults by name, with description, source and the expected finding.
+"""All faults by name, with description, source and the expected finding. Imports no torch.
 
-Imports no torch: the command line lists it.
+- `checkpoints.py`: faults of checkpoints: their content, exports, and their files
+- `communication.py`: faults in communication
+- `deepspeed.py`: faults in DeepSpeed's engine; they need its extra
+- `fault.py`: description of a fault: its source, and the finding that it must cause
+- `forwards.py`: faults in the forward and its buffers, and sharders that break off or hang
+- `gradients.py`: faults in gradients: reduction, accumulation, scaling, clipping
+- `hosts.py`: faults that only several hosts show
+- `injections.py`: faults injected at the collectives of any implementation
+- `memory.py`: faults of memory: the numbers are right, and only measurements show them
+- `offloading.py`: faults that only offloaded, or compiled, cases show
+- `omissions.py`: faults that leave something out, or do not restore a state
+- `precision.py`: faults that only mixed precision shows
+- `races.py`: faults that show sometimes: their effect depends on timing
+- `replicas.py`: faults that only a mesh of two axes shows
+- `states.py`: faults in the update and in ownership: optimizer, copies, shards, dtypes
+- `tensor_parallel.py`: faults that only tensor parallelism shows
 """
 
 from __future__ import annotations
@@ -12,10 +27,10 @@ from .fault import Fault
 from .forwards import BROKEN, BUFFERS, FORWARDS
 from .gradients import ACCUMULATION, CLIPPING, GRADIENT, SCALING
 from .hosts import HOSTS
-from .injected import INJECTED, injected_into
-from .left_out import LEFT_OUT, RESTORING
+from .injections import INJECTED, injected_into
 from .memory import MEMORY
 from .offloading import COMPILING, OFFLOADING
+from .omissions import LEFT_OUT, RESTORING
 from .precision import PRECISION
 from .races import RACES
 from .replicas import REPLICAS

@@ -1,21 +1,21 @@
 """DeepSpeed's ZeRO: an engine for each case, read where its ranks hold their partitions.
 
-library      DeepSpeed as it is imported, joined to the ranks, and undone
-config       its configuration from a case
-precision    what each stage does in which dtype, and how it is asked to
-refusals     what it cannot run
-bytes        what each stage holds between steps
-sharder      what all stages share; stage 0
-partition    what a rank holds of a flat group, as shards
-partitioned  what stages 1 to 3 share; stages 1 and 2
-stage3       stage 3
-checkpoint   its checkpoints, native and universal
-read_out     what it gives as the whole state
-given        a class of a config of the user's own
+- `bytes.py`: layouts of DeepSpeed's stages between steps, from shapes alone
+- `checkpoint.py`: checkpoints of a DeepSpeedEngine: native, and universal
+- `config.py`: translation of a case to DeepSpeed's configuration
+- `full_state.py`: whole state as DeepSpeed itself reads it out, by each of its kinds of functions
+- `library.py`: DeepSpeed in a rank process: imported, made ready, and put back
+- `partition.py`: one rank's partition of a flat group, as shards of the parameters
+- `precision.py`: dtypes in which each stage sums, divides and reduces
+- `refusals.py`: cases that DeepSpeed cannot run, with the reason, known from the case alone
+- `sharder.py`: base of DeepSpeed's stages: an engine takes the steps
+- `stage12.py`: stages 1 and 2, and their base with stage 3
+- `stage3.py`: stage 3: parameters are sharded as well, each one over all ranks
+- `user_config.py`: implementation made from the user's own DeepSpeed config
 """
 
-from .partitioned import DeepSpeed1, DeepSpeed2
 from .sharder import DeepSpeed0
 from .stage3 import DeepSpeed3
+from .stage12 import DeepSpeed1, DeepSpeed2
 
 __all__ = ["DeepSpeed0", "DeepSpeed1", "DeepSpeed2", "DeepSpeed3"]

@@ -18,11 +18,11 @@ from torch import nn
 
 from ...case.schema import Case
 from ...case.shapes import empties
-from ...case.traits import lowered
+from ...case.traits import reduced_precision
 from ...contract.groups import group_of
 from ...contract.layout import Layout, Phase
 from ...models.blocks import DTYPES
-from ..account import Account, AccountedParameter, Told, layout_of
+from ..account import Account, AccountedParameter, CategoryBytes, layout_of
 
 ALIGNMENT = 2
 """`nccl_start_alignment_factor`: a flat buffer has a multiple of it, times W, of elements."""
@@ -55,7 +55,11 @@ class _Model:
 
     def kept(self, one: AccountedParameter) -> int:
         """Bytes per element of a parameter as the forward uses it."""
-        return DTYPES[self.case.precision.compute].itemsize if lowered(self.case) else one.itemsize
+        return (
+            DTYPES[self.case.precision.compute].itemsize
+            if reduced_precision(self.case)
+            else one.itemsize
+        )
 
     def layout(
         self,
@@ -73,7 +77,7 @@ class _Model:
         """
         first = self.case.training.first
 
-        def told(step: int, phase: Phase) -> Told | None:
+        def predict(step: int, phase: Phase) -> CategoryBytes | None:
             if phase not in ("built", "step"):
                 return None
             begun = step >= first
@@ -86,7 +90,7 @@ class _Model:
                 "other": bucket,
             }
 
-        return layout_of(self.account, told)
+        return layout_of(self.account, predict)
 
 
 def stage0_layout(model: nn.Module, case: Case) -> Layout | None:
@@ -101,7 +105,7 @@ def stage0_layout(model: nn.Module, case: Case) -> Layout | None:
     account = sizes.account
     masters = case.precision.compute == "bf16"
 
-    def told(step: int, phase: Phase) -> Told | None:
+    def predict(step: int, phase: Phase) -> CategoryBytes | None:
         if phase not in ("built", "step"):
             return None
         every = account.parameters
@@ -117,7 +121,7 @@ def stage0_layout(model: nn.Module, case: Case) -> Layout | None:
             "buffer": account.buffers,
         }
 
-    return layout_of(account, told)
+    return layout_of(account, predict)
 
 
 def flat_layout(model: nn.Module, case: Case, *, stage: int) -> Layout | None:
@@ -165,13 +169,13 @@ def part_layout(model: nn.Module, case: Case) -> Layout | None:
         stays = []
     own = [sum(map(part, group)) for group in one.groups]
     narrow = case.precision.compute == "bf16"
-    summed = DTYPES[case.precision.reduce].itemsize if narrow else MASTER_BYTES
-    sent = DTYPES[case.precision.reduce].itemsize if lowered(case) else MASTER_BYTES
+    width = DTYPES[case.precision.reduce].itemsize if narrow else MASTER_BYTES
+    sent = DTYPES[case.precision.reduce].itemsize if reduced_precision(case) else MASTER_BYTES
     return one.layout(
         sum(part(t) * one.kept(t) for t in every)
         + one.ranks * sum(part(t) * one.kept(t) for t in stays),
         own,
-        sum(own) * summed,
+        sum(own) * width,
         TRACKER_BYTES + sharding.bucket * sent * sharding.contiguous_gradients,
         norm=2 * NORM_BYTES,
     )

@@ -14,14 +14,14 @@ import torch.distributed as dist
 from deepspeed.checkpoint import ds_to_universal
 
 from ...contract import Loader
-from ...contract.checkpoint import beside, take_over
+from ...contract.checkpoint import other_states, take_over
 from ...errors import CheckpointError
 from .library import Engine, silent
 
 
 def save(engine: Engine, directory: str, loader: Loader) -> None:
     """`engine.save_checkpoint`, under the tag that it gives. Every rank calls this."""
-    states = beside(loader, None)
+    states = other_states(loader, None)
     gathered: list[dict[str, object]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(gathered, states["rng"])
     states["rng"] = {name: state for one in gathered for name, state in one.items()}
@@ -45,7 +45,7 @@ def load(engine: Engine, directory: str, loader: Loader) -> None:
 
 def _convert(directory: str) -> None:
     """`ds_to_universal`, on rank 0, beside the checkpoint. Raises CheckpointError on every rank."""
-    said: list[str | None] = [None]
+    answer: list[str | None] = [None]
     if dist.get_rank() == 0:
         try:
             tag = Path(directory, "latest").read_text().strip()
@@ -63,7 +63,7 @@ def _convert(directory: str) -> None:
             with silent():
                 ds_to_universal.main(options)
         except Exception as error:
-            said = [f"{type(error).__name__}: {error}"]
-    dist.broadcast_object_list(said)
-    if said[0] is not None:
-        raise CheckpointError(f"ds_to_universal failed: {said[0]}")
+            answer = [f"{type(error).__name__}: {error}"]
+    dist.broadcast_object_list(answer)
+    if answer[0] is not None:
+        raise CheckpointError(f"ds_to_universal failed: {answer[0]}")

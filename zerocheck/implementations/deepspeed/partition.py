@@ -55,7 +55,7 @@ class GroupPartition(NamedTuple):
             into[piece.offset : end].copy_(whole[piece.start : piece.stop])
 
 
-class Lying(NamedTuple):
+class PlacedPiece(NamedTuple):
     """Tensor stored inside a flat one: its offset and its length in elements."""
 
     name: str
@@ -63,7 +63,7 @@ class Lying(NamedTuple):
     numel: int
 
 
-def lying_in(flat: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> list[Lying]:
+def lying_in(flat: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> list[PlacedPiece]:
     """Find the tensors that are views of a flat one by their addresses, sorted by offset.
 
     DeepSpeed's own records of its layout are not used, so that a wrong record is detected.
@@ -71,17 +71,17 @@ def lying_in(flat: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> list[Ly
     size = flat.element_size()
     begin, end = flat.data_ptr(), flat.data_ptr() + flat.numel() * size
     found = [
-        Lying(name, (tensor.data_ptr() - begin) // size, tensor.numel())
+        PlacedPiece(name, (tensor.data_ptr() - begin) // size, tensor.numel())
         for name, tensor in tensors.items()
         if tensor.numel() and begin <= tensor.data_ptr() < end
     ]
     return sorted(found, key=lambda one: one.at)
 
 
-def gaps(flat: torch.Tensor, lying: Sequence[Lying]) -> Iterator[slice]:
+def gaps(flat: torch.Tensor, pieces: Sequence[PlacedPiece]) -> Iterator[slice]:
     """Return the ranges of a flat tensor that none of these tensors occupies."""
     reached = 0
-    for one in lying:
+    for one in pieces:
         if one.at > reached:
             yield slice(reached, one.at)
         reached = one.at + one.numel

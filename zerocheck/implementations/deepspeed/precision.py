@@ -18,7 +18,7 @@ import torch
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 
 from ...case.schema import Case
-from ...case.traits import lowered
+from ...case.traits import reduced_precision
 from ...contract import Semantics
 from ...models.blocks import DTYPES
 from ..casting import computing, with_cast_inputs
@@ -34,7 +34,7 @@ def semantics_of(semantics: Semantics, case: Case, stage: int) -> Semantics:
     (`DeepSpeedZeroOptimizer.average_tensor`), unless it reduces whole buckets (`reduce_scatter`
     off) or has none (`contiguous_gradients` off; offloading turns it on).
     """
-    if not lowered(case):
+    if not reduced_precision(case):
         return semantics
     reduce = case.precision.reduce
     if case.precision.compute == "fp32":
@@ -49,7 +49,7 @@ def semantics_of(semantics: Semantics, case: Case, stage: int) -> Semantics:
 
 def config_of(case: Case) -> dict[str, Any]:
     """Return the keys of DeepSpeed's configuration that set the precision."""
-    if not lowered(case):
+    if not reduced_precision(case):
         return {}
     config: dict[str, Any] = {"communication_data_type": case.precision.reduce}
     if case.precision.compute == "bf16":

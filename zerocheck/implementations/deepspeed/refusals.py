@@ -61,7 +61,7 @@ def refusal(case: Case, stage: int) -> str | None:
 
 def _resized(case: Case) -> bool:
     """Return True if some segment loads on a different mesh than the first."""
-    return any(leg.mesh != case.mesh for leg in case.resume)
+    return any(segment.mesh != case.mesh for segment in case.resume)
 
 
 def _group_of_empties(case: Case) -> str | None:

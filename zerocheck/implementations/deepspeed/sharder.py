@@ -15,7 +15,7 @@ from ...contract.implementation import KEPT
 from ...contract.layout import Layout
 from ...contract.shard import MOMENT_ROLES
 from ...errors import Unsupported
-from . import checkpoint, library, precision, read_out
+from . import checkpoint, full_state, library, precision
 from .bytes import stage0_layout
 from .config import config_of
 from .refusals import refusal
@@ -135,7 +135,7 @@ class DeepSpeed(Implementation):
 
     def export(self) -> Mapping[tuple[str, str], torch.Tensor]:
         """Export by `sharding.read_out`; moments only by functions, which stage 0 lacks."""
-        return read_out.whole(
+        return full_state.whole(
             self.engine,
             self.model,
             self.case.sharding.read_out,

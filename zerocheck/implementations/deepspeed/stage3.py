@@ -14,10 +14,10 @@ from ...contract.implementation import Stage
 from ...contract.layout import Layout
 from .bytes import part_layout
 from .partition import Full, GroupPartition, PartitionPiece, lying_in
-from .partitioned import Partitioned
+from .stage12 import PartitionedStage
 
 
-class DeepSpeed3(Partitioned):
+class DeepSpeed3(PartitionedStage):
     """Stage 3: a rank holds one part of each parameter, of equal size on all ranks, the last one
     padded; modules gather their parameters when they are called.
 

@@ -10,7 +10,7 @@ from torch import nn
 from ...case.schema import Case
 from ...case.shapes import sometimes_used
 from ...contract.layout import Layout, Phase
-from ..account import Account, Told, layout_of
+from ..account import Account, CategoryBytes, layout_of
 from ..units import members
 from .refusals import wrapped_units
 
@@ -108,7 +108,7 @@ def fsdp1_layout(
         clipped = case.training.clip is not None and phase != "built"
         return ZERO_BYTES * (clipped and (step > case.training.first or phase == "step"))
 
-    def told(step: int, phase: Phase) -> Told | None:
+    def predict(step: int, phase: Phase) -> CategoryBytes | None:
         if phase == "forward" and not simple:
             return None
         kept = not case.training.set_to_none and step > case.training.first
@@ -132,7 +132,7 @@ def fsdp1_layout(
             "other": account.scaler(step, phase) + zero_scalar(step, phase),
         }
 
-    return layout_of(account, told)
+    return layout_of(account, predict)
 
 
 def _flat(

@@ -30,9 +30,9 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 
-from ...contract.checkpoint import Beside, fit_rng, whole, write
+from ...contract.checkpoint import OtherStates, fit_rng, whole, write
 from ...contract.names import unwrapped
-from .. import whole as file
+from .. import full_checkpoint as file
 
 Optimizer = torch.optim.Optimizer
 
@@ -60,13 +60,13 @@ def _sharded(model: nn.Module) -> Iterator[None]:
 
 
 def save_full(
-    model: nn.Module, optimizer: Optimizer, states: Beside, directory: str, *, offload: bool
+    model: nn.Module, optimizer: Optimizer, states: OtherStates, directory: str, *, offload: bool
 ) -> None:
     """Save the full state in one file."""
     file.write(directory, _whole_states(model, optimizer, offload=offload), states)
 
 
-def load_full(model: nn.Module, optimizer: Optimizer, states: Beside, directory: str) -> None:
+def load_full(model: nn.Module, optimizer: Optimizer, states: OtherStates, directory: str) -> None:
     """Load the file of `save_full`; other state read from it is put into `states`."""
     found = file.read(directory)
     with _full(model, rank0_only=False):
@@ -78,14 +78,18 @@ def load_full(model: nn.Module, optimizer: Optimizer, states: Beside, directory:
     states.update((name, found[name]) for name in found if name not in ("model", "optimizer"))
 
 
-def save_sharded(model: nn.Module, optimizer: Optimizer, states: Beside, directory: str) -> None:
+def save_sharded(
+    model: nn.Module, optimizer: Optimizer, states: OtherStates, directory: str
+) -> None:
     """One file per rank, never in the background: `dcp.async_save` refuses ShardedTensors."""
     with _sharded(model):
         held = {"model": model.state_dict(), "optimizer": FSDP.optim_state_dict(model, optimizer)}
     write({**held, **states}, directory, background=False)
 
 
-def load_sharded(model: nn.Module, optimizer: Optimizer, states: Beside, directory: str) -> None:
+def load_sharded(
+    model: nn.Module, optimizer: Optimizer, states: OtherStates, directory: str
+) -> None:
     """Load the files of `save_sharded`; other state read from them is put into `states`."""
     reader = FileSystemReader(directory)
     fit_rng(states, reader.read_metadata().state_dict_metadata)

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.wrap import CustomPolicy, size_based_auto_wrap_policy
 
 from ...case.schema import Case
-from ...case.traits import lowered
+from ...case.traits import reduced_precision
 from ...contract import (
     Built,
     BuiltImplementation,
@@ -28,19 +28,19 @@ from ...contract import (
     Semantics,
     groups,
 )
-from ...contract.checkpoint import beside, take_over
+from ...contract.checkpoint import other_states, take_over
 from ...contract.implementation import OF_TRAINING, UNCUT, Stage
 from ...contract.layout import Layout
 from ...contract.refusals import torch_refusals
 from ...devices import placed
 from ..casting import fsdp1_policy, of_fsdp1
-from ..compiling import compiled, forget
+from ..collectives import fsdp1 as predicted_calls
+from ..collectives.writing import with_collectives
+from ..compiling import compile_model, forget
 from ..limits import one_axis_fp32
 from ..meshes import shard_group
 from ..scaling import sharded_scaler_of
 from ..sync import accumulation, synchronized
-from ..traffic import fsdp1 as traffic
-from ..traffic.writing import with_told
 from . import checkpoint
 from .bytes import fsdp1_layout
 from .refusals import refusal, wrapped_units
@@ -119,7 +119,7 @@ class Fsdp1(BuiltImplementation):
         "offload",
     )
     handles = UNCUT
-    mended = False
+    avoids_torch_faults = False
 
     @classmethod
     def supports(cls, case: Case) -> str | None:
@@ -132,12 +132,12 @@ class Fsdp1(BuiltImplementation):
 
         None, or no collectives, where they are not known.
         """
-        if lowered(case):
+        if reduced_precision(case):
             return None
         shards = cls.strategy != ShardingStrategy.NO_SHARD
         keeps = cls.strategy == ShardingStrategy.SHARD_GRAD_OP
         held = fsdp1_layout(model, case, rank, shards=shards, keeps=keeps)
-        return with_told(held, traffic.fsdp1(model, case, cls.strategy), case)
+        return with_collectives(held, predicted_calls.fsdp1(model, case, cls.strategy), case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
@@ -173,7 +173,7 @@ class Fsdp1(BuiltImplementation):
             mixed_precision=fsdp1_policy(case),
             cpu_offload=CPUOffload(offload_params=sharding.offload != "none"),
         )
-        compiled([wrapped], case)
+        compile_model([wrapped], case)
         optimizer = first or torch.optim.AdamW(groups(wrapped, case))
         return Built(
             wrapped,
@@ -188,7 +188,7 @@ class Fsdp1(BuiltImplementation):
         kind = self.case.sharding.checkpoint
         if kind == "distributed":
             return super().save(directory, loader)
-        states = beside(loader, self.built.scaler)
+        states = other_states(loader, self.built.scaler)
         model, optimizer = self.built.model, self.built.optimizer
         with torch_refusals():
             if kind == "full":
@@ -204,7 +204,7 @@ class Fsdp1(BuiltImplementation):
             super().load(directory, loader)
             return
         read = checkpoint.load_full if kind == "full" else checkpoint.load_sharded
-        states = beside(loader, self.built.scaler)
+        states = other_states(loader, self.built.scaler)
         with torch_refusals():
             read(self.built.model, self.built.optimizer, states, directory)
         take_over(states, loader, self.built.scaler)

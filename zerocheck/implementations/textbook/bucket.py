@@ -16,7 +16,7 @@ from ...contract import Shard
 from ...contract.shard import Role
 from .master import compute_dtype
 from .partition import Partition, Piece, aligned, split
-from .sharded_adamw import Owned
+from .sharded_adamw import OwnedPiece
 
 Named = Sequence[tuple[str, nn.Parameter]]
 
@@ -63,14 +63,14 @@ class Bucket:
             for offset, parameter in zip(self.partition.offsets, self.parameters, strict=True)
         ]
 
-    def pieces_owned(self, gradient: torch.Tensor) -> list[Owned]:
+    def pieces_owned(self, gradient: torch.Tensor) -> list[OwnedPiece]:
         """Return the pieces that this rank updates; gradient: of the shard."""
         trains = {
             name: parameter.requires_grad
             for (name, _), parameter in zip(self.partition.shapes, self.parameters, strict=True)
         }
         return [
-            Owned(piece, self.shard[piece.inside], gradient[piece.inside], trains[piece.name])
+            OwnedPiece(piece, self.shard[piece.inside], gradient[piece.inside], trains[piece.name])
             for piece in self.pieces
         ]
 

@@ -9,10 +9,10 @@ from torch import nn
 
 from ...case.schema import Case
 from ...case.shapes import uncalled
-from ...case.traits import lowered
+from ...case.traits import reduced_precision
 from ...contract.layout import Layout, Phase
 from ...models.blocks import DTYPES
-from ..account import Account, Told, layout_of
+from ..account import Account, CategoryBytes, layout_of
 from .bucket import Named, parts_of
 from .partition import Partition, Piece, aligned
 
@@ -49,7 +49,7 @@ def bucket_layout(
     )
     pieces = [(piece, size.state) for one, size in cut for piece in one.pieces(place)]
 
-    def told(step: int, phase: Phase) -> Told:
+    def predict(step: int, phase: Phase) -> CategoryBytes:
         return {
             "parameter": flat + outside + masters,
             "gradient": gradients + _widened(account, cut, place, step, phase),
@@ -57,7 +57,7 @@ def bucket_layout(
             "buffer": account.buffers,
         }
 
-    return layout_of(account, told)
+    return layout_of(account, predict)
 
 
 def zero3_layout(
@@ -92,7 +92,7 @@ def zero3_layout(
         for one, size in (_cut(part.named, case) for part in parts)
     )
 
-    def told(step: int, phase: Phase) -> Told:
+    def predict(step: int, phase: Phase) -> CategoryBytes:
         return {
             "parameter": sum(one.shard_size * size.kept for _, one, size in cut) + masters,
             "gradient": gradients + _widened(account, learning, place, step, phase),
@@ -101,7 +101,7 @@ def zero3_layout(
             "gathered": gathered if phase == "forward" else 0,
         }
 
-    return layout_of(account, told)
+    return layout_of(account, predict)
 
 
 class Sizes(NamedTuple):
@@ -117,7 +117,7 @@ class Sizes(NamedTuple):
 
 def sizes_of(case: Case, itemsize: int) -> Sizes:
     """Return the sizes for a parameter of `itemsize` bytes per element: see master.py."""
-    if not lowered(case):
+    if not reduced_precision(case):
         return Sizes(itemsize, itemsize, itemsize)
     kept = DTYPES[case.precision.compute].itemsize
     gradient = DTYPES[case.precision.reduce].itemsize

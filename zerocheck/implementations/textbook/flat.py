@@ -11,10 +11,10 @@ from torch import nn
 from ...compat import all_gather_single
 from ...contract import Shard
 from .bucket import slices, take
-from .master import Widened
+from .master import WideMaster
 from .partition import Partition, Piece, aligned
 from .reduction import Reduction
-from .sharded_adamw import Owned
+from .sharded_adamw import OwnedPiece
 
 
 class FlatParameter:
@@ -69,7 +69,7 @@ class FlatParameter:
         self.gradient = torch.zeros_like(self.shard, dtype=gradients) if learns else None
         self.widened = None
         if self.gradient is not None:
-            self.widened = Widened(self.gradient, masters=dtype is not None)
+            self.widened = WideMaster(self.gradient, masters=dtype is not None)
         self.storage = self.full.untyped_storage()
         self._bytes = self.storage.nbytes()
         self._work: dist.Work | None = None
@@ -123,13 +123,13 @@ class FlatParameter:
         if self.gradient is not None and self.parameters[0].requires_grad:
             yield self.gradient
 
-    def owned(self) -> list[Owned]:
+    def owned(self) -> list[OwnedPiece]:
         """Return the pieces that this rank updates; none if the parameters are frozen."""
         if self.widened is None:
             return []
         trains = self.parameters[0].requires_grad
         return [
-            Owned(piece, self.shard[piece.inside], self.widened.tensor[piece.inside], trains)
+            OwnedPiece(piece, self.shard[piece.inside], self.widened.tensor[piece.inside], trains)
             for piece in self.pieces
         ]
 

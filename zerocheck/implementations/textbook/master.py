@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from ...case.schema import Case
-from ...case.traits import lowered
+from ...case.traits import reduced_precision
 from ...contract import Semantics
 from ...models.blocks import DTYPES
 from ..casting import computing, with_cast_inputs
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def refused(case: Case) -> str | None:
     """Return the reason to reject the case's mixed precision, or None."""
     reason = one_precision(case) or norms_cast(case)
-    if reason is not None or not lowered(case):
+    if reason is not None or not reduced_precision(case):
         return reason
     compute, reduce = case.precision.compute, case.precision.reduce
     if compute == "fp32" or reduce not in ("fp32", compute):
@@ -45,7 +45,7 @@ def refused(case: Case) -> str | None:
 
 def semantics_of(semantics: Semantics, case: Case) -> Semantics:
     """Return the semantics of a step of a stage in the precision of the case."""
-    if not lowered(case):
+    if not reduced_precision(case):
         return semantics
     words: Any = {"summed": case.precision.reduce, "reduce": case.precision.reduce}
     return replace(computing(semantics, case), master="fp32", **words)
@@ -53,12 +53,12 @@ def semantics_of(semantics: Semantics, case: Case) -> Semantics:
 
 def compute_dtype(case: Case) -> torch.dtype | None:
     """Return the dtype of parameters that have masters; None: they stay as they are, without."""
-    return DTYPES[case.precision.compute] if lowered(case) else None
+    return DTYPES[case.precision.compute] if reduced_precision(case) else None
 
 
 def gradient_dtype(case: Case, parameter: torch.Tensor) -> torch.dtype:
     """Return the dtype in which a parameter's gradients are kept, accumulated and reduced."""
-    return DTYPES[case.precision.reduce] if lowered(case) else parameter.dtype
+    return DTYPES[case.precision.reduce] if reduced_precision(case) else parameter.dtype
 
 
 def cast_parameters(model: nn.Module, case: Case) -> None:
@@ -75,14 +75,14 @@ def lowered_call(model: nn.Module, case: Case) -> Callable[..., torch.Tensor]:
     return model if dtype is None else with_cast_inputs(model, dtype)
 
 
-def widen(buckets: Iterable[Bucket], widened: Iterable[Widened]) -> None:
+def widen(buckets: Iterable[Bucket], widened: Iterable[WideMaster]) -> None:
     """Widen the gradients of the buckets in which this rank updates something; no others."""
     for bucket, one in zip(buckets, widened, strict=True):
         if bucket.trains():
             one.widen()
 
 
-class Widened:
+class WideMaster:
     """Gradient of a shard in AdamW's dtype: the narrow one widened to fp32, while it is needed.
 
     tensor    1-D, as many elements as the shard; the shard itself where nothing is widened. Else

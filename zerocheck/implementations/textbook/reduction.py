@@ -25,30 +25,30 @@ class Reduction:
         self.group = group
         self.depth = depth
         self.world_size = group.size()
-        self._flying: deque[tuple[dist.Work | None, torch.Tensor, torch.Tensor]] = deque()
+        self._in_flight: deque[tuple[dist.Work | None, torch.Tensor, torch.Tensor]] = deque()
 
     def make_room(self) -> None:
         """Wait until another reduction may be launched."""
-        while len(self._flying) >= self.depth:
+        while len(self._in_flight) >= self.depth:
             self._land()
 
     def launch(self, whole: torch.Tensor, mine: slice, into: torch.Tensor) -> None:
         """Reduce `whole`, which is not read again; add the mean of `whole[mine]` to `into`."""
         self.make_room()
         part = whole[mine]
-        self._flying.append((reduce_scatter_single(part, whole, self.group), part, into))
+        self._in_flight.append((reduce_scatter_single(part, whole, self.group), part, into))
 
     def finish(self) -> None:
         """Wait for all reductions."""
-        while self._flying:
+        while self._in_flight:
             self._land()
 
     def _land(self) -> None:
-        work, part, into = self._flying.popleft()
+        work, part, into = self._in_flight.popleft()
         if work is not None:
             work.wait()
         into.add_(part.div_(self.world_size))
 
     def clear(self) -> None:
         """Discard all reductions in flight."""
-        self._flying.clear()
+        self._in_flight.clear()

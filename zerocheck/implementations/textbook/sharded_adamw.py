@@ -21,7 +21,7 @@ MOMENTS: tuple[Role, ...] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
 
 @dataclass(frozen=True, slots=True)
-class Owned:
+class OwnedPiece:
     """Piece with its memory: 1-D views of the rank's parameter and gradient shards.
 
     trains: False if it is frozen at first.
@@ -44,7 +44,7 @@ class ShardedAdamW:
     def __init__(
         self,
         case: Case,
-        owned: Sequence[Owned],
+        owned: Sequence[OwnedPiece],
         group: dist.ProcessGroup,
         device: str = "cpu",
     ) -> None:

@@ -18,20 +18,20 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.hooks import RemovableHandle
 
 from ...case.schema import Case
-from ...case.traits import lowered
+from ...case.traits import reduced_precision
 from ...compat import reduce_scatter_single
 from ...contract import Semantics, Shard, Step, StepReport
 from ...contract.implementation import UNCOMPILED
 from ...contract.layout import Layout
+from ..collectives import textbook as predicted_calls
+from ..collectives.writing import with_collectives
 from ..meshes import every_rank, shard_group
-from ..traffic import textbook as traffic
-from ..traffic.writing import with_told
 from .bucket import Bucket, buckets_of
 from .bytes import bucket_layout
 from .checkpoint.resumable import Resumable
 from .loss_scaling import LossScaler
 from .master import (
-    Widened,
+    WideMaster,
     cast_parameters,
     gradient_dtype,
     lowered_call,
@@ -66,7 +66,7 @@ class Zero1(Resumable):
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
         """Return the memory layout and collectives of a rank; exact for every case."""
         held = bucket_layout(model, case, rank, whole_gradients=True)
-        return with_told(held, traffic.zero1(model, case), case)
+        return with_collectives(held, predicted_calls.zero1(model, case), case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         self.model = model
@@ -82,7 +82,7 @@ class Zero1(Resumable):
         self.sums: dict[torch.Tensor, torch.Tensor] = {}
         self.gradients = [self._whole_gradients(bucket) for bucket in self.buckets]
         self.widened = [
-            Widened(self._own(bucket, gradients), masters=lowered(case))
+            WideMaster(self._own(bucket, gradients), masters=reduced_precision(case))
             for bucket, gradients in zip(self.buckets, self.gradients, strict=True)
         ]
         owned = [

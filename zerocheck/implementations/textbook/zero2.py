@@ -20,19 +20,19 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.hooks import RemovableHandle
 
 from ...case.schema import Case
-from ...case.traits import lowered
+from ...case.traits import reduced_precision
 from ...contract import Semantics, Shard, Step, StepReport
 from ...contract.implementation import UNCOMPILED
 from ...contract.layout import Layout
+from ..collectives import textbook as predicted_calls
+from ..collectives.writing import with_collectives
 from ..meshes import every_rank, shard_group
-from ..traffic import textbook as traffic
-from ..traffic.writing import with_told
 from .bucket import Bucket, buckets_of
 from .bytes import bucket_layout
 from .checkpoint.resumable import Resumable
 from .loss_scaling import LossScaler
 from .master import (
-    Widened,
+    WideMaster,
     cast_parameters,
     gradient_dtype,
     lowered_call,
@@ -105,7 +105,7 @@ class Zero2(Resumable):
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
         """Return the memory layout and collectives of a rank; exact for every case."""
         held = bucket_layout(model, case, rank, whole_gradients=False)
-        return with_told(held, traffic.zero2(model, case), case)
+        return with_collectives(held, predicted_calls.zero2(model, case), case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         self.model = model
@@ -121,7 +121,9 @@ class Zero2(Resumable):
         self.gradients = [
             GradientBucket(bucket, gradient_dtype(case, bucket.flat)) for bucket in self.buckets
         ]
-        self.widened = [Widened(one.shard, masters=lowered(case)) for one in self.gradients]
+        self.widened = [
+            WideMaster(one.shard, masters=reduced_precision(case)) for one in self.gradients
+        ]
         owned = [
             one
             for bucket, widened in zip(self.buckets, self.widened, strict=True)

@@ -34,10 +34,10 @@ from ...case.shapes import unfrozen
 from ...contract import Semantics, Shard, Step, StepReport
 from ...contract.implementation import UNCOMPILED
 from ...contract.layout import Layout
+from ..collectives import zero3 as predicted_calls
+from ..collectives.writing import with_collectives
 from ..limits import same_units
 from ..meshes import every_rank, shard_group
-from ..traffic import zero3 as traffic
-from ..traffic.writing import with_told
 from ..units import unit_modules
 from .bucket import Named, of_one_dtype
 from .bytes import zero3_layout
@@ -45,7 +45,7 @@ from .checkpoint.resumable import Resumable
 from .flat import FlatParameter
 from .loss_scaling import LossScaler
 from .master import (
-    Widened,
+    WideMaster,
     compute_dtype,
     gradient_dtype,
     lowered_call,
@@ -138,7 +138,7 @@ class Zero3(Resumable):
         """Return the memory layout and collectives of a rank; exact for every case."""
         modules = unit_modules(model, case.sharding)
         held = zero3_layout(model, case, rank, modules, unit_parts(model, case, modules))
-        return with_told(held, traffic.zero3(model, case), case)
+        return with_collectives(held, predicted_calls.zero3(model, case), case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         self.model = model
@@ -223,7 +223,7 @@ class Zero3(Resumable):
         self.scaler.update()
         return StepReport(grad_norm=norm, skipped=self.scaler.overflow, loss_scale=scale)
 
-    def _widened(self) -> list[Widened]:
+    def _widened(self) -> list[WideMaster]:
         """Return the gradients cast for AdamW."""
         return [flat.widened for flat in self.flats if flat.widened is not None]
 
@@ -312,9 +312,9 @@ class Zero3(Resumable):
         if not self._open or number > self._open[-1]:
             return  # a second output of a call that has begun
         first = max(0, number - self.case.sharding.prefetch)
-        window = self._calls[first : number + 1][::-1]
-        done = self._close_calls(number, window)
-        for unit in window:
+        ahead = self._calls[first : number + 1][::-1]
+        done = self._close_calls(number, ahead)
+        for unit in ahead:
             unit.gather()
         for unit in done:
             self._reduce(unit)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ...case.measuring import settled
+from ...case.measurement import settled
 from ...case.schema import Case
 from ...contract.layout import Highest, Peak, Phase, Term
 from ...protocol.measurements import Measured

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ... import causes as bugs
-from ...case.measuring import settled
+from ...case.measurement import settled
 from ...case.schema import Case
 from ...case.shapes import sometimes_used
 from ...contract.layout import CATEGORIES, Category

@@ -1,8 +1,16 @@
 """Report report.html: the whole report in one file that needs nothing else.
 
-`page` renders it; `matrix`, `findings`, `bands` and `drift` give the content of its parts, as plain
-data. The text in it is that of the other formats. Every value is escaped by jinja2; style and
-script are files next to the template, included in the page unchanged.
+The text in it is that of the other formats. Every value is escaped by jinja2; style and script are
+files next to the template, included in the page unchanged.
+
+- `bands.py`: memory of a rank as three bands over N, by the formulas, next to measured values
+- `drift.py`: free runs as two pictures: losses, and distance of the parameters
+- `findings.py`: finding as fields of a page: place, size, cause, and the command to replay it
+- `matrix.py`: conformance matrix, and the details of each of its cells
+- `page.css`: style of the page
+- `page.html.j2`: template of the page
+- `page.js`: script of the page
+- `page.py`: HTML page made of the counts of a run
 """
 
 from .page import render

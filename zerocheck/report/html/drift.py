@@ -107,8 +107,10 @@ def _distances(curves: Sequence[Sequence[float]]) -> Plot:
     ticks += [(float(HEIGHT), "0")]
     if any(not math.isfinite(value) for curve in curves for value in curve):
         ticks += [(0.0, "inf")]
-    said = "distance of the parameters from those of the reference per step, on a logarithmic scale"
-    return Plot("relative drift", said, tuple(ticks), _lines(WHO[1:], curves, up))
+    label = (
+        "distance of the parameters from those of the reference per step, on a logarithmic scale"
+    )
+    return Plot("relative drift", label, tuple(ticks), _lines(WHO[1:], curves, up))
 
 
 def _lines(

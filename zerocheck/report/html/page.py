@@ -12,12 +12,13 @@ import jinja2
 from ...foreign_text import printable
 from ...protocol.verdicts import Status
 from ...run.tally import FAILING, Tally, run_exit_code, unchecked, why
-from .. import drift as drifting
-from .. import metrics, resumed, weights
+from .. import drift as drift_text
+from .. import footprint, metrics
 from ..coverage import feature_rows, pairs_cell, refused_rows, vacuous_rows
-from ..known import all_hold, left_out_lines, stale_lines
+from ..known_issues import all_hold, left_out_lines, stale_lines
 from ..leaks import LEAKED, NOT_REPRODUCED, leak_lines
-from ..observed import placement
+from ..loads import cell_lines, tried_lines
+from ..observability import placement
 from . import bands, drift
 from .findings import shown
 from .matrix import kind_of, matrix, titles
@@ -56,15 +57,17 @@ def _parts(counted: Tally) -> dict[str, Any]:
         "across": [bands.across(ranks) for ranks in bands.RANKS],
         "categories": bands.CATEGORIES,
         "chart_size": (bands.WIDTH, bands.HEIGHT),
-        "weighed": _table(weights.TITLE, weights.EXPLAINED, weights.HEADERS, weights.rows(every)),
+        "weighed": _table(
+            footprint.TITLE, footprint.EXPLAINED, footprint.HEADERS, footprint.rows(every)
+        ),
         "communication": _communication(counted),
         "loads": _loads(counted),
-        "tried": resumed.tried_lines(counted.loads),
+        "tried": tried_lines(counted.loads),
         "timed": _table(metrics.TITLE, metrics.EXPLAINED, metrics.HEADERS, metrics.rows(every)),
         "patterns": metrics.pattern_lines(every) + metrics.ranked_lines(every),
         "not_timed": metrics.broken_lines(every),
         "peaks": _table("", "", metrics.PEAK_HEADERS, metrics.peak_rows(every)),
-        "drift_words": (drifting.TITLE, drifting.EXPLAINED),
+        "drift_words": (drift_text.TITLE, drift_text.EXPLAINED),
         "drifts": [
             (one.finding, drift.shown(number, one)) for number, one in enumerate(counted.drifts)
         ],
@@ -107,8 +110,8 @@ def _verdict(counted: Tally, failing: tuple[str, ...]) -> tuple[str, str]:
         return "bad", f"{count} finding{'s' if count != 1 else ''}" if count else "The run fails"
     if not counted.complete:
         return "known", f"Not finished: {counted.cases} of {counted.planned} cases"
-    said = all_hold(counted)
-    return ("known" if counted.known else "good"), f"{said[0].upper()}{said[1:]}"
+    verdict = all_hold(counted)
+    return ("known" if counted.known else "good"), f"{verdict[0].upper()}{verdict[1:]}"
 
 
 def _when(seconds: float) -> str:
@@ -131,7 +134,7 @@ def _communication(counted: Tally) -> list[dict[str, Any]]:
                     "name": name,
                     "ranks": one.ranks,
                     "psi": round(one.psi, 2),
-                    "paper": weights.paper(one),
+                    "paper": footprint.paper(one),
                     "microbatches": one.microbatches,
                 }
             )
@@ -159,7 +162,7 @@ def _load(verdicts: Counter[Status]) -> tuple[str, str]:
         return "none", ""
     some: tuple[Status, ...] = (*FAILING, "known")
     worst: Status = next((one for one in some if verdicts[one]), "holds")
-    return kind_of(worst), " + ".join(resumed.cell_lines(verdicts))
+    return kind_of(worst), " + ".join(cell_lines(verdicts))
 
 
 def _environment_rows(counted: Tally) -> list[tuple[str, str]]:

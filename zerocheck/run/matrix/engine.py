@@ -9,13 +9,13 @@ from typing import Literal, Protocol
 
 from msgspec.structs import replace
 
-from ... import stopping
+from ... import signals
 from ...case.features import COMPILED, CUT, OF_PRECISION
 from ...faults.catalogue import Fault
 from ...judge.local import as_on_a_rank
 from ...protocol.replies import Description
 from ..environment import environment
-from ..freely import STEPS
+from ..free_runs import STEPS
 from ..launch import with_ranks
 from ..outcome import Results, judged
 from ..plan import Plan, SharedDraws
@@ -23,12 +23,12 @@ from ..rank_requests import describe, refusals
 from ..shrink import Limits, paths, shrink
 from ..tally import INTERRUPTED
 from ..trial import RankPool
+from .baselines import LOSS_RTOL, FreeRuns
 from .hunt import Hunt, TrialAnswer
 from .options import MatrixOptions
 from .records import FaultsFinished, FaultShrunk, FaultsStarted, MatrixRecord
-from .rivals import LOSS_RTOL, FreeRuns
+from .scheduler import TrialRequest, run_searches
 from .summary import Summary
-from .together import TrialRequest, together
 
 
 class MatrixHandler(Protocol):
@@ -80,7 +80,7 @@ class _Matrix:
             self.described(options.implementation)  # before anything is said
         started = time.perf_counter()
         asked = options.run(options.faults[0])
-        self._tell(
+        self._report(
             FaultsStarted(
                 environment=environment(options.device),
                 faults=tuple(fault.name for fault in options.faults),
@@ -96,15 +96,15 @@ class _Matrix:
             )
         )
         try:
-            together(self.ranks, (hunt.search() for hunt in self._hunts()), self._answer)
+            run_searches(self.ranks, (hunt.search() for hunt in self._hunts()), self._answer)
             for hunt in self.caught if options.shrink else ():
                 self._shrink(hunt)
-            stopping.ignore()
+            signals.ignore()
         except KeyboardInterrupt:
-            stopping.ignore()
+            signals.ignore()
             for hunt in self.open:
                 if hunt.row.caught:  # what is known of the others is nothing
-                    self._tell(hunt.row)
+                    self._report(hunt.row)
             self._finish("interrupted", started)
             raise
         return self._finish("done", started)
@@ -146,7 +146,7 @@ class _Matrix:
         self.open.remove(hunt)
         if hunt.row.caught:
             self.caught.append(hunt)
-        self._tell(hunt.row)
+        self._report(hunt.row)
 
     def _shrink(self, hunt: Hunt) -> None:
         """Find the smallest case. A fault that shows sometimes is left as it is: see `shrink`."""
@@ -165,16 +165,16 @@ class _Matrix:
                 extent=found.extent,
                 tries=found.tries,
             )
-        self._tell(record)
+        self._report(record)
 
     def _finish(self, outcome: Literal["done", "interrupted"], started: float) -> int:
         seconds = time.perf_counter() - started
         finished = FaultsFinished(outcome=outcome, exit_code=INTERRUPTED, seconds=seconds)
         code = Summary((*self.records, finished)).exit_code
-        self._tell(replace(finished, exit_code=code))
+        self._report(replace(finished, exit_code=code))
         return code
 
-    def _tell(self, record: MatrixRecord) -> None:
+    def _report(self, record: MatrixRecord) -> None:
         self.records.append(record)
         for handler in self.handlers:
             handler.handle(record)

@@ -11,13 +11,13 @@ from ...case.schema import Case
 from ...faults.catalogue import Fault
 from ...protocol.verdicts import MEMORY
 from ..findings import Bug, Findings
-from ..freely import freely
+from ..free_runs import free_run_case
 from ..outcome import Outcome
-from ..plan import Plan, Planned
+from ..plan import Plan, PlannedCase
 from ..tally import FAILING
+from .baselines import usual_start
 from .records import FaultTried, Rivals
-from .rivals import usually
-from .together import Search, TrialRequest
+from .scheduler import Search, TrialRequest
 
 FAILING_CASES = 3
 """Failing cases over which causes are intersected, at least, and of two numbers of ranks. Causes
@@ -30,7 +30,7 @@ soon."""
 
 @dataclass(frozen=True)
 class TrialAnswer:
-    """Result of a case: its verdict, or, if it was trained freely, the results of the rivals."""
+    """Result of a case: its verdict, or, if it was a free run, the results of the rivals."""
 
     outcome: Outcome | None = None
     rivals: Rivals | None = None
@@ -81,8 +81,8 @@ class Hunt:
         compares = self.fault.obligation not in MEMORY
         if self.row.case is not None and not self.row.case.resume and compares:
             where, parent = self.fault.where, self.fault.parent
-            case = freely(self.row.case, self._fixed())
-            usual = usually(case, self._fixed())
+            case = free_run_case(self.row.case, self._fixed())
+            usual = usual_start(case, self._fixed())
             answers = yield (
                 TrialRequest(where, case, free=True),
                 TrialRequest(parent, case, free=True),
@@ -137,7 +137,7 @@ class Hunt:
                     return
                 after += 1
 
-    def _traced(self, item: Planned) -> Search[TrialAnswer]:
+    def _traced(self, item: PlannedCase) -> Search[TrialAnswer]:
         """Find the cause of a crash or hang from the collectives of each rank."""
         (answer,) = yield (TrialRequest(item.implementation, item.case, traced=True),)
         if answer.outcome is not None:

@@ -10,7 +10,7 @@ from ...catalogue import FAULTY_OF_EXTRAS, check_spelling, missing
 from ...devices import CPU
 from ...errors import UsageError, did_you_mean, unknown
 from ...faults.catalogue import FAULTS, NAMED_FAULTS, Fault
-from ...launched import launched
+from ...launcher import has_launcher
 from ...protocol.verdicts import EQUIVALENCE, MEMORY, OBLIGATIONS, RESUME, Obligation
 from ..known_issues import NONE
 from ..options import RunOptions
@@ -41,7 +41,7 @@ class MatrixOptions:
     """The rows of the matrix."""
 
     def __post_init__(self) -> None:
-        if launched():
+        if has_launcher():
             raise UsageError(
                 "zerocheck faults starts its own ranks: start it without torchrun; one fault runs "
                 "on the ranks of torchrun by its name, as in `torchrun ... -m zerocheck run "

@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from ...case.legs import legs_of
 from ...case.schema import Case
+from ...case.segments import segments_of
 from ...protocol.verdicts import Obligation
 from ..records import Environment
 
@@ -154,7 +154,11 @@ class FaultShrunk(msgspec.Struct, frozen=True, kw_only=True, tag="fault shrunk")
     @property
     def ranks(self) -> int:
         """Number of ranks in the largest training segment."""
-        return 0 if self.case is None else max(leg.world_size for leg in legs_of(self.case))
+        return (
+            0
+            if self.case is None
+            else max(segment.world_size for segment in segments_of(self.case))
+        )
 
 
 class FaultsFinished(msgspec.Struct, frozen=True, kw_only=True, tag="faults finished"):

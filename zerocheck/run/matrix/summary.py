@@ -139,26 +139,26 @@ class Summary:
 
         A crash or hang counts for those that must break.
         """
-        said = [
+        expected = [
             row.caught_by == row.expected
             if row.expected is not None
             else row.caught_by in ("crashed", "hung")
             for row in self.rows
             if row.caught
         ]
-        return Share(sum(said), len(said))
+        return Share(sum(expected), len(expected))
 
     @property
     def named(self) -> Share:
         """Share of faults with a known true cause that was named."""
-        told = [row.named for row in self.rows if row.named is not None]
-        return Share(sum(told), len(told))
+        names = [row.named for row in self.rows if row.named is not None]
+        return Share(sum(names), len(names))
 
     @property
     def named_alone(self) -> Share:
         """Share of faults whose true cause was named and no other."""
-        told = [row.named_alone for row in self.rows if row.named is not None]
-        return Share(sum(told), len(told))
+        names = [row.named_alone for row in self.rows if row.named is not None]
+        return Share(sum(names), len(names))
 
     @property
     def misnamed(self) -> list[FaultTried]:
@@ -166,12 +166,12 @@ class Summary:
         return [row for row in self.rows if row.named is False]
 
     @property
-    def seen(self) -> Alarms:
+    def alarms(self) -> Alarms:
         """Faults that show in free runs of the cases that caught them."""
         return Alarms.of(row.rivals for row in self.rows)
 
     @property
-    def seen_usually(self) -> Alarms:
+    def usual_alarms(self) -> Alarms:
         """Alarms in free runs from a usual start, of those faults that zerocheck flags there."""
         runs = (row.usual_rivals for row in self.rows)
         return Alarms.of(run for run in runs if run is not None and run.judged_alarm)

@@ -9,8 +9,12 @@
         training.json         the rest: loss scale, options of groups, where the data stands
         manifest.json         size and sha256 of every file above
 
-Read them in this order: `chunk.py` (how a shard is described), `directory.py` (how files become a
-checkpoint at one moment, and how damage is seen), `transfer.py` (all ranks together), `training.py`
-(what is no tensor), `export.py` (whole tensors, without files) and `resumable.py` (what a sharder
-saves and loads).
+Read them in this order: chunk, directory, transfer, training, export, resumable.
+
+- `chunk.py`: shard as a range of a flat tensor, in the terms of torch.distributed.checkpoint
+- `directory.py`: atomic commit of a checkpoint's files, and detection of damage
+- `export.py`: whole tensors from the shards of all ranks, without files
+- `resumable.py`: saving and loading of a textbook sharder, split into methods of one meaning each
+- `training.py`: non-tensor content of a checkpoint: `training.json`
+- `transfer.py`: collective writing and reading: an error on one rank is raised on all
 """

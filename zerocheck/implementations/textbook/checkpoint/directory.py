@@ -46,7 +46,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: Literal[1] = 1
 
 
-class Found(msgspec.Struct, frozen=True):
+class FoundCheckpoint(msgspec.Struct, frozen=True):
     """Current generation, whose manifest is valid; its files are not verified yet."""
 
     path: str
@@ -56,7 +56,7 @@ class Found(msgspec.Struct, frozen=True):
 # Reading.
 
 
-def verify(directory: str | os.PathLike[str]) -> Found:
+def verify(directory: str | os.PathLike[str]) -> FoundCheckpoint:
     """Check every byte of the checkpoint in a directory. Needs no process group.
 
     Raises CheckpointError if there is none, or it is not as it was written.
@@ -66,7 +66,7 @@ def verify(directory: str | os.PathLike[str]) -> Found:
     return found
 
 
-def find(directory: str | os.PathLike[str]) -> Found:
+def find(directory: str | os.PathLike[str]) -> FoundCheckpoint:
     """Find the current checkpoint, with its pointer and its manifest verified.
 
     Raises CheckpointError if there is none or they are damaged.
@@ -81,10 +81,10 @@ def find(directory: str | os.PathLike[str]) -> Found:
         raise CheckpointError(f"{path} has lost {', '.join(missing)}")
     if foreign := sorted(present - files.keys()):
         raise CheckpointError(f"{path} has files of something else: {', '.join(foreign)}")
-    return Found(str(path), files)
+    return FoundCheckpoint(str(path), files)
 
 
-def verify_files(found: Found, names: Iterable[str]) -> None:
+def verify_files(found: FoundCheckpoint, names: Iterable[str]) -> None:
     """Check the named files of a checkpoint. Raises CheckpointError for the first wrong one."""
     for name in names:
         path = Path(found.path, name)

@@ -27,7 +27,7 @@ class FlatExport(Protocol):
     shard: torch.Tensor
 
 
-class Exporting(Implementation):
+class Exporter(Implementation):
     """Base of sharders with `export`."""
 
     model: nn.Module

@@ -11,17 +11,17 @@ from typing import ClassVar
 import torch
 import torch.distributed as dist
 
-from ....case.legs import in_background
 from ....case.schema import Case
+from ....case.segments import in_background
 from ....contract.implementation import KEPT, Loader, Saving
 from ....errors import CheckpointError
 from ..loss_scaling import LossScaler
 from ..partition import Piece
-from ..sharded_adamw import MOMENTS, Owned
+from ..sharded_adamw import MOMENTS, OwnedPiece
 from . import transfer
 from .chunk import Chunk, whole
-from .directory import Found, Writer
-from .export import Exporting
+from .directory import FoundCheckpoint, Writer
+from .export import Exporter
 from .training import (
     OPTIONS,
     AdamWOptions,
@@ -36,7 +36,7 @@ from .training import (
 )
 
 
-class Resumable(Exporting):
+class Resumable(Exporter):
     """Base of sharders with `save` and `load`.
 
     Stages differ in `flat_buffers`, `_unfreeze` and `_publish`. Each rank writes the ranges that it
@@ -156,7 +156,7 @@ class Resumable(Exporting):
         loader.load_state_dict(training.loader)
         self._publish()
 
-    def find(self, directory: str) -> Found:
+    def find(self, directory: str) -> FoundCheckpoint:
         """Return the current checkpoint, with every byte verified."""
         return transfer.find_verified(directory, self.everyone)
 
@@ -178,7 +178,7 @@ class Resumable(Exporting):
             for role in roles:
                 state[role] = torch.empty_like(one.parameter)
 
-    def take_tensors(self, found: Found, training: SavedTraining) -> None:
+    def take_tensors(self, found: FoundCheckpoint, training: SavedTraining) -> None:
         """Read every tensor that this rank holds, into its place."""
         rank, source = self.everyone.rank(), self.source(training)
         replicas, buffers = list(self.replica_chunks()), list(self.buffer_chunks(source))
@@ -239,7 +239,7 @@ class Resumable(Exporting):
                 if role in state:
                     yield self.chunk(one.piece, role, state[role])
 
-    def step_chunks(self, owned: Iterable[Owned]) -> Iterator[Chunk]:
+    def step_chunks(self, owned: Iterable[OwnedPiece]) -> Iterator[Chunk]:
         """Return the step counts of these pieces as chunks."""
         for one in owned:
             state = self.optimizer.optimizer.state.get(one.parameter, {})

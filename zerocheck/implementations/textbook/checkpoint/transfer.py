@@ -15,13 +15,13 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from ....errors import CheckpointError
 from .chunk import Chunk, ReadPlanner, WritePlanner
-from .directory import FileEntry, Found, Writer, find, verify_files
+from .directory import FileEntry, FoundCheckpoint, Writer, find, verify_files
 
 TRAINING = "training.json"
 T = TypeVar("T")
 
 
-def together(group: dist.ProcessGroup, what: str, do: Callable[[], T]) -> list[T]:
+def on_all_ranks(group: dist.ProcessGroup, what: str, do: Callable[[], T]) -> list[T]:
     """Call `do` on every rank; return the results of all, in rank order.
 
     Raises CheckpointError on every rank if it failed on any, so that none waits for another.
@@ -30,7 +30,7 @@ def together(group: dist.ProcessGroup, what: str, do: Callable[[], T]) -> list[T
     try:
         mine = (do(), "")
     except Exception as error:
-        mine = (None, _said(error))
+        mine = (None, _reason(error))
     answers: list[tuple[T, str]] = [None] * group.size()  # type: ignore[list-item]
     dist.all_gather_object(answers, mine, group)
     _raise_if_any(what, {rank: why for rank, (_, why) in enumerate(answers) if why})
@@ -51,7 +51,7 @@ def write(
     """
     first = group.rank() == 0
     try:
-        path = together(group, "begin the checkpoint", writer.begin if first else str)[0]
+        path = on_all_ranks(group, "begin the checkpoint", writer.begin if first else str)[0]
         _write_tensors(path, chunks, group)
 
         def seal() -> dict[str, FileEntry]:
@@ -59,9 +59,11 @@ def write(
                 Path(path, TRAINING).write_bytes(training)
             return writer.seal(path, written_by(group.rank(), path))
 
-        parts = together(group, "write the checkpoint", seal)
+        parts = on_all_ranks(group, "write the checkpoint", seal)
         files = {name: entry for part in parts for name, entry in part.items()}
-        together(group, "commit the checkpoint", lambda: writer.commit(files) if first else None)
+        on_all_ranks(
+            group, "commit the checkpoint", lambda: writer.commit(files) if first else None
+        )
     finally:
         writer.end()
 
@@ -90,25 +92,27 @@ def _write_tensors(path: str, chunks: Iterable[Chunk], group: dist.ProcessGroup)
         raise
 
 
-def find_verified(directory: str, group: dist.ProcessGroup) -> Found:
+def find_verified(directory: str, group: dist.ProcessGroup) -> FoundCheckpoint:
     """Find the current checkpoint, the same on every rank, with every byte verified.
 
     Each rank reads its share of the files. Raises CheckpointError on every rank.
     """
     first = group.rank() == 0
-    found = together(group, "find the checkpoint", lambda: find(directory) if first else None)[0]
+    found = on_all_ranks(group, "find the checkpoint", lambda: find(directory) if first else None)[
+        0
+    ]
     assert found is not None
     share = sorted(found.files)[group.rank() :: group.size()]
-    together(group, "verify the checkpoint", lambda: verify_files(found, share))
+    on_all_ranks(group, "verify the checkpoint", lambda: verify_files(found, share))
     return found
 
 
-def keys(found: Found) -> set[str]:
+def keys(found: FoundCheckpoint) -> set[str]:
     """Return the tensors of a verified checkpoint. torch unpickles them: verify first."""
     return set(FileSystemReader(found.path).read_metadata().state_dict_metadata)
 
 
-def read(found: Found, chunks: Iterable[Chunk], group: dist.ProcessGroup) -> None:
+def read(found: FoundCheckpoint, chunks: Iterable[Chunk], group: dist.ProcessGroup) -> None:
     """Fill the chunks of this rank from a verified checkpoint. Every rank calls this.
 
     Raises CheckpointError on every rank if one of them asks for what the checkpoint has not.
@@ -123,10 +127,10 @@ def read(found: Found, chunks: Iterable[Chunk], group: dist.ProcessGroup) -> Non
 
 
 def _failures(error: CheckpointException) -> dict[int, str]:
-    return {rank: _said(why) for rank, (why, _) in error.failures.items()}
+    return {rank: _reason(why) for rank, (why, _) in error.failures.items()}
 
 
-def _said(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     return str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
 
 
@@ -136,5 +140,5 @@ def _raise_if_any(what: str, failed: dict[int, str]) -> None:
     ranks: dict[str, list[str]] = {}
     for rank, why in sorted(failed.items()):
         ranks.setdefault(why, []).append(str(rank))
-    told = "; ".join(f"{why} (rank {', '.join(where)})" for why, where in ranks.items())
-    raise CheckpointError(f"could not {what}: {told}")
+    reasons = "; ".join(f"{why} (rank {', '.join(where)})" for why, where in ranks.items())
+    raise CheckpointError(f"could not {what}: {reasons}")

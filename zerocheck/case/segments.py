@@ -1,0 +1,64 @@
+"""Training segments of a resumed case: train, save, load, continue.
+
+Leg 0 trains from the start; leg k loads what leg k - 1 saved, on other ranks.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from .schema import Case
+
+
+def segments_of(case: Case) -> list[Case]:
+    """Return the case of each segment; one segment, the case itself, if nothing is resumed.
+
+    `training.first` and `training.steps` of a leg are the indices of its first step and after its
+    last; `resume` holds the legs that are still to come.
+    """
+    segments = [case]
+    for number, segment in enumerate(case.resume):
+        before = segments[-1].training.steps
+        segments.append(
+            msgspec.structs.replace(
+                case,
+                mesh=segment.mesh,
+                training=msgspec.structs.replace(
+                    case.training, first=before, steps=before + segment.steps
+                ),
+                resume=case.resume[number + 1 :],
+            )
+        )
+    return segments
+
+
+def in_background(case: Case) -> bool:
+    """Return True if the checkpoint that ends a segment is to be written in the background."""
+    return bool(case.resume) and case.resume[0].background
+
+
+def end_of(case: Case) -> int:
+    """Return the index after the last step that a segment's ranks take.
+
+    While a checkpoint is written in the background they take one step more than it holds.
+    """
+    return case.training.steps + in_background(case)
+
+
+def only_loads(case: Case, number: int) -> bool:
+    """Return True if segment `number` only tries to load a killed or damaged checkpoint."""
+    segment = case.resume[number - 1]
+    return segment.killed is not None or segment.damage != "none"
+
+
+def samples_read(case: Case, steps: int) -> int:
+    """Count the samples that all data-parallel ranks of a segment read in `steps` steps."""
+    return case.readers * case.training.microbatches * case.data.batch * steps
+
+
+def samples_before(case: Case, number: int) -> int:
+    """Count the samples read before segment `number` begins."""
+    return sum(
+        samples_read(segment, segment.training.steps - segment.training.first)
+        for segment in segments_of(case)[:number]
+    )

@@ -1,0 +1,283 @@
+"""Allocation tracker of all storages of one rank: origin, module, phase and release.
+
+A dispatch mode records the storages that operators return, a weak reference their release;
+`UntypedStorage.resize_`, which no mode sees, is recorded too. Buckets that DDP makes in C++ come
+through the dispatcher like all others. torch's own MemTracker was not taken: it knows FSDP2 alone,
+by hooks into its internals, files DDP's bucket and FSDP2's padding as activation, and counts the
+first optimizer step wrongly.
+
+The purpose of a storage is known late: a gradient when it is held as such, an activation when the
+forward is over. So the log holds numbers of storages, and categories are asked for at the end.
+
+Not seen: what a kernel allocates and frees inside of itself.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.profiler import record_function
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.utils._pytree import tree_leaves
+
+from ..compat import Operators, work_from_future
+from ..compat_memory import active_fake_mode, on_resize, shapes_only, storage_key, with_data
+from ..contract import Shard
+from ..contract.layout import OF_ROLE, Category, Phase
+from .log import Log, Moment, Storage
+
+MARK = "zerocheck"
+"""Begins the names of the profiler's records that phases leave."""
+
+
+class AllocationTracker(Operators):
+    """Allocation tracker, active within `with`.
+
+    fake: the mode whose tensors count, None for real ones.
+    """
+
+    def __init__(self, fake: Any = None) -> None:
+        super().__init__()
+        self.fake = fake
+        self.log = Log()
+        self.step = -1
+        self.phase: Phase = "built"
+        self._known: dict[int, int] = {}  # key of a storage -> its number
+        self._references: dict[int, weakref.ref[Any]] = {}
+        self._paths: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self._stack: list[str] = []
+        self._backward = ""
+        self._scope: list[int] | None = None
+        self._hooked: weakref.ref[torch.Tensor] | None = None
+        self._open = ExitStack()
+        self._asking: Callable[[], bool] = lambda: False
+
+    # What the simulation says.
+
+    def __enter__(self) -> AllocationTracker:
+        before = register_module_forward_pre_hook(self._enter_module)
+        after = register_module_forward_hook(self._leave_module, always_call=True)
+        self._open.callback(before.remove)
+        self._open.callback(after.remove)
+        self._open.enter_context(on_resize(self._resized))
+        self._asking = self._open.enter_context(shapes_only())
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._open.close()
+
+    def name(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
+        """Give modules their paths; of several for one module the last counts."""
+        for path, module in modules:
+            self._paths[module] = path
+
+    def enter(self, phase: Phase, step: int) -> None:
+        """Begin a phase."""
+        self.phase, self.step = phase, step
+        with record_function(f"{MARK} {phase} {step}"):
+            pass  # for whoever profiles
+        self._moment("")  # what is freed from here on is freed in this phase
+        self._backward = ""
+        if phase == "forward":
+            self._scope = []
+
+    def forward_over(self) -> None:
+        """End the forward: what it allocated and has not freed is what the backward needs."""
+        self._end_scope()
+        self.enter("backward", self.step)
+
+    def claim(self, shards: Iterable[Shard]) -> None:
+        """Attribute storages to the shards that the implementation declares."""
+        for shard in shards:
+            if shard.tensor is None or not _counts(shard.tensor):
+                continue
+            number = self._number(shard.tensor)
+            storage = self.log.storages[number]
+            if not storage.held:
+                storage.kind, storage.holder = OF_ROLE[shard.role], shard.name
+                storage.held, storage.counts = True, shard.role == "step"
+
+    def claim_rest(self, tensors: Iterable[torch.Tensor], holder: str) -> None:
+        """Attribute tensors of the simulation itself, such as inputs."""
+        for tensor in tensors:
+            storage = self.log.storages[self._number(tensor)]
+            storage.holder = storage.holder or holder
+
+    # What operators do.
+
+    def called(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self.fake is not None and func is torch.ops.aten._local_scalar_dense.default:
+            # There is no data to read, of the optimizer's step count for example.
+            return 1.0 if args[0].dtype.is_floating_point else 1
+        if self.fake is not None and self._for_indices(func, kwargs):
+            return with_data(lambda: func(*args, **kwargs))
+        result = func(*args, **kwargs)
+        if func is torch.ops.c10d.allreduce_.default:
+            result = args[0], _over(args[0])
+        if self._asking() or active_fake_mode() is not self.fake:
+            return result  # DTensor wants to know a shape
+        name = str(func)
+        if name.startswith("prim.") or name.startswith("profiler."):
+            return result
+        self._look(name, _tensors(result))
+        if name.startswith(("c10d.", "fsdp.", "_c10d_functional.")):
+            self._evidence(name, args, kwargs, result)
+        return result
+
+    def _for_indices(self, func: Any, kwargs: Any) -> bool:
+        """Return True if DDP's reducer allocates the int32 tensor for the order of its buckets.
+
+        It does so before its second forward, and reads and writes that tensor itself.
+        """
+        if func is not torch.ops.aten.empty.memory_format or len(self._stack) != 1:
+            return False
+        return bool(kwargs.get("dtype") == torch.int32)
+
+    def _look(self, operator: str, tensors: list[torch.Tensor]) -> None:
+        """Record new storages, and changed sizes of known ones, after one call of an operator."""
+        moment = -1
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            number = self._known.get(storage._cdata)
+            size = storage.nbytes()
+            if number is not None and self.log.storages[number].size == size:
+                continue
+            if number is None and not size:
+                continue
+            if moment < 0:
+                moment = self._moment(operator)
+            if number is None:
+                self._add(storage, moment)
+            else:
+                self._change(number, size - self.log.storages[number].size, moment)
+
+    def _moment(self, operator: str) -> int:
+        again = self.phase == "backward" and bool(self._stack)
+        module = self._stack[-1] if self._stack else self._backward
+        self.log.moments.append(Moment(self.step, self.phase, module, operator, again))
+        return len(self.log.moments) - 1
+
+    def _number(self, tensor: torch.Tensor) -> int:
+        """Return the number of a tensor's storage; an unknown one gets a new number."""
+        key = storage_key(tensor)
+        if key not in self._known:
+            self._add(tensor.untyped_storage(), self._moment("(made unseen)"))
+        return self._known[key]
+
+    def _add(self, storage: torch.UntypedStorage, moment: int) -> None:
+        number = len(self.log.storages)
+        key = storage._cdata
+        self.log.storages.append(Storage(0))
+        self._known[key] = number
+        self._references[number] = weakref.ref(storage, lambda _: self._gone(key, number))
+        if self._scope is not None:
+            self._scope.append(number)
+        self._change(number, storage.nbytes(), moment)
+
+    def _change(self, number: int, more: int, moment: int) -> None:
+        self.log.storages[number].size += more
+        if more:
+            self.log.changes.append((moment, number, more))
+
+    def _gone(self, key: int, number: int) -> None:
+        self._known.pop(key, None)
+        self._references.pop(number, None)
+        storage = self.log.storages[number]
+        storage.alive = False
+        self._change(number, -storage.size, len(self.log.moments) - 1)
+
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        number = self._known.get(storage._cdata)
+        if number is None:
+            return
+        more = storage.nbytes() - self.log.storages[number].size
+        if more:
+            moment = self._moment("resize_") if more > 0 else len(self.log.moments) - 1
+            self._change(number, more, moment)
+
+    def _evidence(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
+        """Classify storages by the collectives, and FSDP2's copies around them, that use them."""
+        if "allgather" in name or "all_gather" in name or "split_with_sizes_copy" in name:
+            self._is("gathered", (args, kwargs, result))
+        elif "reduce_scatter" in name:
+            self._is("bucket", args[1] if len(args) > 1 else args)
+        elif "allreduce" in name:
+            self._is("bucket", args[0])
+        elif "chunk_cat" in name:
+            self._is("gradient", args[0])
+            self._is("bucket", kwargs)
+
+    def _is(self, kind: Category, tree: Any) -> None:
+        for tensor in _tensors(tree):
+            storage = self.log.storages[self._number(tensor)]
+            if not storage.held and storage.evidence < 2:
+                storage.kind, storage.evidence = kind, 2
+
+    # What modules do.
+
+    def _enter_module(self, module: nn.Module, _: Any) -> None:
+        if self.phase == "backward" and not self._stack:
+            self._scope = []
+        outer = self._stack[-1] if self._stack else ""
+        self._stack.append(self._paths.get(module, outer))
+
+    def _leave_module(self, module: nn.Module, _: Any, output: Any) -> None:
+        path = self._stack.pop() if self._stack else ""
+        if self.phase == "backward":
+            if not self._stack:
+                self._end_scope()
+            return
+        if not torch.is_grad_enabled():
+            return
+        for tensor in tree_leaves(output):
+            if not isinstance(tensor, torch.Tensor) or not tensor.requires_grad:
+                continue
+            if self._hooked is not None and self._hooked() is tensor:
+                continue  # a module inside put it out
+            self._hooked = weakref.ref(tensor)
+            tensor.register_hook(lambda _, path=path: self._in_backward(path))  # type: ignore[no-untyped-call]
+
+    def _in_backward(self, path: str) -> None:
+        self._backward = path
+
+    def _end_scope(self) -> None:
+        for number in self._scope or ():
+            storage = self.log.storages[number]
+            if storage.alive and not storage.held and not storage.evidence:
+                storage.kind, storage.evidence = "activation", 1
+        self._scope = None
+
+
+def _over(tensors: list[torch.Tensor]) -> Any:
+    """Return the Work of a finished all-reduce.
+
+    That of the fake group has no result, and DDP reads its bucket from there.
+    """
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result(list(tensors))
+    return work_from_future(future)
+
+
+def _counts(tensor: torch.Tensor) -> bool:
+    return tensor.device.type != "meta"
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return list(_walk(tree))
+
+
+def _walk(tree: Any) -> Iterator[torch.Tensor]:
+    """Yield tensors with memory. In the boxed arguments of c10d, tensors are in lists."""
+    for leaf in tree_leaves(tree):
+        if isinstance(leaf, torch.Tensor) and _counts(leaf):
+            yield leaf

@@ -1,0 +1,89 @@
+"""Text of known issues: those observed, stale ones, and cases left out because of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..foreign_text import one_line
+from ..protocol.verdicts import Obligation
+from ..run.known_issues import KnownIssue
+from ..run.records import StaleIssue
+from ..run.tally import Tally, concerns
+from .text import known_lines, row
+
+
+def stale_lines(stale: StaleIssue) -> list[str]:
+    """Return lines on a known issue that does not show any more, and what to do."""
+    return [
+        one_line(f"STALE {stale.implementation}: a known issue does not show any more"),
+        *row("fingerprint", stale.known.fingerprint),
+        *row("what", stale.seen),
+        *row("to do", stale.advice),
+        *known_lines(stale.known),
+    ]
+
+
+def all_hold(counted: Tally) -> str:
+    """Return the sentence on a run without failures."""
+    of = [one.cases for one in counted.implementations.values()]
+    refused = sum(cases["unsupported"] for cases in of)
+    ran = counted.cases - refused
+    others = "another is" if refused == 1 else f"{refused} others are"
+    besides = f"; {others} unsupported" if refused else ""
+    issues = len(counted.known)
+    if not issues:
+        return f"all obligations hold in {ran} cases{besides}"
+    known = sum(cases["known"] for cases in of)
+    plural = "s" if issues > 1 else ""
+    return (
+        f"all obligations hold, but for {issues} known issue{plural} in {known} of "
+        f"{ran} cases{besides}"
+    )
+
+
+def left_out_lines(counted: Tally) -> list[str]:
+    """Return one line for each known hang that cases were left out for."""
+    started = counted.started
+    return [
+        one_line(
+            f"{left.implementation}: {left.count} case{'s' if left.count > 1 else ''} left out: "
+            f"known hang {left.known.fingerprint}: {left.known.reason}"
+        )
+        for left in (started.left_out if started is not None else ())
+    ]
+
+
+def known_issue_text(counted: Tally, implementation: str, obligation: Obligation) -> str:
+    """Return the known issues behind an obligation, one line each.
+
+    A violation that only follows from another obligation's has none of its own: then all.
+    """
+    of = [finding for finding in counted.known if finding.implementation == implementation]
+    own = [finding for finding in of if concerns(finding, implementation, obligation)]
+    lines = []
+    for finding in own or of:
+        if finding.known is not None:
+            link = f" ({finding.known.link})" if finding.known.link else ""
+            lines.append(one_line(f"{finding.title}: {finding.known.reason}{link}"))
+    return "\n".join(dict.fromkeys(lines))
+
+
+def stale_text(counted: Tally, implementation: str, obligation: Obligation) -> str:
+    """Return the stale entries of this obligation."""
+    return "\n\n".join(
+        "\n".join(stale_lines(stale))
+        for stale in counted.stale
+        if concerns(stale, implementation, obligation)
+    )
+
+
+def listed_lines(issues: Sequence[KnownIssue]) -> list[str]:
+    """Return every entry of a file: fingerprint, versions, features, reason and link."""
+    lines = []
+    for issue in issues:
+        versions = " or ".join(str(versions) for versions in issue.torch if str(versions))
+        lines.append(one_line(issue.fingerprint) + (f"  (torch {versions})" if versions else ""))
+        if issue.features:
+            lines.append(f"    with {', '.join(issue.features)}")
+        lines += [f"    {one_line(text)}" for text in (issue.reason, issue.link) if text]
+    return lines or ["none are listed"]

@@ -1,0 +1,117 @@
+"""Import of the user's code by `package.module:Name` or `path/to/file.py:Name`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from . import ds_config
+from .errors import UsageError, did_you_mean, file_of
+
+_stamps: dict[Path, tuple[int, int]] = {}
+"""When each file was changed last, as it was imported."""
+
+
+def import_user_code(name: str) -> Any:
+    """Import the object named by `package.module:Name` or `path/to/file.py:Name`.
+
+    Runs the user's code. Raises UsageError, with what is missing and where.
+    """
+    where, _, attribute = name.rpartition(":")
+    return _attribute(_module(where, attribute), where, attribute)
+
+
+def check_file(name: str) -> None:
+    """Raise UsageError for a missing file in `path/to/file.py:Name`, or a bad DeepSpeed config.
+
+    It does so at once, where importing it waits for rank processes. Other names pass; nothing is
+    imported.
+    """
+    if name.endswith(".json"):
+        ds_config.read(name)
+    where = name.rpartition(":")[0]
+    if where.endswith(".py"):
+        file_of(where)
+
+
+def _module(where: str, attribute: str) -> ModuleType:
+    if where.endswith(".py"):
+        path = file_of(where)
+        own = f"zerocheck_user_{path.stem}"
+        there = _there(path, (own, path.stem))
+        if there is not None:
+            return there
+        spec = importlib.util.spec_from_file_location(own, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        # By its own name too: a sharder that imports the file of the model must get the same
+        # classes, or a wrapping by class would find none of them.
+        names = [own] if path.stem in sys.modules else [own, path.stem]
+        sys.modules.update(dict.fromkeys(names, module))
+        _stamps[path] = _stamp(path)
+        folder = str(path.parent)
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException as error:
+            for name in names:
+                del sys.modules[name]
+            raise UsageError(f"{where} does not import: {_reason(error, path)}") from error
+        return module
+    try:
+        return importlib.import_module(where)
+    except BaseException as error:
+        hint = ""
+        if isinstance(error, ModuleNotFoundError) and Path(f"{where}.py").is_file():
+            hint = f"; did you mean '{where}.py:{attribute}'?"
+        raise UsageError(f"module {where!r} does not import: {_reason(error)}{hint}") from error
+
+
+def _there(path: Path, names: tuple[str, ...]) -> ModuleType | None:
+    """Return the module of the file, if it was imported and not changed since."""
+    for name in names:
+        module = sys.modules.get(name)
+        file = getattr(module, "__file__", None)
+        if file is not None and Path(file).resolve() == path:
+            if _stamps.get(path, _stamp(path)) == _stamp(path):
+                return module
+            for one in names:
+                if sys.modules.get(one) is module:
+                    del sys.modules[one]
+    return None
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
+
+
+def _attribute(module: ModuleType, where: str, attribute: str) -> Any:
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        pass
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise UsageError(f"{where} does not give {attribute!r}: {_reason(error)}") from error
+    names = [name for name in vars(module) if not name.startswith("_")]
+    raise UsageError(f"{where} has no {attribute!r}{did_you_mean(attribute, names)}")
+
+
+def _reason(error: BaseException, path: Path | None = None) -> str:
+    """Describe an error: type, message and, for a file of the user, the line in it."""
+    line = ""
+    trace = error.__traceback__
+    while trace is not None:
+        if path is not None and trace.tb_frame.f_code.co_filename == str(path):
+            line = f" (line {trace.tb_lineno})"
+        trace = trace.tb_next
+    if isinstance(error, SyntaxError) and error.lineno:
+        return f"SyntaxError: {error.msg} (line {error.lineno})"
+    return f"{type(error).__name__}: {error}{line}"
