@@ -20,7 +20,7 @@ DRAW = ROOT / "docs" / "architecture" / "draw.py"
 GLOSSARY = ROOT / "docs" / "glossary.md"
 
 LISTED = re.compile(r"(?m)^- `([\w.]+/?)`: \S")
-NO_LIST = ("judge", "judge/diagnose", "attached")
+NO_LIST: tuple[str, ...] = ()
 """Packages whose files are about to move: their docstrings list them afterwards."""
 
 

@@ -16,7 +16,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import zerocheck
-from zerocheck.attached import bundle, exchange, forwards, full, output_gradients, own
+from zerocheck.attached import (
+    bundle,
+    exchange,
+    forwards,
+    full_gradient,
+    output_gradients,
+    rank_checks,
+)
 from zerocheck.attached.holdings import local
 from zerocheck.attached.reference import Reference
 from zerocheck.attached.session import Attached
@@ -35,9 +42,9 @@ PLACES: dict[str, tuple[Any, str]] = {
     "reference": (Reference, "__init__"),
     "load": (Reference, "load"),
     "local gradient": (Reference, "local"),
-    "sums": (full, "compare_own"),
+    "sums": (full_gradient, "compare_own"),
     "together": (exchange, "judge_together"),
-    "hashes": (own._Own, "_hashes"),
+    "hashes": (rank_checks._Own, "_hashes"),
     "bundle": (bundle, "write_safetensors"),
 }
 """Where an exception is planted: a function of each phase."""

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from zerocheck.attached.norms import Norms
-from zerocheck.attached.seen import Clip, RankVerdict, Seen, ShardPiece
+from zerocheck.attached.step_record import Clip, RankVerdict, Seen, ShardPiece
 from zerocheck.protocol.observations import Entry
 
 

@@ -8,7 +8,7 @@ import pytest
 from zerocheck.case.schema import Block, Case, Data, Model, Optimizer, Training
 from zerocheck.catalogue import BUILT_IN
 from zerocheck.faults.catalogue import FAULTS
-from zerocheck.judge.measured import judge_measured
+from zerocheck.judge.measurements import judge_measured
 from zerocheck.protocol.jobs import Measure
 from zerocheck.protocol.measurements import UNEXPLAINED
 from zerocheck.protocol.replies import MemoryReply

@@ -19,8 +19,8 @@ from zerocheck.contract.layout import Call
 from zerocheck.contract.loading import load
 from zerocheck.implementations.collectives.trace import trace
 from zerocheck.implementations.units import unit_modules
+from zerocheck.judge.footprint import trained_bytes
 from zerocheck.judge.obligations.communication import predicted, volume
-from zerocheck.judge.weighing import trained_bytes
 from zerocheck.models.network import build_model
 from zerocheck.run.footprint import in_psi
 

@@ -9,8 +9,8 @@ import pytest
 
 from zerocheck.case.schema import Block, Case, Model, Training
 from zerocheck.contract.layout import Call, Layout
+from zerocheck.judge.footprint import trained_bytes
 from zerocheck.judge.obligations.communication import check, predicted, volume
-from zerocheck.judge.weighing import trained_bytes
 from zerocheck.protocol.measurements import Measured
 from zerocheck.protocol.verdicts import Violation
 from zerocheck.run.footprint import in_psi

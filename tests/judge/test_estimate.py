@@ -14,9 +14,9 @@ from zerocheck.contract.semantics import Semantics
 from zerocheck.judge.estimate import MARGIN, TWINS, Off, off
 from zerocheck.judge.layout import ParameterLayout
 from zerocheck.judge.local import LocalRunner, Passes
-from zerocheck.judge.moving import moved, rounding_otherwise
 from zerocheck.judge.obligations import buffers, gradient, loss
 from zerocheck.judge.operator_noise import CancellationNoise, OperatorNoise
+from zerocheck.judge.perturbation import moved, rounding_otherwise
 from zerocheck.models.network import build_model
 from zerocheck.protocol.observations import StepObservation
 

@@ -9,7 +9,7 @@ import pytest
 from zerocheck.judge.obligation import Checked, ObligationCheck
 from zerocheck.judge.obligations import OF_A_MEASUREMENT, OF_A_STEP
 from zerocheck.judge.verdicts import Verdicts
-from zerocheck.protocol.observations import Point
+from zerocheck.protocol.observations import Point, RankObservation
 from zerocheck.protocol.verdicts import EQUIVALENCE, MEMORY, TITLES, Violation
 
 ALL: tuple[ObligationCheck, ...] = (*OF_A_STEP, *OF_A_MEASUREMENT)
@@ -29,7 +29,7 @@ def test_each_says_what_it_is(one: ObligationCheck) -> None:
 
 def test_a_violation_names_its_own_obligation() -> None:
     """A wrong loss may be a stale parameter: then `publish` is violated, and `loss` not judged."""
-    verdicts = Verdicts([])
+    verdicts = Verdicts([RankObservation()])
     stale = Violation(
         obligation="publish", step=1, role="parameter", tensors=(), ranks=(0,), explanation="stale"
     )

@@ -9,7 +9,7 @@ import pytest
 
 from zerocheck.case.schema import Case, Model, Optimizer, Sharding, Training
 from zerocheck.contract.layout import Category, Layout, Line, Phase
-from zerocheck.judge.measured import judge_measured, merged
+from zerocheck.judge.measurements import judge_measured, merged
 from zerocheck.judge.obligations import persistent, release
 from zerocheck.protocol.measurements import HARNESS, LOCAL, UNEXPLAINED, Measured
 from zerocheck.protocol.replies import MemoryReply

@@ -22,7 +22,7 @@ from zerocheck.case.schema import (
     TrainingSegment,
 )
 from zerocheck.contract.semantics import Semantics
-from zerocheck.judge.free import trajectory
+from zerocheck.judge.free_run import trajectory
 from zerocheck.protocol.verdicts import EQUIVALENCE, Judgement
 from zerocheck.ranks.pool import Pool
 from zerocheck.run import drift as drift_runs

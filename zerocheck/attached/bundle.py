@@ -31,7 +31,7 @@ from ..run.journal import encode
 from ..run.records import Environment
 from .calls import StoredForward, restored, stored
 from .ranks import AllRanks
-from .seen import Key, Observed, Seen
+from .step_record import Key, Observed, Seen
 
 FORMAT = 2
 NAME = "bundle.json"

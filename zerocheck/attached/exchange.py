@@ -9,12 +9,12 @@ import torch
 
 from ..contract.semantics import Semantics
 from ..protocol.verdicts import Judgement, Status
-from .full import Full, judge_gradient
-from .own import judge_own
+from .cross_rank_checks import judge_together
+from .full_gradient import Full, judge_gradient
+from .rank_checks import judge_own
 from .ranks import AllRanks
 from .reference import Factory
-from .seen import Observed, RankVerdict
-from .together import judge_together
+from .step_record import Observed, RankVerdict
 
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16,
                                            torch.float64)}  # fmt: skip

@@ -13,7 +13,7 @@ from ..judge import bounds
 from ..judge.bounds import Format
 from ..judge.diagnose.clip import Norm, norm_causes, sentence_of
 from ..protocol.verdicts import Violation
-from .seen import Clip, RankVerdict
+from .step_record import Clip, RankVerdict
 
 Holder = tuple[int, int]
 """(rank, number of the piece there)."""

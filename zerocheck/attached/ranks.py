@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import UsageError
-from .reduced import Total
+from .reduced_gradient import Total
 
 T = TypeVar("T")
 

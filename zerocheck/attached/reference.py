@@ -21,7 +21,7 @@ from ..contract.names import unwrapped
 from ..devices import forked
 from ..errors import UsageError, did_you_mean
 from ..judge.estimate import MARGIN, TWINS
-from ..judge.moving import NEXT
+from ..judge.perturbation import NEXT
 from .forwards import Forward, entered, tensors_in
 
 Factory = Callable[[], nn.Module]

@@ -16,10 +16,11 @@ from ..protocol.verdicts import Judgement, Violation
 from ..ranks.device import check_there
 from ..user_code import import_user_code
 from .bundle import Bundle, read
+from .cross_rank_checks import judge_together
 from .exchange import with_gradient
-from .full import Full, joined, why_not
-from .own import judge_own
-from .reduced import (
+from .full_gradient import Full, joined, why_not
+from .rank_checks import judge_own
+from .reduced_gradient import (
     Judged,
     compare_own,
     exhibit,
@@ -31,9 +32,8 @@ from .reduced import (
     worst,
 )
 from .reference import Reference
-from .seen import Observed
+from .step_record import Observed
 from .text import violated_text
-from .together import judge_together
 
 
 class ReplayedBundle:

@@ -26,7 +26,7 @@ from .optimizers import check_kind, observed_optimizer
 from .ranks import AllRanks, Alone, Problem, RankGroup, Stopped, attempt
 from .reference import Factory
 from .same_model import IN_PIPELINE, check_same_model, pipeline_stages
-from .seen import Observed
+from .step_record import Observed
 from .text import fingerprint, first_of, holds_line, stopped_text, violated_text
 from .watch import Watch
 

@@ -37,7 +37,7 @@ from .holdings import (
     words_for,
 )
 from .optimizers import states_of
-from .seen import AFTER, BEFORE, Clip, GroupOptions, Key, Observed, Seen, ShardPiece
+from .step_record import AFTER, BEFORE, Clip, GroupOptions, Key, Observed, Seen, ShardPiece
 
 
 class Watch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -17,9 +17,6 @@ from .pieces import in_pieces
 
 Fetch = Callable[[int, Recorded], torch.Tensor]
 """fetch(rank, record) -> the flat tensor that the record points to; a view is enough."""
-
-
-Buffers = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from .diagnose.tensor_parallel import order_of_pieces
 from .local import as_on_a_rank
 from .obligations import OF_A_STEP, publish
 from .precision import begun_in
-from .ran_on import ran_on
+from .rank_device import ran_on
 from .state import StartState, State
 
 

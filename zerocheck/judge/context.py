@@ -28,10 +28,10 @@ from .owners import owners_copies
 from .ownership import Ownership
 from .pieces import in_pieces
 from .precision import Computing
-from .ran_on import own_states, ran_on
+from .rank_device import own_states, ran_on
 from .recovery import Recovery
-from .replayed import StepReplay
 from .state import State
+from .step_replay import StepReplay
 from .tolerance import Tolerance
 from .update import UpdateJudge, UpdateRecipe
 from .verdicts import Verdicts

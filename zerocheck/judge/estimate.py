@@ -31,7 +31,7 @@ from zerocheck_reference import unit_roundoff
 
 from .layout import ParameterLayout
 from .local import Passes
-from .moving import NEXT
+from .perturbation import NEXT
 
 MARGIN = 16.0
 TWINS = 2

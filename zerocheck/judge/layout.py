@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -20,6 +20,10 @@ from .pieces import Positions, in_pieces, split
 
 Elements = torch.Tensor | None
 """Positions in the flat vector (int64), or None for all of them."""
+
+
+Buffers = Mapping[str, torch.Tensor]
+"""Buffers of a rank, by name."""
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ from ..protocol.observations import StepObservation
 from . import vectors
 from .layout import ParameterLayout
 from .mirrors import as_parameters, as_views, cast_inputs, pass_detached, pass_through, recomputing
-from .moving import rounding_otherwise
 from .operator_noise import CancellationNoise
+from .perturbation import rounding_otherwise
 from .precision import OWN, Computing
 
 Scale = Callable[[torch.Tensor], torch.Tensor]

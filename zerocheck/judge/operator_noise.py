@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map_only
 
 from zerocheck_reference import unit_roundoff
 
-from .moving import NEXT
+from .perturbation import NEXT
 
 _EXACT = """
 _to_copy _unsafe_view abs amax amin bernoulli cat clamp clamp_min clone col2im constant_pad_nd copy

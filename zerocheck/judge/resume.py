@@ -27,11 +27,11 @@ from ..protocol.verdicts import (
 from .assemble import Fetch
 from .case import CaseJudge
 from .checkpoint import Checkpoint, compare_loaded, compare_saved
+from .load_attempts import Seen, control, tried
 from .local import as_on_a_rank
 from .obligations.export import check_export
-from .ran_on import ran_on
+from .rank_device import ran_on
 from .state import State
-from .tried import Seen, control, tried
 
 
 def judge_legs(

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from ..protocol.verdicts import Obligation, Violation
 from .estimate import NOT_OFF, Off
 from .local import Passes
-from .replayed import StepReplay
 from .state import State
+from .step_replay import StepReplay
 
 Check = Callable[[Off], tuple[float, Violation | None]]
 """check(how far results can be off) -> (share of the bound, violation)."""

@@ -15,7 +15,7 @@ import torch
 
 from ..protocol.observations import RankObservation
 from ..protocol.verdicts import Obligation
-from .assemble import Buffers
+from .layout import Buffers
 from .state import State
 
 

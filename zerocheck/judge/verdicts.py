@@ -10,7 +10,7 @@ from .assemble import Observation
 from .digest import digest_of
 from .local import Passes
 from .obligation import Checked
-from .ran_on import check_repeats
+from .rank_device import check_repeats
 from .shares import shares
 from .vacuity import Vacuity
 from .words import Refuted

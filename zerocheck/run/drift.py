@@ -19,7 +19,7 @@ from ..case.shapes import parameter_dtypes, parameter_elements, sometimes_used, 
 from ..contract.semantics import Semantics
 from ..errors import Unsupported
 from ..judge.assemble import Fetch, Observation
-from ..judge.free import Trajectory, trajectory
+from ..judge.free_run import Trajectory, trajectory
 from ..judge.layout import ParameterLayout
 from ..models.network import build_model
 from ..protocol.observations import RankObservation

@@ -14,9 +14,9 @@ from ..case.measurement import unmeasured
 from ..case.schema import Case
 from ..errors import HarnessError, Unsupported
 from ..judge.case import judge
-from ..judge.measured import judge_measured, merged
+from ..judge.load_attempts import Seen
+from ..judge.measurements import judge_measured, merged
 from ..judge.resume import judge_legs
-from ..judge.tried import Seen
 from ..judge.words import declared, with_words
 from ..protocol.replies import MemoryReply, TimeReply
 from ..protocol.verdicts import MEMORY, Judgement, Obligation, Status

@@ -226,7 +226,7 @@ class FreeRun(msgspec.Struct, frozen=True, kw_only=True):
 class Drift(msgspec.Struct, frozen=True, kw_only=True, tag="drift"):
     """Free run of an implementation and the reference, next to a replica of the reference.
 
-    The replica has other round-off (judge/free.py). It informs: no verdict depends on it.
+    The replica has other round-off (judge/free_run.py). It informs: no verdict depends on it.
 
     case: with the steps that were taken; expected: losses of the reference; own, twin: None if the
     steps could not be taken, and broken says why; finding: the number of that which the case shows,

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from zerocheck.case.schema import Block, Case, Data, Model, Start, Training
 from zerocheck.contract.semantics import Semantics
-from zerocheck.judge.free import Trajectory, trajectory
+from zerocheck.judge.free_run import Trajectory, trajectory
 from zerocheck.protocol.observations import Entry, RankObservation, Recorded, StepObservation
 from zerocheck.run.free_runs import STEPS, free_run_case
 from zerocheck.run.matrix.baselines import LOSS_RTOL, all_agree, compare, usual_start

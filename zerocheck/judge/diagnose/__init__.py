@@ -1,0 +1,31 @@
+"""Causes of a violation: each known bug is computed and compared, none is guessed.
+
+- `buffers.py`: known causes of a wrong buffer, each computed and compared
+- `by_tensor.py`: causes of a wrong gradient tensor by tensor, where no one cause explains every
+  wrong tensor
+- `clip.py`: known causes of a wrong norm or a wrongly clipped gradient, each computed
+- `communication.py`: known causes of unpredicted collectives, each applied to the prediction
+- `evidence.py`: inputs and results of a counterfactual of a wrong gradient, shared by its
+  candidates
+- `factors.py`: causes of a gradient that is wrong by one factor: ranks, microbatches or the loss
+  scale
+- `gradient.py`: known causes of a wrong gradient, each computed and compared, none guessed
+- `hosts.py`: causes of a wrong gradient of ranks that take their host for the world
+- `loss.py`: known causes of wrong losses, each computed and compared bit for bit
+- `memory_order.py`: causes of a wrong gradient of non-contiguous parameters: elements in the
+  order of memory
+- `ownership.py`: known causes of shards that do not tile their tensors, from all shards of a role
+- `peak.py`: known causes of a peak above the predicted one
+- `placement.py`: causes of a gradient whose elements are right but misplaced: swapped or shifted
+  shards
+- `publish.py`: known causes of copies that differ between ranks, compared bit for bit
+- `ranks.py`: causes of a wrong gradient in which ranks are left out or weighted differently
+- `replicas.py`: causes of a wrong gradient on a mesh of two axes: a sum or division missing over
+  one
+- `resume.py`: known bugs of saving and loading that explain wrong state after a load
+- `rounding.py`: causes of a wrong gradient whose terms were rounded to a narrower format before
+  the sum
+- `tensor_parallel.py`: causes of errors of tensor parallelism: sums, divisions and pieces of a
+  wrong axis
+- `update.py`: known causes of a wrong update: AdamW with one thing changed, each compared
+"""

@@ -16,7 +16,7 @@ from ..compare import exactly
 from ..local import Scale
 from ..pieces import Enclosing, Positions, some, split
 from ..precision import declared
-from . import factors, hosts, memory_order, placement, ranks, replicas, rounded, tensor_parallel
+from . import factors, hosts, memory_order, placement, ranks, replicas, rounding, tensor_parallel
 from .evidence import (
     Candidate,
     Evidence,
@@ -66,9 +66,11 @@ def causes(evidence: Evidence) -> Causes:
     if not found:
         found = [c for c in placement.shifted(evidence, wrong) if explains(c, evidence, wrong)]
     if not found:
-        found = [c for c in rounded.candidates(evidence) if explains(c, evidence, wrong)]
+        found = [c for c in rounding.candidates(evidence) if explains(c, evidence, wrong)]
     if not found and declared(evidence.semantics):
-        found = [c for c in rounded.reductions(evidence, wrong) if explains(c, evidence, wrong)][:1]
+        found = [c for c in rounding.reductions(evidence, wrong) if explains(c, evidence, wrong)][
+            :1
+        ]
     if not found:
         mixed = ranks.raced(evidence, wrong) or ranks.left_out(evidence, wrong)
         if mixed is not None:

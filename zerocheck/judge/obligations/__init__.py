@@ -1,9 +1,21 @@
 """Obligations: one file each, with the check that yields its results.
 
-Of each step, in the order in which they are judged: `loss`, `buffers`, `gradient`, `clip`,
-`update`, `publish`. Ownership is judged where shards are put together: see context.py. Of the
-measurements of a case: `persistent`, `peak`, `release`, `communication`. Of a checkpoint: `export`
-(the others are in resume.py and tried.py of the judge).
+Of each step they are judged in the order of OF_A_STEP, of the measurements of a case in that of
+OF_A_MEASUREMENT. Ownership is judged where shards are put together, see context.py. Of a
+checkpoint, all but `export` are in resume.py and load_attempts.py of the judge.
+
+- `buffers.py`: buffers, such as running statistics, follow the declared semantics, bit for bit
+- `clip.py`: the norm and the clipped gradient
+- `communication.py`: each rank calls the collectives that its layout says, and all ranks call the
+  same
+- `export.py`: exported tensors equal the shards' contents, bit for bit, role by role
+- `gradient.py`: given the parameters, the reduced gradient is that of the declared semantics
+- `loss.py`: each rank's loss, given the parameters, is that of one device, bit for bit
+- `peak.py`: at no instant of a step a rank holds more than its layout predicts
+- `persistent.py`: each rank holds the predicted bytes, and every byte is attributed to an owner
+- `publish.py`: every rank's next forward uses the updated parameters
+- `release.py`: nothing grows from step to step, and nothing remains after close()
+- `update.py`: AdamW's next state lies in its enclosure, and a step is skipped only if it must be
 """
 
 from __future__ import annotations

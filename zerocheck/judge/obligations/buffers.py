@@ -8,10 +8,10 @@ import torch
 
 from ...contract.semantics import Semantics
 from ...protocol.verdicts import Violation, said
-from ..assemble import Buffers
 from ..context import StepContext
 from ..diagnose.buffers import SENTENCES, causes
 from ..estimate import Off
+from ..layout import Buffers
 from ..obligation import Checked, ObligationCheck
 
 

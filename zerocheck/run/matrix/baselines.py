@@ -31,7 +31,7 @@ from ...devices import CPU
 from ...errors import Unsupported
 from ...judge.assemble import Fetch, Observation
 from ...judge.case import judge
-from ...judge.free import Trajectory, trajectory
+from ...judge.free_run import Trajectory, trajectory
 from ...judge.layout import ParameterLayout
 from ...models.network import build_model
 from ...protocol.observations import RankObservation

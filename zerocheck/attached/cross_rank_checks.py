@@ -20,8 +20,8 @@ from ..judge.ownership import tiling_fault
 from ..protocol.verdicts import Judgement, Obligation, Violation, statuses_of
 from .holdings import UNWRAPPED
 from .norms import Holder, Norms
-from .own import merged
-from .seen import AFTER, BEFORE, MOMENTS, Fetch, RankVerdict, ShardPiece, element_of
+from .rank_checks import merged
+from .step_record import AFTER, BEFORE, MOMENTS, Fetch, RankVerdict, ShardPiece, element_of
 
 
 def judge_together(told: Sequence[RankVerdict], fetch: Fetch) -> Judgement:

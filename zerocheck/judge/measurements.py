@@ -11,9 +11,9 @@ from ..case.schema import Case
 from ..protocol.measurements import Measured
 from ..protocol.replies import MemoryReply
 from ..protocol.verdicts import Judgement, Obligation, Status, Violation
+from .footprint import weighed
 from .obligation import Measurements
 from .obligations import OF_A_MEASUREMENT
-from .weighing import weighed
 
 
 def judge_measured(

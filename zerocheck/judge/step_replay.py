@@ -13,15 +13,16 @@ from .. import causes as bugs
 from ..case.schema import Case
 from ..contract.semantics import Semantics
 from ..protocol.verdicts import Violation
-from .assemble import Buffers, Observation
+from .assemble import Observation
 from .diagnose.loss import Losses, Replay, changed_parameters, same
 from .diagnose.tensor_parallel import with_repeated_biases
 from .estimate import TWINS, TWINS_EACH, Off, off, off_each
 from .expected import loss_divisor, loss_ranks
 from .flat import FlatBuffer
+from .layout import Buffers
 from .local import LocalRunner, Passes, Scale
-from .moving import moved
 from .operator_noise import OperatorNoise
+from .perturbation import moved
 from .state import State
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from zerocheck.case.schema import Block, Case, Data, Model, Training
 from zerocheck.errors import Unsupported
 from zerocheck.judge import case as judging
-from zerocheck.judge import local, ran_on
+from zerocheck.judge import local, rank_device
 from zerocheck.judge.local import Passes
 from zerocheck.protocol.observations import RankObservation
 
@@ -95,18 +95,18 @@ def test_on_the_cpu_it_is_a_violation(observe: Observe, monkeypatch: pytest.Monk
 
 def test_passes_that_repeat_are_let_through() -> None:
     nan = Passes(torch.tensor([[[torch.nan]]]), torch.ones(1, 1, 1), [[torch.nan]], [{}])
-    ran_on.check_repeats(nan, lambda: nan)
+    rank_device.check_repeats(nan, lambda: nan)
     count: list[int] = []
 
     def again() -> Passes:
         count.append(1)
-        return nan if len(count) < ran_on.AGAIN else replaced
+        return nan if len(count) < rank_device.AGAIN else replaced
 
     buffers = {"running_mean": torch.tensor([1.0])}
     replaced = Passes(nan.gradients, nan.arrived, nan.losses, [buffers])
     nan.buffers[0]["running_mean"] = torch.tensor([1.0000001])
     with pytest.raises(Unsupported, match="a buffer differs"):
-        ran_on.check_repeats(nan, again)
+        rank_device.check_repeats(nan, again)
 
 
 def seen_on(*processors: str) -> Sequence[RankObservation]:
@@ -114,17 +114,19 @@ def seen_on(*processors: str) -> Sequence[RankObservation]:
 
 
 def test_one_kind_of_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ran_on, "processor", lambda _: "A (9.0, 132 multiprocessors)")
-    assert ran_on.ran_on(seen_on(*["A (9.0, 132 multiprocessors)"] * 2)) == torch.device("cuda", 0)
+    monkeypatch.setattr(rank_device, "processor", lambda _: "A (9.0, 132 multiprocessors)")
+    assert rank_device.ran_on(seen_on(*["A (9.0, 132 multiprocessors)"] * 2)) == torch.device(
+        "cuda", 0
+    )
     for others in (("A (9.0, 132 multiprocessors)", "A (9.0, 114 multiprocessors)"), ("B", "B")):
         with pytest.raises(Unsupported, match="different GPUs"):
-            ran_on.ran_on(seen_on(*others))
-    assert ran_on.ran_on([RankObservation(), RankObservation()]) == torch.device("cpu")
+            rank_device.ran_on(seen_on(*others))
+    assert rank_device.ran_on([RankObservation(), RankObservation()]) == torch.device("cpu")
 
 
 def test_only_the_gpus_own_state_tells_ranks_apart(observe: Observe) -> None:
     cpu = torch.get_rng_state().numel()
     states = [[b"ab" + bytes(cpu)], [b"ab" + b"\1" * cpu]]
-    assert ran_on.own_states(states, torch.device("cuda", 0)) == [[b"ab"], [b"ab"]]
-    assert ran_on.own_states(states, torch.device("cpu")) == states
+    assert rank_device.own_states(states, torch.device("cuda", 0)) == [[b"ab"], [b"ab"]]
+    assert rank_device.own_states(states, torch.device("cpu")) == states
     assert replace(RankObservation(), device="cuda:0") != RankObservation()

@@ -8,7 +8,7 @@ from zerocheck.case.schema import Block, Case, Model, Optimizer
 from zerocheck.catalogue import BUILT_IN
 from zerocheck.contract.layout import Call, Layout, Line
 from zerocheck.contract.loading import load
-from zerocheck.judge.weighing import copy_bytes, weighed
+from zerocheck.judge.footprint import copy_bytes, weighed
 from zerocheck.memory.formulas import STAGES, recipe, total
 from zerocheck.memory.setup import STAGE
 from zerocheck.protocol.measurements import Measured

@@ -28,7 +28,7 @@ from ..judge.pieces import Enclosing
 from ..protocol.observations import Entry
 from ..protocol.verdicts import Violation
 from .reference import Local
-from .seen import Observed, Seen, ShardPiece
+from .step_record import Observed, Seen, ShardPiece
 
 ASKED = 1 << 20
 """Elements of wrong tensors that are asked for a cause, at most; one tensor at least."""

@@ -18,7 +18,7 @@ from ..errors import UsageError
 from ..protocol.observations import Entry
 from ..protocol.verdicts import Violation
 from .ranks import AllRanks, place_of
-from .reduced import (
+from .reduced_gradient import (
     Exhibit,
     Judged,
     RunParameter,
@@ -31,7 +31,7 @@ from .reduced import (
     worst,
 )
 from .reference import Factory, Local, Reference
-from .seen import Observed, RankVerdict
+from .step_record import Observed, RankVerdict
 
 
 class _Plan(msgspec.Struct, frozen=True):

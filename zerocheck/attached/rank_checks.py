@@ -30,7 +30,7 @@ from ..judge.layout import ParameterLayout, ParameterPlace
 from ..judge.state import State
 from ..judge.update import Update, UpdateJudge, UpdateRecipe
 from ..protocol.verdicts import Violation
-from .seen import MOMENTS, Clip, GroupOptions, Observed, RankVerdict, ShardPiece, element_of
+from .step_record import MOMENTS, Clip, GroupOptions, Observed, RankVerdict, ShardPiece, element_of
 
 BATCH = 1 << 22
 """Elements that are judged at once; 32 MiB for each vector in float64."""
