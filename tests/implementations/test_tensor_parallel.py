@@ -67,6 +67,14 @@ NORM_OF_ONE = cut(
     sharding=Sharding(tensor_parallel=2, wrap="size", reshard=False),
 )  # fmt: skip
 """The gradient behind the norm is 0 but for round-off, which is 316 times that of its terms."""
+NONE_CUT = cut(
+    Model(
+        stem="embedding", inputs=8, width=4, outputs=8, tied=True, frozen=("stem.*", "*.bias"),
+        blocks=(Block(kind="layer_norm"),),
+    ),
+    ranks=2, seed=3, sharding=Sharding(tensor_parallel=2),
+)  # fmt: skip
+"""What is trainable is cut by no axis: one data-parallel rank has nothing to share out."""
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +86,16 @@ def pool(session_pool: Pool) -> Iterator[Pool]:
 @pytest.mark.parametrize(
     "case",
     sliced(
-        [cut(), cut(UNEVEN), cut(ranks=2), cut(ranks=6, count=3), cut(UNEVEN, 6, 2), NORM_OF_ONE],
-        [cut(), cut(UNEVEN), NORM_OF_ONE],
+        [
+            cut(),
+            cut(UNEVEN),
+            cut(ranks=2),
+            cut(ranks=6, count=3),
+            cut(UNEVEN, 6, 2),
+            NORM_OF_ONE,
+            NONE_CUT,
+        ],
+        [cut(), cut(UNEVEN), NORM_OF_ONE, NONE_CUT],
     ),
     ids=lambda case: f"{case.model.stem}-{case.readers}x{case.sharding.tensor_parallel}",
 )
