@@ -205,7 +205,7 @@ def test_names_are_given_once() -> None:
             "gradients",
             "states",
             "forwards",
-            "left_out",
+            "omissions",
             "races",
             "checkpoints",
             "communication",
@@ -215,7 +215,7 @@ def test_names_are_given_once() -> None:
             "tensor_parallel",
             "offloading",
             "precision",
-            "injected",
+            "injections",
         )
         for value in vars(import_module(f"zerocheck.faults.catalogue.{module}")).values()
         if isinstance(value, list) and value and isinstance(value[0], Fault)

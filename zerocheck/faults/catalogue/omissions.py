@@ -7,28 +7,28 @@ from .fault import fault
 
 LEFT_OUT = [
     fault(
-        "left_out:HooksLostOnMove", "ddp", "gradient",
+        "omissions:HooksLostOnMove", "ddp", "gradient",
         "a layer gets new parameters after DDP was made", "PT #104336", bugs.LOCAL_GRADIENT_ONLY,
         world=3, without=("tied", "frozen", "sometimes-used"),
     ),
     fault(
-        "left_out:BucketsRecreated", "zero1", "update",
+        "omissions:BucketsRecreated", "zero1", "update",
         "only the last bucket is updated", "MG 9a8420c90a", bugs.NEVER_UPDATED,
         features=("bucket-small",), without=("frozen", "unused"),
     ),
     fault(
-        "left_out:ReusedModuleOverwrites", "zero1", "gradient",
+        "omissions:ReusedModuleOverwrites", "zero1", "gradient",
         "of a module called twice the gradient of one call counts", "FS #780",
         # A GRU takes another kernel where its parameters do not learn: its loss differs first.
         features=("module-twice",), without=("frozen", "checkpoint", "block-recurrent"),
     ),
     fault(
-        "left_out:LastTouchedOnly", "zero1", "gradient",
+        "omissions:LastTouchedOnly", "zero1", "gradient",
         "what the last microbatch did not use is not reduced", "PT #124193",
         features=("sometimes-used", "microbatches"), microbatches=2,
     ),
     fault(
-        "left_out:TiedBeforeSync", "zero1", "gradient",
+        "omissions:TiedBeforeSync", "zero1", "gradient",
         "a tied weight is reduced before its gradients are added", "MG #844",
         features=("tied",), without=("frozen",),
     ),
