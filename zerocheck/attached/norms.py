@@ -83,7 +83,7 @@ class Norms:
         )
 
     def _true(self, kind: str, holders: Sequence[Holder]) -> tuple[float, float, float]:
-        """Return (norm, relative bound, absolute bound); see judge/clip.py."""
+        """Return (norm, relative bound, absolute bound); see judge/clipping.py."""
         pieces = [self.told[rank].seen.pieces[number] for rank, number in holders]
         numel = sum(torch.Size(piece.local).numel() for piece in pieces)
         if kind == "inf":
