@@ -57,7 +57,7 @@ def run(options, handlers):
 
 # They start without torch.
 sys.modules["zerocheck.run.engine"] = types.SimpleNamespace(run=run)
-sys.modules["zerocheck.run.environment"] = types.SimpleNamespace(untested=lambda: "")
+sys.modules["zerocheck.run.environment"] = types.SimpleNamespace(untested_versions=lambda: "")
 """
 
 
@@ -181,7 +181,7 @@ def run(options, handlers):
     assert len(calls) == 1
     raise zerocheck.UsageError("MyFSDP lacks train_step()")
 sys.modules["zerocheck.run.engine"] = types.SimpleNamespace(run=run)
-sys.modules["zerocheck.run.environment"] = types.SimpleNamespace(untested=lambda: "")
+sys.modules["zerocheck.run.environment"] = types.SimpleNamespace(untested_versions=lambda: "")
 """
     )
     result = session(here)
@@ -265,7 +265,7 @@ def run(options, handlers):
 
 # They start without torch.
 sys.modules["zerocheck.run.engine"] = types.SimpleNamespace(run=run)
-sys.modules["zerocheck.run.environment"] = types.SimpleNamespace(untested=lambda: "")
+sys.modules["zerocheck.run.environment"] = types.SimpleNamespace(untested_versions=lambda: "")
 """
 
 

@@ -12,9 +12,10 @@ import torch
 from zerocheck.case.schema import Block, Case, Data, Model
 from zerocheck.contract.semantics import Semantics
 from zerocheck.judge.estimate import MARGIN, TWINS, Off, off
+from zerocheck.judge.expected import expected
 from zerocheck.judge.layout import ParameterLayout
 from zerocheck.judge.local import LocalRunner, Passes
-from zerocheck.judge.obligations import buffers, gradient, loss
+from zerocheck.judge.obligations import buffers, loss
 from zerocheck.judge.operator_noise import CancellationNoise, OperatorNoise
 from zerocheck.judge.perturbation import moved, rounding_otherwise
 from zerocheck.models.network import build_model
@@ -131,10 +132,8 @@ def test_a_loss_a_gradient_and_a_buffer_are_let_be_off_so_far(
     told = buffers.check(floating, passes.buffers, Semantics(), off=ran.off.buffers, **given)  # type: ignore[arg-type]
     assert (told is not None) is violated
     assert buffers.check(floating, passes.buffers, Semantics(), **given) is not None  # type: ignore[arg-type]
-    derived = gradient.expected(passes, ran.layout, CASE, Semantics()).enclosure
-    estimated = gradient.expected(
-        passes, ran.layout, CASE, Semantics(), noise=ran.off.gradient
-    ).enclosure
+    derived = expected(passes, ran.layout, CASE, Semantics()).enclosure
+    estimated = expected(passes, ran.layout, CASE, Semantics(), noise=ran.off.gradient).enclosure
     assert torch.equal(derived.exact, estimated.exact)
     outside = (derived.exact * (factor - 1)).abs() > estimated.bound
     assert bool(outside.any()) is violated

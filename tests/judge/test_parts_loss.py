@@ -13,6 +13,7 @@ from zerocheck.case.schema import Case, Training
 from zerocheck.contract.semantics import Semantics
 from zerocheck.judge import skip
 from zerocheck.judge.obligations import buffers, loss
+from zerocheck.judge.step_replay import entering
 from zerocheck.protocol.observations import StepObservation
 from zerocheck.protocol.verdicts import Violation
 
@@ -101,9 +102,9 @@ def test_buffers() -> None:
 
 def test_whose_buffers_enter_a_step() -> None:
     own = [{"m": torch.zeros(1)}, {"m": torch.ones(1)}]
-    assert buffers.entering(own, Semantics()) == own
+    assert entering(own, Semantics()) == own
     for sent in ("rank0", "rank0_each"):
-        entered = buffers.entering(own, Semantics(buffers=sent))  # type: ignore[arg-type]
+        entered = entering(own, Semantics(buffers=sent))  # type: ignore[arg-type]
         assert len(entered) == 2 and all(one is own[0] for one in entered)
 
 

@@ -119,7 +119,8 @@ def test_what_is_not_told_is_not_compared() -> None:
     assert peak.check(CASE, [rank(held, says)] * 2).violation is None
     silent = Layout(lines=(), calls=CALLS, last=0)
     assert peak.check(CASE, [rank(held, silent)] * 2).vacuous
-    assert peak.check(CASE, [Measured(), Measured()]) == (False, None, True)
+    checked = peak.check(CASE, [Measured(), Measured()])
+    assert (checked.exercised, checked.violation, checked.vacuous) == (False, None, True)
     assert peak.check(Case(), [rank(), rank()]).vacuous == (Case().world_size == 1)
 
 

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from zerocheck.case.schema import Block, Case, Data, Model, Training
 from zerocheck.errors import Unsupported
-from zerocheck.judge import case as judging
-from zerocheck.judge import local, rank_device
+from zerocheck.judge import context, local, rank_device
 from zerocheck.judge.local import Passes
 from zerocheck.protocol.observations import RankObservation
 
@@ -38,7 +37,7 @@ CASE = Case(
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The branches of a GPU are taken, with tensors of the CPU."""
     monkeypatch.setattr(local, "CPU", "another kind")
-    monkeypatch.setattr(judging, "CPU", "another kind")
+    monkeypatch.setattr(context, "CPU", "another kind")
 
 
 @pytest.mark.parametrize("name", ["ddp", "zero3", "fsdp1"])

@@ -22,9 +22,8 @@ from .context import CaseContext, StepContext
 from .diagnose.tensor_parallel import order_of_pieces
 from .local import as_on_a_rank
 from .obligations import OF_A_STEP, publish
-from .precision import begun_in
 from .rank_device import ran_on
-from .state import StartState, State
+from .state import State
 
 
 def judge(
@@ -62,13 +61,8 @@ class CaseJudge(CaseContext):
 
     def judge_start(self, before: State) -> None:
         """Judge the state before the first step: that of the model, or the restored one."""
-        start = StartState.of(
-            self.case,
-            self.model,
-            self.layout,
-            restored=self.observation.seen[0].restored,
-            rounded=begun_in(self.semantics),
-        )
+        assert self.start is not None
+        start, self.start = self.start, None
         dtype = DTYPES.get(self.semantics.compute, torch.float32)
         violation = publish.check_start(before, *start, self.layout, dtype)
         if cuts(self.case):

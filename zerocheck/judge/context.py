@@ -27,10 +27,10 @@ from .local import LocalRunner, Passes
 from .owners import owners_copies
 from .ownership import Ownership
 from .pieces import in_pieces
-from .precision import Computing
+from .precision import Computing, begun_in
 from .rank_device import own_states, ran_on
 from .recovery import Recovery
-from .state import State
+from .state import StartState, State
 from .step_replay import StepReplay
 from .tolerance import Tolerance
 from .update import UpdateJudge, UpdateRecipe
@@ -45,15 +45,20 @@ class CaseContext:
     ) -> None:
         self.case, self.brief = case, brief
         self.first, self.end = case.training.first, end_of(case)
-        self.model = build_model(case)
-        self.layout = ParameterLayout.of(self.model, case)
+        model = build_model(case)
+        self.layout = ParameterLayout.of(model, case)
         replica = case.shards if len(case.mesh) > 1 else 0
         self.observation = Observation(self.layout, seen, fetch, self.first, replica)
         self.declaration = seen[0].declaration
         self.semantics = Semantics(**self.declaration.semantics)  # type: ignore[arg-type]
+        # Before the runner casts the model to its dtypes.
+        self.start: StartState | None = StartState.of(
+            case, model, self.layout, restored=seen[0].restored, rounded=begun_in(self.semantics)
+        )
+        """State that training begins with, until it was compared: it is as large as the model."""
         self.device = ran_on(seen)
         computing = Computing.of(self.semantics)
-        runner = LocalRunner(self.model, case, self.layout, self.device, computing)
+        runner = LocalRunner(model, case, self.layout, self.device, computing)
         self.replayed = StepReplay(case, self.observation, self.semantics, runner)
         masters = self.semantics.master != "none"
         self.ownership = Ownership(self.observation, case.hosts, masters=masters)
