@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from zerocheck.ranks.pool import Pool
 
 collect_ignore = ["example_project"]  # it has tests of its own
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As in what a shell starts in the background; runs that tests interrupt would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 LONG_FILES = (
