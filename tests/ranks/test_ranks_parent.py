@@ -111,6 +111,42 @@ def test_a_parent_that_dies_while_the_zygote_imports(tmp_path: Path) -> None:
     assert gone([zygote], within_s=60.0)  # an import in C++ is not interrupted
 
 
+CLOSING = f"""
+import pathlib, sys, time
+sys.path[:0] = [{ROOT!r}, {HERE!r}]
+from zerocheck.ranks.spawner import Spawner
+spawner = Spawner("ranks_targets:run", scratch=[], log=sys.argv[1], warm=["importing_child"])
+while not pathlib.Path(sys.argv[2]).exists():
+    time.sleep(0.05)
+began = time.monotonic()
+spawner.close()
+print(spawner.pid, time.monotonic() - began)
+"""
+
+
+def test_a_zygote_that_imports_is_not_waited_for_at_the_end(tmp_path: Path) -> None:
+    """It has no ranks yet; what its imports started ends with it."""
+    child = tmp_path / "child"
+    (tmp_path / "importing_child.py").write_text(
+        "import os, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        f"open({str(child)!r} + '.new', 'w').write(str(child.pid))\n"
+        f"os.rename({str(child)!r} + '.new', {str(child)!r})\n"
+        "time.sleep(60)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", CLOSING, str(tmp_path / "log"), str(child)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        timeout=60,
+        check=True,
+    )
+    zygote, seconds = done.stdout.split()
+    assert float(seconds) < 2.0
+    assert gone([int(zygote), int(child.read_text())])
+
+
 def test_a_zygote_that_is_slow_is_waited_for(tmp_path: Path) -> None:
     """Time counts only while it does nothing: on a loaded machine it waits for a processor."""
     (tmp_path / "slow_import.py").write_text(

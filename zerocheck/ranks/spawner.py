@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -144,9 +146,14 @@ class Spawner:
         return answer.exits
 
     def close(self) -> None:
-        """The zygote kills its ranks at end of file, then exits."""
+        """The zygote kills its ranks at end of file, then exits. One that still imports has no
+        ranks and does not look: it is killed, with what its imports started."""
         self._why_dead = self._why_dead or "it was closed"
+        importing = self._ready is None and not _readable(self._control)
         self._control.close()
+        if importing:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         try:
             self._process.wait(5.0)
         except subprocess.TimeoutExpired:
@@ -222,6 +229,12 @@ class Spawner:
         except OSError:
             return ""
         return f"\nit wrote:\n{text}" if text else ""
+
+
+def _readable(control: socket.socket) -> bool:
+    poll = select.poll()  # select() knows no descriptor over 1,023
+    poll.register(control, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _environment(path: Sequence[str]) -> dict[str, str]:
