@@ -35,18 +35,24 @@ ALLOWED: dict[str, set[str]] = {
     "user_code": {"ds_config", "errors"},
     "causes": {"errors"},
     "case": {"catalogue", "hosts", "errors"},
-    "models": {"case", "catalogue", "user_code", "devices", "errors"},
-    "contract": {"models", "case", "catalogue", "compat", "user_code", "devices", "errors"},
+    "floating_point": {"zerocheck_reference"},
+    "optimizers": {"floating_point", "case", "causes", "zerocheck_reference"},
+    "models": {"optimizers", "case", "catalogue", "user_code", "devices", "errors"},
+    "contract": {
+        "optimizers", "models", "case", "catalogue", "compat", "user_code", "devices", "errors",
+    },
     "protocol": {"contract", "case"},
     "execution": {"compat", "errors"},
     "implementations": {
+        "optimizers",
         "compat_memory", "contract", "ds_config", "models", "case", "compat", "devices", "errors",
     },
     "faults": {
+        "optimizers",
         "implementations", "protocol", "contract", "models", "case", "causes", "compat", "errors",
     },
     "drive": {
-        "protocol", "execution", "contract", "models", "case", "catalogue", "compat",
+        "protocol", "optimizers", "execution", "contract", "models", "case", "catalogue", "compat",
         "compat_memory", "devices", "errors", "user_code",
     },
     "ranks": {
@@ -54,8 +60,8 @@ ALLOWED: dict[str, set[str]] = {
         "warning_filters",
     },
     "judge": {
-        "protocol", "execution", "contract", "models", "case", "causes", "compat", "devices",
-        "host", "hosts", "errors", "zerocheck_reference",
+        "protocol", "optimizers", "floating_point", "execution", "contract", "models", "case",
+        "causes", "compat", "devices", "host", "hosts", "errors", "zerocheck_reference",
     },
     "run": {
         "judge", "ranks", "drive", "protocol", "contract", "models", "case", "catalogue", "causes",
@@ -72,9 +78,9 @@ ALLOWED: dict[str, set[str]] = {
         "user_code", "errors", "hosts",
     },
     "attached": {
-        "report", "run", "judge", "protocol", "execution", "drive", "contract", "checkpoint",
-        "case", "causes", "compat", "foreign_text", "user_code", "errors", "zerocheck_reference",
-        "devices", "ranks",
+        "report", "run", "judge", "optimizers", "floating_point", "protocol", "execution", "drive",
+        "contract", "checkpoint", "case", "causes", "compat", "foreign_text", "user_code", "errors",
+        "zerocheck_reference", "devices", "ranks",
     },
     "shared_run": {"report", "run", "errors"},
     "pytest_plugin": {"foreign_text", "shared_run", "report", "run", "errors"},

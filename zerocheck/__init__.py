@@ -7,6 +7,7 @@
 - `control_groups.py`: limits of memory and processes that control groups set on this process
 - `devices.py`: devices of cases: their names, and the random states that a forward can draw from
 - `errors.py`: errors of zerocheck, and hints that help a user to fix them
+- `floating_point.py`: model of rounding: formats, enclosures, and the last rounding of a result
 - `foreign_text.py`: foreign text, made safe for a terminal, a report or a shell
 - `host.py`: memory of this host, and files that replace it
 - `hosts.py`: hosts of the ranks, from the short form in a case to a place for each rank
@@ -32,6 +33,7 @@
 - `judge/`: verdicts on what ranks observed, and their causes
 - `memory/`: memory of a rank in advance (`zerocheck memory`)
 - `models/`: model, samples and start of a case
+- `optimizers/`: optimizers: what a step of each computes, and what can go wrong in it
 - `protocol/`: data that crosses the border of a rank process, and verdicts
 - `ranks/`: rank processes: pool, transport, watchdog, torchrun
 - `report/`: reports, one file per format

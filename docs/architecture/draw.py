@@ -27,8 +27,8 @@ FLOORS = (
     Floor("peers", {"ranks": 170, " ": 40, "drive": 200, "  ": 90, "judge": 190}),
     Floor("proof", {"faults": 170}),
     Floor("libraries", {"   ": 220, "implementations": 200}),
-    Floor("data", {"protocol": 110, "contract": 110, "models": 90, "causes": 90,
-                   "execution": 100, "case": 80, "ds_config": 90}),
+    Floor("data", {"protocol": 90, "contract": 90, "models": 80, "optimizers": 100, "causes": 80,
+                   "execution": 90, "case": 60, "ds_config": 90}),
 )  # fmt: skip
 """Blanks leave room. A room imports from its own floor and those under it."""
 

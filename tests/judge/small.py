@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from zerocheck.floating_point import BF16, FP32
 from zerocheck.judge.assemble import ManifestPlan, RoleState
-from zerocheck.judge.bounds import BF16, FP32
 from zerocheck.judge.layout import Formats, ParameterLayout, ParameterPlace
 from zerocheck.judge.state import State
 

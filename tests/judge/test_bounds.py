@@ -8,9 +8,10 @@ from fractions import Fraction
 import pytest
 import torch
 
+from zerocheck.floating_point import ETA, Enclosure, U
 from zerocheck.judge import bounds
-from zerocheck.judge.bounds import ETA, Enclosure, U
 from zerocheck.judge.compare import compare
+from zerocheck.optimizers.adamw import bounds as adamw
 
 STEPS = (1, 2, 3, 256, 10_001)
 OPTIONS = (
@@ -58,7 +59,7 @@ def shares() -> dict[str, float]:
                     }
                     optimizer.step()
                     after = optimizer.state[q]
-                    s = bounds.scalars(
+                    s = adamw.scalars(
                         lr=options["lr"],
                         beta1=options["betas"][0],
                         beta2=options["betas"][1],
@@ -69,9 +70,9 @@ def shares() -> dict[str, float]:
                     )
                     m1, v1 = after["exp_avg"].double(), after["exp_avg_sq"].double()
                     seen = {
-                        "exp_avg": (m1, bounds.exp_avg(m.double(), g.double(), s)),
-                        "exp_avg_sq": (v1, bounds.exp_avg_sq(v.double(), g.double(), s)),
-                        "parameter": (q.detach().double(), bounds.parameter(p.double(), m1, v1, s)),
+                        "exp_avg": (m1, adamw.exp_avg(m.double(), g.double(), s)),
+                        "exp_avg_sq": (v1, adamw.exp_avg_sq(v.double(), g.double(), s)),
+                        "parameter": (q.detach().double(), adamw.parameter(p.double(), m1, v1, s)),
                     }
                     for name, (observed, enclosure) in seen.items():
                         found[name] = max(found[name], _share(observed, enclosure))
@@ -196,19 +197,19 @@ def test_single_reading_encloses_hyperparameters_in_fp32() -> None:
         "weight_decay": 0.0,
         "step": step,
     }
-    single = bounds.scalars(**given, reading="single")
-    double = bounds.scalars(**given, reading="double")
-    assert _share(q, bounds.parameter(p.double(), m1.double(), v1.double(), single)) <= 1.0
-    assert _share(v1, bounds.exp_avg_sq(v.double(), g.double(), single)) <= 1.0
+    single = adamw.scalars(**given, reading="single")
+    double = adamw.scalars(**given, reading="double")
+    assert _share(q, adamw.parameter(p.double(), m1.double(), v1.double(), single)) <= 1.0
+    assert _share(v1, adamw.exp_avg_sq(v.double(), g.double(), single)) <= 1.0
     # 1 - fl(beta2) differs from 1 - beta2 by 1.3e-5 relative: the other reading sees it.
-    assert compare(v1, bounds.exp_avg_sq(v.double(), g.double(), double))[1] is not None
+    assert compare(v1, adamw.exp_avg_sq(v.double(), g.double(), double))[1] is not None
 
 
 def test_bounds_of_nothing_are_a_few_of_the_smallest_numbers() -> None:
     zero = torch.zeros(1, dtype=torch.float64)
-    s = bounds.scalars(
+    s = adamw.scalars(
         lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0, step=1, reading="double"
     )
-    assert float(bounds.exp_avg(zero, zero, s).bound) <= 4 * ETA
-    assert float(bounds.exp_avg_sq(zero, zero, s).bound) <= 4 * ETA
+    assert float(adamw.exp_avg(zero, zero, s).bound) <= 4 * ETA
+    assert float(adamw.exp_avg_sq(zero, zero, s).bound) <= 4 * ETA
     assert float(bounds.gradient(zero, zero, 3).bound) <= 4 * ETA

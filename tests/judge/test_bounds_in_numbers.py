@@ -13,8 +13,11 @@ from fractions import Fraction
 import pytest
 import torch
 
+from zerocheck import floating_point
+from zerocheck.floating_point import BF16, FP32, Enclosure, Format
 from zerocheck.judge import bounds
-from zerocheck.judge.bounds import BF16, FP32, Enclosure, Format, Scalars
+from zerocheck.optimizers.adamw import bounds as adamw
+from zerocheck.optimizers.adamw.bounds import Scalars
 
 U, ETA = 2.0**-24, 2.0**-149
 u, eta = 2.0**-8, 2.0**-133
@@ -37,17 +40,17 @@ def test_formats() -> None:
     assert (torch.float32, U, ETA) == FP32 and not FP32.narrow
     assert (torch.bfloat16, u, eta) == BF16 and BF16.narrow
     assert Format.of(torch.float16).narrow
-    assert (bounds.U, bounds.ETA) == (U, ETA)
+    assert (floating_point.U, floating_point.ETA) == (U, ETA)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_the_last_rounding(sign: float) -> None:
-    _is(bounds.rounded(_of(sign), _of(0.0)), sign, U)
-    _is(bounds.rounded(_of(1.75 * sign), _of(2 * U)), 1.75 * sign, 3 * U)
-    _is(bounds.rounded(_of(1.75 * sign), _of(u), BF16), 1.75 * sign, 2 * u)
+    _is(floating_point.rounded(_of(sign), _of(0.0)), sign, U)
+    _is(floating_point.rounded(_of(1.75 * sign), _of(2 * U)), 1.75 * sign, 3 * U)
+    _is(floating_point.rounded(_of(1.75 * sign), _of(u), BF16), 1.75 * sign, 2 * u)
     # 2 is not reached by the exact result, but with its error.
-    _is(bounds.rounded(_of(sign * (2 - U / 4)), _of(U / 2)), sign * (2 - U / 4), 2.5 * U)
-    _is(bounds.rounded(_of(sign * (2 - U / 4)), _of(U / 8)), sign * (2 - U / 4), 1.125 * U)
+    _is(floating_point.rounded(_of(sign * (2 - U / 4)), _of(U / 2)), sign * (2 - U / 4), 2.5 * U)
+    _is(floating_point.rounded(_of(sign * (2 - U / 4)), _of(U / 8)), sign * (2 - U / 4), 1.125 * U)
 
 
 def test_the_reduced_gradient() -> None:
@@ -86,7 +89,7 @@ def test_the_clipped_gradient(sign: float) -> None:
 
 def test_scalars_in_double() -> None:
     given = {"lr": 0.1, "beta1": 0.5, "beta2": 0.25, "eps": 1e-3, "weight_decay": 0.3, "step": 2}
-    s = bounds.scalars(**given, reading="double")
+    s = adamw.scalars(**given, reading="double")
     assert s[:5] == (0.1, 0.5, 0.25, 1e-3, 0.3)
     assert (s.correction1, s.correction2) == pytest.approx((0.75, 0.9375), rel=1e-15, abs=0.0)
     assert s.extra == pytest.approx(2.0**-52 * (1 / 0.75 + 1 / (2 * 0.9375)), rel=1e-9, abs=0.0)
@@ -94,7 +97,7 @@ def test_scalars_in_double() -> None:
 
 def test_scalars_in_single() -> None:
     given = {"lr": 0.1, "beta1": 0.5, "beta2": 0.9, "eps": 1e-3, "weight_decay": 0.3, "step": 2}
-    s = bounds.scalars(**given, reading="single")
+    s = adamw.scalars(**given, reading="single")
     assert s[:5] == tuple(
         torch.tensor((0.1, 0.5, 0.9, 1e-3, 0.3), dtype=torch.float32).double().tolist()
     )
@@ -106,10 +109,10 @@ def test_scalars_in_single() -> None:
 
 
 def test_bias_corrections() -> None:
-    assert bounds.correction(0.0, 1) == bounds.correction(0.0, 7) == 1.0
+    assert adamw.correction(0.0, 1) == adamw.correction(0.0, 7) == 1.0
     for beta in (0.5, 0.9, 0.999999):
         exact = float(1 - Fraction(beta) ** 3)
-        assert bounds.correction(beta, 3) == pytest.approx(exact, rel=1e-14, abs=0.0)
+        assert adamw.correction(beta, 3) == pytest.approx(exact, rel=1e-14, abs=0.0)
 
 
 HALF = Scalars(0.5, 0.5, 0.75, 0.25, 0.5, 0.25, 0.25, U)
@@ -119,61 +122,61 @@ HALF = Scalars(0.5, 0.5, 0.75, 0.25, 0.5, 0.25, 0.25, U)
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_exp_avg(sign: float) -> None:
     # lerp: 3 (1 - b1) |g - m|, here of numbers that are of two signs.
-    _is(bounds.exp_avg(_of(4.0 * sign), _of(-2.0 * sign), HALF), sign, 9 * U + U)
+    _is(adamw.exp_avg(_of(4.0 * sign), _of(-2.0 * sign), HALF), sign, 9 * U + U)
     # Multiply-add: 2 b1 |m| + 2 (1 - b1) |g|, of equal ones.
-    _is(bounds.exp_avg(_of(4.0 * sign), _of(4.0 * sign), HALF), 4 * sign, 8 * U + 4 * U)
-    _is(bounds.exp_avg(_of(0.0), _of(0.0), HALF), 0.0, 2.5 * ETA)
+    _is(adamw.exp_avg(_of(4.0 * sign), _of(4.0 * sign), HALF), 4 * sign, 8 * U + 4 * U)
+    _is(adamw.exp_avg(_of(0.0), _of(0.0), HALF), 0.0, 2.5 * ETA)
     unknown = 9 * U + 0.5 * 2.0**-20
-    _is(bounds.exp_avg(_of(4.0 * sign), _of(-2.0 * sign), HALF, 2.0**-20), sign, unknown + U)
+    _is(adamw.exp_avg(_of(4.0 * sign), _of(-2.0 * sign), HALF, 2.0**-20), sign, unknown + U)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_exp_avg_in_bf16(sign: float) -> None:
     given = _of(4.0 * sign), _of(-2.0 * sign), HALF
-    _is(bounds.exp_avg(*given, format=BF16), sign, 9 * U + 3 * u + u)
+    _is(adamw.exp_avg(*given, format=BF16), sign, 9 * U + 3 * u + u)
     unknown = 0.5 * 0.125 + u * 0.5 * 0.125
-    _is(bounds.exp_avg(*given, 0.125, BF16), sign, 9 * U + 3 * u + unknown + u)
-    _is(bounds.exp_avg(_of(0.0), _of(0.0), HALF, format=BF16), 0.0, 2.5 * eta)
+    _is(adamw.exp_avg(*given, 0.125, BF16), sign, 9 * U + 3 * u + unknown + u)
+    _is(adamw.exp_avg(_of(0.0), _of(0.0), HALF, format=BF16), 0.0, 2.5 * eta)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_exp_avg_sq(sign: float) -> None:
-    _is(bounds.exp_avg_sq(_of(4.0), _of(2.0 * sign), HALF), 4.0, 6 * U + 3 * U + 4 * U)
-    _is(bounds.exp_avg_sq(_of(4.0), _of(0.0), HALF), 3.0, 6 * U + 2 * U)
+    _is(adamw.exp_avg_sq(_of(4.0), _of(2.0 * sign), HALF), 4.0, 6 * U + 3 * U + 4 * U)
+    _is(adamw.exp_avg_sq(_of(4.0), _of(0.0), HALF), 3.0, 6 * U + 2 * U)
     # What is held may be wrong; the bound is one all the same.
-    _is(bounds.exp_avg_sq(_of(-4.0), _of(2.0 * sign), HALF), -2.0, 9 * U + 2 * U)
-    _is(bounds.exp_avg_sq(_of(0.0), _of(0.0), HALF), 0.0, 2.5 * ETA)
+    _is(adamw.exp_avg_sq(_of(-4.0), _of(2.0 * sign), HALF), -2.0, 9 * U + 2 * U)
+    _is(adamw.exp_avg_sq(_of(0.0), _of(0.0), HALF), 0.0, 2.5 * ETA)
     unknown = 0.25 * 0.5 * (4 + 0.5)
-    found = bounds.exp_avg_sq(_of(4.0), _of(2.0 * sign), HALF, 0.5)
+    found = adamw.exp_avg_sq(_of(4.0), _of(2.0 * sign), HALF, 0.5)
     _is(found, 4.0, 9 * U + unknown + 4 * U)
 
 
 def test_exp_avg_sq_in_bf16() -> None:
-    _is(bounds.exp_avg_sq(_of(4.0), _of(2.0), HALF, format=BF16), 4.0, 9 * U + 6 * u + 4 * u)
-    _is(bounds.exp_avg_sq(_of(-4.0), _of(2.0), HALF, format=BF16), -2.0, 9 * U + 6 * u + 2 * u)
-    _is(bounds.exp_avg_sq(_of(0.0), _of(0.0), HALF, format=BF16), 0.0, 2.5 * eta)
+    _is(adamw.exp_avg_sq(_of(4.0), _of(2.0), HALF, format=BF16), 4.0, 9 * U + 6 * u + 4 * u)
+    _is(adamw.exp_avg_sq(_of(-4.0), _of(2.0), HALF, format=BF16), -2.0, 9 * U + 6 * u + 2 * u)
+    _is(adamw.exp_avg_sq(_of(0.0), _of(0.0), HALF, format=BF16), 0.0, 2.5 * eta)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_parameter(sign: float) -> None:
     # Denominator sqrt(0.5625 / 0.25) + 0.25 = 1.75; update 2 * 1.75 / 1.75 = 2; 1.5 - 2 = -0.5.
     given = _of(2.0 * sign), _of(1.75 * sign), _of(0.5625)
-    _is(bounds.parameter(*given, HALF), -0.5 * sign, 2 * 8 * U + 1.5 * 2 * U + U / 2)
+    _is(adamw.parameter(*given, HALF), -0.5 * sign, 2 * 8 * U + 1.5 * 2 * U + U / 2)
     # Nothing decays, and 2 - 2 = 0 leaves h of the error alone, which is a power of two.
     still = HALF._replace(weight_decay=0.0)
-    _is(bounds.parameter(*given, still), 0.0, 16 * U + 2.0**-44)
+    _is(adamw.parameter(*given, still), 0.0, 16 * U + 2.0**-44)
     # Of nothing, 2 eta, and eta over the denominator, 0.25.
-    _is(bounds.parameter(_of(0.0), _of(0.0), _of(0.0), HALF), 0.0, 6 * ETA + 0.5 * ETA)
+    _is(adamw.parameter(_of(0.0), _of(0.0), _of(0.0), HALF), 0.0, 6 * ETA + 0.5 * ETA)
     # An update that goes the same way as the decay.
     given = _of(2.0 * sign), _of(-1.75 * sign), _of(0.5625)
-    _is(bounds.parameter(*given, HALF), 3.5 * sign, 2 * 8 * U + 1.5 * 2 * U + 2 * U)
+    _is(adamw.parameter(*given, HALF), 3.5 * sign, 2 * 8 * U + 1.5 * 2 * U + 2 * U)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_parameter_in_bf16_by_operations(sign: float) -> None:
     given = _of(2.0 * sign), _of(1.75 * sign), _of(0.5625)
     four = 2 * ((1 - u) ** -4 - 1)
-    found = bounds.parameter(*given, HALF, BF16)
+    found = adamw.parameter(*given, HALF, BF16)
     _is(found, -0.5 * sign, 16 * U + four + 3 * u + u / 2)
 
 
@@ -184,7 +187,7 @@ def test_parameter_in_bf16_fused(sign: float) -> None:
     m, v = 2.0**-133, 2.0**-133
     update = 2 * m / math.sqrt(2 * v)
     largest = 2 * 1.5 * m / math.sqrt(2 * 0.5 * v)
-    found = bounds.parameter(_of(0.0), _of(m * sign), _of(v), s, BF16)
+    found = adamw.parameter(_of(0.0), _of(m * sign), _of(v), s, BF16)
     error = 7 * U * update + (largest - update) + 2 * eta + ETA / math.sqrt(2 * v)
     exponent = math.floor(math.log2(update + error))
     assert float(found.exact) == pytest.approx(-update * sign, rel=1e-15, abs=0.0)
@@ -193,18 +196,18 @@ def test_parameter_in_bf16_fused(sign: float) -> None:
     )
     # Of v = 0 nothing is left to take off, and eps is all of the denominator.
     s = s._replace(eps=2.0**-133)
-    found = bounds.parameter(_of(0.0), _of(0.0), _of(0.0), s, BF16)
+    found = adamw.parameter(_of(0.0), _of(0.0), _of(0.0), s, BF16)
     _is(found, 0.0, 2 * (eta / 2) / eta + 2 * eta + ETA / eta + u)
 
 
 def test_where_neither_a_gradient_nor_eps_ever_was_there_is_no_number() -> None:
     still = HALF._replace(eps=0.0)
     for format in (FP32, BF16):
-        found = bounds.parameter(_of(1.0), _of(0.0), _of(0.0), still, format)
+        found = adamw.parameter(_of(1.0), _of(0.0), _of(0.0), still, format)
         assert math.isnan(float(found.exact))
 
 
 def test_a_second_moment_that_overflowed_leaves_the_parameter_where_it_is() -> None:
     still = HALF._replace(weight_decay=0.0)
     for format, half in ((FP32, 2 * U), (BF16, 2 * u)):
-        _is(bounds.parameter(_of(2.0), _of(1.0), _of(math.inf), still, format), 2.0, half)
+        _is(adamw.parameter(_of(2.0), _of(1.0), _of(math.inf), still, format), 2.0, half)

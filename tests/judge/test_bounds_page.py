@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from zerocheck import floating_point
+from zerocheck.floating_point import Format
 from zerocheck.judge import bounds
-from zerocheck.judge.bounds import Format
+from zerocheck.optimizers.adamw import bounds as adamw
 
 PAGE = (Path(__file__).parents[2] / "docs" / "bounds.md").read_text(encoding="utf-8")
 
@@ -50,17 +52,17 @@ def test_formats(row: list[str]) -> None:
 def test_what_the_formulas_count() -> None:
     """Of 1 and 1: the page's bound, and the code's."""
     one = torch.ones(1, dtype=torch.float64)
-    s = bounds.scalars(
+    s = adamw.scalars(
         lr=0.5, beta1=0.5, beta2=0.5, eps=0.0, weight_decay=0.5, step=1, reading="double"
     )
-    u, h = bounds.U, bounds.U
-    moment = float(bounds.exp_avg(one, one, s).bound)
+    u, h = floating_point.U, floating_point.U
+    moment = float(adamw.exp_avg(one, one, s).bound)
     assert moment == pytest.approx(u * (2 * 0.5 + 2 * 0.5) + h, rel=1e-5)
-    second = float(bounds.exp_avg_sq(one, one, s).bound)
+    second = float(adamw.exp_avg_sq(one, one, s).bound)
     assert second == pytest.approx(u * (2 * 0.5 + 3 * 0.5) + h, rel=1e-5)
     update = 0.5 / 0.5 / (1 / 0.5) ** 0.5
     assert re.search(r"u \(2 \|p \(1 - lr wd\)\| \+ 7 \|update\|\)", PAGE)
-    parameter = float(bounds.parameter(one, one, one, s).bound)
+    parameter = float(adamw.parameter(one, one, one, s).bound)
     # p' is 0.75 - 0.71: its own spacing is smaller than that of 1, by the width of the bound.
     least = u * (2 * 0.75 + 7 * update)
     assert least <= parameter <= least + h

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from zerocheck.judge.bounds import FP32, Enclosure
+from zerocheck.floating_point import FP32, Enclosure
 from zerocheck.judge.compare import (
     all_finite,
     compare,

@@ -9,10 +9,11 @@ import random
 import pytest
 import torch
 
+from zerocheck.floating_point import BF16, FP32, Enclosure, Format
 from zerocheck.judge import bounds
-from zerocheck.judge.bounds import BF16, FP32, Enclosure, Format
 from zerocheck.judge.compare import compare
 from zerocheck.judge.layout import Formats
+from zerocheck.optimizers.adamw import bounds as adamw
 from zerocheck_reference import half_ulp
 
 SIZE = 1024
@@ -94,7 +95,7 @@ def shares() -> dict[tuple[str, str], float]:
         else:
             with torch.no_grad():
                 _written_out(form, q, g, state, options)
-        s = bounds.scalars(
+        s = adamw.scalars(
             lr=options["lr"],
             beta1=options["betas"][0],
             beta2=options["betas"][1],
@@ -108,14 +109,14 @@ def shares() -> dict[tuple[str, str], float]:
         of = state["max_exp_avg_sq" if options["amsgrad"] else "exp_avg_sq"].double()
         wide = [t.double() for t in (p, g, m, v)]
         seen = {
-            "exp_avg": (state["exp_avg"], bounds.exp_avg(wide[2], wide[1], s, format=BF16)),
+            "exp_avg": (state["exp_avg"], adamw.exp_avg(wide[2], wide[1], s, format=BF16)),
             "exp_avg_sq": (
                 state["exp_avg_sq"],
-                bounds.exp_avg_sq(wide[3], wide[1], s, format=BF16),
+                adamw.exp_avg_sq(wide[3], wide[1], s, format=BF16),
             ),
             "parameter": (
                 q.detach(),
-                bounds.parameter(wide[0], state["exp_avg"].double(), of, s, BF16),
+                adamw.parameter(wide[0], state["exp_avg"].double(), of, s, BF16),
             ),
         }
         for role, (observed, enclosure) in seen.items():

@@ -10,7 +10,8 @@ from small import SIZE, held, layout
 
 from zerocheck.case.schema import Case, Training
 from zerocheck.contract.semantics import Semantics
-from zerocheck.judge.bounds import BF16, ETA, U, narrow_norm_relative
+from zerocheck.floating_point import BF16, ETA, U
+from zerocheck.judge.bounds import narrow_norm_relative
 from zerocheck.judge.clipping import (
     coefficient,
     elements_of,

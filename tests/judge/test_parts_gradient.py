@@ -10,7 +10,7 @@ from small import SIZE, held, layout
 
 from zerocheck.case.schema import Case, Model, Training
 from zerocheck.contract.semantics import Semantics
-from zerocheck.judge.bounds import ETA, U
+from zerocheck.floating_point import ETA, U
 from zerocheck.judge.compare import compare
 from zerocheck.judge.expected import Expected, expected, loss_divisor
 from zerocheck.judge.local import Passes

@@ -10,9 +10,11 @@ from small import SIZE, layout, state
 
 from zerocheck.case.schema import Case, Group, Optimizer, Training
 from zerocheck.contract.semantics import Semantics
-from zerocheck.judge.bounds import BF16, ETA, Enclosure, U, clipped, narrow_norm_relative
+from zerocheck.floating_point import BF16, ETA, Enclosure, U
+from zerocheck.judge.bounds import clipped, narrow_norm_relative
 from zerocheck.judge.hidden import Clipping, Recovered, check_clip, clipping, recover
 from zerocheck.judge.pieces import Enclosing
+from zerocheck.judge.update import UpdateRecipe
 
 SECOND_ORDER = 1.000001
 GROUP = Group(lr=0.01, beta1=0.75, beta2=0.99)
@@ -33,7 +35,8 @@ def _recovered(
     *, maximize: bool = False, counts: tuple[float | None, ...] = (2.0,) * 5, frozen: str = ""
 ) -> Recovered:
     before, after = state(P, exp_avg=M0), state(P, counts, exp_avg=M1)
-    return recover(before, after, layout(frozen=frozen), _case(maximize=maximize), step=0)
+    recipe = UpdateRecipe.of(_case(maximize=maximize))
+    return recover(recipe, before, after, layout(frozen=frozen), [GROUP.lr])
 
 
 @pytest.mark.parametrize("maximize", [False, True])

@@ -11,8 +11,8 @@ import torch
 from small import NAMES, SIZE, held, layout, state
 
 from zerocheck.case.schema import Block, Case, Group, Model, Optimizer
+from zerocheck.floating_point import BF16, FP32
 from zerocheck.judge.assemble import ManifestPlan, Observation
-from zerocheck.judge.bounds import BF16, FP32
 from zerocheck.judge.layout import Formats, ParameterLayout, ParameterPlace
 from zerocheck.judge.obligations import publish
 from zerocheck.judge.state import State

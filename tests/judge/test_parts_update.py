@@ -12,9 +12,9 @@ import torch
 from small import SIZE, layout, state
 
 from zerocheck.case.schema import Case, Group, Optimizer
-from zerocheck.judge import bounds
 from zerocheck.judge.state import State
 from zerocheck.judge.update import Update, UpdateJudge, UpdateRecipe
+from zerocheck.optimizers.adamw import bounds as adamw
 from zerocheck.protocol.verdicts import Violation
 
 GROUP = Group(lr=0.01, beta1=0.9, beta2=0.99, eps=1e-3, weight_decay=0.1)
@@ -253,10 +253,10 @@ def test_two_counts_have_two_corrections() -> None:
     _, violation = _judge(before, after)
     assert violation is not None and violation.role == "parameter"
     assert violation.tensors == ("b",) and (violation.wrong, violation.total) == (4, 4)
-    s = bounds.scalars(
+    s = adamw.scalars(
         lr=0.01, beta1=0.9, beta2=0.99, eps=1e-3, weight_decay=0.1, step=1, reading="double"
     )
-    made = bounds.parameter(
+    made = adamw.parameter(
         before.parameter.double(),
         after.moments["exp_avg"].double(),
         after.moments["exp_avg_sq"].double(),

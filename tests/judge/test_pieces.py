@@ -11,8 +11,8 @@ from slices import sliced
 
 from zerocheck.case.schema import Block, Case, Data, Model, Optimizer, Start, Training
 from zerocheck.compat_memory import Allocation, AllocatorLog
+from zerocheck.floating_point import Enclosure
 from zerocheck.judge import pieces, vectors
-from zerocheck.judge.bounds import Enclosure
 from zerocheck.judge.compare import Misfit, compare, compare_pieces
 from zerocheck.judge.pieces import Enclosing, Positions, split
 from zerocheck.protocol.verdicts import Judgement, Violation

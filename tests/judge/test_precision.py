@@ -11,13 +11,14 @@ from small import SIZE, layout
 from zerocheck.case.schema import Case, Training
 from zerocheck.contract.semantics import Semantics
 from zerocheck.errors import UsageError
+from zerocheck.floating_point import BF16, FP32, Enclosure, Format
 from zerocheck.judge import bounds
-from zerocheck.judge.bounds import BF16, FP32, Enclosure, Format
 from zerocheck.judge.compare import compare
 from zerocheck.judge.expected import expected
 from zerocheck.judge.layout import Formats
 from zerocheck.judge.local import Passes
 from zerocheck.judge.precision import Computing, Path, path_of
+from zerocheck_reference import half_ulp
 
 FP16 = Format.of(torch.float16)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -175,7 +176,7 @@ def test_a_narrow_parameter_rounds_once_more() -> None:
     )
     wide = expected(passes, own, CASE, semantics).enclosure.bound
     cast = expected(passes, narrow, CASE, semantics).enclosure
-    assert bool((cast.bound >= bounds.half_ulp(cast.exact, torch.bfloat16)).all())
+    assert bool((cast.bound >= half_ulp(cast.exact, torch.bfloat16)).all())
     assert bool((cast.bound > wide).all())
 
 

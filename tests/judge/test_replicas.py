@@ -13,9 +13,9 @@ from observing import Observed
 from small import held, layout, state
 
 from zerocheck.case.schema import Block, Case, Model, Sharding, Training
+from zerocheck.floating_point import Enclosure
 from zerocheck.judge import bounds
 from zerocheck.judge.assemble import Observation, RoleState
-from zerocheck.judge.bounds import Enclosure
 from zerocheck.judge.clipping import elements_of
 from zerocheck.judge.compare import compare
 from zerocheck.judge.ownership import Ownership

@@ -17,11 +17,12 @@ from .. import causes as bugs
 from ..judge.compare import different_bits
 from ..judge.diagnose.publish import SENTENCES, causes
 from ..judge.ownership import tiling_fault
+from ..optimizers import STATES
 from ..protocol.verdicts import Judgement, Obligation, Violation, statuses_of
 from .holdings import UNWRAPPED
 from .norms import Holder, Norms
 from .rank_checks import merged
-from .step_record import AFTER, BEFORE, MOMENTS, Fetch, RankVerdict, ShardPiece, element_of
+from .step_record import AFTER, BEFORE, Fetch, RankVerdict, ShardPiece, element_of
 
 
 def judge_together(told: Sequence[RankVerdict], fetch: Fetch) -> Judgement:
@@ -81,7 +82,7 @@ class _JointJudge:
 
     def _ownership(self) -> Violation | None:
         """Check that the shards of parameters and moments tile their tensors."""
-        for role in ("parameter", *MOMENTS):
+        for role in ("parameter", *STATES):
             shapes: dict[str, tuple[int, ...]] = {}
             held: dict[str, list[tuple[int, object]]] = {}
             for rank, one in enumerate(self.told):
@@ -239,7 +240,7 @@ class _JointJudge:
                 return  # it comes from that
             if when == "gradient" and not self._all_gave_one():
                 continue
-            roles = ("",) if when == "gradient" else ("parameter", *MOMENTS)
+            roles = ("",) if when == "gradient" else ("parameter", *STATES)
             for role in roles:
                 what = f"{when}.{role}" if role else when
                 different = [*self._different(what)]

@@ -16,9 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 from ..compat import flat_parameters, local_index
 from ..contract.flat import cut, optimized
 from ..contract.names import unwrapped
-from ..contract.shard import MOMENT_ROLES, Role, Shard
+from ..contract.shard import Role, Shard
 from ..devices import CPU, placed
 from ..errors import UsageError
+from ..optimizers import STATES
 
 DTYPES = (torch.float32, torch.bfloat16)
 """Of parameters whose update can be judged."""
@@ -109,7 +110,7 @@ def shards_of(
     for shard in holding.cut("parameter", holding.held):
         yield "parameter", shard
     state = states.get(holding.held) or {}
-    for role in MOMENT_ROLES:
+    for role in STATES:
         if role in state:
             for shard in holding.cut(role, state[role]):
                 yield role, shard

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 
 from .. import causes as bugs
+from .. import floating_point
+from ..floating_point import Format
 from ..judge import bounds
-from ..judge.bounds import Format
 from ..judge.diagnose.clip import Norm, norm_causes, sentence_of
 from ..protocol.verdicts import Violation
 from .step_record import Clip, RankVerdict
@@ -95,9 +96,9 @@ class Norms:
         narrow = next((format for format in formats if format.narrow), None)
         if narrow is not None:
             part = math.fsum(s for s, f in zip(squares, formats, strict=True) if f.narrow)
-            share = min(1.0, part / total * (1 + 4 * bounds.U)) if total else 1.0
+            share = min(1.0, part / total * (1 + 4 * floating_point.U)) if total else 1.0
             relative = bounds.narrow_norm_relative(numel, share, len(self.told), narrow)
-        eta = max((format.eta for format in formats), default=bounds.ETA)
+        eta = max((format.eta for format in formats), default=floating_point.ETA)
         return math.sqrt(total), relative, math.sqrt(numel * eta)
 
     def _peak(self, holder: Holder) -> float:

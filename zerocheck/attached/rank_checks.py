@@ -20,17 +20,18 @@ from msgspec.structs import replace
 from zerocheck_reference import clip_coefficient
 
 from .. import causes as bugs
-from ..case.schema import Group
-from ..judge import bounds
-from ..judge.bounds import Format, Reading
+from ..case.schema import Group, Optimizer
+from ..floating_point import Format
 from ..judge.clipping import clipped_enclosure
 from ..judge.compare import compare, describe, different_bits
 from ..judge.diagnose.clip import clip_causes
 from ..judge.layout import ParameterLayout, ParameterPlace
 from ..judge.state import State
 from ..judge.update import Update, UpdateJudge, UpdateRecipe
+from ..optimizers import ADAMW, STATES
+from ..optimizers.specification import Reading
 from ..protocol.verdicts import Violation
-from .step_record import MOMENTS, Clip, GroupOptions, Observed, RankVerdict, ShardPiece, element_of
+from .step_record import Clip, GroupOptions, Observed, RankVerdict, ShardPiece, element_of
 
 BATCH = 1 << 22
 """Elements that are judged at once; 32 MiB for each vector in float64."""
@@ -121,7 +122,7 @@ class _Own:
 
     def _untouched(self, still: Iterable[int]) -> tuple[float, Violation | None]:
         seen = self.observed.seen
-        for role in ("parameter", *MOMENTS):
+        for role in ("parameter", *STATES):
             changed = [n for n in sorted(still) if self._changed(role, n)]
             if changed:
                 return 0.0, self._moved(role, changed)
@@ -208,13 +209,13 @@ class _Own:
             options = seen.options[piece.group]
             kinds.setdefault((options.amsgrad, options.maximize), []).append(number)
         for (amsgrad, maximize), numbers in kinds.items():
-            recipe = UpdateRecipe(
-                [_group(one) for one in seen.options],
-                amsgrad,
-                maximize,
-                [one.rates for one in seen.options],
+            given = Optimizer(
+                groups=tuple(_group(one) for one in seen.options),
+                amsgrad=amsgrad,
+                maximize=maximize,
             )
-            readings: list[Reading] = list(bounds.READINGS)
+            recipe = UpdateRecipe(ADAMW, given, [one.rates for one in seen.options])
+            readings = list(recipe.optimizer.readings)
             share, found = 0.0, []
             for batch in batches(numbers, seen.pieces):
                 used, violation, readings = self._update(batch, recipe, readings)
@@ -234,8 +235,8 @@ class _Own:
 
         def state(when: str, counts: Sequence[float | None]) -> State:
             parameter = flat(f"{when}.parameter")
-            roles = MOMENTS if recipe.amsgrad else MOMENTS[:2]
-            moments = {role: flat(f"{when}.{role}") for role in roles}
+            roles = recipe.optimizer.states_with(recipe.options)
+            moments: dict[str, torch.Tensor] = {role: flat(f"{when}.{role}") for role in roles}
             steps: list[float | None] = [counts[run.number] or 0.0 for run in batch]
             return State(parameter, [parameter], moments, {}, steps)
 

@@ -16,9 +16,9 @@ import torch
 from .. import causes as bugs
 from ..case.schema import Case, Training
 from ..contract.semantics import Semantics
+from ..floating_point import Enclosure, Format
 from ..judge import bounds
 from ..judge.assemble import RoleState, plan_of
-from ..judge.bounds import Enclosure, Format
 from ..judge.compare import compare, describe
 from ..judge.diagnose.evidence import Evidence
 from ..judge.diagnose.gradient import causes

@@ -14,7 +14,6 @@ from ..protocol.verdicts import Violation
 from .forwards import Forward
 
 BEFORE, AFTER = "before", "after"
-MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
 Key = tuple[str, int]
 """(what, number of the piece). what: "before.parameter", ... "after.max_exp_avg_sq"; "gradient", as

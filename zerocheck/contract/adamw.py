@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 
 from ..errors import UsageError
-from .shard import MOMENT_ROLES
+from ..optimizers import STATES
 
 SHAPE = (64, 128)
 """Shape of the tensor that is tried: large enough for libraries that quantize larger states
@@ -70,7 +70,7 @@ def template_of(optimizer: torch.optim.Optimizer, keys: Mapping[str, str]) -> di
 
 def check_state(state: Mapping[str, Any], name: str, keys: Mapping[str, str]) -> None:
     """Raise UsageError for a state of an optimizer `name` that is not AdamW's, or not in fp32."""
-    wanted = [keys.get(role, role) for role in MOMENT_ROLES[:2]]
+    wanted = [keys.get(role, role) for role in STATES[:2]]
     missing = [key for key in wanted if not isinstance(state.get(key), torch.Tensor)]
     if missing:
         held = ", ".join(map(repr, state)) or "nothing"

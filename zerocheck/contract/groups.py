@@ -13,6 +13,7 @@ from ..case.schema import Case
 from ..case.shapes import unfrozen
 from ..compat import flat_parameters
 from ..errors import Unsupported, UsageError
+from ..optimizers import ADAMW
 from .names import named_parameters, unwrapped
 
 
@@ -39,14 +40,7 @@ def grouped(case: Case, named_tensors: Iterable[tuple[str, Any]]) -> list[dict[s
     groups: list[dict[str, Any]] = [
         {
             "params": [],
-            "lr": group.lr,
-            "betas": (group.beta1, group.beta2),
-            "eps": group.eps,
-            "weight_decay": group.weight_decay,
-            "amsgrad": optimizer.amsgrad,
-            "maximize": optimizer.maximize,
-            "foreach": optimizer.kernel == "foreach",
-            "fused": optimizer.kernel == "fused",
+            **ADAMW.torch_group(group, optimizer),
         }
         for group in optimizer.groups
     ]

@@ -6,6 +6,8 @@ from typing import Literal, get_args
 
 import msgspec
 
+from ..optimizers import STATES
+
 Phase = Literal["built", "forward", "backward", "step", "closed"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 """built: constructed, and restored if the case starts in mid-training; forward: after the forward
@@ -29,9 +31,7 @@ OF_ROLE: dict[str, Category] = {
     "master": "parameter",
     "padding": "parameter",
     "gradient": "gradient",
-    "exp_avg": "optimizer",
-    "exp_avg_sq": "optimizer",
-    "max_exp_avg_sq": "optimizer",
+    **dict.fromkeys(STATES, "optimizer"),
     "step": "optimizer",
     "buffer": "buffer",
 }

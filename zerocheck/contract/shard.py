@@ -7,20 +7,9 @@ from typing import Literal
 
 import torch
 
-Role = Literal[
-    "parameter",
-    "master",
-    "gradient",
-    "exp_avg",
-    "exp_avg_sq",
-    "max_exp_avg_sq",
-    "step",
-    "buffer",
-    "padding",
-]
+from ..optimizers.specification import StateRole
 
-MOMENT_ROLES: tuple[Role, ...] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-"""States of AdamW that have the shape of their parameter."""
+Role = Literal["parameter", "master", "gradient", "step", "buffer", "padding"] | StateRole
 
 Index = tuple[slice, ...] | slice
 """`full[index]`, or, for one slice, `full.reshape(-1)[index]` in row-major order."""

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from ..errors import Unsupported
+from ..optimizers import STATES
 from .optimizers import Optimizers
-from .shard import MOMENT_ROLES, Role
+from .shard import Role
 
 Full = Mapping[tuple[str, str], torch.Tensor]
 """{(name, role): whole tensor}."""
@@ -45,7 +46,7 @@ class States:
     def moments(self, parameter: torch.Tensor) -> Iterator[tuple[Role, torch.Tensor]]:
         """Iterate over (role, tensor) of each moment in the state."""
         state = self.of(parameter)
-        for role in MOMENT_ROLES:
+        for role in STATES:
             tensor = state.get(self.keys.get(role, role))
             if isinstance(tensor, torch.Tensor):
                 yield role, tensor
@@ -76,7 +77,7 @@ class States:
         entry = self._entry(parameter)
         if entry is None:
             return  # another rank has it
-        for role in MOMENT_ROLES:
+        for role in STATES:
             if (name, role) in full:
                 # A flat parameter has one state for many names.
                 key = self.keys.get(role, role)
@@ -102,7 +103,7 @@ class States:
         entry: dict[str, Any] = holder.state[parameter]
         template = self.templates.get(type(holder))
         if template is not None:
-            known = {self.keys.get(role, role) for role in (*MOMENT_ROLES, "step")}
+            known = {self.keys.get(role, role) for role in (*STATES, "step")}
             more = sorted(set(template) - known)
             if more:
                 raise Unsupported(

@@ -8,11 +8,10 @@ from typing import Protocol
 import torch
 
 from ..contract.shard import Shard
+from ..optimizers import STATES
 from ..protocol.observations import Entry, Lie, Point, Recorded
 
-STATE_ROLES = frozenset(
-    ("parameter", "master", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step", "buffer")
-)
+STATE_ROLES = frozenset(("parameter", "master", *STATES, "step", "buffer"))
 GRADIENT_ROLES = frozenset(("gradient",))
 
 

@@ -15,10 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..case.schema import Case
 from ..contract import Implementation, Semantics, Shard, Step, StepReport, grouped
-from ..contract.shard import Role
 from ..implementations.limits import one_axis_fp32
-
-MOMENTS: tuple[Role, ...] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+from ..optimizers import STATES
 
 
 class ArticleStage1(Implementation):
@@ -76,7 +74,7 @@ class ArticleStage1(Implementation):
         for name, parameter in self.owned:
             yield Shard(name, "gradient", parameter.grad, tuple(parameter.shape))
             state = self.optimizer.state.get(parameter, {})
-            for role in MOMENTS:
+            for role in STATES:
                 if role in state:
                     yield Shard(name, role, state[role], tuple(parameter.shape))
             if "step" in state:

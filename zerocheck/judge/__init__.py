@@ -5,8 +5,8 @@ resumed one. Both judge the same obligations, each with a context that computes 
 
 - `assemble.py`: whole flat vectors, one per role and point, assembled from the records of each
   rank
-- `bounds.py`: error bounds of the judge: the distance of a correct execution from the exact
-  result
+- `bounds.py`: error bounds of gradients and norms: the distance of a correct execution from the
+  exact result
 - `case.py`: judge of one case: induction over its steps
 - `checkpoint.py`: what is loaded is what was saved, bit for bit, and saving changes nothing
 - `clipping.py`: norm and clipping of a gradient, with the bounds of both
@@ -60,8 +60,6 @@ resumed one. Both judge the same obligations, each with a context that computes 
 - `tolerance.py`: tolerance of local results: their distance from the reference that right code
   may have
 - `update.py`: given state and observed gradient, AdamW's next state lies in its enclosure
-- `update_range.py`: exact range of an AdamW update whose moments are hidden, and the moments
-  after it
 - `vacuity.py`: vacuous obligations of a case: those that hold where nothing could fail
 - `vectors.py`: whole vectors of a large model: in memory while half of it is left, else in files
 - `verdicts.py`: verdicts on the obligations of a case, as they are judged one after the other

@@ -11,6 +11,7 @@ import torch
 from .. import causes as bugs
 from ..case.schema import Case
 from ..case.segments import end_of
+from ..optimizers import STATES
 from ..protocol.verdicts import Violation, said, together
 from .assemble import Observation
 from .compare import different_bits, same_bits
@@ -26,7 +27,6 @@ from .diagnose.resume import (
     random_causes,
 )
 from .layout import ParameterLayout
-from .ownership import MOMENTS
 from .state import State
 
 
@@ -88,7 +88,7 @@ def compare_loaded(
 ) -> Violation | None:
     """Compare the state before a segment's first step with the checkpoint that it loaded."""
     roles = [_compared("parameter", loaded.parameter, saved.state.parameter, layout)]
-    for role in MOMENTS:
+    for role in STATES:
         if role in loaded.moments or role in saved.state.moments:
             roles.append(_compared(role, loaded.moment(role), saved.state.moment(role), layout))
     wrong_steps = _wrong_steps(loaded, saved.state, layout)
@@ -105,7 +105,7 @@ def compare_loaded(
 def compare_saved(observation: Observation, step: int) -> Violation | None:
     """Compare the state after `save` with the state before it: saving changes nothing."""
     found: list[Violation] = []
-    for role in ("parameter", *MOMENTS, "step", "buffer"):
+    for role in ("parameter", *STATES, "step", "buffer"):
         before = observation.by_name(step, "state", role)
         after = observation.by_name(step, "saved", role)
         for rank, (one, other) in enumerate(zip(before, after, strict=True)):

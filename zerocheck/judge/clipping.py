@@ -10,9 +10,9 @@ from zerocheck_reference import ClipRule, clip_coefficient
 
 from ..case.schema import Case
 from ..contract.semantics import Semantics
+from ..floating_point import Enclosure, Format, U
 from . import bounds, vectors
 from .assemble import RoleState
-from .bounds import Enclosure, Format, U
 from .compare import exactly
 from .layout import Elements, Formats, ParameterLayout
 from .pieces import split

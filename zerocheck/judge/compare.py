@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import torch
 
+from ..floating_point import Enclosure
 from ..protocol.verdicts import Obligation, Violation
 from . import vectors
-from .bounds import Enclosure
 from .layout import Elements, ParameterLayout
 from .pieces import Positions, in_pieces, pieces
 

@@ -10,6 +10,7 @@ import torch
 from ..case.schema import Case
 from ..case.segments import end_of
 from ..case.traits import cuts, estimated
+from ..contract.groups import learning_rates
 from ..contract.semantics import Semantics
 from ..devices import CPU
 from ..models.network import build_model
@@ -300,7 +301,9 @@ class StepContext:
             or "ownership" in self.verdicts.violations
         ):
             return None
-        recovered = hidden.recover(self.before, self.after, self.layout, self.case, step=self.index)
+        rates = learning_rates(self.case, self.index)
+        recipe = self.judged.updates.recipe
+        recovered = hidden.recover(recipe, self.before, self.after, self.layout, rates)
         return Recovery(recovered, self.layout, self.case, self.semantics, self.tolerance)
 
     @cached_property

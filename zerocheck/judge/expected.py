@@ -10,8 +10,8 @@ import torch
 
 from ..case.schema import Case
 from ..contract.semantics import Semantics
+from ..floating_point import Enclosure, Format
 from . import bounds
-from .bounds import Enclosure, Format
 from .compare import all_finite
 from .layout import ParameterLayout
 from .local import Passes

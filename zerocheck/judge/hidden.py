@@ -1,31 +1,31 @@
-"""Recovery of a gradient that the implementation does not expose, from the first moment.
+"""Recovery of a gradient that the implementation does not expose, from the optimizer's states.
 
-    exp_avg' = b1 exp_avg + (1 - b1) g   =>   g = (exp_avg' - b1 exp_avg) / (1 - b1) +- E / (1 - b1)
-
-with E the enclosure of exp_avg's update: usually 1e-6 relative, so a wrong scale is seen as
-clearly as in a gradient that is shown. With clipping it is the clipped gradient.
+How, and how well, is up to the optimizer: see `OptimizerSpecification.recovered`. With clipping it
+is the clipped gradient.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
 from .. import causes as bugs
+from .. import floating_point
 from ..case.schema import Case
-from ..contract.groups import learning_rates
 from ..contract.semantics import Semantics
+from ..floating_point import Enclosure, Format, U
 from ..protocol.verdicts import Violation
 from . import bounds, vectors
 from .assemble import ManifestPlan, RoleState
-from .bounds import Enclosure, Format, U
 from .clipping import Squares, coefficient, narrow_only, relative_of
 from .compare import Misfit, compare_pieces, describe, exactly
 from .layout import Formats, ParameterLayout
 from .pieces import Enclosing, Positions, pieces, some, split
 from .state import State
+from .update import UpdateRecipe
 
 
 class Recovered(NamedTuple):
@@ -39,9 +39,13 @@ class Recovered(NamedTuple):
 
 
 def recover(
-    before: State, after: State, layout: ParameterLayout, case: Case, *, step: int
+    recipe: UpdateRecipe,
+    before: State,
+    after: State,
+    layout: ParameterLayout,
+    rates: Sequence[float],
 ) -> Recovered:
-    """Recover the gradient that explains the step of exp_avg, where the step count went up.
+    """Recover the gradient that explains a step, where the step count went up. rates: by group.
 
     Elements of other parameters hold NaN in `held.whole` and have no error.
     """
@@ -51,34 +55,15 @@ def recover(
     ]
     whole = vectors.empty(layout.size).fill_(torch.nan)
     error = vectors.zeros(layout.size, dtype=torch.float64)
-    rates = learning_rates(case, step)
+    roles = recipe.optimizer.states_with(recipe.options)
     keys = [1 if flag else None for flag in moved]
     for part in layout.segments(keys):
-        group, format = part.group, part.format
-        options = case.optimizer.groups[group]
-        scalars = bounds.scalars(
-            lr=rates[group],
-            beta1=options.beta1,
-            beta2=options.beta2,
-            eps=options.eps,
-            weight_decay=options.weight_decay,
-            step=1,
-            reading="double",
-        )
-        w = 1 - options.beta1
+        # What is recovered does not depend on the number of the step.
+        scalars = recipe.scalars(part.group, lr=rates[part.group], step=1, reading="double")
         for _, positions in pieces(part.elements, layout.size):
-            m0 = before.moment("exp_avg")[positions].to(torch.float64)
-            m1 = after.moment("exp_avg")[positions].to(torch.float64)
-            g = (m1 - options.beta1 * m0) / w
-            # The last term: g is kept in fp32. A weight that was read in fp32 is 2 u off.
-            unknown = bounds.exp_avg(m0, g, scalars, format=format).bound / w + 3 * U * (
-                g.abs() + options.beta1 * m0.abs() / w
-            )
-            if format.narrow:
-                # The gradient that was may be larger by `unknown`: u w of it was not counted.
-                unknown = unknown / (1 - format.u)
-            error[positions] = unknown * bounds.SECOND_ORDER
-            whole[positions] = (-g if case.optimizer.maximize else g).float()
+            old, new = before.values(roles, positions), after.values(roles, positions)
+            g, error[positions] = recipe.optimizer.recovered(old, new, scalars, part.format)
+            whole[positions] = recipe.signed(g).float()
     present = frozenset(p.name for p, flag in zip(layout.places, moved, strict=True) if flag)
     absent = frozenset(p.name for p in layout.places if p.trainable) - present
     index = vectors.positions(layout.spread(moved))
@@ -121,7 +106,7 @@ def clipping(
     def clipped(positions: Positions | None) -> Enclosure:
         exact, bound = gradient.at(positions)
         made = exact * factor
-        width = bound * factor + relative * made.abs() + bounds.ETA + some(error, positions)
+        width = bound * factor + relative * made.abs() + floating_point.ETA + some(error, positions)
         if narrow:
             largest = exact.abs() + bound
             width = width + relative * factor * bound

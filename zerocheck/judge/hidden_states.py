@@ -2,15 +2,15 @@
 
 The start is known: moments of 0, no step taken. From then on the moments are enclosed, step after
 step, by what the gradient can have been: it was seen, or it is the reference's, with its bound. The
-parameters after a step must lie in the exact range of the update (update_range.py).
+parameters after a step must lie in the exact range of the update, which its optimizer knows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,12 +18,12 @@ from .. import causes as bugs
 from ..case.schema import Case
 from ..contract.groups import learning_rates
 from ..contract.semantics import Semantics
+from ..floating_point import Enclosure
+from ..optimizers.specification import Interval, Reading, Segment, UpdateElements
 from ..protocol.verdicts import Violation
-from . import bounds
 from .assemble import RoleState
-from .bounds import Enclosure, Reading, Scalars
 from .compare import Misfit, compare, describe
-from .diagnose.update import Segment, causes, sentence
+from .diagnose.update import causes, sentence
 from .expected import Expected
 from .hidden import as_shown
 from .layout import KernelRange, ParameterLayout
@@ -31,7 +31,6 @@ from .local import Passes
 from .pieces import Enclosing, Positions, pieces
 from .state import State
 from .update import UpdateRecipe
-from .update_range import Box, moments_after, parameter_after, update_range
 
 
 class HiddenUpdate(NamedTuple):
@@ -77,10 +76,11 @@ class HiddenStates:
         self._case = case
         self._semantics = semantics
         self._lost = False
-        self.readings: list[Reading] = list(bounds.READINGS)
-        self._m, self._m_error, self._v, self._v_error = (
-            torch.zeros(layout.size, dtype=torch.float64) for _ in range(4)
-        )
+        self.readings: list[Reading] = list(recipe.optimizer.readings)
+        self._states: dict[str, Interval] = {
+            role: Interval(*(torch.zeros(layout.size, dtype=torch.float64) for _ in range(2)))
+            for role in recipe.optimizer.hidden
+        }
         self._counts = [0] * len(layout.places)
 
     def judged(
@@ -201,52 +201,43 @@ class HiddenStates:
         whole[part.elements] = mask
         return whole
 
-    def _wanted(self, part: KernelRange, update: HiddenUpdate, s: Scalars) -> Enclosure:
+    def _wanted(self, part: KernelRange, update: HiddenUpdate, s: Any) -> Enclosure:
         """Return the range of the parameters after the update."""
         size = self.layout.size if part.elements is None else len(part.elements)
         exact, bound = (torch.empty(size, dtype=torch.float64) for _ in range(2))
         for here, there in pieces(part.elements, self.layout.size):
             p = update.before.parameter[there].double()
-            low, high = update_range(self._box(update, there), s)
-            exact[here], bound[here] = parameter_after(p, low, high, s)
+            states, gradient = self._states_at(there), self._gradient_at(update, there)
+            exact[here], bound[here] = self.recipe.optimizer.range(p, states, gradient, s)
         return Enclosure(exact, bound)
 
-    def _box(self, update: HiddenUpdate, there: Positions) -> Box:
-        g, g_error = update.gradient.at(there)
-        return Box(
-            self._m[there],
-            self._m_error[there],
-            self._v[there],
-            self._v_error[there],
-            -g if self.recipe.maximize else g,
-            g_error,
-        )
+    def _states_at(self, there: Positions) -> dict[str, Interval]:
+        return {
+            role: Interval(*(part[there] for part in one)) for role, one in self._states.items()
+        }
+
+    def _gradient_at(self, update: HiddenUpdate, there: Positions) -> Interval:
+        g, error = update.gradient.at(there)
+        return Interval(self.recipe.signed(g), error)
 
     def _advance(self, parts: Sequence[KernelRange], update: HiddenUpdate) -> None:
         """Enclose the moments after the step."""
         for part in parts:
             s = self._scalars(part, update, "double")
             for _, there in pieces(part.elements, self.layout.size):
-                box = self._box(update, there)
-                m, v = moments_after(box, s)
-                self._m[there], self._m_error[there] = m
-                self._v[there], self._v_error[there] = v
+                states, gradient = self._states_at(there), self._gradient_at(update, there)
+                after = self.recipe.optimizer.hidden_after(states, gradient, s)
+                for role, (middle, error) in after.items():
+                    self._states[role].middle[there] = middle
+                    self._states[role].error[there] = error
         keys = self._keys(update)
         self._counts = [
             old if key is None else key for old, key in zip(self._counts, keys, strict=True)
         ]
 
-    def _scalars(self, part: KernelRange, update: HiddenUpdate, reading: Reading) -> Scalars:
-        options = self.recipe.groups[part.group]
-        return bounds.scalars(
-            lr=update.lr[part.group],
-            beta1=options.beta1,
-            beta2=options.beta2,
-            eps=options.eps,
-            weight_decay=options.weight_decay,
-            step=part.key,
-            reading=reading,
-        )
+    def _scalars(self, part: KernelRange, update: HiddenUpdate, reading: Reading) -> Any:
+        lr = update.lr[part.group]
+        return self.recipe.scalars(part.group, lr=lr, step=part.key, reading=reading)
 
     def _words(
         self, misfit: Misfit, part: KernelRange, update: HiddenUpdate, after: State
@@ -262,51 +253,47 @@ class HiddenStates:
         if torch.equal(misfit.observed[outside], before[outside]):
             return "parameter was not updated", (bugs.NEVER_UPDATED, *names)
         if names:
-            return sentence("parameter", names), names
-        return (
-            "parameter is not what AdamW can give from the parameter before and the gradient",
-            (),
-        )
+            return sentence(self.recipe.optimizer, "parameter", names), names
+        name = self.recipe.optimizer.name
+        text = f"parameter is not what {name} can give from the parameter before and the gradient"
+        return text, ()
 
     def _causes(
         self, part: KernelRange, update: HiddenUpdate, after: State, misfit: Misfit
     ) -> tuple[str, ...]:
         """Find known causes that explain every element of the wrong tensors."""
         mask = self._spread(part, misfit.outside)
-        wrong = [p for p in self.layout.places if bool(mask[p.start : p.stop].any())]
-        asked = torch.cat([torch.arange(p.start, p.stop) for p in wrong])
-        box = self._box(update, asked)
+        places = [p for p in self.layout.places if bool(mask[p.start : p.stop].any())]
+        asked = torch.cat([torch.arange(p.start, p.stop) for p in places])
+        optimizer = self.recipe.optimizer
+        states, gradient = self._states_at(asked), self._gradient_at(update, asked)
         s = self._scalars(part, update, self.readings[0])
-        low, high = update_range(box, s)
-        (m, _), (v, _) = moments_after(box, s)
-        (_, width) = parameter_after(update.before.parameter[asked].double(), low, high, s)
-        group = self.recipe.groups
+        before = update.before.parameter[asked].double()
+        later = optimizer.hidden_after(states, gradient, s)
+        groups = self.recipe.options.groups
         segment = Segment(
             role="parameter",
             observed=after.parameter[asked].double(),
-            p=update.before.parameter[asked].double(),
-            g=box.g,
-            unclipped=None,
-            old_m=box.m,
-            old_v=box.v,
-            m=m,
-            v=v,
+            elements=UpdateElements(before, gradient.middle, _middles(states), _middles(later)),
             scalars=s,
             step=part.key,
             rates=self.recipe.rates[part.group],
-            others=[(o, update.lr[n]) for n, o in enumerate(group) if n != part.group],
+            others=[(o, update.lr[n]) for n, o in enumerate(groups) if n != part.group],
             since=part.key,
             microbatches=self.recipe.microbatches,
-            wider=width,
+            wider=optimizer.range(before, states, gradient, s).bound,
         )
-        names = list(causes([segment]))
-        for name, gradient in update.others():
-            g = gradient[asked].double()
-            other = box._replace(g=-g if self.recipe.maximize else g)
-            wanted = Enclosure(*parameter_after(segment.p, *update_range(other, s), s))
+        names = list(causes(optimizer, [segment]))
+        for name, wrong in update.others():
+            other = gradient._replace(middle=self.recipe.signed(wrong[asked].double()))
+            wanted = optimizer.range(before, states, other, s)
             if name not in names and not bool(_outside(segment.observed, wanted).any()):
                 names.append(name)
         return tuple(names)
+
+
+def _middles(states: Mapping[str, Interval]) -> dict[str, torch.Tensor]:
+    return {role: one.middle for role, one in states.items()}
 
 
 def _some(vector: torch.Tensor, part: KernelRange) -> torch.Tensor:

@@ -14,8 +14,8 @@ from ..case.schema import Case
 from ..case.shapes import unfrozen
 from ..contract.groups import group_of
 from ..contract.memory_order import in_memory_order, order_of
+from ..floating_point import FP32, Enclosure, Format
 from . import vectors
-from .bounds import FP32, Enclosure, Format
 from .pieces import Positions, in_pieces, split
 
 Elements = torch.Tensor | None

@@ -10,13 +10,14 @@ import msgspec
 from .. import causes as bugs
 from ..case.schema import Case
 from ..models.network import build_model
+from ..optimizers import STATES
 from ..protocol.observations import RankObservation
 from ..protocol.verdicts import Gave, Resume, Violation, with_parts
 from .assemble import Fetch, Observation
 from .checkpoint import Checkpoint, compare_loaded
 from .compare import different_bits
 from .layout import ParameterLayout
-from .ownership import MOMENTS, Ownership
+from .ownership import Ownership
 from .state import State
 
 Seen = tuple[Sequence[RankObservation], Fetch]
@@ -127,7 +128,7 @@ def _of_saved_states(leg: Case, loaded: Seen, saved: Checkpoint) -> bool:
         return False
     state = State.observed(observation, at)
     states = [saved.state, *saved.others.values(), *([saved.older.state] if saved.older else [])]
-    for role in ("parameter", *MOMENTS):
+    for role in ("parameter", *STATES):
         if role != "parameter" and role not in state.moments:
             continue
         vectors = [one.parameter if role == "parameter" else one.moment(role) for one in states]

@@ -8,12 +8,11 @@ from .. import causes as bugs
 from ..contract.shard import Role
 from ..errors import did_you_mean
 from ..hosts import Hosts
+from ..optimizers import STATES
 from ..protocol.observations import Entry, Point
 from ..protocol.verdicts import Violation
 from .assemble import Observation
 from .diagnose.ownership import Tiling, of_nothing, of_replicas, of_shapes, of_tiling, words
-
-MOMENTS: tuple[Role, ...] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
 Key = tuple[int, int, tuple[tuple[int, int], ...] | None]
 
@@ -34,7 +33,7 @@ class Ownership:
     def check(self, step: int, point: Point) -> Violation | None:
         """Find the first violation among all roles at this point, or None."""
         if point == "state":
-            roles: tuple[Role, ...] = ("parameter", "master", *MOMENTS, "buffer", "step")
+            roles: tuple[Role, ...] = ("parameter", "master", *STATES, "buffer", "step")
         else:
             roles = ("gradient",)
         for role in roles:

@@ -11,8 +11,8 @@ from itertools import pairwise
 
 import torch
 
+from ..floating_point import Enclosure
 from . import vectors
-from .bounds import Enclosure
 
 AT_ONCE = 1 << 20
 """Elements of a piece at most: 8 MiB in float64."""

@@ -24,9 +24,9 @@ import torch
 
 from ..case.schema import Case
 from ..contract.semantics import Semantics
+from ..floating_point import FP32, Format
 from ..models.blocks import DTYPES
 from . import bounds
-from .bounds import FP32, Format
 
 
 class Computing(NamedTuple):

@@ -14,11 +14,11 @@ import torch
 
 from .. import causes as bugs
 from ..case.schema import Case
+from ..optimizers import STATES
 from ..protocol.observations import StepObservation
 from ..protocol.verdicts import Violation
 from .compare import different_bits
 from .layout import ParameterLayout
-from .ownership import MOMENTS
 from .state import State
 
 
@@ -101,7 +101,7 @@ def _untouched(
 ) -> Violation | None:
     """Check that a skipped step changes no bit of parameters and moments, and no step count."""
     pairs = [("parameter", before.parameter, after.parameter)]
-    pairs += [(role, before.moment(role), after.moment(role)) for role in MOMENTS]
+    pairs += [(role, before.moment(role), after.moment(role)) for role in STATES]
     for role, old, new in pairs:
         changed = different_bits(old, new)
         if role != "parameter":

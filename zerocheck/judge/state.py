@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,12 +12,12 @@ from torch import nn
 from ..case.schema import Case
 from ..contract.shard import Role
 from ..models.start import initial_state
+from ..optimizers import STATES
 from ..protocol.observations import Point
 from . import vectors
 from .assemble import Observation, RoleState
 from .layout import ParameterLayout
-from .ownership import MOMENTS
-from .pieces import in_pieces, split
+from .pieces import Positions, in_pieces, split
 
 
 class StartState(NamedTuple):
@@ -48,7 +48,9 @@ class StartState(NamedTuple):
         """
         state = initial_state(case, model) if restored else None
         flat = vectors.zeros(layout.size)
-        moments = {role: vectors.zeros(layout.size) for role in MOMENTS} if state else {}
+        moments: dict[Role, torch.Tensor] = {}
+        if state:
+            moments |= {role: vectors.zeros(layout.size) for role in STATES}
         counts = [0.0] * len(layout.places)
         for position, (place, (name, parameter)) in enumerate(
             zip(layout.places, model.named_parameters(), strict=True)
@@ -99,7 +101,7 @@ class State:
         moments: dict[str, torch.Tensor] = {}
         present: dict[str, frozenset[str]] = {}
         owners: RoleState | None = None
-        for role in MOMENTS:
+        for role in STATES:
             moment = observation.held(step, point, role)
             if moment is None:
                 continue
@@ -141,6 +143,15 @@ class State:
         if in_pieces(None, len(self.parameter)):  # one zero for all elements
             return torch.zeros((), dtype=self.parameter.dtype).expand(len(self.parameter))
         return torch.zeros_like(self.parameter)
+
+    def values(self, roles: Iterable[str], elements: Positions | None) -> dict[str, torch.Tensor]:
+        """Return some elements of the moments of these roles, float64."""
+        return {role: float64(self.moment(role), elements) for role in roles}
+
+
+def float64(vector: torch.Tensor, elements: Positions | None) -> torch.Tensor:
+    """Return some elements of a vector in float64, all for None."""
+    return (vector if elements is None else vector[elements]).to(torch.float64)
 
 
 def _by_owner(held: RoleState, owners: RoleState | None) -> torch.Tensor:

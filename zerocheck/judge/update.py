@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
 
 from .. import causes as bugs
-from ..case.schema import Case, Group
+from ..case.schema import Case, Optimizer
 from ..case.segments import end_of
 from ..contract.groups import learning_rates
+from ..floating_point import Enclosure, Format
+from ..optimizers import ADAMW
+from ..optimizers.specification import OptimizerSpecification, Reading, Segment, UpdateElements
 from ..protocol.verdicts import Violation
-from . import bounds, vectors
-from .bounds import Enclosure, Format, Reading, Scalars
+from . import vectors
 from .compare import (
     Misfit,
     compare,
     compare_pieces,
     describe,
     different_bits,
-    exactly,
     first_outside,
 )
 from .diagnose.memory_order import orders_of
-from .diagnose.update import Segment, causes, sentence
+from .diagnose.update import causes, sentence
 from .layout import Elements, KernelRange, ParameterLayout, ParameterPlace
 from .pieces import Positions, in_pieces, pieces
-from .state import State
+from .state import State, float64
 
 
 class Update(NamedTuple):
@@ -51,25 +52,31 @@ class Update(NamedTuple):
 
 
 class UpdateRecipe(NamedTuple):
-    """Options of the optimizer, of each group and of all; rates: of all steps, for diagnosis."""
+    """Optimizer with its options; rates: of all steps, by group, for the diagnosis."""
 
-    groups: Sequence[Group]
-    amsgrad: bool
-    maximize: bool
+    optimizer: OptimizerSpecification
+    options: Optimizer
     rates: Sequence[Sequence[float]]
     microbatches: int = 1
 
     @classmethod
     def of(cls, case: Case) -> UpdateRecipe:
         """Return the options of a case."""
-        told = case.optimizer
+        options = case.optimizer
         steps = [learning_rates(case, index) for index in range(end_of(case))]
-        rates = [[step[number] for step in steps] for number in range(len(told.groups))]
-        return cls(told.groups, told.amsgrad, told.maximize, rates, case.training.microbatches)
+        rates = [[step[number] for step in steps] for number in range(len(options.groups))]
+        return cls(ADAMW, options, rates, case.training.microbatches)
 
+    def signed(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Return the gradient that a step computes with, negated where the optimizer maximizes."""
+        return -gradient if self.options.maximize else gradient
 
-_ROLES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "parameter")
-"""In this order: what a wrong one leads to is judged by itself."""
+    def scalars(self, group: int, *, lr: float, step: int, reading: Reading) -> Any:
+        """Compute the scalars of a group at its update number `step`."""
+        options = self.options
+        return self.optimizer.scalars(
+            options.groups[group], options, lr=lr, step=step, reading=reading
+        )
 
 
 class _Wrong(NamedTuple):
@@ -91,7 +98,7 @@ class UpdateJudge:
     def __init__(self, layout: ParameterLayout, recipe: UpdateRecipe) -> None:
         self.layout = layout
         self.recipe = recipe
-        self.readings: list[Reading] = list(bounds.READINGS)
+        self.readings: list[Reading] = list(recipe.optimizer.readings)
 
     def check(self, update: Update, *, step: int) -> tuple[float, Violation | None]:
         """Check an update: (share of the bound, violation or None)."""
@@ -198,7 +205,7 @@ class UpdateJudge:
         roles = [("parameter", update.before.parameter, update.after.parameter)]
         roles += [
             (role, update.before.moment(role), update.after.moment(role))
-            for role in ("exp_avg", "exp_avg_sq")
+            for role in self.recipe.optimizer.states
             if role in update.after.moments
         ]
         for role, before, after in roles:
@@ -259,7 +266,9 @@ class UpdateJudge:
                     break
         if not outside:
             return share, "", None
-        role = next(role for role in _ROLES if role in outside)
+        # What a wrong one leads to is judged by itself.
+        order = (*self.recipe.optimizer.states, "parameter")
+        role = next(role for role in order if role in outside)
 
         def at(_: slice, there: Positions) -> tuple[torch.Tensor, Enclosure]:
             made = self._enclosures(reading, update, part, there)
@@ -271,42 +280,31 @@ class UpdateJudge:
     def _enclosures(
         self, reading: Reading, update: Update, part: KernelRange, elements: Positions | None
     ) -> list[tuple[str, torch.Tensor, Enclosure]]:
-        """Return (role, observed, enclosure) of these elements, in the order of _ROLES."""
-        format = part.format
-
-        def of(vector: torch.Tensor) -> torch.Tensor:
-            return (vector if elements is None else vector[elements]).to(torch.float64)
-
-        s = self._scalars(update, part.group, part.key, reading)
-        before, after = update.before, update.after
-        g = of(update.gradient)
-        if self.recipe.maximize:
-            g = -g
-        error = update.error
-        if isinstance(error, torch.Tensor):
-            error = of(error)
-        m, v = of(after.moment("exp_avg")), of(after.moment("exp_avg_sq"))
-        result = [
-            ("exp_avg", m, bounds.exp_avg(of(before.moment("exp_avg")), g, s, error, format)),
+        """Return (role, observed, enclosure) of these elements, in the order of the step."""
+        scalars = self._scalars(update, part.group, part.key, reading)
+        made = self._elements(update, elements, part.format)
+        return [
             (
-                "exp_avg_sq",
-                v,
-                bounds.exp_avg_sq(of(before.moment("exp_avg_sq")), g, s, error, format),
-            ),
-        ]
-        if self.recipe.amsgrad:
-            largest = of(after.moment("max_exp_avg_sq"))
-            wanted = torch.maximum(of(before.moment("max_exp_avg_sq")), v)
-            result.append(("max_exp_avg_sq", largest, exactly(wanted)))
-            v = largest
-        result.append(
-            (
-                "parameter",
-                of(after.parameter),
-                bounds.parameter(of(before.parameter), m, v, s, format),
+                role,
+                made.new[role] if role in made.new else float64(update.after.parameter, elements),
+                enclosure,
             )
+            for role, enclosure in self.recipe.optimizer.enclosures(made, scalars)
+        ]
+
+    def _elements(
+        self, update: Update, elements: Positions | None, format: Format
+    ) -> UpdateElements:
+        before, after, error = update.before, update.after, update.error
+        roles = self.recipe.optimizer.states_with(self.recipe.options)
+        return UpdateElements(
+            float64(before.parameter, elements),
+            self.recipe.signed(float64(update.gradient, elements)),
+            before.values(roles, elements),
+            after.values(roles, elements),
+            float64(error, elements) if isinstance(error, torch.Tensor) else error,
+            format,
         )
-        return result
 
     def _words(self, wrong: _Wrong, update: Update, step: int) -> tuple[str, tuple[str, ...]]:
         observed = wrong.misfit.observed
@@ -324,13 +322,15 @@ class UpdateJudge:
         if wrong.elements is not None:
             before = before[wrong.elements]
         outside = wrong.misfit.outside
-        names = causes(self._segments(wrong, update, step))
+        optimizer = self.recipe.optimizer
+        names = causes(optimizer, self._segments(wrong, update, step))
         if torch.equal(observed[outside], before[outside].to(torch.float64)):
             # Moments that are 0 still, or a rate of 0, leave it as it was too.
             return f"{wrong.role} was not updated", (bugs.NEVER_UPDATED, *names)
         if names:
-            return sentence(wrong.role, names), names
-        return f"{wrong.role} is not what AdamW gives from the state before and the gradient", ()
+            return sentence(optimizer, wrong.role, names), names
+        name = optimizer.name
+        return f"{wrong.role} is not what {name} gives from the state before and the gradient", ()
 
     def _segments(self, wrong: _Wrong, update: Update, step: int) -> Iterator[Segment]:
         """Return the wrong tensors of the group, piece by piece."""
@@ -354,47 +354,30 @@ class UpdateJudge:
         elements: Positions,
         previous: torch.Tensor | None,
     ) -> Segment:
-        def of(vector: torch.Tensor) -> torch.Tensor:
-            return vector[elements].to(torch.float64)
+        recipe, after = self.recipe, update.after
 
-        before, after = update.before, update.after
-        sign = -1.0 if self.recipe.maximize else 1.0
-        largest = "max_exp_avg_sq" if self.recipe.amsgrad else "exp_avg_sq"
+        def gradient(vector: torch.Tensor) -> torch.Tensor:
+            return recipe.signed(float64(vector, elements))
+
         observed = after.parameter if wrong.role == "parameter" else after.moment(wrong.role)
-        groups = self.recipe.groups
         return Segment(
             role=wrong.role,
-            observed=of(observed),
-            p=of(before.parameter),
-            g=sign * of(update.gradient),
-            unclipped=None if update.unclipped is None else sign * of(update.unclipped),
-            previous=None if previous is None else sign * of(previous),
-            in_memory=[sign * of(update.gradient[order]) for order in orders_of(self.layout)],
-            old_m=of(before.moment("exp_avg")),
-            old_v=of(before.moment("exp_avg_sq")),
-            m=of(after.moment("exp_avg")),
-            v=of(after.moment(largest)),
-            format=wrong.format,
+            observed=float64(observed, elements),
+            elements=self._elements(update, elements, wrong.format),
+            unclipped=None if update.unclipped is None else gradient(update.unclipped),
+            previous=None if previous is None else gradient(previous),
+            in_memory=[gradient(update.gradient[order]) for order in orders_of(self.layout)],
             since=step + 1,
-            microbatches=self.recipe.microbatches,
+            microbatches=recipe.microbatches,
             scalars=self._scalars(update, wrong.group, wrong.steps, self.readings[0]),
             step=wrong.steps,
-            rates=self.recipe.rates[wrong.group],
+            rates=recipe.rates[wrong.group],
             others=[
                 (group, update.lr[number])
-                for number, group in enumerate(groups)
+                for number, group in enumerate(recipe.options.groups)
                 if number != wrong.group
             ],
         )
 
-    def _scalars(self, update: Update, group: int, count: int, reading: Reading) -> Scalars:
-        options = self.recipe.groups[group]
-        return bounds.scalars(
-            lr=update.lr[group],
-            beta1=options.beta1,
-            beta2=options.beta2,
-            eps=options.eps,
-            weight_decay=options.weight_decay,
-            step=count,
-            reading=reading,
-        )
+    def _scalars(self, update: Update, group: int, count: int, reading: Reading) -> Any:
+        return self.recipe.scalars(group, lr=update.lr[group], step=count, reading=reading)

@@ -7,23 +7,23 @@ from torch import nn
 
 from ..case.schema import Case
 from ..case.shapes import matching
+from ..optimizers import ADAMW
 from .layers import fill
 from .seeds import STATE, generator_of
 from .user import vary_batch
 
 SCALES = {"typical": 1.0, "tiny": 1e-12, "huge": 1e6}
-"""Size of exp_avg; exp_avg_sq has its square. `typical` is spread over 1e-2 to 1 by tensor."""
+"""Size of the average gradient. `typical` is spread over 1e-2 to 1 by tensor."""
 
 
 @torch.no_grad()
 def initial_state(case: Case, model: nn.Module) -> dict[tuple[str, str], torch.Tensor] | None:
     """Return whole tensors by (name, role), or None for a start at step 0 with zero moments.
 
-    Roles: `parameter` for every parameter; for the trainable ones `exp_avg`, `exp_avg_sq` (>= 0),
-    `max_exp_avg_sq` (>= exp_avg_sq; with amsgrad) and `step` (0-d). The parameters are not those
-    that `build_model` gave, so that a restore which forgets them is seen; zeros stay zeros. Tensors
-    have the dtype of their parameter, as torch's AdamW keeps them, but for `step`: fp32. They are
-    drawn in fp32 and rounded, which keeps the order of exp_avg_sq and its maximum.
+    Roles: `parameter` for every parameter; for the trainable ones the optimizer's states and `step`
+    (0-d). The parameters are not those that `build_model` gave, so that a restore which forgets
+    them is seen; zeros stay zeros. Tensors have the dtype of their parameter, as torch's optimizers
+    keep them, but for `step`: fp32. They are drawn in fp32 and rounded, which keeps their order.
     """
     if case.start.step == 0:
         return None
@@ -41,14 +41,8 @@ def initial_state(case: Case, model: nn.Module) -> dict[tuple[str, str], torch.T
         if not parameter.requires_grad:
             continue
         scale = _scale(case, generator)
-        first = torch.empty_like(value).uniform_(-1.0, 1.0, generator=generator).mul_(scale)
-        second = torch.empty_like(value).uniform_(0.5, 1.5, generator=generator).mul_(scale**2)
-        state[name, "exp_avg"] = first
-        state[name, "exp_avg_sq"] = second
-        if case.optimizer.amsgrad:
-            # Half of the elements are above exp_avg_sq, half are at it.
-            above = torch.empty_like(value).uniform_(0.0, 2.0, generator=generator).clamp_(min=1.0)
-            state[name, "max_exp_avg_sq"] = second * above
+        drawn = ADAMW.drawn(value, case.optimizer, scale, generator)
+        state.update({(name, role): tensor for role, tensor in drawn.items()})
         state[name, "step"] = torch.tensor(float(case.start.step))
     return {
         (name, role): value if role == "step" else value.to(parameters[name].dtype)

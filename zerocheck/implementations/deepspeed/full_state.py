@@ -14,7 +14,7 @@ from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoin
 from torch import nn
 
 from ...case.schema import ReadOutKind
-from ...contract.shard import MOMENT_ROLES
+from ...optimizers import STATES
 from .library import Engine, silent
 
 Whole = dict[tuple[str, str], torch.Tensor]
@@ -31,7 +31,7 @@ def whole(engine: Engine, model: nn.Module, kind: ReadOutKind, *, amsgrad: bool)
     buffers = {name for name, _ in model.named_buffers()}
     asked: Whole = {}
     if kind == "functions":
-        asked.update(_functions(named, MOMENT_ROLES if amsgrad else MOMENT_ROLES[:2]))
+        asked.update(_functions(named, STATES if amsgrad else STATES[:2]))
     if kind == "zero-to-fp32" and engine.zero_optimization():
         given: Mapping[str, Any] = {n: one.float() for n, one in _zero_to_fp32(engine).items()}
     else:

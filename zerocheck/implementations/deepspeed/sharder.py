@@ -13,8 +13,8 @@ from ...case.schema import Case
 from ...contract import Implementation, Loader, Semantics, Shard, Step, StepReport, groups
 from ...contract.implementation import KEPT
 from ...contract.layout import Layout
-from ...contract.shard import MOMENT_ROLES
 from ...errors import Unsupported
+from ...optimizers import STATES
 from . import checkpoint, full_state, library, precision
 from .bytes import stage0_layout
 from .config import config_of
@@ -199,7 +199,7 @@ class DeepSpeed0(DeepSpeed):
             elif self.masters and parameter.requires_grad:  # without elements it is left out
                 yield Shard(name, "master", parameter.detach().float(), shape)
             state = self.adamw.state.get(self.masters.get(name, parameter), {})
-            for role in MOMENT_ROLES:
+            for role in STATES:
                 if role in state:
                     yield Shard(name, role, state[role], shape)
             if "step" in state:
@@ -215,7 +215,7 @@ class DeepSpeed0(DeepSpeed):
             updated.detach().copy_(full[name, "parameter"])
             state = self.adamw.state[updated]
             state["step"] = full[name, "step"].clone()
-            for role in MOMENT_ROLES:
+            for role in STATES:
                 if (name, role) in full:
                     state[role] = torch.zeros_like(updated).copy_(full[name, role])
 

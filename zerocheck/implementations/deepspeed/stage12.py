@@ -12,7 +12,7 @@ from ...case.schema import Case
 from ...contract import Semantics, Shard
 from ...contract.implementation import Stage
 from ...contract.layout import Layout
-from ...contract.shard import MOMENT_ROLES
+from ...optimizers import STATES
 from .bytes import flat_layout
 from .partition import Full, GroupPartition, PartitionPiece, gaps, lying_in
 from .precision import keeps_whole_gradients
@@ -74,7 +74,7 @@ class PartitionedStage(DeepSpeed):
         for part in self.partitions:
             yield from part.cut("master", part.master)
             state = self.adamw.state.get(part.master, {})
-            for role in MOMENT_ROLES:
+            for role in STATES:
                 if role in state:
                     yield from part.cut(role, state[role])
             if "step" in state:
@@ -90,7 +90,7 @@ class PartitionedStage(DeepSpeed):
             # One count for a group, of which this rank may hold nothing.
             names = [piece.name for piece in part.pieces] or list(steps)
             state["step"] = steps[names[0]].clone()
-            for role in MOMENT_ROLES:
+            for role in STATES:
                 if (names[0], role) in full:
                     state[role] = torch.zeros_like(part.master)
                     part.fill(state[role], full, role)

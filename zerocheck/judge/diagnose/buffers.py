@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ... import causes as bugs
-from ..bounds import Enclosure, U
+from ...floating_point import Enclosure, U
 from ..compare import compare, exactly
 
 SENTENCES = {

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 
 from ... import causes as bugs
+from ...floating_point import Enclosure, Format, U
 from .. import bounds
-from ..bounds import Enclosure, Format, U
 from ..compare import compare
 from ..layout import Formats
 from ..pieces import split

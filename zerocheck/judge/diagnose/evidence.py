@@ -13,9 +13,9 @@ import torch
 
 from ...case.schema import Case
 from ...contract.semantics import Semantics
+from ...floating_point import Enclosure, Format
 from .. import bounds
 from ..assemble import RoleState
-from ..bounds import Enclosure, Format
 from ..compare import compare
 from ..flat import FlatBuffer
 from ..layout import Formats, ParameterLayout

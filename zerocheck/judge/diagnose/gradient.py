@@ -10,8 +10,7 @@ from typing import NamedTuple
 import torch
 
 from ... import causes as bugs
-from .. import bounds
-from ..bounds import Enclosure
+from ...floating_point import ETA, Enclosure
 from ..compare import exactly
 from ..local import Scale
 from ..pieces import Enclosing, Positions, some, split
@@ -332,7 +331,7 @@ def _common_ratio(evidence: Evidence, wrong: torch.Tensor) -> float | None:
     for here in split(evidence.layout.size):
         exact, bound = evidence.right.at(here)
         seen += int((wrong[here] & (exact.abs() > bound)).sum())
-        clarity = torch.where(wrong[here], exact.abs() / bound.clamp(min=bounds.ETA), 0.0)
+        clarity = torch.where(wrong[here], exact.abs() / bound.clamp(min=ETA), 0.0)
         best = int(clarity.argmax())
         if float(clarity[best]) > clearest:
             clearest = float(clarity[best])

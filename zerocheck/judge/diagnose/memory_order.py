@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from ... import causes as bugs
-from ..bounds import Enclosure
+from ...floating_point import Enclosure
 from ..layout import ParameterLayout
 from ..pieces import Enclosing, Positions, some
 from .evidence import Candidate, Evidence, enclosing, slack, summed

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from ... import causes as bugs
+from ...floating_point import Enclosure
 from .. import vectors
-from ..bounds import Enclosure
 from ..flat import NOBODY, FlatBuffer
 from ..pieces import Enclosing, Positions, some, split
 from .evidence import Candidate, Evidence, enclosing, everything, slack, summed

@@ -16,9 +16,9 @@ from ...case.schema import Case
 from ...models.blocks import DTYPES
 from ...models.network import build_model
 from ...models.scramble import scramble
+from ...optimizers import STATES
 from ..compare import different_bits
 from ..layout import ParameterLayout, ParameterPlace
-from ..ownership import MOMENTS
 from ..state import State
 
 SENTENCES = {
@@ -80,7 +80,7 @@ def causes(wrong: Sequence[Wrong], steps: Steps, known: ResumeEvidence) -> tuple
     by_step = list(of_steps(steps, known))
     lost: list[str] = []
     gone = bugs.STEP_COUNT_LOST in by_step and all(bugs.MOMENTS_LOST in one for one in by_role)
-    shown = {role for role in MOMENTS[:2] if bool((known.state.moment(role) != 0).any())}
+    shown = {role for role in STATES[:2] if bool((known.state.moment(role) != 0).any())}
     if gone and shown <= {one.role for one in wrong}:
         lost = [bugs.OPTIMIZER_STATE_LOST]
     if steps and wrong:
@@ -134,7 +134,7 @@ def _within(wrong: Wrong, places: Sequence[ParameterPlace], layout: ParameterLay
 
 
 def _of_role(wrong: Wrong, known: ResumeEvidence) -> list[str]:
-    moment = wrong.role in MOMENTS
+    moment = wrong.role in STATES
     found: list[str] = []
     for name, make in _candidates(wrong, known):
         if not bool(different_bits(make(), wrong.loaded)[wrong.different].any()):
@@ -184,7 +184,7 @@ def _candidates(
         found.append((bugs.MOMENTS_SWAPPED, lambda: state.moment("exp_avg_sq")))
     if role == "exp_avg_sq":
         found.append((bugs.MOMENTS_SWAPPED, lambda: state.moment("exp_avg")))
-    if role in MOMENTS[:2] and "max_exp_avg_sq" in state.moments:
+    if role in STATES[:2] and "max_exp_avg_sq" in state.moments:
         found.append((bugs.MOMENTS_SWAPPED, lambda: state.moment("max_exp_avg_sq")))
     if role == "max_exp_avg_sq":
         found.append((bugs.MOMENTS_SWAPPED, lambda: state.moment("exp_avg")))
@@ -320,8 +320,8 @@ def export_causes(
         (bugs.STEP_OFF_BY_1, held + 1),
         (bugs.STEP_OFF_BY_1, held - 1),
     ]
-    if role in MOMENTS:
-        for moment in MOMENTS:
+    if role in STATES:
+        for moment in STATES:
             if moment != role and moment in state.moments:
                 other = state.moment(moment)[place.start : place.stop]
                 candidates.append((bugs.MOMENTS_SWAPPED, other))

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from ... import causes as bugs
-from ..bounds import Format
+from ...floating_point import Format
 from ..pieces import Enclosing, split
 from .evidence import Candidate, Evidence, Terms, everything, summed
 

@@ -13,9 +13,9 @@ import torch
 
 from ...case.schema import Case
 from ...contract.semantics import Semantics
+from ...floating_point import Enclosure
 from ...protocol.verdicts import Violation
 from ..assemble import RoleState
-from ..bounds import Enclosure
 from ..clipping import (
     clipped_enclosure,
     coefficient,

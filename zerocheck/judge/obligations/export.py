@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import torch
 
 from ... import causes as bugs
+from ...optimizers import STATES
 from ...protocol.verdicts import Violation, together
 from ..assemble import Observation
 from ..compare import different_bits
 from ..diagnose.resume import export_causes
 from ..layout import ParameterLayout, ParameterPlace
-from ..ownership import MOMENTS
 from ..state import State
 
 
@@ -27,7 +27,7 @@ def check_export(
     else its master.
     """
     found: list[Violation] = []
-    for role in ("parameter", *MOMENTS, "step", "buffer"):
+    for role in ("parameter", *STATES, "step", "buffer"):
         ranks = observation.by_name(step, "export", role)
         if not any(ranks):
             if role == "parameter":

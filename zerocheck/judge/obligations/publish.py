@@ -12,6 +12,7 @@ import torch
 
 from ... import causes as bugs
 from ...contract.shard import Role
+from ...optimizers import STATES
 from ...protocol.verdicts import Violation, said
 from ..assemble import Observation, RoleState
 from ..compare import different_bits, same_bits
@@ -19,7 +20,6 @@ from ..context import StepContext
 from ..diagnose.publish import SENTENCES, causes
 from ..layout import ParameterLayout
 from ..obligation import Checked, ObligationCheck
-from ..ownership import MOMENTS
 from ..pieces import split
 from ..state import State
 
@@ -33,7 +33,7 @@ def check(
 
     before: the state before the step, for the diagnosis.
     """
-    for role in ("parameter", *MOMENTS):
+    for role in ("parameter", *STATES):
         held = observation.held(step, "state", role)
         if held is None:
             continue
@@ -135,7 +135,7 @@ def check_start(
         # What is frozen has no master: it is rounded as what is published is.
         wanted = torch.where(state.mastered, wanted, wanted.to(dtype).to(wanted.dtype))
     pairs: list[tuple[str, torch.Tensor, torch.Tensor]] = [("parameter", state.parameter, wanted)]
-    for moment in MOMENTS:
+    for moment in STATES:
         if moment in state.moments or moment in moments:
             restored = moments.get(moment)
             zero = torch.zeros_like(wanted) if restored is None else restored

@@ -6,14 +6,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerocheck.judge import bounds
-from zerocheck.judge.update_range import Box, moments_after, parameter_after, update_range
+from zerocheck.optimizers.adamw import bounds as adamw
+from zerocheck.optimizers.adamw.ranges import Box, moments_after, parameter_after, update_range
 
 SAMPLES = 2000
 
 
-def _scalars(step: int, eps: float) -> bounds.Scalars:
-    return bounds.scalars(
+def _scalars(step: int, eps: float) -> adamw.Scalars:
+    return adamw.scalars(
         lr=1e-2, beta1=0.9, beta2=0.999, eps=eps, weight_decay=0.1, step=step, reading="double"
     )
 

@@ -15,7 +15,7 @@ of the square that lie between (a root that solves the square alone is a point o
 any other, and widens nothing). Division of intervals, by contrast, forgets that numerator and
 denominator have one g: where a gradient is small it is up to 4e7 times wider.
 
-Moments are rounded where they are stored: by the bounds of `bounds.exp_avg` and `exp_avg_sq`, at
+Moments are rounded where they are stored: by the bounds of `adamw.exp_avg` and `exp_avg_sq`, at
 the largest sizes that they can have here, which widen [m-, m+] and [v-, v+] after the step too.
 """
 
@@ -28,8 +28,8 @@ import torch
 
 from zerocheck_reference import half_ulp
 
-from . import bounds
-from .bounds import ETA, SECOND_ORDER, Scalars, U
+from ...floating_point import ETA, SECOND_ORDER, Enclosure, U, rounded
+from .bounds import Scalars
 
 LEAST = 1e-300
 """In place of a denominator of 0."""
@@ -115,12 +115,12 @@ def moments_after(
 
 def parameter_after(
     p: torch.Tensor, low: torch.Tensor, high: torch.Tensor, s: Scalars
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (middle, bound) of the new parameter, with the roundings of `bounds.parameter`."""
+) -> Enclosure:
+    """Enclose the new parameter, with the roundings of `adamw.parameter`."""
     decayed = p * (1 - s.lr * s.weight_decay)
     largest = torch.maximum(low.abs(), high.abs())
     error = (high - low) / 2 + (7 * U + s.extra) * largest + 2 * ETA
     error = error + ETA * s.lr / s.correction1 / max(s.eps, LEAST)
     if s.weight_decay != 0:
         error = error + 2 * U * decayed.abs()
-    return bounds.rounded(decayed - (low + high) / 2, error)
+    return rounded(decayed - (low + high) / 2, error)

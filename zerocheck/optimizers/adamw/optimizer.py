@@ -1,0 +1,142 @@
+"""AdamW: its states, its step, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from ...case.schema import Group, Optimizer
+from ...floating_point import SECOND_ORDER, Enclosure, Format, U
+from ..specification import Interval, Reading, Segment, StateRole, UpdateElements
+from . import bounds, ranges
+from . import variants as known
+from .bounds import Scalars
+
+STATES: tuple[StateRole, ...] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+
+
+class AdamW:
+    """AdamW with decoupled weight decay; amsgrad and maximize are options."""
+
+    name = "AdamW"
+    states = STATES
+    hidden = STATES[:2]
+    readings: tuple[Reading, ...] = ("double", "single rate", "single")
+
+    def states_with(self, options: Optimizer) -> tuple[StateRole, ...]:
+        """Return the moments, with their maximum where amsgrad asks for it."""
+        return STATES if options.amsgrad else STATES[:2]
+
+    def torch_group(self, group: Group, options: Optimizer) -> dict[str, Any]:
+        """Return the options of a parameter group of torch.optim.AdamW."""
+        return {
+            "lr": group.lr,
+            "betas": (group.beta1, group.beta2),
+            "eps": group.eps,
+            "weight_decay": group.weight_decay,
+            "amsgrad": options.amsgrad,
+            "maximize": options.maximize,
+            "foreach": options.kernel == "foreach",
+            "fused": options.kernel == "fused",
+        }
+
+    def drawn(
+        self,
+        parameter: torch.Tensor,
+        options: Optimizer,
+        scale: float,
+        generator: torch.Generator,
+    ) -> dict[StateRole, torch.Tensor]:
+        """Draw moments as of gradients of the size `scale`; exp_avg_sq has its square."""
+        like = torch.empty_like
+        first = like(parameter).uniform_(-1.0, 1.0, generator=generator).mul_(scale)
+        second = like(parameter).uniform_(0.5, 1.5, generator=generator).mul_(scale**2)
+        state: dict[StateRole, torch.Tensor] = {"exp_avg": first, "exp_avg_sq": second}
+        if options.amsgrad:
+            # Half of the elements are above exp_avg_sq, half are at it.
+            above = like(parameter).uniform_(0.0, 2.0, generator=generator).clamp_(min=1.0)
+            state["max_exp_avg_sq"] = second * above
+        return state
+
+    def scalars(
+        self, group: Group, options: Optimizer, *, lr: float, step: int, reading: Reading
+    ) -> Scalars:
+        """Compute hyperparameters and bias corrections of update number `step` >= 1."""
+        return bounds.scalars(
+            lr=lr,
+            beta1=group.beta1,
+            beta2=group.beta2,
+            eps=group.eps,
+            weight_decay=group.weight_decay,
+            step=step,
+            reading=reading,
+        )
+
+    def enclosures(
+        self, elements: UpdateElements, scalars: Scalars
+    ) -> Iterator[tuple[str, Enclosure]]:
+        """Enclose the moments and, from the new ones as they were observed, the parameter."""
+        p, g, old, new, error, format = elements
+        yield "exp_avg", bounds.exp_avg(old["exp_avg"], g, scalars, error, format)
+        yield "exp_avg_sq", bounds.exp_avg_sq(old["exp_avg_sq"], g, scalars, error, format)
+        if "max_exp_avg_sq" in new:
+            wanted = torch.maximum(old["max_exp_avg_sq"], new["exp_avg_sq"])
+            yield "max_exp_avg_sq", Enclosure(wanted, torch.zeros_like(wanted))
+        second = known.largest(elements)
+        yield "parameter", bounds.parameter(p, new["exp_avg"], second, scalars, format)
+
+    def variants(self, segment: Segment) -> Iterator[tuple[str, Enclosure]]:
+        """Enclose what AdamW would compute with each known mistake."""
+        return known.variants(segment)
+
+    def right(self, segment: Segment, format: Format) -> Enclosure:
+        """Enclose the right result of a segment's role in another format."""
+        return known.right(segment, format)
+
+    def recovered(
+        self,
+        old: Mapping[str, torch.Tensor],
+        new: Mapping[str, torch.Tensor],
+        scalars: Scalars,
+        format: Format,
+    ) -> Interval:
+        """Recover the gradient that entered exp_avg.
+
+        exp_avg' = b1 exp_avg + (1 - b1) g   =>   g = (exp_avg' - b1 exp_avg) / (1 - b1) +- E / (1 -
+        b1), with E the enclosure of exp_avg's update: usually 1e-6 relative, so a wrong scale is
+        seen as clearly as in a gradient that is shown. g is kept in fp32, and a weight that was
+        read in fp32 is 2 u off: 3 u.
+        """
+        w, before, after = 1 - scalars.beta1, old["exp_avg"], new["exp_avg"]
+        g = (after - scalars.beta1 * before) / w
+        unknown = bounds.exp_avg(before, g, scalars, format=format).bound / w + 3 * U * (
+            g.abs() + scalars.beta1 * before.abs() / w
+        )
+        if format.narrow:
+            # The gradient that was may be larger by `unknown`: u w of it was not counted.
+            unknown = unknown / (1 - format.u)
+        return Interval(g, unknown * SECOND_ORDER)
+
+    def range(
+        self,
+        parameter: torch.Tensor,
+        hidden: Mapping[str, Interval],
+        gradient: Interval,
+        scalars: Scalars,
+    ) -> Enclosure:
+        """Enclose the next parameter where the moments are known as intervals only."""
+        low, high = ranges.update_range(_box(hidden, gradient), scalars)
+        return ranges.parameter_after(parameter, low, high, scalars)
+
+    def hidden_after(
+        self, hidden: Mapping[str, Interval], gradient: Interval, scalars: Scalars
+    ) -> dict[str, Interval]:
+        """Enclose the moments after a step."""
+        first, second = ranges.moments_after(_box(hidden, gradient), scalars)
+        return {"exp_avg": Interval(*first), "exp_avg_sq": Interval(*second)}
+
+
+def _box(hidden: Mapping[str, Interval], gradient: Interval) -> ranges.Box:
+    return ranges.Box(*hidden["exp_avg"], *hidden["exp_avg_sq"], *gradient)

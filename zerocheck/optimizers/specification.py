@@ -1,0 +1,143 @@
+"""Interface of an optimizer: its states, and the enclosure of one step of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+
+from ..case.schema import Group, Optimizer
+from ..floating_point import FP32, Enclosure, Format
+
+StateRole = Literal["exp_avg", "exp_avg_sq", "max_exp_avg_sq"]
+"""Role of a state of an optimizer that has the shape of its parameter."""
+
+Reading = Literal["double", "single rate", "single"]
+"""How an optimizer reads its hyperparameters: as Python's doubles, or rounded to fp32 first."""
+
+
+class UpdateElements(NamedTuple):
+    """Some elements of one update: before it, its gradient, and after it. float64 vectors.
+
+    parameter: before; gradient: negated with maximize; old, new: states by role, before and after,
+    zeros where the optimizer has none; error: what is not known of the gradient; format: of the
+    parameter and the states.
+    """
+
+    parameter: torch.Tensor
+    gradient: torch.Tensor
+    old: Mapping[str, torch.Tensor]
+    new: Mapping[str, torch.Tensor]
+    error: torch.Tensor | float = 0.0
+    format: Format = FP32
+
+
+class Segment(NamedTuple):
+    """Inputs and results of an update for the wrong tensors of one parameter group.
+
+    role: which is wrong; observed: its values after the update; scalars: see
+    `OptimizerSpecification`; unclipped: the gradient before clipping; previous: what it was to be
+    in the step before; step: number of the update; rates: learning rates of this group at other
+    steps; others: other groups, with their learning rates; since: steps since the case began;
+    microbatches: of each step; wider: what is not known of each result, where states are hidden;
+    in_memory: the gradient with the elements of parameters that are not contiguous in the order of
+    memory, and the other way round.
+    """
+
+    role: str
+    observed: torch.Tensor
+    elements: UpdateElements
+    scalars: Any
+    step: int
+    rates: Sequence[float]
+    others: Sequence[tuple[Group, float]]
+    unclipped: torch.Tensor | None = None
+    previous: torch.Tensor | None = None
+    since: int = 0
+    microbatches: int = 1
+    wider: torch.Tensor | float = 0.0
+    in_memory: Sequence[torch.Tensor] = ()
+
+
+class Interval(NamedTuple):
+    """Values that are not known exactly, float64: [middle - error, middle + error]."""
+
+    middle: torch.Tensor
+    error: torch.Tensor
+
+
+class OptimizerSpecification(Protocol):
+    """One optimizer, as far as zerocheck has to know it.
+
+    Scalars are the hyperparameters of one group at one step, with what is computed from them; only
+    the optimizer that made them reads them.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name in sentences: "AdamW"."""
+
+    @property
+    def states(self) -> tuple[StateRole, ...]:
+        """Roles of the states that have the shape of their parameter, in the order of a step."""
+
+    @property
+    def hidden(self) -> tuple[StateRole, ...]:
+        """States that are enclosed from step to step where an optimizer does not expose them."""
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        """Ways in which right implementations read the hyperparameters, the usual one first."""
+
+    def states_with(self, options: Optimizer) -> tuple[StateRole, ...]:
+        """Return the states that it has with these options."""
+
+    def torch_group(self, group: Group, options: Optimizer) -> dict[str, Any]:
+        """Return the options of a parameter group of torch's optimizer."""
+
+    def drawn(
+        self,
+        parameter: torch.Tensor,
+        options: Optimizer,
+        scale: float,
+        generator: torch.Generator,
+    ) -> dict[StateRole, torch.Tensor]:
+        """Draw states (fp32) in mid-training, as of gradients of the size `scale`."""
+
+    def scalars(
+        self, group: Group, options: Optimizer, *, lr: float, step: int, reading: Reading
+    ) -> Any:
+        """Compute the scalars of a group at its update number `step` >= 1."""
+
+    def enclosures(self, elements: UpdateElements, scalars: Any) -> Iterator[tuple[str, Enclosure]]:
+        """Enclose what a step computes, in its order, from what was observed; parameter last."""
+
+    def variants(self, segment: Segment) -> Iterator[tuple[str, Enclosure]]:
+        """Enclose what the step would compute with each known mistake: (cause, enclosure)."""
+
+    def right(self, segment: Segment, format: Format) -> Enclosure:
+        """Enclose the right result of a segment's role in another format."""
+
+    def recovered(
+        self,
+        old: Mapping[str, torch.Tensor],
+        new: Mapping[str, torch.Tensor],
+        scalars: Any,
+        format: Format,
+    ) -> Interval:
+        """Recover the gradient of a step, to fp32, from the states before and after it."""
+
+    def range(
+        self,
+        parameter: torch.Tensor,
+        hidden: Mapping[str, Interval],
+        gradient: Interval,
+        scalars: Any,
+    ) -> Enclosure:
+        """Enclose the next parameter where states are known as intervals only."""
+
+    def hidden_after(
+        self, hidden: Mapping[str, Interval], gradient: Interval, scalars: Any
+    ) -> dict[str, Interval]:
+        """Enclose the hidden states after a step."""
