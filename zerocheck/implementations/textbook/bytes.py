@@ -93,12 +93,15 @@ def _layout(
     some rank's masters are padding alone, which no rank exposes.
     """
     case = account.case
-    ranks = [[one.pieces(rank) for rank in range(case.shards)] for one, _ in learning]
-    hidden = any(size.master and [] in of for (_, size), of in zip(learning, ranks, strict=True))
+    hidden = any(
+        size.master and not one.pieces(other)
+        for one, size in learning
+        for other in range(case.shards)
+    )
     if case.precision.compute == "fp16" or hidden:
         return None
     masters = sum(one.shard_size * size.master for one, size in learning)
-    owned = [(*flat, of[rank % case.shards]) for flat, of in zip(learning, ranks, strict=True)]
+    owned = [(one, size, one.pieces(rank % case.shards)) for one, size in learning]
 
     def predict(step: int, phase: Phase) -> CategoryBytes:
         trains = account.learning(step) if phase == "backward" else ()

@@ -1,9 +1,9 @@
 """Template of a step, which ZeRO-1, -2 and -3 fill in.
 
-A stage is what it partitions (`_partition`), how it reduces gradients (`_end_microbatch` or
-`_reduce`), and how it publishes updated parameters (`_publish`). The rest is common to all stages.
-What production adds to the paper stands in modules of its own: precision.py, loss_scaling.py,
-replicas of the model in reduction.py, and checkpoint/.
+Stages differ in what they partition (`_partition`), how they reduce gradients (`_reduce`, or
+`_end_microbatch` for each microbatch), and how they publish updated parameters (`_publish`).
+Additions of production have modules of their own: precision.py, loss_scaling.py, replicas of the
+model in reduction.py, and checkpoint/.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Sharder(Resumable):
                 if parameter.requires_grad:
                     self._listen(place, number)
 
-    # What a stage says.
+    # The hooks that a stage fills in; `_publish` and `flat_buffers` are declared in checkpoint/.
 
     def _partition(self) -> None:
         """Make the flat buffers, each with this rank's shard of its reduced gradient."""
@@ -99,7 +99,7 @@ class Sharder(Resumable):
     def _reduce(self) -> None:
         """Reduce the gradients of all microbatches; a stage that has reduced each needs no more.
 
-        What production adds: they are averaged over replicas, and widened for AdamW.
+        Then they are averaged over replicas, and in mixed precision widened for AdamW.
         """
         flats = self.flat_buffers()
         self.replicas.average(f.gradient for f in flats if f.gradient is not None and f.reduces)
