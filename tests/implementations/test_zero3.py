@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 from zerocheck.case.schema import Block, Case, Group, Model, Optimizer, Sharding, Training
 from zerocheck.contract import Microbatch, Step
-from zerocheck.implementations.textbook.flat import FlatParameter
-from zerocheck.implementations.textbook.zero3 import Unit, Zero3
+from zerocheck.implementations.textbook.unit import FlatParameter, Unit
+from zerocheck.implementations.textbook.zero3 import Zero3
 from zerocheck.models.network import build_model
 
 from .cases import CASES, TWICE, on

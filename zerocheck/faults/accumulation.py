@@ -75,8 +75,8 @@ class MicrostepOffByOne(Zero2):
         self.microstep = 0
         return report
 
-    def _flush(self) -> None:
-        super()._flush()
+    def _end_microbatch(self) -> None:
+        super()._end_microbatch()
         self.microstep += 1
         if self.microstep == 0:
             for gradient in self.gradients:

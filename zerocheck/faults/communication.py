@@ -82,7 +82,7 @@ class ReducedWithEachMicrobatch(Zero1):
         if self._begun:
             for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
                 whole = gradients.clone()
-                work = reduce_scatter_single(self._own(bucket, whole), whole, self.group)
+                work = reduce_scatter_single(whole[bucket.mine], whole, self.group)
                 if work is not None:
                     work.wait()
         self._begun = True
@@ -93,15 +93,13 @@ class SentInFp32(Zero1):
 
     def _reduce(self) -> None:
         for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
-            mine = self._own(bucket, gradients)
             whole = gradients.float()
-            part = whole[bucket.partition.shard(bucket.rank)]
+            part = whole[bucket.mine]
             work = reduce_scatter_single(part, whole, self.group)
             if work is not None:
                 work.wait()
-            mine.copy_(part.div_(self.world_size))
-        both = zip(self.buckets, self.gradients, strict=True)
-        self.replicas.average(self._own(bucket, gradients) for bucket, gradients in both)
+            bucket.gradient.copy_(part.div_(self.world_size))
+        self.replicas.average(bucket.gradient for bucket in self.buckets)
         self.reduced = True
 
 

@@ -80,9 +80,8 @@ class OtherBufferUnreduced(Zero1):
         dtype = self.gradients[0].dtype
         for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
             if gradients.dtype == dtype:
-                mine = self._own(bucket, gradients)
-                work = reduce_scatter_single(mine, gradients, self.group)
+                work = reduce_scatter_single(bucket.gradient, gradients, self.group)
                 if work is not None:
                     work.wait()
-                mine.div_(self.world_size)
+                bucket.gradient.div_(self.world_size)
         self.reduced = True

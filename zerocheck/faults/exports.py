@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
-from ..implementations.textbook.checkpoint.export import FlatExport, Whole
+from ..implementations.textbook.checkpoint.export import Whole
+from ..implementations.textbook.flat import ShardedBuffer
 from ..implementations.textbook.zero1 import Zero1
 from ..implementations.textbook.zero2 import Zero2
 from ..implementations.textbook.zero3 import Zero3
@@ -15,7 +16,7 @@ from ..implementations.textbook.zero3 import Zero3
 class ExportMutates(Zero1):
     """The exporter gathers into live memory (DS PR#6792)."""
 
-    def gathered(self, flat: FlatExport, held: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def gathered(self, flat: ShardedBuffer, held: Mapping[str, torch.Tensor]) -> torch.Tensor:
         for piece in flat.pieces:
             if piece.name in held:
                 flat.shard[piece.inside] = held[piece.name]
@@ -25,7 +26,7 @@ class ExportMutates(Zero1):
 class PaddingStrippedWrong(Zero3):
     """The padding at the end is removed from the front (DS #1380)."""
 
-    def cut(self, flat: FlatExport, role: str, whole: torch.Tensor) -> Whole:
+    def cut(self, flat: ShardedBuffer, role: str, whole: torch.Tensor) -> Whole:
         gap = flat.partition.padding(0, flat.partition.numel)
         ends = bool(gap) and gap[-1].stop == flat.partition.numel
         return super().cut(flat, role, whole.roll(gap[-1].start - gap[-1].stop) if ends else whole)
@@ -41,7 +42,7 @@ class ExportOfOneRank(Zero1):
 class ExportRounded(Zero2):
     """Parameters are exported in the compute dtype (PT #104770). Flagged: rounded to bf16."""
 
-    def cut(self, flat: FlatExport, role: str, whole: torch.Tensor) -> Whole:
+    def cut(self, flat: ShardedBuffer, role: str, whole: torch.Tensor) -> Whole:
         if role == "parameter":
             whole = whole.bfloat16().to(whole.dtype)
         return super().cut(flat, role, whole)

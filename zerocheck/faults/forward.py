@@ -13,7 +13,7 @@ from ..case.schema import Case
 from ..compat import all_gather_single
 from ..contract import Built, Step, StepReport
 from ..implementations.ddp import Ddp
-from ..implementations.textbook.flat import FlatParameter
+from ..implementations.textbook.unit import FlatParameter
 from ..implementations.textbook.zero1 import Zero1
 from ..implementations.textbook.zero2 import Zero2
 from ..implementations.textbook.zero3 import Zero3

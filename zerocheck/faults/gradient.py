@@ -119,8 +119,8 @@ class OversizedBucketSkipped(Zero1):
 
     def _reduce(self) -> None:
         local = [
-            (self._own(bucket, gradients), self._own(bucket, gradients).clone())
-            for bucket, gradients in zip(self.buckets, self.gradients, strict=True)
+            (bucket.gradient, bucket.gradient.clone())
+            for bucket in self.buckets
             if bucket.partition.numel > self.case.sharding.bucket
         ]
         super()._reduce()
@@ -149,10 +149,9 @@ class ReducedTwice(Zero1):
 
     def _reduce(self) -> None:
         super()._reduce()
-        for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
-            mine = self._own(bucket, gradients)
-            dist.all_reduce(mine, group=self.group)
-            mine.div_(self.world_size)
+        for bucket in self.buckets:
+            dist.all_reduce(bucket.gradient, group=self.group)
+            bucket.gradient.div_(self.world_size)
 
 
 class TiedReducedTwice(Zero1):
@@ -292,9 +291,9 @@ class NotWaitedFor(Zero1):
     def _reduce(self) -> None:
         self.in_flight = []
         for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
-            mine = self._own(bucket, gradients)
-            self.in_flight.append(reduce_scatter_single(mine, gradients, self.group))
-            mine.div_(self.world_size)
+            work = reduce_scatter_single(bucket.gradient, gradients, self.group)
+            self.in_flight.append(work)
+            bucket.gradient.div_(self.world_size)
         self.reduced = True
 
 
@@ -319,10 +318,10 @@ class OwnershipUntested(Zero1):
     def _reduce(self) -> None:
         local = [gradients.clone() for gradients in self.gradients]
         super()._reduce()
-        for bucket, gradients, whole in zip(self.buckets, self.gradients, local, strict=True):
-            for rank in range(bucket.world_size):
-                if rank != bucket.rank:
-                    self._own(bucket, gradients).copy_(whole[bucket.partition.shard(rank)])
+        for bucket, whole in zip(self.buckets, local, strict=True):
+            for rank in range(self.world_size):
+                if rank != self.group.rank():
+                    bucket.gradient.copy_(whole[bucket.partition.shard(rank)])
 
 
 class WaitsForTheOneBefore(Zero1):
@@ -342,12 +341,9 @@ class WaitsForTheOneBefore(Zero1):
     def _reduce(self) -> None:
         self.in_flight = None
         for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
-            mine = self._own(bucket, gradients)
-            before, self.in_flight = (
-                self.in_flight,
-                reduce_scatter_single(mine, gradients, self.group),
-            )
-            mine.div_(self.world_size)
+            before = self.in_flight
+            self.in_flight = reduce_scatter_single(bucket.gradient, gradients, self.group)
+            bucket.gradient.div_(self.world_size)
             if before is not None:
                 before.wait()
         self.reduced = True

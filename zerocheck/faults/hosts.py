@@ -33,7 +33,7 @@ class LocalRankForRank(Zero3):
             flat.pieces = flat.partition.pieces(_number("LOCAL_RANK"))
             flat.shard.copy_(flat.full[flat.mine])
             flat.release()
-        owned = [one for flat in self.flats for one in flat.owned()]
+        owned = [one for wide in self.wide for one in wide.owned()]
         self.optimizer = ShardedAdamW(case, owned, self.group, mesh.device_type)
 
 
@@ -67,7 +67,7 @@ class ReducedWithinHost(Zero1):
     def _reduce(self) -> None:
         for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
             dist.all_reduce(gradients, group=self.within)
-            self._own(bucket, gradients).div_(self.within.size())
+            bucket.gradient.div_(self.within.size())
         self.reduced = True
 
     def close(self) -> None:

@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..case.schema import Case
 from ..contract import Step, StepReport
 from ..implementations.ddp import Ddp
-from ..implementations.textbook.flat import FlatParameter
 from ..implementations.textbook.sharded_adamw import MOMENTS
+from ..implementations.textbook.unit import FlatParameter
 from ..implementations.textbook.zero1 import Zero1
 from ..implementations.textbook.zero2 import Zero2
 from ..implementations.textbook.zero3 import Zero3
@@ -45,14 +45,13 @@ class StateReplicated(Zero1):
     def train_step(self, step: Step) -> StepReport:
         report = super().train_step(step)
         for bucket in self.buckets:
-            mine = bucket.partition.shard(bucket.rank)
             inside = {piece.name: piece.inside for piece in bucket.pieces}
             for role in MOMENTS:
-                whole = torch.zeros_like(bucket.flat)
+                whole = torch.zeros_like(bucket.full)
                 for one in self.optimizer.owned:
                     state = self.optimizer.optimizer.state.get(one.parameter, {})
                     if one.piece.name in inside and role in state:
-                        part = whole[mine][inside[one.piece.name]]
+                        part = whole[bucket.mine][inside[one.piece.name]]
                         state[role] = part.copy_(state[role])
         return report
 
@@ -87,9 +86,9 @@ class NotResharded(Zero3):
 class RootNotReleased(Zero3):
     """The root stays gathered from one step to the next. Flagged: gathered parameters kept."""
 
-    def _finish(self) -> None:
-        for unit in (*self._close_calls(-1, []), self.root):
-            self._reduce(unit)
+    def _end_microbatch(self) -> None:
+        for unit in (*self._close_calls(-1, ()), self.root):
+            unit.reduce(self.reduction)
         self.reduction.finish()
 
 
@@ -117,7 +116,7 @@ class CopyKept(Zero1):
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
-        self.master = [bucket.flat.clone() for bucket in self.buckets]
+        self.master = [bucket.full.clone() for bucket in self.buckets]
 
 
 class AliveAfterClose(Zero1):

@@ -28,7 +28,7 @@ def _own(subject: Zero1, pieces: Callable[[Bucket], list[Piece]]) -> None:
         )
         for piece in pieces(bucket):
             inside = slice(start[piece.name] + piece.start, start[piece.name] + piece.stop)
-            owned.append(OwnedPiece(piece, bucket.flat[inside], gradients[inside]))
+            owned.append(OwnedPiece(piece, bucket.full[inside], gradients[inside]))
     own = subject.optimizer
     subject.optimizer = ShardedAdamW(subject.case, owned, subject.group, own.device)
 

@@ -24,7 +24,7 @@ class _Walked(GradientBucket):
 
     def _buffer(self) -> torch.Tensor:
         if self._whole is None:
-            self._whole = torch.empty_like(self.bucket.flat, dtype=torch.float32)
+            self._whole = torch.empty_like(self.bucket.full, dtype=torch.float32)
         return self._whole
 
 
@@ -45,7 +45,7 @@ class _Unwritten(GradientBucket):
 
     def _buffer(self) -> torch.Tensor:
         if self._whole is None:
-            self._whole = torch.empty_like(self.bucket.flat, dtype=torch.float32)
+            self._whole = torch.empty_like(self.bucket.full, dtype=torch.float32)
             for view in self.bucket.views(self._whole):
                 view.zero_()
         return self._whole

@@ -23,7 +23,7 @@ class MastersRounded(Zero1):
 
     def _publish(self) -> None:
         for bucket in self.buckets:
-            bucket.shard.copy_(bucket.shard.to(bucket.flat.dtype))
+            bucket.shard.copy_(bucket.shard.to(bucket.full.dtype))
         super()._publish()
 
 
@@ -97,10 +97,9 @@ class AccumulatedInBf16(Zero1):
     As FSDP1 does under no_sync. Flagged: gradient, accumulated in bf16.
     """
 
-    def _add(self, parameter: torch.Tensor) -> None:
-        view = self.sums[parameter]
+    def _add(self, total: torch.Tensor, parameter: torch.Tensor) -> None:
         assert parameter.grad is not None
-        view.copy_((view.to(parameter.dtype) + parameter.grad).to(view.dtype))
+        total.copy_((total.to(parameter.dtype) + parameter.grad).to(total.dtype))
         parameter.grad = None
 
 
@@ -112,7 +111,7 @@ class ReducedNarrow(Zero1):
 
     def _reduce(self) -> None:
         for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
-            gradients.copy_(gradients.to(bucket.flat.dtype))
+            gradients.copy_(gradients.to(bucket.full.dtype))
         super()._reduce()
 
 
@@ -141,7 +140,7 @@ class SavesTheCopies(Zero1):
     """
 
     def written(self) -> Iterator[Chunk]:
-        narrow = self.buckets[0].flat.dtype if self.buckets else torch.float32
+        narrow = self.buckets[0].full.dtype if self.buckets else torch.float32
         for chunk in super().written():
             if chunk.key.startswith("model."):
                 chunk = replace(chunk, tensor=chunk.tensor.to(narrow).to(chunk.tensor.dtype))

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..case.schema import Case
 from ..contract import Built, Step, StepReport
 from ..implementations.fsdp2 import Fsdp2
-from ..implementations.textbook.flat import FlatParameter
+from ..implementations.textbook.unit import FlatParameter
 from ..implementations.textbook.zero1 import Zero1
 from ..implementations.textbook.zero2 import Zero2
 from ..implementations.textbook.zero3 import Zero3
@@ -21,9 +21,9 @@ class _LatePublish(FlatParameter):
     sent: torch.Tensor
 
     def gather(self) -> None:
-        shard, self.shard = self.shard, self.sent
+        own, self.own = self.own, self.sent
         super().gather()
-        self.shard = shard
+        self.own = own
 
 
 class GatherStale(Zero3):
@@ -35,7 +35,7 @@ class GatherStale(Zero3):
     before: list[torch.Tensor] | None = None
 
     def train_step(self, step: Step) -> StepReport:
-        current = [flat.shard.clone() for flat in self.flats]
+        current = [flat.own.clone() for flat in self.flats]
         for flat, stale in zip(self.flats, self.before or current, strict=True):
             flat.__class__ = _LatePublish
             assert isinstance(flat, _LatePublish)
@@ -60,8 +60,8 @@ class PublishedBeforeUpdate(Zero2):
     Flagged: copies of the previous step.
     """
 
-    def _flush(self) -> None:
-        super()._flush()
+    def _end_microbatch(self) -> None:
+        super()._end_microbatch()
         super()._publish()
 
     def _publish(self) -> None:

@@ -13,8 +13,9 @@ from ..case.schema import Case
 from ..compat import reduce_scatter_single
 from ..contract import Step, StepReport
 from ..implementations.textbook.reduction import Reduction
+from ..implementations.textbook.unit import Unit
 from ..implementations.textbook.zero2 import GradientBucket, Zero2
-from ..implementations.textbook.zero3 import Unit, Zero3
+from ..implementations.textbook.zero3 import Zero3
 
 
 class _InFlight(Reduction):
@@ -47,7 +48,7 @@ class _KeptBuffer(GradientBucket):
     def _buffer(self) -> torch.Tensor:
         if self._whole is None:
             if self.kept is None:
-                self.kept = torch.zeros_like(self.bucket.flat)
+                self.kept = torch.zeros_like(self.bucket.full)
             self._whole = self.kept.zero_()
         return self._whole
 

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from ..case.schema import Case
 from ..contract import Built, Step, StepReport
 from ..implementations.fsdp2 import Fsdp2
-from ..implementations.textbook.replicas import Replicas
+from ..implementations.textbook.reduction import Replicas
 from ..implementations.textbook.zero1 import Zero1
 from ..implementations.textbook.zero2 import Zero2
 from ..implementations.textbook.zero3 import Zero3
@@ -74,8 +74,8 @@ class LastMicrobatchOverReplicas(Zero2):
         self.replicas: _LastOnly = _LastOnly(mesh)
         self._done = 0
 
-    def _flush(self) -> None:
-        super()._flush()
+    def _end_microbatch(self) -> None:
+        super()._end_microbatch()
         self._done += 1
         if self._done % self.case.training.microbatches == self.case.training.microbatches - 1:
             self.replicas.set_aside([gradient.shard for gradient in self.gradients])
@@ -192,10 +192,10 @@ class LastReplicaMissesAStep(Zero1):
     def _publish(self) -> None:
         group = self.replicas.group
         last = group is not None and group.rank() == group.size() - 1
-        before = [bucket.flat.clone() for bucket in self.buckets]
+        before = [bucket.full.clone() for bucket in self.buckets]
         super()._publish()
         if self._second and last:
             for bucket, old in zip(self.buckets, before, strict=True):
                 own = bucket.shard.clone()
-                bucket.flat.copy_(old)
+                bucket.full.copy_(old)
                 bucket.shard.copy_(own)

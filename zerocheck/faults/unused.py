@@ -12,8 +12,10 @@ from ..contract import Built
 from ..errors import Unsupported
 from ..implementations.ddp import Ddp
 from ..implementations.fsdp2 import Fsdp2, reduce_unused
+from ..implementations.textbook.reduction import Reduction
+from ..implementations.textbook.unit import Unit
 from ..implementations.textbook.zero1 import Zero1
-from ..implementations.textbook.zero3 import Unit, Zero3
+from ..implementations.textbook.zero3 import Zero3
 
 
 class NoneBecomesZero(Ddp):
@@ -51,20 +53,27 @@ class OutsideFlatBuffer(Zero1):
             parameter.requires_grad_(True)
 
 
+class _EndedByNone(Unit):
+    def reduce(self, reduction: Reduction) -> None:
+        for flat in self.flats:
+            missing = False
+            for parameter in flat.parameters:
+                missing = missing or parameter.grad is None
+                if missing:
+                    parameter.grad = None
+        super().reduce(reduction)
+
+
 class NoneEndsUnit(Zero3):
     """The first parameter without a gradient ends the collection of its unit.
 
     Those after it count as 0 on this rank. Flagged: gradient.
     """
 
-    def _reduce(self, unit: Unit) -> None:
-        for flat in unit.flats:
-            missing = False
-            for parameter in flat.parameters:
-                missing = missing or parameter.grad is None
-                if missing:
-                    parameter.grad = None
-        super()._reduce(unit)
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        for unit in (*self.units, self.root):
+            unit.__class__ = _EndedByNone
 
 
 class AveragedOverUsers(Zero1):

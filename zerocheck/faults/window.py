@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
 
 import torch
 from torch import nn
@@ -11,10 +10,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..case.schema import Case
 from ..compat import all_gather_single
-from ..implementations.textbook.flat import FlatParameter
 from ..implementations.textbook.reduction import Reduction
+from ..implementations.textbook.unit import FlatParameter, Unit
 from ..implementations.textbook.zero2 import Zero2
-from ..implementations.textbook.zero3 import Unit, Zero3
+from ..implementations.textbook.zero3 import Zero3
 
 
 class _OfFlats(Zero3):
@@ -84,10 +83,10 @@ class FreedAfterForward(Zero3):
     Flagged: units not freed before the next.
     """
 
-    def _after(self, unit: Unit, _module: nn.Module, _inputs: Any, output: Any) -> None:
+    def _after(self, unit: Unit, ahead: Collection[Unit]) -> None:
         release: Callable[[], None] = unit.release
         unit.release = lambda: None  # type: ignore[method-assign]
-        super()._after(unit, _module, _inputs, output)
+        super()._after(unit, ahead)
         unit.release = release  # type: ignore[method-assign]
 
 
@@ -97,11 +96,11 @@ class FreedAfterBackward(Zero3):
     So it is in the many sharders whose backward hooks gather and never reshard.
     """
 
-    def _close_calls(self, number: int, keep: list[Unit]) -> list[Unit]:
+    def _close_calls(self, number: int, keep: Collection[Unit]) -> list[Unit]:
         return super()._close_calls(number, self.units)
 
-    def _finish(self) -> None:
-        super()._finish()
+    def _end_microbatch(self) -> None:
+        super()._end_microbatch()
         for unit in self.units:
             unit.release()
 

@@ -12,7 +12,7 @@ from ...case.schema import Case
 from ...case.shapes import unfrozen
 from ...case.traits import reduced_precision
 from ...models.blocks import DTYPES
-from ..textbook.bucket import Named, of_one_dtype
+from ..textbook.flat import Named, of_one_dtype
 from ..textbook.partition import Partition, aligned, split
 from ..textbook.reduction import DEPTH
 from .live_memory import terms_of

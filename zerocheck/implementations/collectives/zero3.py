@@ -7,7 +7,7 @@ from torch import nn
 from ...case.schema import Case
 from ...case.shapes import unfrozen
 from ...case.traits import reduced_precision
-from ..textbook.bucket import of_one_dtype
+from ..textbook.flat import of_one_dtype
 from ..textbook.reduction import DEPTH
 from ..units import unit_modules
 from .live_memory import terms_of

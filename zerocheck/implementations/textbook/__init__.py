@@ -1,4 +1,4 @@
-"""ZeRO-1, -2 and -3, written to be read. Start with partition.py, then zero1.py.
+"""ZeRO-1, -2 and -3, written to be read. Start with partition.py, sharder.py, zero1.py.
 
 Source: Rajbhandari, Rasley, Ruwase, He, "ZeRO: Memory Optimizations Toward Training Trillion
 Parameter Models", SC20 (arXiv 1910.02054). With P parameters of 4 bytes and W ranks, a rank holds
@@ -12,13 +12,15 @@ bytes between steps, padding aside (section 5 of the paper, in fp32 instead of m
 
 - `bucket.py`: bucket of replicated parameters, shared by ZeRO-1 and ZeRO-2
 - `bytes.py`: layouts of ZeRO-1, -2 and -3: partitions of flat buffers, from shapes alone
-- `flat.py`: flat parameter: the parameters of a unit end to end, of which each rank keeps 1/W
+- `flat.py`: flat buffer: parameters of one dtype end to end, of which each rank updates one shard
 - `loss_scaling.py`: dynamic loss scaling for sharded gradients, and what a backward starts from
-- `master.py`: mixed precision as in section 3.1 of the ZeRO paper: 2 + 2 + 12 bytes per parameter
 - `partition.py`: flat partition: parameters end to end, split into one equal shard per rank
-- `reduction.py`: reduce-scatters in flight: launched in the backward, waited for later
-- `replicas.py`: replication: copies of the sharded model, on the replicate axis of a mesh
+- `precision.py`: mixed precision as in section 3.1 of the paper: 2 + 2 + 12 bytes per parameter
+- `reduction.py`: reductions of gradients: over the ranks of a copy, in flight, and over copies
 - `sharded_adamw.py`: partitioned optimizer state, shared by all stages (section 5.1, `P_os`)
+- `sharder.py`: template of a step, which ZeRO-1, -2 and -3 fill in
+- `unit.py`: unit of ZeRO-3: a module whose parameters are gathered for its calls, then released
+- `unit_calls.py`: calls of the units of ZeRO-3: hooks on the model, the next unit, what is over
 - `zero1.py`: ZeRO-1: the optimizer state is partitioned (section 5.1 of the ZeRO paper, `P_os`)
 - `zero2.py`: ZeRO-2: gradients are partitioned too (section 5.2 of the ZeRO paper, `P_os+g`)
 - `zero3.py`: ZeRO-3: parameters are partitioned too (section 5.3 of the ZeRO paper, `P_os+g+p`)

@@ -30,8 +30,8 @@ def aligned(itemsize: int) -> int:
 class Piece:
     """Part of one parameter that one rank owns.
 
-    Elements `start` to `stop` of the parameter in row-major order; they lie at `offset` (elements)
-    in the rank's shard. `shape` is the global shape.
+    Elements `start` to `stop` of the parameter in row-major order, stored at `offset` (elements) in
+    the rank's shard. `shape` is the global shape.
     """
 
     name: str
@@ -44,6 +44,11 @@ class Piece:
     def inside(self) -> slice:
         """Location of the piece in the rank's shard."""
         return slice(self.offset, self.offset + self.stop - self.start)
+
+    @property
+    def index(self) -> slice:
+        """Location of the piece in its flattened parameter."""
+        return slice(self.start, self.stop)
 
 
 class Partition:

@@ -1,13 +1,17 @@
-"""Reduce-scatters in flight: launched in the backward, waited for later."""
+"""Reductions of gradients: over the ranks of a copy, in flight, and over copies."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from ...compat import reduce_scatter_single
+from ...contract import Semantics
 
 DEPTH = 2
 """Reductions in flight."""
@@ -16,9 +20,9 @@ DEPTH = 2
 class Reduction:
     """Sums of flat gradients over ranks; the mean of this rank's shard is added to its gradient.
 
-    At most `depth` reductions are in flight: launching one more waits for the oldest first. Who
-    makes room before it allocates the next buffer has `depth` whole ones at most. The waiting
-    depends on the program and not on the clock, so that the order is the same on all ranks.
+    At most `depth` reductions are in flight: launching one more waits for the oldest first. After
+    `make_room` one more whole buffer may be allocated: there are `depth` at most. Waiting depends
+    on the program and not on the clock, so that the order is the same on all ranks.
     """
 
     def __init__(self, group: dist.ProcessGroup, depth: int = DEPTH) -> None:
@@ -52,3 +56,39 @@ class Reduction:
     def clear(self) -> None:
         """Discard all reductions in flight."""
         self._in_flight.clear()
+
+
+class Replicas:
+    """Ranks that hold the same shards as this one; only itself on a mesh of one axis.
+
+    On a mesh (R, S) each of R replicas is sharded over its own S ranks as on a mesh of one axis,
+    and has samples of its own. All that the stages do stays within a replica, except for one
+    all-reduce per step: gradient shards are averaged over the ranks that hold the same shard.
+    """
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self.group = mesh.get_group(0) if mesh.ndim > 1 else None
+        self.count = self.group.size() if self.group is not None else 1
+
+    @property
+    def first(self) -> bool:
+        """True if this rank is in the first replica, which writes the checkpoint for all."""
+        return self.group is None or self.group.rank() == 0
+
+    def semantics(self, semantics: Semantics) -> Semantics:
+        """Return the semantics of a step on this mesh: replicas are not reduced each time."""
+        if self.group is None or semantics.accumulate != "reduce_each":
+            return semantics
+        return replace(semantics, accumulate="reduce_shards")
+
+    def average(self, shards: Iterable[torch.Tensor]) -> None:
+        """Replace shards of the gradient by their mean over replicas, all in flight at once."""
+        if self.count == 1:
+            return
+        launched = [
+            (dist.all_reduce(shard, group=self.group, async_op=True), shard) for shard in shards
+        ]
+        for work, shard in launched:
+            if work is not None:
+                work.wait()
+            shard.div_(self.count)

@@ -103,21 +103,19 @@ class ShardedAdamW:
         """Iterate over moments and step counts. There are none before the first step."""
         for one in self.owned:
             piece = one.piece
-            index = slice(piece.start, piece.stop)
             state = self.optimizer.state.get(one.parameter, {})
             for role in MOMENTS:
                 if role in state:
-                    yield Shard(piece.name, role, state[role], piece.shape, index)
+                    yield Shard(piece.name, role, state[role], piece.shape, piece.index)
             if "step" in state:
                 yield Shard(piece.name, "step", state["step"], ())
 
     def gradients(self) -> Iterator[Shard]:
         """Iterate over the owned slices of the reduced gradient, without frozen parameters."""
         for one in self.owned:
-            if one.parameter.grad is None:
-                continue
-            index = slice(one.piece.start, one.piece.stop)
-            yield Shard(one.piece.name, "gradient", one.gradient, one.piece.shape, index)
+            if one.parameter.grad is not None:
+                piece = one.piece
+                yield Shard(piece.name, "gradient", one.gradient, piece.shape, piece.index)
 
     def restore(self, full: Mapping[tuple[str, str], torch.Tensor]) -> None:
         """Restore the owned slices of the whole moments, and the step counts."""
@@ -130,7 +128,7 @@ class ShardedAdamW:
             for role in MOMENTS:
                 if (piece.name, role) in full:
                     whole = full[piece.name, role].reshape(-1)
-                    state[role] = whole[piece.start : piece.stop].clone()
+                    state[role] = whole[piece.index].clone()
 
     def close(self) -> None:
         """Drop all state."""

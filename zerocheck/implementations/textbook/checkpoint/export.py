@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -12,19 +11,11 @@ from torch import nn
 
 from ....compat import all_gather_single
 from ....contract import Implementation
-from ..partition import Partition, Piece
-from ..replicas import Replicas
+from ..flat import ShardedBuffer
+from ..reduction import Replicas
 from ..sharded_adamw import MOMENTS, ShardedAdamW
 
 Whole = dict[tuple[str, str], torch.Tensor]
-
-
-class FlatExport(Protocol):
-    """Flat buffer of which this rank owns `shard`: a Bucket or a FlatParameter."""
-
-    partition: Partition
-    pieces: list[Piece]
-    shard: torch.Tensor
 
 
 class Exporter(Implementation):
@@ -38,7 +29,7 @@ class Exporter(Implementation):
     replicas: Replicas
     optimizer: ShardedAdamW
 
-    def flat_buffers(self) -> Sequence[FlatExport]:
+    def flat_buffers(self) -> Sequence[ShardedBuffer]:
         """Return the flat buffers of this rank, in the same order on every rank."""
         raise NotImplementedError
 
@@ -93,7 +84,7 @@ class Exporter(Implementation):
         dist.all_gather_object(counts, mine, self.group)
         return {name: count for of_rank in counts for name, count in of_rank.items()}
 
-    def gathered(self, flat: FlatExport, held: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def gathered(self, flat: ShardedBuffer, held: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Gather the whole flat buffer, 1-D, from the ranks' parts; 0 where no rank holds any."""
         shard = torch.zeros_like(flat.shard)
         for piece in flat.pieces:
@@ -105,7 +96,7 @@ class Exporter(Implementation):
             work.wait()
         return whole
 
-    def cut(self, flat: FlatExport, role: str, whole: torch.Tensor) -> Whole:
+    def cut(self, flat: ShardedBuffer, role: str, whole: torch.Tensor) -> Whole:
         """Split a whole flat buffer into its tensors, without the padding."""
         return {
             (name, role): whole[offset : offset + math.prod(shape)].view(shape).clone()

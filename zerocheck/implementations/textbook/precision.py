@@ -1,4 +1,4 @@
-"""Mixed precision as in section 3.1 of the ZeRO paper: 2 + 2 + 12 bytes per parameter.
+"""Mixed precision as in section 3.1 of the paper: 2 + 2 + 12 bytes per parameter.
 
     compute     parameters and gradients in bf16 (or fp16)       2 + 2
     AdamW       an fp32 master of each parameter, two moments    4 + 8
@@ -11,9 +11,9 @@ fp32, which makes it 2 + 4 + 12.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,12 +24,11 @@ from ...contract import Semantics
 from ...models.blocks import DTYPES
 from ..casting import computing, with_cast_inputs
 from ..limits import norms_cast, one_precision
+from .flat import ShardedBuffer
+from .sharded_adamw import OwnedPiece
 
-if TYPE_CHECKING:
-    from .bucket import Bucket
 
-
-def refused(case: Case) -> str | None:
+def reason_to_reject(case: Case) -> str | None:
     """Return the reason to reject the case's mixed precision, or None."""
     reason = one_precision(case) or norms_cast(case)
     if reason is not None or not reduced_precision(case):
@@ -69,38 +68,35 @@ def cast_parameters(model: nn.Module, case: Case) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
-def lowered_call(model: nn.Module, case: Case) -> Callable[..., torch.Tensor]:
+def cast_call(model: nn.Module, case: Case) -> Callable[..., torch.Tensor]:
     """Return the model, or a call of it with floating inputs cast to the compute dtype."""
     dtype = compute_dtype(case)
     return model if dtype is None else with_cast_inputs(model, dtype)
 
 
-def widen(buckets: Iterable[Bucket], widened: Iterable[WideMaster]) -> None:
-    """Widen the gradients of the buckets in which this rank updates something; no others."""
-    for bucket, one in zip(buckets, widened, strict=True):
-        if bucket.trains():
-            one.widen()
+class WideGradient:
+    """Gradient of a shard in AdamW's dtype: the narrow one widened to fp32, while it is needed."""
 
+    tensor: torch.Tensor
+    """1-D, as many elements as the shard; the gradient itself where nothing is widened. Else its
+    storage has 0 bytes but from `widen` to `release`."""
 
-class WideMaster:
-    """Gradient of a shard in AdamW's dtype: the narrow one widened to fp32, while it is needed.
-
-    tensor    1-D, as many elements as the shard; the shard itself where nothing is widened. Else
-              its storage has 0 bytes but from `widen` to `release`, which comes first once all
-              views of it are made.
-    """
-
-    def __init__(self, narrow: torch.Tensor, *, masters: bool) -> None:
-        """Build it. masters: AdamW updates fp32 masters, not parameters of the gradient's dtype."""
-        self.narrow = narrow
-        self.tensor = narrow
-        if masters and narrow.dtype != torch.float32:
+    def __init__(self, flat: ShardedBuffer, narrow: torch.Tensor) -> None:
+        self.flat = flat
+        self.tensor = self.narrow = narrow
+        if flat.shard is not flat.own and narrow.dtype != torch.float32:
             self.tensor = torch.zeros_like(narrow, dtype=torch.float32)
             self._bytes = self.tensor.untyped_storage().nbytes()
 
+    def owned(self) -> list[OwnedPiece]:
+        """Return the pieces that this rank updates, and free the memory of their gradients."""
+        owned = self.flat.owned(self.tensor)
+        self.release()
+        return owned
+
     def widen(self) -> None:
-        """Allocate the widened gradient and fill it."""
-        if self.tensor is not self.narrow:
+        """Allocate the widened gradient and fill it, if this rank updates any of it."""
+        if self.tensor is not self.narrow and self.flat.trains():
             self.tensor.untyped_storage().resize_(self._bytes)
             self.tensor.copy_(self.narrow)
 
