@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from zerocheck.case.codec import decode, encode, from_plain, merged, to_plain
 from zerocheck.case.schema import Block, Case, Data, Model, Training
-from zerocheck.case.strategies import cases
 from zerocheck.errors import UsageError
+from zerocheck.strategies import cases
 
 QUICK = settings(
     max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck)
