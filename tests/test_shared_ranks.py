@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zerocheck import shared_ranks
+from zerocheck import pytest_plugin, shared_ranks
 
 
 class Started:
@@ -27,3 +27,10 @@ def test_one_pool_until_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shared_ranks.shared_ranks("fsdp2") is first
     shared_ranks.close()
     assert first.closed and shared_ranks.shared_ranks("fsdp2") is not first
+
+
+def test_they_end_with_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Started([])
+    monkeypatch.setattr(shared_ranks, "_pool", pool)
+    pytest_plugin.pytest_unconfigure()
+    assert pool.closed
