@@ -111,6 +111,12 @@ RUN = {
     "zerocheck checkpoint checkpoints/step-100": Row(whole=False),
     "zerocheck checkpoint checkpoints/step-100 other/step-100": Row(said="equal", whole=False),
     "pytest test_my_sharding.py -k my_fsdp-gradient": Row("-p no:cacheprovider"),
+    "pytest test_my_cases.py --hypothesis-show-statistics": Row(
+        "-p no:cacheprovider", said="clip: not exercised", whole=False
+    ),
+    "pytest test_my_checks.py --hypothesis-seed 1": Row(
+        "-p no:cacheprovider --hypothesis-profile few", said="2 passed"
+    ),
     "torchrun --nproc-per-node 2 train.py": Row(said="step 1"),
     f"torchrun --nproc-per-node 4 -m {OWN}": Row("--max-cases 2"),
 }
@@ -161,8 +167,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """With the files that the pages show, and two checkpoints of one state."""
     path = tmp_path_factory.mktemp("reader")
     shown = ("my_sharding.py", "my_model.py", "my_zero.py", "my_own_zero1.py")
-    for name in (*shown, "test_my_sharding.py", "train.py"):
+    tests = ("test_my_sharding.py", "test_my_cases.py", "test_my_checks.py")
+    for name in (*shown, *tests, "train.py"):
         (path / name).write_text(example(name))
+    few = "from hypothesis import settings\nsettings.register_profile('few', max_examples=4)\n"
+    (path / "conftest.py").write_text(few)
     (path / "ds_config.json").write_text(example("ds_config.json"))
     model = torch.nn.Linear(3, 2)
     for name in ("checkpoints", "other"):

@@ -84,8 +84,12 @@ ALLOWED: dict[str, set[str]] = {
     },
     "shared_run": {"report", "run", "errors"},
     "pytest_plugin": {"foreign_text", "shared_run", "report", "run", "errors"},
+    "shared_ranks": {"ranks", "run"},
+    "single_case": {"shared_ranks", "report", "run", "case"},
+    "strategies": {"shared_ranks", "run", "protocol", "case", "user_code", "errors"},
     "testing": {
-        "pytest_plugin", "shared_run", "report", "run", "protocol", "catalogue", "errors",
+        "pytest_plugin", "shared_run", "single_case", "strategies", "report", "run", "protocol",
+        "case", "catalogue", "user_code", "errors",
     },
     "cli": {
         "attached", "checkpoint", "memory", "report", "script", "run", "protocol", "faults", "case",
@@ -189,6 +193,7 @@ def test_the_reference_imports_torch_only(path: Path) -> None:
         "import zerocheck.cli",
         "import zerocheck.pytest_plugin",
         "import zerocheck.testing",
+        "import zerocheck.strategies; zerocheck.strategies.cases('fsdp2')",
         "import zerocheck.run.options",
         "import zerocheck.report.write",
         "from zerocheck import UsageError, parametrize_with_checks",

@@ -14,7 +14,8 @@ import zerocheck
 from zerocheck.errors import UsageError
 from zerocheck.protocol.verdicts import EQUIVALENCE
 from zerocheck.report.checks import groups_of
-from zerocheck.testing import importable_name, parametrize_with_checks
+from zerocheck.testing import parametrize_with_checks
+from zerocheck.user_code import importable_name
 
 pytest_plugins = ["pytester"]
 

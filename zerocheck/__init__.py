@@ -13,11 +13,14 @@
 - `hosts.py`: hosts of the ranks, from the short form in a case to a place for each rank
 - `launcher.py`: environment of a launcher (torchrun), and the report of the exit code to it
 - `pytest_plugin.py`: pytest plugin: options, report directories, terminal summary
+- `shared_ranks.py`: rank processes that all tests of single cases share
 - `shared_run.py`: one run behind many tests, on any number of pytest's workers
 - `shortage.py`: shortages of the machine, recognized by the errors that they cause
 - `signals.py`: signals that end a command, raised where they strike and where zerocheck waits
-- `testing.py`: zerocheck in pytest: one test per implementation, obligation and group of features
-- `user_code.py`: import of the user's code by `package.module:Name` or `path/to/file.py:Name`
+- `single_case.py`: verdicts on single cases, on the shared rank processes
+- `strategies.py`: hypothesis strategies for cases
+- `testing.py`: zerocheck in pytest: tests of obligations, and of single cases
+- `user_code.py`: import of the user's code by name, and the name by which to import an object
 - `warning_filters.py`: filters of warnings in the processes of zerocheck
 - `attached/`: checks of chosen steps of a real training run (`zerocheck.attach`)
 - `case/`: case: everything that determines a run, as data

@@ -6,6 +6,7 @@ neither torch nor what takes time.
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import uuid
 from collections.abc import Generator, Mapping
@@ -57,6 +58,11 @@ def settings(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def case_folder() -> Path:
+    """Return the folder of case files of tests that judge single cases."""
+    return _session.place() / "findings"
+
+
 def result_of(run: SharedRun) -> Tally:
     """Return the counts of a run, made by this worker or another one."""
     return run.result(_session.place(), _session.id, _session.runs)
@@ -100,6 +106,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if directory is not None and directory.is_relative_to(Path.cwd()):
         directory = directory.relative_to(Path.cwd())  # so that commands to replay stay short
     _session.directory = directory
+
+
+def pytest_unconfigure() -> None:
+    """End the rank processes of tests that judged single cases."""
+    shared = sys.modules.get("zerocheck.shared_ranks")
+    if shared is not None:
+        shared.close()
 
 
 def _from_ini(config: pytest.Config) -> dict[str, Any]:

@@ -1,24 +1,34 @@
-"""zerocheck in pytest: one test per implementation, obligation and group of features."""
+"""zerocheck in pytest: tests of the obligations of implementations, and of single cases."""
 
 from __future__ import annotations
 
+import functools
 import inspect
-import sys
-from collections.abc import Callable, Sequence
-from importlib.machinery import PathFinder
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import pytest
 
 from . import pytest_plugin
+from .case.schema import Case
 from .catalogue import is_config
-from .errors import UsageError
+from .errors import Unsupported, UsageError, unknown
 from .protocol.verdicts import Obligation
 from .report.checks import TestOutcome, coverage_outcome, groups_of, outcome_of
+from .run.options import RunOptions
 from .run.settings import as_options
 from .run.tally import Tally
 from .shared_run import SharedRun
+from .user_code import Nameable, importable_name
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import DataObject, SearchStrategy
+
+    from .single_case import SingleCaseJudge
+
+Test = TypeVar("Test", bound=Callable[..., Any])
+STRATEGIES = ("seeded", "hypothesis")
 
 
 class CheckFailed(AssertionError):
@@ -85,8 +95,100 @@ class CoverageCheck(Check):
         return f"{self.run.label}-coverage"
 
 
+class CaseCheck:
+    """One implementation in a test of hypothesis. Call it in the test, to judge the drawn case."""
+
+    def __init__(
+        self, name: str, strategy: SearchStrategy[Case], options: Mapping[str, Any]
+    ) -> None:
+        self.name = name
+        self.strategy = strategy
+        self._options = options
+        self._case: Case | None = None
+
+    def draw(self, data: DataObject) -> None:
+        """Draw the case that the next call judges."""
+        self.strategy.validate()  # ranks start here, and not while hypothesis takes the time
+        self._case = data.draw(self.strategy, label="case")
+
+    def __call__(self) -> None:
+        """Raise CheckFailed if an obligation does not hold."""
+        __tracebackhide__ = True
+        assert self._case is not None
+        _check(self.name, self._case, self._options)
+
+    @property
+    def id(self) -> str:
+        """Name of the test: `MyFSDP-hypothesis`."""
+        return f"{_label(self.name)}-hypothesis"
+
+    def __repr__(self) -> str:
+        return f"<check {self.id}>"
+
+
+def check(
+    implementation: Nameable,
+    case: Case,
+    *,
+    obligations: str | Sequence[str] | None = None,
+    known_issues: str | Sequence[str] | None = None,
+) -> None:
+    """Run one case on rank processes, and raise CheckFailed if an obligation does not hold.
+
+        @hypothesis.settings(deadline=None)
+        @hypothesis.given(zerocheck.strategies.cases(MyFSDP))
+        def test_sharding(case):
+            zerocheck.testing.check(MyFSDP, case)
+
+    The message is the finding, with the command to replay it. Known issues do not fail it. The rank
+    processes are kept for the next call. obligations, known_issues: as of
+    `parametrize_with_checks`, and taken from the same files where they are missing.
+
+    A case that the implementation does not support is rejected in a test of hypothesis; elsewhere
+    Unsupported is raised. Raises UsageError for arguments that cannot be used.
+    """
+    __tracebackhide__ = True
+    if not isinstance(case, Case):
+        raise UsageError(f"case is {case!r}; needed is a Case, as zerocheck.strategies.cases draws")
+    given = _given(obligations=obligations, known_issues=known_issues)
+    _check(importable_name(implementation), case, pytest_plugin.settings(given))
+
+
+def _check(name: str, case: Case, settings: Mapping[str, Any]) -> None:
+    __tracebackhide__ = True
+    import hypothesis
+
+    options = as_options({key: settings[key] for key in _OF_A_CASE if key in settings})
+    judge = _judge(name, tuple(options.items()))
+    verdict = judge.verdict(case, pytest_plugin.case_folder())
+    inside = hypothesis.currently_in_test_context()
+    if verdict.unsupported:
+        if not inside:
+            raise Unsupported(verdict.unsupported)
+        hypothesis.event(f"unsupported: {verdict.unsupported}")
+        hypothesis.reject()
+    for note in verdict.notes if inside else ():
+        hypothesis.event(note)
+    if verdict.text:
+        error = CheckFailed(verdict.text, verdict.detail)
+        if verdict.detail:
+            error.add_note(verdict.detail)
+        raise error
+
+
+_OF_A_CASE = ("obligations", "known_issues")
+"""Settings that a single case has."""
+
+
+@functools.cache
+def _judge(name: str, options: tuple[tuple[str, Any], ...]) -> SingleCaseJudge:
+    from .single_case import SingleCaseJudge
+
+    return SingleCaseJudge(RunOptions(implementations=(name,), **dict(options)))
+
+
 def parametrize_with_checks(
-    implementations: Sequence[str | type | Callable[..., Any]],
+    implementations: Sequence[Nameable],
     *,
     profile: str | None = None,
     world_sizes: Sequence[int] | None = None,
@@ -96,7 +198,8 @@ def parametrize_with_checks(
     known_issues: str | Sequence[str] | None = None,
     shrink: bool | None = None,
     model: str | None = None,
-) -> pytest.MarkDecorator:
+    strategy: Literal["seeded", "hypothesis"] = "seeded",
+) -> Callable[[Test], Test]:
     """Decorate `def test_sharding(check): check()` to run every check of the implementations.
 
     implementations: classes or build functions at the top of a module, or names as on the command
@@ -116,32 +219,106 @@ def parametrize_with_checks(
     A bug fails the tests of what it needs, and those of `basic` if it needs no feature.
     `MyFSDP-coverage` says whether the run exercised what its profile promises. The tests of one
     implementation share one run, on several workers too.
+
+    strategy: "hypothesis" makes one test of hypothesis for each implementation instead,
+    `MyFSDP-hypothesis`, which calls the function for each drawn case. max_cases is then its
+    max_examples; the seed is that of `--hypothesis-seed`.
     """
     if not implementations:
         raise UsageError("parametrize_with_checks needs at least one implementation")
     if isinstance(implementations, str):
         raise UsageError(f"parametrize_with_checks takes a list: [{implementations!r}]")
-    given = {
-        "profile": profile,
-        "world_sizes": None if world_sizes is None else tuple(world_sizes),
-        "max_cases": max_cases,
-        "seed": seed,
-        "obligations": _names(obligations),
-        "known_issues": (known_issues,) if isinstance(known_issues, str) else _listed(known_issues),
-        "shrink": shrink,
-        "model": model,
-    }
-    settings = pytest_plugin.settings({k: v for k, v in given.items() if v is not None})
+    if strategy not in STRATEGIES:
+        raise unknown("strategy", strategy, STRATEGIES)
+    given = _given(
+        profile=profile,
+        world_sizes=None if world_sizes is None else tuple(world_sizes),
+        max_cases=max_cases,
+        seed=seed,
+        obligations=obligations,
+        known_issues=known_issues,
+        shrink=shrink,
+        model=model,
+    )
+    settings = pytest_plugin.settings(given)
     options = as_options(settings)
+    if strategy == "hypothesis":
+        return _tests_of_hypothesis(
+            [importable_name(one) for one in implementations], given, settings
+        )
     checks: list[Check] = []
     for one in implementations:
-        name = one if isinstance(one, str) else importable_name(one)
-        label = Path(name).name if is_config(name) else name.rpartition(":")[2]
-        run = SharedRun(label, {**options, "implementations": (name,)})
+        name = importable_name(one)
+        run = SharedRun(_label(name), {**options, "implementations": (name,)})
         for obligation in run.obligations:
             checks += [Check(run, obligation, group) for group in groups_of(obligation)]
         checks.append(CoverageCheck(run))
     return pytest.mark.parametrize("check", [pytest.param(check, id=check.id) for check in checks])
+
+
+def _tests_of_hypothesis(
+    names: Sequence[str], given: Mapping[str, Any], settings: Mapping[str, Any]
+) -> Callable[[Test], Test]:
+    """Return a decorator that makes a test of hypothesis of a function with the argument `check`.
+
+    given: arguments of `parametrize_with_checks`; settings: these and those of files.
+    """
+    import hypothesis
+    from hypothesis.strategies import data
+
+    from .strategies import cases
+
+    for name, instead in (("seed", "--hypothesis-seed"), ("shrink", "hypothesis.settings")):
+        if name in given:
+            raise UsageError(f"{name} is not for strategy='hypothesis': use {instead}")
+    sizes = RunOptions(**{k: settings[k] for k in ("profile", "world_sizes") if k in settings})
+    checks = [
+        CaseCheck(
+            name, cases(name, world_sizes=sizes.world_sizes, model=given.get("model")), settings
+        )
+        for name in names
+    ]
+
+    def decorated(test: Test) -> Test:
+        before = inspect.signature(test)
+
+        @functools.wraps(test)
+        def drawing(*args: Any, drawn: DataObject, **others: Any) -> Any:
+            before.bind(*args, **others).arguments["check"].draw(drawn)
+            return test(*args, **others)
+
+        drawn = inspect.Parameter("drawn", inspect.Parameter.KEYWORD_ONLY)
+        drawing.__signature__ = before.replace(  # type: ignore[attr-defined]
+            parameters=[*before.parameters.values(), drawn]
+        )
+        limits = {"max_examples": given["max_cases"]} if "max_cases" in given else {}
+        made: Any = drawing
+        # A user's own settings, below this decorator, stay.
+        if limits or not hasattr(test, "_hypothesis_internal_settings_applied"):
+            slow = (hypothesis.HealthCheck.too_slow,)  # ranks wait for processors
+            made = hypothesis.settings(deadline=None, suppress_health_check=slow, **limits)(drawing)
+        made = hypothesis.given(drawn=data())(made)
+        parameters = [pytest.param(one, id=one.id) for one in checks]
+        marked: Test = pytest.mark.parametrize("check", parameters)(made)
+        return marked
+
+    return decorated
+
+
+def _given(
+    *,
+    obligations: str | Sequence[str] | None,
+    known_issues: str | Sequence[str] | None,
+    **others: Any,
+) -> dict[str, Any]:
+    """Return the settings that were given, without those that are None."""
+    files = (known_issues,) if isinstance(known_issues, str) else _listed(known_issues)
+    given = {**others, "obligations": _names(obligations), "known_issues": files}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _label(name: str) -> str:
+    return Path(name).name if is_config(name) else name.rpartition(":")[2]
 
 
 def _names(given: str | Sequence[str] | None) -> tuple[str, ...] | None:
@@ -151,44 +328,3 @@ def _names(given: str | Sequence[str] | None) -> tuple[str, ...] | None:
 
 def _listed(given: Sequence[str] | None) -> tuple[str, ...] | None:
     return None if given is None else tuple(given)
-
-
-def importable_name(given: object) -> str:
-    """Return the name by which rank processes import `given`.
-
-    `package.module:Name` or `path/to/file.py:Name`. Raises UsageError for an object that they could
-    not find there.
-    """
-    if not (inspect.isclass(given) or inspect.isfunction(given)):
-        raise UsageError(
-            f"{given!r} is a {type(given).__name__}; needed is a class, a function "
-            "build(model, case, mesh), or a name such as 'fsdp2'"
-        )
-    qualified, module = given.__qualname__, sys.modules.get(given.__module__)
-    if not qualified.isidentifier() or getattr(module, qualified, None) is not given:
-        raise UsageError(
-            f"{qualified} is not at the top of its module {given.__module__}, so rank processes "
-            "cannot import it; define it there under that name"
-        )
-    file = getattr(module, "__file__", None)
-    if file is None:
-        raise UsageError(f"{qualified} is in no file, so rank processes cannot import it")
-    if _in_package(given.__module__, Path(file)):
-        return f"{given.__module__}:{qualified}"
-    path = Path(file).resolve()
-    here = Path.cwd().resolve()
-    return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{qualified}"
-
-
-def _in_package(module: str, file: Path) -> bool:
-    """Return True if `module` is in a package that Python finds by name, and its file within it."""
-    top, dot, _ = module.partition(".")
-    if not dot:
-        return False
-    spec = PathFinder.find_spec(top)
-    if spec is None or spec.submodule_search_locations is None:
-        return False
-    return any(
-        file.resolve().is_relative_to(Path(folder).resolve())
-        for folder in spec.submodule_search_locations
-    )

@@ -1,10 +1,13 @@
-"""Import of the user's code by `package.module:Name` or `path/to/file.py:Name`."""
+"""Import of the user's code by `package.module:Name` or `path/to/file.py:Name`, and these names."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
+from collections.abc import Callable
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -115,3 +118,50 @@ def _reason(error: BaseException, path: Path | None = None) -> str:
     if isinstance(error, SyntaxError) and error.lineno:
         return f"SyntaxError: {error.msg} (line {error.lineno})"
     return f"{type(error).__name__}: {error}{line}"
+
+
+Nameable = str | type | Callable[..., Any]
+"""Name as on the command line, or a class or function at the top of a module."""
+
+
+def importable_name(given: Nameable) -> str:
+    """Return the name by which rank processes import `given`.
+
+    `package.module:Name` or `path/to/file.py:Name`; a name stays as it is. Raises UsageError for an
+    object that they could not find there.
+    """
+    if isinstance(given, str):
+        return given
+    if not (inspect.isclass(given) or inspect.isfunction(given)):
+        raise UsageError(
+            f"{given!r} is a {type(given).__name__}; needed is a class, a function "
+            "build(model, case, mesh), or a name such as 'fsdp2'"
+        )
+    qualified, module = given.__qualname__, sys.modules.get(given.__module__)
+    if not qualified.isidentifier() or getattr(module, qualified, None) is not given:
+        raise UsageError(
+            f"{qualified} is not at the top of its module {given.__module__}, so rank processes "
+            "cannot import it; define it there under that name"
+        )
+    file = getattr(module, "__file__", None)
+    if file is None:
+        raise UsageError(f"{qualified} is in no file, so rank processes cannot import it")
+    if _in_package(given.__module__, Path(file)):
+        return f"{given.__module__}:{qualified}"
+    path = Path(file).resolve()
+    here = Path.cwd().resolve()
+    return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{qualified}"
+
+
+def _in_package(module: str, file: Path) -> bool:
+    """Return True if `module` is in a package that Python finds by name, and its file within it."""
+    top, dot, _ = module.partition(".")
+    if not dot:
+        return False
+    spec = PathFinder.find_spec(top)
+    if spec is None or spec.submodule_search_locations is None:
+        return False
+    return any(
+        file.resolve().is_relative_to(Path(folder).resolve())
+        for folder in spec.submodule_search_locations
+    )

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from zerocheck.case import schema
 from zerocheck.case.codec import decode, encode, from_plain, merged, to_plain
+from zerocheck.case.drawing import draw
 from zerocheck.case.schema import Block, Case, Data, Model, Training
-from zerocheck.case.strategies import cases
 from zerocheck.errors import UsageError
+from zerocheck.strategies import cases
 
 QUICK = settings(
     max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck)
@@ -144,3 +146,9 @@ def test_cases_are_values() -> None:
     with pytest.raises(AttributeError):
         case.seed = 1  # type: ignore[misc]
     assert msgspec.structs.replace(case, seed=1) != case
+
+
+def test_the_repr_is_python_that_makes_the_case() -> None:
+    for case in draw(30, seed=2, world_sizes=(1, 2, 3)):
+        assert eval(repr(case), vars(schema)) == case
+    assert repr(Case(training=Training(steps=1))) == "Case(training=Training(steps=1))"

@@ -10,16 +10,12 @@ from hashlib import sha256
 from itertools import pairwise
 from typing import Any
 
-import hypothesis
 import pytest
-from hypothesis import HealthCheck, Phase, find, given, settings
-from slices import sliced
 
-from zerocheck.case import strategies
 from zerocheck.case.codec import encode
 from zerocheck.case.drawing import draw
 from zerocheck.case.features import FEATURES, OF_STEPS, ON_TWO_AXES, feature, features
-from zerocheck.case.schema import Block, Case, Model
+from zerocheck.case.schema import Block, Model
 from zerocheck.case.shapes import parameter_elements, parameter_shapes, trainable
 from zerocheck.case.validity import check
 from zerocheck.errors import UsageError
@@ -168,47 +164,6 @@ def test_fixed_fields_that_cannot_be(fixed: dict[str, Any], message: str) -> Non
 def test_world_sizes_that_cannot_be(sizes: tuple[int, ...]) -> None:
     with pytest.raises(UsageError, match=r"world sizes .*; allowed: one or more integers >= 1"):
         draw(1, seed=0, world_sizes=sizes)
-
-
-def test_hypothesis_draws_the_same_space() -> None:
-    counts: Counter[str] = Counter()
-
-    @hypothesis.seed(0)
-    @settings(
-        max_examples=300,
-        phases=[Phase.generate],
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(strategies.cases(world_sizes=WORLDS))
-    def collect(case: Case) -> None:
-        check(case)
-        counts.update(features(case))
-
-    collect()
-    assert len(counts) >= 0.9 * len(OF_STEPS)
-
-
-@pytest.mark.parametrize("wanted", ["transposed", *sliced(["block-attention", "frozen"], [])])
-def test_hypothesis_shrinks_to_the_simplest(wanted: str) -> None:
-    case = find(
-        strategies.cases(world_sizes=(1, 2, 3)),
-        FEATURES[wanted].present,
-        settings=settings(
-            max_examples=500,
-            database=None,
-            deadline=None,
-            derandomize=True,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
-    plain = set(features(DRAWN[0]))
-    extra = set(features(case)) - plain
-    assert wanted in extra
-    assert len(extra) <= 6, extra
-    assert case.mesh == (1,)
-    assert len(case.model.blocks) <= 1
 
 
 def test_feature_table() -> None:

@@ -7,6 +7,7 @@
 - `engine_options.py`: options that only the implementations of one library have
 - `fitting.py`: removal of options that a case no longer supports after something was taken from it
 - `measurement.py`: cases whose memory and collectives can be measured, and from which step on
+- `patterns.py`: patterns: fields that give a case the features asked for
 - `picker.py`: mechanism of making a choice, from any source; `choices.py` lists the choices
 - `precision.py`: drawing of a case's precision: by its seed, so that all other choices stay
 - `reductions.py`: reductions of a case to simpler ones, in the order that shrinking tries
@@ -14,7 +15,7 @@
 - `schema.py`: schema of a case, as frozen data that round-trips through JSON
 - `segments.py`: training segments of a resumed case: train, save, load, continue
 - `shapes.py`: names and sizes of a case's model, computed without building anything
-- `strategies.py`: hypothesis strategies for cases, which draw like `drawing.draw` and shrink
+- `space.py`: space of cases with certain features that an implementation supports
 - `tensor_parallel.py`: tensor parallelism of a drawn model: which layers are sharded, and how
 - `traits.py`: requirements of a case that several packages must know
 - `validity.py`: validity of cases: impossible ones are rejected before any allocation

@@ -1,7 +1,7 @@
 """Distribution of cases: one class that makes a case out of choices.
 
-It does not know where the choices come from. Hypothesis supplies them in `strategies.cases`, so
-that cases shrink; a seeded generator supplies them in `drawing.draw`. Every option list begins
+It does not know where the choices come from. Hypothesis supplies them in `zerocheck.strategies`,
+so that cases shrink; a seeded generator supplies them in `drawing.draw`. Every option list begins
 with the simplest, so that a case shrinks to the first of each.
 
 Cases are valid by construction, so that nothing is drawn in vain: what depends on other fields is

@@ -77,13 +77,18 @@ def merged(case: Case, fields: Mapping[str, Any], *, source: str) -> Case:
 
     Objects are merged field by field, lists are replaced. Raises UsageError as `decode` does.
     """
-    plain = to_plain(case)
-    for name, value in msgspec.to_builtins(dict(fields)).items():
-        if isinstance(value, dict) and isinstance(plain.get(name), dict):
-            plain[name] = {**plain[name], **value}
+    return from_plain(merged_fields(to_plain(case), fields), source=source)
+
+
+def merged_fields(fields: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested fields as plain data, with the others in place of those that both have."""
+    both: dict[str, Any] = msgspec.to_builtins(dict(fields))
+    for name, value in msgspec.to_builtins(dict(others)).items():
+        if isinstance(value, dict) and isinstance(both.get(name), dict):
+            both[name] = {**both[name], **value}
         else:
-            plain[name] = value
-    return from_plain(plain, source=source)
+            both[name] = value
+    return both
 
 
 def _not_json(message: str, data: bytes) -> str:

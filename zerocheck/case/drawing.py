@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from ..errors import UsageError
 from .choices import Choices
-from .codec import merged
+from .codec import merged, merged_fields
 from .picker import Choose, Part, T
 from .schema import Block, Case, Mesh
 from .validity import check
@@ -26,31 +26,35 @@ def draw(
 ) -> list[Case]:
     """Draw exactly `count` distinct valid cases, the simplest first; the same for equal arguments.
 
-    fixed: as in `strategies.cases`; meshes: of two axes, beside those of one that `world_sizes`
-    are.
+    fixed: nested case fields that are not drawn, such as {"training": {"clip": None}}; meshes: of
+    two axes, beside those of one that `world_sizes` are.
 
     Not drawn through Hypothesis, which repeats itself on purpose: of 200 cases that it generates
     65 are not new, and 200 hold fewer pairs of features than 50 drawn here. Its choices may also
     change with its version. Raises UsageError if the fixed fields leave too few cases.
     """
     maker = CaseMaker(world_sizes, fixed, meshes)
-    source = random.Random(seed)  # only random() is used: its sequence is promised to stay
     found: dict[Case, None] = {}
-    attempts = 0
-    while len(found) < count:
-        # A run without choices gives the simplest case.
-        choose: Choose = (lambda n: int(source.random() * n)) if attempts else (lambda n: 0)
-        case = maker.make(choose)
-        if case is not None:
-            found[case] = None
-        attempts += 1
-        if attempts > 20 * count + 100:
+    for number, case in enumerate(attempts(maker, seed)):
+        if len(found) == count:
+            break
+        if number > 20 * count + 100:
             reason = f": {maker.refused}" if maker.refused else ""
             raise UsageError(
-                f"the fixed fields leave only {len(found)} of {count} cases in {attempts} "
+                f"the fixed fields leave only {len(found)} of {count} cases in {number} "
                 f"attempts{reason}"
             )
+        if case is not None:
+            found[case] = None
     return list(found)
+
+
+def attempts(maker: CaseMaker, seed: int) -> Iterator[Case | None]:
+    """Iterate over the results of `maker.make` without end; the first is the simplest case."""
+    yield maker.make(lambda n: 0)
+    source = random.Random(seed)  # only random() is used: its sequence is promised to stay
+    while True:
+        yield maker.make(lambda n: int(source.random() * n))
 
 
 def _apart(make: Callable[[], T]) -> T:
@@ -74,9 +78,9 @@ class CaseMaker:
             raise UsageError(f"world sizes {list(world_sizes)}; allowed: one or more integers >= 1")
         fixed = fixed or {}
         base = merged(Case(), fixed, source="fixed fields")
-        plain = msgspec.to_builtins(dict(fixed))
+        self._nested = msgspec.to_builtins(dict(fixed))
         self._fixed: dict[str, Any] = {}
-        for section, fields in plain.items():
+        for section, fields in self._nested.items():
             if isinstance(fields, dict):
                 part = getattr(base, section)
                 self._fixed |= {f"{section}.{name}": getattr(part, name) for name in fields}
@@ -84,8 +88,21 @@ class CaseMaker:
                 self._fixed[section] = getattr(base, section)
         self._worlds: list[Mesh] = [(size,) for size in dict.fromkeys(world_sizes)]
         self._worlds += dict.fromkeys(meshes)
+        self.meshes = (base.mesh,) if "mesh" in self._fixed else tuple(self._worlds)
+        """Meshes that its cases can have."""
         self.refused: UsageError | None = None
         """Why the last case was refused, if one was."""
+
+    @property
+    def fixed_paths(self) -> tuple[str, ...]:
+        """Paths of the fixed fields, such as `training.clip`."""
+        return tuple(self._fixed)
+
+    def fixing(self, fields: Mapping[str, Any]) -> CaseMaker:
+        """Return a maker of cases of the same ranks with further fixed fields."""
+        both = merged_fields(self._nested, fields)
+        single = [mesh[0] for mesh in self._worlds if len(mesh) == 1]
+        return CaseMaker(single, both, [mesh for mesh in self._worlds if len(mesh) > 1])
 
     def make(self, choose: Choose, part: Part[Block | None] = _apart) -> Case | None:
         """Make a valid case, or return None where the fixed fields contradict the choices."""

@@ -81,7 +81,7 @@ def left(case: Case, *, kept: Collection[str] = ()) -> list[tuple[str, Case]]:
         cut = {"mesh": _world, "model.blocks": _each_block}.get(path, partial(_field, path=path))
         candidates = (_valid(candidate, case, kept) for candidate in cut(case))
         reset = next((c for c in candidates if c is not None and c != case), None)
-        if reset is not None and _differing(case, reset) <= {path}:
+        if reset is not None and differing(case, reset) <= {path}:
             found.append((path, reset))
     blocks = any(path.startswith("model.blocks[") for path, _ in found)
     return [(path, reset) for path, reset in found if path != "model.blocks" or not blocks]
@@ -346,7 +346,7 @@ def _set(case: Case, path: str, value: Any) -> Case:
     return _replace(case, **{section: _replace(owner, **{field: tuple(items)})})
 
 
-def _differing(one: Case, other: Case) -> set[str]:
+def differing(one: Case, other: Case) -> set[str]:
     """Return the paths of differing fields; for blocks or groups of another number, the list."""
     here, there = dict(_flat(to_plain(one))), dict(_flat(to_plain(other)))
     differing = {path for path in {*here, *there} if here.get(path) != there.get(path)}

@@ -51,7 +51,7 @@ def draw_resumed(
 ) -> list[Case]:
     """Draw up to `count` distinct cases with a checkpoint or more; the same for equal arguments.
 
-    The pairs of world sizes to save and to load: see `_pairs`. fixed: as in `strategies.cases`;
+    The pairs of world sizes to save and to load: see `_pairs`. fixed: as in `drawing.draw`;
     into: implementations that can load what is saved, beside the one that saved; having: features
     that each must have; harms: what each ends with, in turns; by default few do; two_axes: one case
     of three has meshes of two axes, with several ranks on both, where a world size can be cut so.

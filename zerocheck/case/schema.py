@@ -62,6 +62,21 @@ class _Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `frozen` and `kw_only` stand at each class again, since type checkers do not inherit them.
     """
 
+    def __repr__(self) -> str:
+        """Return Python that makes it, without the fields at their default."""
+        fields = msgspec.structs.fields(self)
+        values = {
+            field.name: getattr(self, field.name) for field in fields if not _usual(self, field)
+        }
+        return f"{type(self).__name__}({', '.join(f'{n}={v!r}' for n, v in values.items())})"
+
+
+def _usual(data: _Data, field: msgspec.structs.FieldInfo) -> bool:
+    """Return True for a field at its default."""
+    made = field.default_factory
+    default = field.default if made is msgspec.NODEFAULT else made()
+    return bool(getattr(data, field.name) == default)
+
 
 class Block(_Data, frozen=True, kw_only=True):
     """One block of the model: maps activations of shape (batch, length, width) to the same."""

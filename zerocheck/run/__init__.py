@@ -12,6 +12,7 @@
 - `events.py`: delivery of records to handlers: the journal, the progress display, a test
 - `extent.py`: extent of a bug, in one sentence: the features it needs, its ranks, its parameters
 - `findings.py`: findings from failing cases: one bug is one finding
+- `fixed_fields.py`: limits of an implementation's cases: fixed fields, and meshes of two axes
 - `footprint.py`: memory and communication of measured cases, next to the ZeRO paper
 - `free_runs.py`: free runs: sharded code for some steps, next to a trainer on one device
 - `host_memory.py`: check that a case fits in the memory of this host

@@ -10,8 +10,10 @@ import msgspec
 from ..case.codec import from_plain, parse
 from ..case.validity import check
 from ..errors import UsageError
+from ..protocol.verdicts import Obligation
+from .findings import Bug
 from .journal import encode
-from .records import CaseFile
+from .records import CaseFile, Environment
 
 FORMAT = 1
 """Version of the case file; the case in it has its own."""
@@ -33,6 +35,22 @@ def write(folder: Path, name: str, case_file: CaseFile) -> Path:
     temporary.write_bytes(data + b"\n")
     os.replace(temporary, path)
     return path
+
+
+def of_bug(bug: Bug, environment: Environment, obligations: tuple[Obligation, ...]) -> CaseFile:
+    """Return the case file of the smallest known case of a bug."""
+    replayed = bug.replayed
+    return CaseFile(
+        implementation=replayed.implementation,
+        case=replayed.case,
+        status=replayed.status,
+        judgement=replayed.judgement,
+        environment=environment,
+        title=bug.title,
+        confirmed=bug.confirmed,
+        tries=bug.tries,
+        obligations=obligations,
+    )
 
 
 def read(path: Path) -> CaseFile:

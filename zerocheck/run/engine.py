@@ -20,7 +20,7 @@ from ..judge.local import as_on_a_rank
 from ..protocol.verdicts import RESUME
 from ..ranks.limits import check_world_size
 from ..ranks.torchrun import TorchrunPool
-from .casefile import write
+from .casefile import of_bug, write
 from .confirmation import TRIES, confirm
 from .drift import DriftRuns
 from .environment import environment
@@ -301,26 +301,10 @@ class _RunUnderWay:
 
     def _write(self, bug: Bug) -> None:
         """Write the bug's case file, in place of an earlier one, and the record of the finding."""
-        replayed = bug.replayed
         if bug.case_file:
             Path(bug.case_file).unlink(missing_ok=True)
-        bug.case_file = str(
-            write(
-                self.folder,
-                bug.slug,
-                CaseFile(
-                    implementation=replayed.implementation,
-                    case=replayed.case,
-                    status=replayed.status,
-                    judgement=replayed.judgement,
-                    environment=self.environment,
-                    title=bug.title,
-                    confirmed=bug.confirmed,
-                    tries=bug.tries,
-                    obligations=self.options.obligations,
-                ),
-            )
-        )
+        case_file = of_bug(bug, self.environment, self.options.obligations)
+        bug.case_file = str(write(self.folder, bug.slug, case_file))
         self._report(bug)
 
     def _report(self, bug: Bug) -> None:

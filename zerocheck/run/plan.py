@@ -10,17 +10,8 @@ from itertools import zip_longest
 
 import msgspec
 
-from ..case import engine_options
 from ..case.covering import Pairs, candidates
-from ..case.features import (
-    COMPILED,
-    CUT,
-    FEATURES,
-    IN_PAIRS,
-    OF_PRECISION,
-    OF_RESUME,
-    OF_STEPS,
-)
+from ..case.features import FEATURES, IN_PAIRS, OF_RESUME, OF_STEPS
 from ..case.resume import Harm, draw_resumed
 from ..case.schema import Case, Mesh
 from ..case.segments import segments_of
@@ -29,7 +20,8 @@ from ..errors import UsageError
 from ..protocol.replies import Description
 from ..protocol.verdicts import EQUIVALENCE, MEMORY, RESUME, Obligation
 from .covering_array import Array
-from .draws import apart, at_random, complete, mapping, two_axes_asked
+from .draws import apart, at_random, complete, mapping
+from .fixed_fields import fixed_fields, meshes_of
 from .options import RunOptions
 from .profiles import PROFILES
 from .records import Coverage
@@ -179,7 +171,7 @@ class Plan:
             draw_resumed,
             seed=options.seed + 1,
             world_sizes=sizes,
-            fixed=self._fixed(described),
+            fixed=fixed_fields(options, described),
             into=EXCHANGING if name in EXCHANGING else (),
             having=options.features,
             two_axes="two_axes" not in described.lacks,
@@ -191,46 +183,11 @@ class Plan:
             cases, key=lambda case: sum(segment.world_size for segment in segments_of(case))
         )
 
-    def _fixed(self, described: Description) -> dict[str, object]:
-        """Return the fields that all cases of the implementation must have.
-
-        They are those that it fixes, and the defaults of those that it lacks.
-        """
-        fixed: dict[str, object] = dict(described.fixed)
-        unknown = engine_options.plain(described.options)
-        if unknown:
-            fixed["sharding"] = {**unknown, **mapping(fixed.get("sharding"))}
-        if self._options.hosts is not None:
-            fixed["hosts"] = self._options.hosts
-        if "compile-inductor" in self._options.features:  # it is not drawn: see COMPILES
-            fixed["training"] = {"compile": "inductor", **mapping(fixed.get("training"))}
-        if "compute-fp16" in self._options.features:  # it is not drawn: see case/precision.py
-            own = mapping(fixed.get("precision"))
-            fixed["precision"] = {"compute": "fp16", "reduce": "fp32", **own}
-        if not described.restores:
-            fixed["start"] = {**mapping(fixed.get("start")), "step": 0, "moments": "zero"}
-        if "precision" in described.lacks and OF_PRECISION.isdisjoint(self._options.features):
-            own = mapping(fixed.get("precision"))
-            fixed["precision"] = {"compute": "fp32", "reduce": "fp32", **own}
-        if "compile" in described.lacks and COMPILED.isdisjoint(self._options.features):
-            fixed["training"] = {"compile": "none", **mapping(fixed.get("training"))}
-        if "tensor_parallel" in described.lacks and CUT.isdisjoint(self._options.features):
-            fixed["sharding"] = {"tensor_parallel": 1, **mapping(fixed.get("sharding"))}
-        if described.lacks and not self._options.features:  # who asks for them is told why not
-            others = ("two_axes", "precision", "compile", "tensor_parallel")
-            without: dict[str, object] = dict.fromkeys(
-                name for name in described.lacks if name not in others
-            )
-            if "loss_scale" in without:
-                without["overflow"] = None
-            fixed["training"] = {**without, **mapping(fixed.get("training"))}
-        return fixed
-
     def _steps(self, name: str, described: Description, ask: Ask) -> list[Case]:
         """Cases without checkpoints."""
         options, profile = self._options, PROFILES[self._options.profile]
-        fixed = self._fixed(described)
-        meshes = _meshes(options, described)
+        fixed = fixed_fields(options, described)
+        meshes = meshes_of(options, described)
         ignored = _ignored(described)
         found: list[Case] = []
         count = profile.cases
@@ -284,21 +241,4 @@ def _ignored(described: Description) -> list[str]:
         name
         for name, feature in FEATURES.items()
         if feature.field is not None and feature.field not in described.options
-    ]
-
-
-def _meshes(options: RunOptions, described: Description) -> list[Mesh]:
-    """Meshes of two axes that cases may have: the profile's, or all of the sizes asked for.
-
-    None where the implementation does not handle them, but for who asks for what they are.
-    """
-    if "two_axes" in described.lacks and not two_axes_asked(options):
-        return []
-    if not options.world_sizes_given:
-        return list(PROFILES[options.profile].meshes)
-    return [
-        (replicas, size // replicas)
-        for size in options.world_sizes
-        for replicas in range(1, size + 1)
-        if size > 1 and size % replicas == 0
     ]
