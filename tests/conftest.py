@@ -16,9 +16,13 @@ if TYPE_CHECKING:
 
 collect_ignore = ["example_project"]  # it has tests of its own
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # As in what a shell starts in the background; runs that tests interrupt would inherit it.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# Ignored in what a shell starts in the background, or nohup; runs that tests end would inherit it.
+for _number, _handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 LONG_FILES = (

@@ -94,6 +94,27 @@ def test_the_launchers_table_says_what_came_of_it(
     assert failure.message["extraInfo"]["py_callstack"] == "2 findings"  # type: ignore[index]
 
 
+ENDED_WHILE_IT_WRITES = """
+import json, os
+from zerocheck import launcher
+def half(message, file):
+    file.write('{"message"')
+    file.flush()
+    os._exit(1)
+json.dump = half
+launcher.report_exit(1, "2 findings")
+"""
+
+
+def test_a_rank_that_is_ended_leaves_no_half_entry(tmp_path: Path) -> None:
+    """The launcher reads what is there, and fails on JSON that has no end."""
+    path = tmp_path / "error.json"
+    environment = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(path)}
+    ended = subprocess.run([sys.executable, "-c", ENDED_WHILE_IT_WRITES], env=environment)
+    assert ended.returncode == 1
+    assert not path.exists()
+
+
 def test_rank_0_is_the_root_cause_also_where_another_rank_is_found_first(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

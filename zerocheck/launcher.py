@@ -114,8 +114,11 @@ def report_exit(code: int, text: str) -> None:
         return
     at = int(time.time()) + (text == SEE_RANK_0)
     message = {"py_callstack": text, "timestamp": str(at)}
-    with suppress(OSError), open(path, "w", encoding="utf-8") as file:
-        json.dump({"message": {"message": text, "extraInfo": message}}, file)
+    # In one move: the launcher may end this rank at any time, and fails on half an entry.
+    with suppress(OSError):
+        with open(f"{path}.new", "w", encoding="utf-8") as file:
+            json.dump({"message": {"message": text, "extraInfo": message}}, file)
+        os.replace(f"{path}.new", path)
 
 
 def wait_for_rank_0(code: int, seconds: float) -> None:

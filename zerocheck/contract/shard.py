@@ -9,7 +9,7 @@ import torch
 
 from ..optimizers.specification import StateRole
 
-Role = Literal["parameter", "master", "gradient", "step", "buffer", "padding"] | StateRole
+Role = Literal["parameter", "master", "gradient", StateRole, "step", "buffer", "padding"]
 
 Index = tuple[slice, ...] | slice
 """`full[index]`, or, for one slice, `full.reshape(-1)[index]` in row-major order."""

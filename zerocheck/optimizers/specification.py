@@ -116,9 +116,6 @@ class OptimizerSpecification(Protocol):
     def variants(self, segment: Segment) -> Iterator[tuple[str, Enclosure]]:
         """Enclose what the step would compute with each known mistake: (cause, enclosure)."""
 
-    def right(self, segment: Segment, format: Format) -> Enclosure:
-        """Enclose the right result of a segment's role in another format."""
-
     def recovered(
         self,
         old: Mapping[str, torch.Tensor],

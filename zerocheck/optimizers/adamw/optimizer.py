@@ -91,10 +91,6 @@ class AdamW:
         """Enclose what AdamW would compute with each known mistake."""
         return known.variants(segment)
 
-    def right(self, segment: Segment, format: Format) -> Enclosure:
-        """Enclose the right result of a segment's role in another format."""
-        return known.right(segment, format)
-
     def recovered(
         self,
         old: Mapping[str, torch.Tensor],

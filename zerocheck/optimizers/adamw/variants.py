@@ -16,7 +16,7 @@ from . import bounds
 def variants(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
     """Enclose the result of the segment's role with each known mistake: (cause, enclosure)."""
     if _in_bf16(segment):
-        yield bugs.ROUNDED_TO_BF16, right(segment, BF16)
+        yield bugs.ROUNDED_TO_BF16, _right(segment, BF16)
     if segment.role == "parameter":
         yield from _of_parameter(segment)
     elif segment.role in ("exp_avg", "exp_avg_sq"):
@@ -29,8 +29,8 @@ def _in_bf16(segment: Segment) -> bool:
     return not format.narrow and torch.equal(observed, observed.bfloat16().double())
 
 
-def right(segment: Segment, format: Format) -> Enclosure:
-    """Right result of the segment's role in another format."""
+def _right(segment: Segment, format: Format) -> Enclosure:
+    """Enclose the right result of the segment's role in another format."""
     s, e = segment.scalars, segment.elements
     if segment.role == "exp_avg":
         return bounds.exp_avg(e.old["exp_avg"], e.gradient, s, format=format)
