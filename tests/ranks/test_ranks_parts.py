@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -14,7 +16,7 @@ import pytest
 import torch
 
 from zerocheck.errors import HarnessError
-from zerocheck.ranks import ArenaView, JobResult, RankOutcome, Slot
+from zerocheck.ranks import ArenaView, JobResult, RankOutcome, Slot, worker
 from zerocheck.ranks import arena as arena_module
 from zerocheck.ranks.arena import Arena
 from zerocheck.ranks.failures import place_in_users_code, trim_stack
@@ -384,21 +386,32 @@ def test_stacks_end_where_the_harness_begins() -> None:
     assert "zygote" not in trimmed and "Extension" not in trimmed
 
 
-def test_a_rank_gives_back_what_a_large_model_left() -> None:
+def test_a_rank_gives_back_what_a_large_model_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cycles too, which hold tensors until somebody looks; what is small is left alone."""
+    mib = 1 << 20
+    readings = iter([1000 * mib, 1100 * mib, 1300 * mib, 1000 * mib])
+    monkeypatch.setattr(worker, "_own_bytes", lambda: next(readings))
     tidy = Tidy()
-    cycle: list[object] = [torch.ones(100 << 18)]  # 100 MiB
+    cycle: list[object] = [torch.ones(1)]
     cycle.append(cycle)
-    seen = weakref.ref(cycle[0])
+    tensor = weakref.ref(cycle[0])
     gc.disable()
     try:
         del cycle
         tidy()
-        assert seen() is not None
-        more: list[object] = [torch.ones(200 << 18)]
-        more.append(more)
-        del more
+        assert tensor() is not None
         tidy()
-        assert seen() is None
+        assert tensor() is None
     finally:
         gc.enable()
+
+
+def test_the_memory_of_a_process_grows_with_what_it_allocates() -> None:
+    code = (
+        "from zerocheck.ranks.worker import _own_bytes\n"
+        "before = _own_bytes()\n"
+        "kept = bytearray(b'1') * (300 << 20)\n"
+        "print(_own_bytes() - before)"
+    )
+    grown = int(subprocess.check_output([sys.executable, "-c", code]))
+    assert 290 << 20 <= grown <= 400 << 20
